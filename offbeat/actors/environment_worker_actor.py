@@ -142,7 +142,7 @@ class EnvironmentActor:
             await self._start_once()
             receipt, columns = await within_deadline(
                 task,
-                partial(self._requests.send, self._engine(task.engine).call),
+                partial(self._requests.send, partial(self._generate, task.engine)),
                 lambda generate: self._run_group(task, generate, policy),
             )
         except RolloutFailed:
@@ -176,6 +176,9 @@ class EnvironmentActor:
             max_model_len=max_model_len,
             policy=policy,
         )
+
+    async def _generate(self, engine: str, request: GenerateRequest) -> GenerateResult:
+        return await self._engine(engine).call(request)
 
     def _engine(self, name: str) -> CallBatcher[GenerateRequest, GenerateResult]:
         """Return the engine of that name, looked up at its first request.

@@ -107,14 +107,19 @@ def _sums(
     if corrected.weight_N is not None:
         policy_N = policy_N * corrected.weight_N
     loss = policy = (policy_N * share_N).sum()
-    metrics = corrected.metrics | _ratio_metrics(surrogate, mask_N) | _gap_metrics(valid)
+    metrics = corrected.metrics | _ratio_metrics(surrogate, mask_N)
+    was_drawn = tokens.generation_N is not None
+    if was_drawn:
+        metrics |= _gap_metrics(valid)
     metrics["train/policy_loss"] = PartialMetric(PartialReduction.LOSS, policy.detach())
     if valid.reference_N is not None and config.kl_coef > 0:
         kl_N = kl_penalty(valid.logprobs_N, valid.reference_N, config.kl_kind)
         loss = loss + config.kl_coef * (kl_N * share_N).sum()
         metrics["train/kl_reference"] = token_mean(kl_N.detach(), mask_N)
     bounded_N = reduce(torch.logical_or, surrogate.bounded_N.values(), torch.zeros_like(mask_N))
-    by_age = None if tokens.staleness_N is None else spread(valid, tokens.staleness_N, bounded_N)
+    by_age = None
+    if was_drawn and tokens.staleness_N is not None:
+        by_age = spread(valid, tokens.staleness_N, bounded_N)
     return LossSums(loss, metrics, divisor_parts(valid, counted, config), by_age)
 
 

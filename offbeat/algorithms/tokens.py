@@ -23,7 +23,7 @@ class LossTokens:
 
     logprobs_N: Tensor  # under the weights being trained; carries the gradient
     old_N: Tensor  # denominator of the importance ratio
-    generation_N: Tensor  # as the engine reported them
+    generation_N: Tensor | None  # as the engine reported them; None: no engine drew the tokens
     reference_N: Tensor | None  # of the frozen reference; None without a KL penalty
     advantages_N: Tensor
     mask_N: Tensor  # bool; True where the token is trained
@@ -93,11 +93,11 @@ def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidT
 
     logprobs_N = valid(tokens.logprobs_N)
     none_S = torch.zeros(tokens.sequences, dtype=dtype, device=mask_N.device)
-    current = old_logprobs == "current"
+    current, drawn = old_logprobs == "current", tokens.generation_N
     return ValidTokens(
         logprobs_N=logprobs_N,
         old_N=logprobs_N.detach() if current else valid(tokens.old_N),
-        generation_N=valid(tokens.generation_N),
+        generation_N=logprobs_N.detach() if drawn is None else valid(drawn),
         reference_N=None if tokens.reference_N is None else valid(tokens.reference_N),
         advantages_N=valid(tokens.advantages_N),
         mask_N=mask_N,

@@ -10,6 +10,7 @@ from typing import Final
 from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes
+from offbeat.config.crosschecks_demonstrations import demonstration_clashes
 from offbeat.config.crosschecks_eval import eval_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
@@ -189,6 +190,8 @@ def _a_response_leaves_room_for_its_prompt(config: RunConfig) -> Iterator[Clash]
 
 
 def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
+    if config.generator.backend == "none":
+        return  # ``demonstration_clashes`` says what these need
     if config.generator.backend == "vllm" or not config.generator.deterministic:
         return
     if config.generator.engines > 1:
@@ -367,6 +370,7 @@ _ALWAYS = (
     agent_clashes,
     _prompts_have_one_source,
     eval_clashes,
+    demonstration_clashes,
 )
 _REAL_RUNS = (
     wire_clashes,

@@ -214,6 +214,7 @@ class RolloutPump:
             deadline_s=config.rollout.deadline_s,
             sampling=self._sampling,
             min_valid_samples=self._min_valid_samples,
+            version=engine.version,
         )
 
     # --- one rollout -----------------------------------------------------------------------------

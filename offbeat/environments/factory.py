@@ -17,6 +17,8 @@ from offbeat.environments import agent_program
 from offbeat.environments.agent import INHERITED, AgentFunction
 from offbeat.environments.answer_rows import answer_problem
 from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.demonstrations import Demonstrations
+from offbeat.environments.demonstrations import row_problem as demonstration_problem
 from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
@@ -39,8 +41,12 @@ from offbeat.messages.failures import OffbeatError
 
 _STUB_ROWS: Final = 1024
 _NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
-_ROW_CHECKS: Final[dict[str, RowCheck]] = {"gsm8k": question_problem, "agent": lambda _: None}
-"""Row checks of environments whose rows have neither ``prompt`` nor ``messages``."""
+_ROW_CHECKS: Final[dict[str, RowCheck]] = {
+    "gsm8k": question_problem,
+    "agent": lambda _: None,
+    "demonstrations": demonstration_problem,
+}
+"""Row checks of environments that need more than a ``prompt`` or ``messages``, or neither."""
 
 
 class BadEnvironment(OffbeatError):
@@ -142,6 +148,8 @@ def make_environment(
         return Arithmetic(tokenizer)
     if config.name == "gsm8k":
         return Gsm8k(tokenizer, _gsm8k_options(config))
+    if config.name == "demonstrations":
+        return Demonstrations(tokenizer)
     if config.target is None:
         raise BadEnvironment(
             "environment.target", f"environment {config.name!r} needs it; name module:name"

@@ -10,9 +10,12 @@ from offbeat.messages.groups import Prompt
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that environments use."""
 
+    @property
+    def eos_token_id(self) -> int | None: ...
+
     def __len__(self) -> int: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 
@@ -25,7 +28,8 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool,
         tokenize: bool,
         return_dict: bool,
-    ) -> list[int]: ...
+    ) -> Any:  # noqa: ANN401 - token ids, or text without ``tokenize``
+        ...
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import structlog
 import yaml
 
 from offbeat.actors.handles import Handle
+from offbeat.actors.no_engines import RowGenerator, UnpublishedTrainer
 from offbeat.actors.ray_broadcast import generators_for
 from offbeat.actors.ray_ports import RayRollouts
 from offbeat.actors.ray_run_files import check_sees
@@ -27,7 +28,7 @@ from offbeat.controller.controller import Controller
 from offbeat.controller.events import Opened
 from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.ports import Ports
+from offbeat.controller.ports import Generator, Ports
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
 from offbeat.environments.prompt_files import FilePrompts
@@ -103,8 +104,8 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     ports = Ports(
         prompts=_prompts(spec),
         rollouts=rollouts,
-        generators=generators_for(config.sync.transport, actors.engines),
-        trainer=RayTrainer(actors.ranks, config.trainer),
+        generators=_generators(config, actors),
+        trainer=_trainer_kind(config)(actors.ranks, config.trainer),
         journal=journal,
         telemetry=telemetry,
         trace=trace,
@@ -139,6 +140,17 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         scores=scores,
         redactor=redactor,
     )
+
+
+def _generators(config: RunConfig, actors: Actors) -> Mapping[str, Generator]:
+    if config.generator.backend == "none":
+        rows = RowGenerator()
+        return {rows.name: rows}
+    return generators_for(config.sync.transport, actors.engines)
+
+
+def _trainer_kind(config: RunConfig) -> type[RayTrainer]:
+    return UnpublishedTrainer if config.generator.backend == "none" else RayTrainer
 
 
 def _prompts(spec: RunSpec) -> PromptSource:

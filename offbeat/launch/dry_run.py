@@ -18,8 +18,9 @@ TOKENS: Final = 64
 def dry(config: RunConfig) -> RunConfig:
     """Return the same run on stub backends: same controller, queue, sync, loggers.
 
-    One stub trainer replaces all ranks, and at most four stub engines the fleet; prompts and
-    rewards are synthetic; no model is loaded and no server is contacted.
+    One stub trainer replaces all ranks, and at most four stub engines the fleet, or the file of
+    demonstrations; prompts and rewards are synthetic; no model is loaded and no server is
+    contacted.
     """
     changes: dict[str, dict[str, Any]] = {
         "environment": {
@@ -47,7 +48,7 @@ def dry(config: RunConfig) -> RunConfig:
         },
         "generator": {
             "backend": "stub",
-            "engines": min(config.generator.engines, ENGINES),
+            "engines": min(max(config.generator.engines, 1), ENGINES),
             "cpus": 0.0,
             "gpus": 0.0,
             "sampling": {

@@ -30,7 +30,7 @@ class Rollout:
 
     prompt_ids: tuple[int, ...]
     response_ids: NDArray[np.int32]  # [N]
-    logprobs: NDArray[np.float32]  # [N]
+    logprobs: NDArray[np.float32] | None  # [N]; None: no engine has drawn the tokens
     loss_mask: NDArray[np.bool_] | None  # [N]; None: every token is the model's own
     offsets: NDArray[np.int64]  # [G + 1]
     version_spans: tuple[VersionSpans, ...]  # [G], each adding up to the sample's length
@@ -73,12 +73,15 @@ def packed(
         schema.RESPONSE_IDS: rollout.response_ids,
         schema.RESPONSE_OFFSETS: rollout.offsets,
         schema.LOSS_MASK: np.ones(tokens, dtype=np.bool_) if mask is None else mask,
-        schema.GENERATION_LOGPROBS: rollout.logprobs,
         schema.WEIGHT_VERSIONS: version_of_each_token(rollout.version_spans, tokens),
         schema.REWARDS: np.array(rewards, dtype=np.float32),
     }
+    required = schema.RECORDED_COLUMNS
+    if rollout.logprobs is not None:
+        columns[schema.GENERATION_LOGPROBS] = rollout.logprobs
+        required = schema.ROLLOUT_COLUMNS
     try:
-        schema.check(columns)
+        schema.check(columns, required)
     except SchemaError as error:
         raise failed(task, FailureKind.DATA, "schema", str(error)) from error
     return _receipt(task, rollout, columns, outcomes), columns

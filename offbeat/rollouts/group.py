@@ -1,11 +1,13 @@
 """Rolls out one prompt group: prompt in, checked columns and their receipt out. No Ray."""
 
+from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.calls import EngineClient, Generate
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.multi_turn import run_multi_turn
+from offbeat.rollouts.recorded import recorded_group
 from offbeat.rollouts.samples import SampleDraws, SampleFailurePolicy
 from offbeat.rollouts.single_turn import run_single_turn
 
@@ -42,6 +44,8 @@ async def run_group(
     engine = EngineClient(task, generate, sampling, max_model_len)
     draws = SampleDraws.begin(task, policy, generate)
     match environment:
+        case Demonstrations():
+            return recorded_group(task, environment, max_model_len)
         case SingleTurn():
             return await run_single_turn(environment, engine, draws)
         case MultiTurn():

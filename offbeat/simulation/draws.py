@@ -71,7 +71,7 @@ def draw_plan(
         del changes["generator"]["deterministic"]
     fails, failures = _sample_failures(random.Random(f"{seed}/samples"), profile)
     changes["rollout"] |= failures
-    config = RunConfig.model_validate(_merged(base.model_dump(), changes))
+    config = RunConfig.model_validate(_merged(_with_engines(base), changes))
     needed = config.steps * config.groups_per_step
     prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004
     workers = rng.randint(1, 2)
@@ -96,6 +96,18 @@ def draw_plan(
     return EpisodePlan(
         config, strikes, prompts, spools, workers, spool_loss, machines, groups_per_turn, fails
     )
+
+
+def _with_engines(base: RunConfig) -> dict[str, Any]:
+    """Return the values of a recipe; one without engines gets some.
+
+    Its controller meets one generator that never fails, which engines that may fail include.
+    """
+    values, generator = base.model_dump(), base.generator
+    if generator.backend == "none":
+        sampling = generator.sampling.model_dump()
+        values["generator"] |= {"backend": "stub", "sampling": sampling}
+    return values
 
 
 def _sample_failures(rng: random.Random, profile: str) -> tuple[float, dict[str, Any]]:

@@ -66,6 +66,8 @@ STANDARD: Final = {
     )
 }
 ROLLOUT_COLUMNS: Final = tuple(c.name for c in STANDARD.values() if c.writer == _ENV)
+RECORDED_COLUMNS: Final = tuple(name for name in ROLLOUT_COLUMNS if name != GENERATION_LOGPROBS)
+"""The columns of a group whose tokens no engine has drawn: nobody knows how probable they were."""
 
 
 def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:

@@ -16,10 +16,13 @@ SAMPLING = SamplingParams(max_new_tokens=8)
 class CharTokenizer:
     """Token ``i`` is character ``i``; 0 is the end of the sequence."""
 
+    eos_token_id: int | None = EOS_ID
+
     def __len__(self) -> int:
         return 128
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        del add_special_tokens  # it adds none
         return [ord(char) for char in text]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -36,11 +39,11 @@ class CharTokenizer:
         add_generation_prompt: bool,
         tokenize: bool,
         return_dict: bool,
-    ) -> list[int]:
-        assert tokenize
+    ) -> Any:
         assert not return_dict
         turns = "".join(f"{turn['role']}:{turn['content']};" for turn in conversation)
-        return self.encode(turns + "assistant:" * add_generation_prompt)
+        text = turns + "assistant:" * add_generation_prompt
+        return self.encode(text) if tokenize else text
 
 
 def task(

@@ -10,10 +10,14 @@ from offbeat.config.base import Config, Options
 class EnvironmentConfig(Config):
     """Environment that turns a prompt and a model into rewarded samples."""
 
-    name: Literal["arithmetic", "gsm8k", "function", "custom", "agent", "stub"] = "arithmetic"
+    name: Literal[
+        "arithmetic", "gsm8k", "function", "custom", "agent", "demonstrations", "stub"
+    ] = "arithmetic"
     """arithmetic: built-in addition; gsm8k: questions with one number as answer, from a file;
     function: a Python function as reward; custom: ``target`` is an Environment class;
-    agent: ``target`` is an async function that calls the model over HTTP."""
+    agent: ``target`` is an async function that calls the model over HTTP; demonstrations: rows
+    with a prompt and its completion, or a conversation, which are trained on as they are, without
+    a generator."""
 
     target: str | None = None
     """``module:name`` of the reward function, Environment class or agent, importable from the working directory;

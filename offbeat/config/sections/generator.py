@@ -1,6 +1,6 @@
 """Defines section ``generator`` of a recipe."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -107,8 +107,40 @@ class StubGeneratorConfig(_Generator):
     """Train whole batches alone, as a deterministic run of the embedded engine does."""
 
 
+class NoGeneratorConfig(Config):
+    """No engines: groups are the rows of a file (`environment.name` demonstrations)."""
+
+    backend: Literal["none"] = "none"
+    """What samples."""
+
+    max_model_len: Annotated[int, Field(ge=2)] = 512
+    """Longest prompt plus completion, in tokens. Longer costs memory in the buffer and in the trainer; a row
+    that does not fit fails its group."""
+
+    # What other kinds have as keys, for those who read a generator of any kind.
+    device: ClassVar[str] = "cpu"
+    threads: ClassVar[int] = 0
+    engines: ClassVar[int] = 0
+    min_engines: ClassVar[int] = 0
+    cpus: ClassVar[float] = 0.0
+    gpus: ClassVar[float] = 0.0
+    deterministic: ClassVar[bool] = True  # whole batches: a resumed run repeats bit for bit
+    start_deadline_s: ClassVar[float] = 120.0
+    restart_budget: ClassVar[int] = 0
+    retire_after: ClassVar[int] = 1
+    request_strikes: ClassVar[int] = 3
+    probe_interval_s: ClassVar[float] = 60.0
+    probe_deadline_s: ClassVar[float] = 10.0
+    probe_strikes: ClassVar[int] = 2
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """Return settings under which a row is as probable as the model says."""
+        return SamplingConfig(temperature=1.0, max_new_tokens=self.max_model_len - 1)
+
+
 GeneratorConfig = Annotated[
-    EmbeddedGeneratorConfig | VllmGeneratorConfig | StubGeneratorConfig,
+    EmbeddedGeneratorConfig | VllmGeneratorConfig | StubGeneratorConfig | NoGeneratorConfig,
     Field(discriminator="backend"),
     default_choice("backend", "embedded"),
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config.run import RunConfig
+from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.factory import make_environment, make_evaluation_sets, make_prompts
 from offbeat.environments.inputs import eval_key
 from offbeat.environments.prompt_files import FilePrompts
@@ -17,6 +18,7 @@ from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
 from offbeat.launch.checks.finding import Finding, ok, warning
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Prompt
 
 _LONGEST_ROWS: Final = 200
 _WITHIN_S: Final = 2.0  # for each file
@@ -24,7 +26,7 @@ _WITHIN_S: Final = 2.0  # for each file
 
 def check_prompt_lengths(config: RunConfig) -> Iterator[Finding]:
     """Tokenise the longest rows of the prompt files; code of custom environments is not run."""
-    if config.environment.name not in {"function", "gsm8k"}:
+    if config.environment.name not in {"function", "gsm8k", "demonstrations"}:
         return
     from transformers import AutoTokenizer
 
@@ -53,18 +55,26 @@ def _longest(
         if time.monotonic() > give_up_at:
             break
         try:
-            tokens = len(environment.encode(prompt))
+            tokens, least = _tokens(environment, prompt)
         except Exception as broken:  # noqa: BLE001 - a chat template may raise anything
             seen = f"row {prompt.row} of {key} cannot be tokenised: {broken}"
             return warning("prompts", seen, "Fix the row, or the model's chat template.")
         looked_at, longest = looked_at + 1, max(longest, tokens)
-        too_long += [prompt.row] if tokens >= limit else []
+        too_long += [prompt.row] if tokens + least > limit else []
     summary = f"the {looked_at} longest of {prompts.rows} rows in {key} were tokenised"
     if too_long:
         seen = (
             f"{summary}: {len(too_long)} leave no room in generator.max_model_len={limit}, the longest "
             f"has {longest} tokens (row {too_long[0]}, counted from 0)"
         )
-        fix = "Take them out, or raise generator.max_model_len: as prompt_too_long they fail their group."
+        fix = "Take them out, or raise generator.max_model_len: they fail their group."
         return warning("prompts", seen, fix)
     return ok("prompts", f"{summary}: {longest} tokens at most")
+
+
+def _tokens(environment: Environment, prompt: Prompt) -> tuple[int, int]:
+    """Return the tokens of a row, and the fewest that have to fit behind them."""
+    if isinstance(environment, Demonstrations):
+        made = environment.demonstrate(prompt)
+        return len(made.prompt_ids) + len(made.response_ids), 0
+    return len(environment.encode(prompt)), 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.algorithms.losses import LossTokens
-from offbeat.config.sections.loss import LossConfig
+from offbeat.config.sections.loss import LossConfig, SftLossConfig
 from offbeat.messages.failures import SchemaError
 from offbeat.trainers.batches.fitness import check_finite, check_length
 from offbeat.trainers.batches.packing import Batch, PackedRows
@@ -53,7 +53,10 @@ def loss_tokens(
     def column(name: str) -> NDArray[np.generic]:
         return _column(batch, groups, name)
 
-    generation = column(GENERATION_LOGPROBS)
+    is_recorded = isinstance(config, SftLossConfig) and not any(
+        GENERATION_LOGPROBS in each for each in groups
+    )
+    generation = None if is_recorded else column(GENERATION_LOGPROBS)
     old = column(POLICY_LOGPROBS) if config.needs_policy_logprobs else generation
     reference = column(REFERENCE_LOGPROBS) if config.needs_reference_logprobs else None
     staleness = None if version is None else np.subtract(version, column(WEIGHT_VERSIONS))
@@ -67,8 +70,8 @@ def loss_tokens(
 
         return LossTokens(
             logprobs_N=logprobs_N,
-            old_N=tensor(old[packed.source_N]),
-            generation_N=tensor(generation[packed.source_N]),
+            old_N=logprobs_N.detach() if old is None else tensor(old[packed.source_N]),
+            generation_N=None if generation is None else tensor(generation[packed.source_N]),
             reference_N=None if reference is None else tensor(reference[packed.source_N]),
             advantages_N=tensor(advantages_S[sample_N]),
             mask_N=torch.ones(len(sample_N), dtype=torch.bool, device=device),

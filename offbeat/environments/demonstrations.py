@@ -1,0 +1,146 @@
+"""Demonstrations: rows that say what the model is to answer, for supervised fine-tuning.
+
+A row is ``{"prompt": "...", "completion": "..."}``, or ``{"messages": [...]}`` with at least one
+message of the assistant. Every piece of text that the model is to write is encoded by itself, behind
+the tokens of what comes before it, because that is how an engine makes a model write: a run that
+continues with reinforcement learning meets the same tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from offbeat.environments.prompt_files import row_problem as prompt_problem
+from offbeat.environments.protocol import Environment
+from offbeat.environments.text import Tokenizer, encode_prompt
+from offbeat.messages.groups import Prompt
+
+_ASSISTANT: Final = "assistant"
+
+
+class UnusableDemonstration(Exception):
+    """A row cannot be made into a prompt and the tokens to be learned."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """The tokens of one row."""
+
+    prompt_ids: tuple[int, ...]  # before the first token to be learned
+    response_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]  # per token of the response: whether the model is to write it
+
+
+class Demonstrations(Environment):
+    """Environment whose samples are rows of a file. No model is called, and nothing is rewarded."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        return self.demonstrate(prompt).prompt_ids
+
+    def demonstrate(self, prompt: Prompt) -> Demonstration:
+        """Return the tokens of a row; the same row always gives the same tokens.
+
+        Raises:
+            UnusableDemonstration: The chat template changes earlier turns when a later one is
+                added, or there is nothing to learn.
+        """
+        messages = prompt.data.get("messages")
+        made = self._plain(prompt) if messages is None else self._chat(messages)
+        if not made.prompt_ids:
+            raise UnusableDemonstration("the prompt has no tokens")
+        return made
+
+    def _plain(self, prompt: Prompt) -> Demonstration:
+        completion = self._ended(self._encode(prompt.data["completion"]))
+        return Demonstration(
+            encode_prompt(prompt, self._tokenizer), completion, (True,) * len(completion)
+        )
+
+    def _chat(self, messages: list[dict[str, Any]]) -> Demonstration:
+        """Take the assistant's messages as what is to be learned, and all else as context.
+
+        What the template writes behind the token that ends an answer is context, too. If it writes
+        no such token, the last answer gets one, so that the model learns to end.
+        """
+        answers = [place for place, each in enumerate(messages) if each["role"] == _ASSISTANT]
+        rendered, prompt_ids = "", tuple[int, ...]()
+        response = list[int]()
+        mask = list[bool]()
+        for place in answers:
+            opened = self._render(messages[:place], opens_answer=True)
+            whole = self._render(messages[: place + 1], opens_answer=False)
+            context = self._encode(_behind(rendered, opened, place))
+            if place == answers[0]:
+                prompt_ids = context
+            else:
+                response += context
+                mask += [False] * len(context)
+            answer = self._encode(_behind(opened, whole, place))
+            if place == answers[-1]:
+                answer = self._ended(answer)
+            learned = self._length_to_end(answer)
+            response += answer
+            mask += [True] * learned + [False] * (len(answer) - learned)
+            rendered = whole
+        if not any(mask):
+            raise UnusableDemonstration("its answers have no tokens")
+        return Demonstration(prompt_ids, tuple(response), tuple(mask))
+
+    def _render(self, messages: list[dict[str, Any]], *, opens_answer: bool) -> str:
+        return self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=opens_answer, tokenize=False, return_dict=False
+        )
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _ended(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tokens of a last answer with the end token, unless it is among them."""
+        end = self._tokenizer.eos_token_id
+        return tokens if end is None or end in tokens else (*tokens, end)
+
+    def _length_to_end(self, tokens: tuple[int, ...]) -> int:
+        """Return the number of tokens up to the last end token; all, if there is none."""
+        end = self._tokenizer.eos_token_id
+        return len(tokens) - tokens[::-1].index(end) if end in tokens else len(tokens)
+
+
+def row_problem(fields: Mapping[str, object]) -> str | None:
+    """Return why a row is not a demonstration; None when it is."""
+    if problem := prompt_problem(fields):
+        return problem
+    if "prompt" in fields:
+        return _problem_of_completion(fields)
+    messages = cast("list[dict[str, object]]", fields["messages"])
+    if messages[0]["role"] == _ASSISTANT:
+        return "messages[0] is the assistant's; there is nothing before it to answer"
+    if not any(each["role"] == _ASSISTANT for each in messages):
+        return "has no message of the role 'assistant': there is nothing to learn"
+    return None
+
+
+def _problem_of_completion(fields: Mapping[str, object]) -> str | None:
+    if "completion" not in fields:
+        return f"has no 'completion' (keys: {', '.join(fields)}); give what the model is to write"
+    completion = fields["completion"]
+    if not isinstance(completion, str) or not completion:
+        return f"'completion' is {completion!r:.80}; it is a string with at least one character"
+    return None
+
+
+def _behind(shorter: str, longer: str, place: int) -> str:
+    """Return what the template writes behind ``shorter``."""
+    if not longer.startswith(shorter):
+        problem = f"the chat template changes what is before messages[{place}] when it adds that"
+        raise UnusableDemonstration(problem)
+    return longer[len(shorter) :]
