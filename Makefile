@@ -35,7 +35,7 @@ help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
 	@echo 'make test-agents clients of agents (openai, smolagents) against the endpoint; installs them'
-	@echo 'make test-environments  libraries of tasks and graders (math-verify); installs them'
+	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make check   lint, formatting, types, import layers'
@@ -149,7 +149,7 @@ $(AGENTS_STAMP): $(DEV_STAMP)
 	@touch $@
 
 $(ENVIRONMENTS_STAMP): $(DEV_STAMP)
-	@$(PIP) --editable '.[math]'
+	@$(PIP) --editable '.[math,reasoning-gym]'
 	@touch $@
 
 $(TRL_STAMP): benchmarks/trl/requirements.txt

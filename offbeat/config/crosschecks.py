@@ -232,6 +232,8 @@ def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
 
 # --- files and environment -------------------------------------------------------------------------
 
+_MAKE_PROMPTS: Final = ("arithmetic", "reasoning_gym")
+
 
 _USER_CODE: Final = {
     "function": "the reward function",
@@ -269,10 +271,10 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
 
 def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
     name, path = config.environment.name, config.data.path
-    if name == "arithmetic" and path is not None:
+    if name in _MAKE_PROMPTS and path is not None:
         yield Clash(
             ("data.path", "environment.name"),
-            "data.path is not used: environment.name=arithmetic makes its own prompts",
+            f"data.path is not used: environment.name={name} makes its own prompts",
             "Leave data.path out, or set environment.name to function to score the rows of your file.",
         )
     elif name == "function" and path is None:

@@ -23,6 +23,7 @@ from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
 from offbeat.environments.gsm8k import row_problem as question_problem
+from offbeat.environments.gym_tasks import REWARD, GymOptions, GymPrompts, ReasoningGym
 from offbeat.environments.inputs import (
     DATA,
     ENVIRONMENT,
@@ -88,6 +89,9 @@ def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS)
         return StubPrompts(_STUB_ROWS, shuffle=shuffle, seed=seed, epochs=epochs)
     if name == "arithmetic":
         return _arithmetic_prompts(config)
+    if name == "reasoning_gym":
+        rows = _gym_options(config.environment).rows
+        return GymPrompts(rows, shuffle=shuffle, seed=seed, epochs=epochs)
     raise BadEnvironment(
         "data.path", f"environment {name!r} has no prompts of its own; name a file"
     )
@@ -150,6 +154,13 @@ def make_environment(
         return Gsm8k(tokenizer, _gsm8k_options(config))
     if config.name == "demonstrations":
         return Demonstrations(tokenizer)
+    if config.name == "reasoning_gym":
+        return ReasoningGym(
+            tokenizer,
+            _reward_target(config, REWARD, working_dir, source=""),
+            config.reward_workers,
+            _gym_options(config),
+        )
     if config.target is None:
         raise BadEnvironment(
             "environment.target", f"environment {config.name!r} needs it; name module:name"
@@ -224,6 +235,13 @@ def _row_check(config: EnvironmentConfig) -> RowCheck | None:
 def _gsm8k_options(config: EnvironmentConfig) -> Gsm8kOptions:
     try:
         return msgspec.convert(config.options, Gsm8kOptions)
+    except msgspec.ValidationError as error:
+        raise BadEnvironment("environment.options", str(error)) from error
+
+
+def _gym_options(config: EnvironmentConfig) -> GymOptions:
+    try:
+        return msgspec.convert(config.options, GymOptions)
     except msgspec.ValidationError as error:
         raise BadEnvironment("environment.options", str(error)) from error
 

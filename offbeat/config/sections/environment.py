@@ -11,9 +11,17 @@ class EnvironmentConfig(Config):
     """Environment that turns a prompt and a model into rewarded samples."""
 
     name: Literal[
-        "arithmetic", "gsm8k", "function", "custom", "agent", "demonstrations", "stub"
+        "arithmetic",
+        "gsm8k",
+        "reasoning_gym",
+        "function",
+        "custom",
+        "agent",
+        "demonstrations",
+        "stub",
     ] = "arithmetic"
     """arithmetic: built-in addition; gsm8k: questions with one number as answer, from a file;
+    reasoning_gym: ``options.task`` of the library reasoning-gym;
     function: a Python function as reward; custom: ``target`` is an Environment class;
     agent: ``target`` is an async function that calls the model over HTTP; demonstrations: rows
     with a prompt and its completion, or a conversation, which are trained on as they are, without

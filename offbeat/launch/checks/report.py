@@ -14,6 +14,7 @@ from offbeat.launch.checks.agent import check_agent
 from offbeat.launch.checks.checkpoints import check_checkpoints
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.launch.checks.finding import Finding, Level, ok
+from offbeat.launch.checks.gym import check_gym
 from offbeat.launch.checks.machine import (
     check_cores,
     check_memory,
@@ -73,6 +74,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_targets(config, Path.cwd()),
         check_command(config, Path.cwd()),
         check_agent(config) if model else (),
+        check_gym(config),
         check_secrets(config),
         check_cores(config, machine),
         check_memory(config, machine, model) if model else (),

@@ -243,8 +243,10 @@ def test_a_target_that_nobody_reads() -> None:
     )
 
 
-def test_arithmetic_reads_no_file() -> None:
-    assert "data.path is not used" in only(DATA)
+@pytest.mark.parametrize("name", ["arithmetic", "reasoning_gym"])
+def test_an_environment_that_makes_its_prompts_reads_no_file(name: str) -> None:
+    text = only(DATA, {"environment": {"name": name}})
+    assert f"data.path is not used: environment.name={name} makes its own" in text
 
 
 def test_arithmetic_scores_no_file_either() -> None:

@@ -1,0 +1,29 @@
+"""Reward of an item of reasoning-gym; only a reward child imports this module."""
+# pyright: reportMissingImports=false
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import reasoning_gym  # noqa: F401 - at the start of the child, not within the deadline of a call
+
+from offbeat.environments.final_answer import without_thinking
+from offbeat.environments.gym_tasks import GymOptions, make_items
+
+_ANSWER: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def gym_reward(prompt: Mapping[str, Any], response: str, **options: Any) -> float:  # noqa: ANN401
+    """Return 1 if the library's score of the answer reaches the threshold, else 0.
+
+    The answer is the last ``<answer>...</answer>`` outside of thinking blocks, else all of the text
+    there.
+    """
+    gym = msgspec.convert(options, GymOptions)
+    said = without_thinking(response)
+    tagged = _ANSWER.findall(said)
+    answer = (tagged[-1] if tagged else said).strip()
+    items = make_items(gym, prompt["seed"])
+    score = float(items.score_answer(answer, items[prompt["item"]]))
+    return score if gym.threshold is None else float(score >= gym.threshold)
