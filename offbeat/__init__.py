@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _MODULES: Final = {
     "AgentClient": "offbeat.environments.agent_client",
     "Environment": "offbeat.environments.protocol",
-    "EnvironmentUnavailable": "offbeat.environments.protocol",
+    "EnvironmentUnavailable": "offbeat.environments.unavailable",
     "Episode": "offbeat.environments.protocol",
     "MultiTurn": "offbeat.environments.protocol",
     "OffbeatError": "offbeat.messages.failures",

@@ -2,12 +2,12 @@ from offbeat.config.loader import load_recipe
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.protocol import (
     Environment,
-    EnvironmentUnavailable,
     Episode,
     MultiTurn,
     Response,
     SingleTurn,
 )
+from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.launch.launch import run_recipe
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt, RolloutTask

@@ -20,6 +20,7 @@ from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.graders import GRADERS
 from offbeat.config.limits import max_group_bytes, max_outstanding_groups
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.environment import MAKE_PROMPTS
 from offbeat.config.sections.generator import GeneratorConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
 from offbeat.config.sections.trainer import TrainerConfig
@@ -232,8 +233,6 @@ def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
 
 # --- files and environment -------------------------------------------------------------------------
 
-_MAKE_PROMPTS: Final = ("arithmetic", "reasoning_gym")
-
 
 _USER_CODE: Final = {
     "function": "the reward function",
@@ -271,7 +270,7 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
 
 def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
     name, path = config.environment.name, config.data.path
-    if name in _MAKE_PROMPTS and path is not None:
+    if name in MAKE_PROMPTS and path is not None:
         yield Clash(
             ("data.path", "environment.name"),
             f"data.path is not used: environment.name={name} makes its own prompts",

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.environment import MAKE_PROMPTS
 
 
 def eval_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield settings of evaluations that nothing reads."""
-    if config.environment.name == "arithmetic":
+    if config.environment.name in MAKE_PROMPTS:
         for key in config.eval.paths:
             yield Clash(
                 (key, "environment.name"),
-                f"{key} is not used: environment.name=arithmetic makes its own prompts",
+                f"{key} is not used: environment.name={config.environment.name} makes its own prompts",
                 f"Leave {key} out: the first prompts of the training source are scored.",
             )
     sets = {f"eval.sets.{name}": each for name, each in config.eval.sets.items()}

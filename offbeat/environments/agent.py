@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from offbeat.environments.agent_call import UNAVAILABLE
 from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.async_calls import UNAVAILABLE
 from offbeat.environments.killable import IMPORT_FAILED, RewardFailed, RewardPool, RewardTarget
-from offbeat.environments.protocol import EnvironmentUnavailable
+from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
 

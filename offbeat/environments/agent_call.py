@@ -9,11 +9,9 @@ import msgspec
 
 from offbeat.config.user_code import describe
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.protocol import EnvironmentUnavailable
+from offbeat.environments.async_calls import UNAVAILABLE
 from offbeat.environments.reward_value import BadReward
-
-UNAVAILABLE: Final = "environment_unavailable"
-"""The reason of a call in which the agent raised ``EnvironmentUnavailable``."""
+from offbeat.environments.unavailable import EnvironmentUnavailable
 
 _REWARD: Final = "reward"
 

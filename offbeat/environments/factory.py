@@ -17,6 +17,7 @@ from offbeat.environments import agent_program
 from offbeat.environments.agent import INHERITED, AgentFunction
 from offbeat.environments.answer_rows import answer_problem
 from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.demonstrations import row_problem as demonstration_problem
 from offbeat.environments.exits import exits_as_errors
@@ -41,6 +42,9 @@ from offbeat.environments.text import Tokenizer
 from offbeat.messages.failures import OffbeatError
 
 _STUB_ROWS: Final = 1024
+_SHARE_OF_DEADLINE: Final = 0.9
+"""Of a reward's deadline: an async call that waits ends by itself then, and its process lives."""
+
 _NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
 _ROW_CHECKS: Final[dict[str, RowCheck]] = {
     "gsm8k": question_problem,
@@ -202,7 +206,11 @@ def make_agent(
         problem = "an agent needs it, or environment.command; name module:name"
         raise BadEnvironment("environment.target", problem)
     agent = replace(
-        target, is_agent=True, deadline_s=None, variables=(*INHERITED, *config.variables)
+        target,
+        is_agent=True,
+        limits=None,
+        deadline_s=None,
+        variables=(*INHERITED, *config.variables),
     )
     return AgentFunction(agent, config.reward_workers)
 
@@ -271,6 +279,18 @@ def _reward_target(
         deadline_s=config.reward_deadline_s,
         start_s=config.reward_start_s,
         source=source,
+        limits=_call_limits(config),
+    )
+
+
+def _call_limits(config: EnvironmentConfig) -> CallLimits:
+    processes, rate = config.workers * config.reward_workers, config.reward_calls_per_s
+    return CallLimits(
+        deadline_s=_SHARE_OF_DEADLINE * config.reward_deadline_s,
+        concurrency=config.reward_concurrency,
+        calls_per_s=None if rate is None else rate / processes,
+        retries=config.reward_retries,
+        retry_on=config.reward_retry_on,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from offbeat.environments.async_calls import CallLimits
 from offbeat.messages import framing
 
 
@@ -21,6 +22,7 @@ class Hello(msgspec.Struct, frozen=True):
     memory_mib: int
     source: str = ""  # digest that the target's source has to have; empty: any
     is_agent: bool = False  # the target takes an ``AgentClient`` where a reward takes a response
+    limits: CallLimits | None = None  # of an async function's calls; None: none
 
 
 class RewardCall(msgspec.Struct, frozen=True):

@@ -9,9 +9,11 @@ processes (``killable``), so that a failure costs at most one group.
 
 from collections.abc import Sequence
 
+from offbeat.environments.async_calls import UNAVAILABLE
 from offbeat.environments.killable import IMPORT_FAILED, RewardFailed, RewardPool, RewardTarget
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.text import Tokenizer, content_ids, encode_prompt
+from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
@@ -23,7 +25,8 @@ class FunctionReward(SingleTurn):
     ``score`` raises ``RolloutFailed`` with one of the reasons ``reward_raised``, ``reward_none``,
     ``reward_wrong_type``, ``reward_not_finite``, ``reward_deadline``, ``reward_process_died``,
     ``reward_answered_twice``: all of kind DATA. ``reward_import_failed`` is a BUG, because no retry
-    can fix it; at ``start`` it is raised as ``RewardFailed``.
+    can fix it; at ``start`` it is raised as ``RewardFailed``. An async function whose service stayed
+    unavailable raises ``EnvironmentUnavailable``.
     """
 
     def __init__(self, tokenizer: Tokenizer, target: RewardTarget, workers: int) -> None:
@@ -46,6 +49,8 @@ class FunctionReward(SingleTurn):
         try:
             return await self._pool.score(task.prompt.data, responses)
         except RewardFailed as error:
+            if error.reason == UNAVAILABLE:
+                raise EnvironmentUnavailable(error.detail) from error
             bug = error.reason == IMPORT_FAILED
             kind = FailureKind.BUG if bug else FailureKind.DATA
             raise RolloutFailed(

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import msgspec
 
+from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.frames import (
     LONGEST_ANSWER_BYTES,
     Hello,
@@ -63,6 +64,7 @@ class RewardTarget:
     is_agent: bool = False  # see ``Hello``
     variables: tuple[str, ...] | None = None  # of the environment, that it inherits; None: all
     calls_per_child: int | None = None  # after so many a child is replaced; None: never
+    limits: CallLimits | None = None  # of an async function's calls; None: none
 
 
 @dataclass(slots=True)
@@ -160,6 +162,7 @@ class RewardChild:
             target.memory_mib,
             target.source,
             target.is_agent,
+            target.limits,
         )
         try:
             async with asyncio.timeout(target.start_s):

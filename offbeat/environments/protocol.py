@@ -18,14 +18,6 @@ from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
 
 
-class EnvironmentUnavailable(Exception):
-    """Raised by an environment when a service it depends on is down: a sandbox, a judge.
-
-    The prompt is not at fault: the group is retried with growing waits, within
-    ``rollout.infrastructure_retries``. It does not count against the engine.
-    """
-
-
 class Environment(abc.ABC):
     """Base class of both forms of environment."""
 

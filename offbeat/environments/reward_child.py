@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 import msgspec
 
 from offbeat.config.user_code import TargetNotFound, describe, load_target
+from offbeat.environments.async_calls import AsyncCalls
 from offbeat.environments.frames import (
     Hello,
     Ready,
@@ -65,12 +66,13 @@ def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
         send(Refused(str(InputChanged(ENVIRONMENT, hello.target))))
         return
     concurrent = inspect.iscoroutinefunction(reward.func)
+    at_once = AsyncCalls(reward, hello.limits).call if concurrent and hello.limits else reward
     send = _of_this_process(send)
     send(Ready(concurrent))
     with asyncio.Runner() as runner:
         while (call := _receive(frames, RewardCall)) is not None:
             if concurrent:
-                runner.run(_answer_at_once(reward, call, working_dir, send))
+                runner.run(_answer_at_once(at_once, call, working_dir, send))
             else:
                 _answer_in_turn(reward, call, working_dir, send)
 

@@ -13,8 +13,8 @@ import numpy as np
 import structlog
 
 from offbeat.config.user_code import describe
-from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward, reward_of
+from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask

@@ -113,7 +113,10 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "telemetry/wandb_sink.py WandbSink._abandon",
         "telemetry/wandb_sink.py WandbSink.close",
     ),
-    REPAIRED: ("controller/training.py TrainPump._step",),
+    REPAIRED: (
+        "controller/training.py TrainPump._step",
+        "environments/async_calls.py AsyncCalls._tried",
+    ),
     REPEATED: ("controller/signal.py _calls_for_attention",),
     LAST_WORD: (
         "simulation/cluster.py Cluster._live",

@@ -1,10 +1,13 @@
 """Defines section ``environment`` of a recipe."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from offbeat.config.base import Config, Options
+
+MAKE_PROMPTS: Final = ("arithmetic", "reasoning_gym")
+"""Environments that read no file of prompts."""
 
 
 class EnvironmentConfig(Config):
@@ -52,6 +55,23 @@ class EnvironmentConfig(Config):
     """Killable child processes that run user reward code, for each environment worker; with
     name=agent, its episodes that run at once. More grade in parallel, at a core and the memory of
     their imports each."""
+
+    reward_concurrency: Annotated[int, Field(ge=1)] = 64
+    """Calls of an async reward that each reward process has open at once. More wait for a slow judge
+    together, and load it more."""
+
+    reward_retries: Annotated[int, Field(ge=0)] = 0
+    """Further tries of one call of an async reward that raised ``EnvironmentUnavailable`` or an error
+    of ``reward_retry_on``, with growing waits, within ``reward_deadline_s``. More sit out a judge
+    that refuses now and then, at the price of later rewards."""
+
+    reward_retry_on: tuple[str, ...] = ()
+    """Names of error classes, or of their bases, after which a call of an async reward is tried
+    again, such as ClientError and TimeoutError."""
+
+    reward_calls_per_s: Annotated[float, Field(gt=0)] | None = None
+    """Calls of an async reward that the run starts in a second, tries included, shared evenly by all
+    reward processes; None: no limit. Set it to what the judge's provider allows."""
 
     reward_memory_mib: Annotated[int, Field(ge=64)] = 2048
     """Address space in MiB that a reward process may use before the operating system refuses it

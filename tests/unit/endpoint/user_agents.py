@@ -10,7 +10,7 @@ import aiohttp
 
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.frames import RewardReply, framed
-from offbeat.environments.protocol import EnvironmentUnavailable
+from offbeat.environments.unavailable import EnvironmentUnavailable
 
 Task = dict[str, Any]
 Message = dict[str, Any]

@@ -1,0 +1,93 @@
+"""Calls of an async reward function, such as a judge behind HTTP: how many, how fast, how often.
+
+A call that raises an error which the recipe names is made again after a growing wait, or after what
+the service asked for (``EnvironmentUnavailable.retry_after_s``). The deadline of the caller covers
+all of it. In one reward process; no clock but the event loop's.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from offbeat.config.user_code import describe
+from offbeat.environments.reward_value import BadReward
+from offbeat.environments.unavailable import EnvironmentUnavailable
+
+UNAVAILABLE: Final = "environment_unavailable"
+"""Reason of a call whose service was down: it is no fault of the sample."""
+
+_FIRST_WAIT_S: Final = 0.25
+"""Wait before the first retry, doubled before each further one."""
+
+
+class CallLimits(msgspec.Struct, frozen=True):
+    """Limits of the calls in one reward process."""
+
+    deadline_s: float  # of one call with its retries, less than the caller's own
+    concurrency: int  # calls open at once
+    calls_per_s: float | None = None
+    retries: int = 0  # of one call
+    retry_on: tuple[str, ...] = ()  # names of error classes, besides ``EnvironmentUnavailable``
+
+
+class AsyncCalls:
+    """Makes the calls of an async reward function within its limits."""
+
+    def __init__(self, reward: Callable[..., Awaitable[object]], limits: CallLimits) -> None:
+        self._reward, self._limits = reward, limits
+        self._open = asyncio.Semaphore(limits.concurrency)
+        self._next_start_s = 0.0  # time of the event loop before which no call may start
+
+    async def call(self, row: dict[str, object], response: str) -> object:
+        """Return what the function returned; ``BadReward`` if its service stayed unavailable.
+
+        Raises:
+            Exception: Whatever the function raised at its last try, unavailability apart.
+        """
+        deadline = asyncio.timeout(self._limits.deadline_s)
+        try:
+            async with deadline:
+                return await self._tried(row, response)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            limit_s = self._limits.deadline_s
+            late = f"no reward within {limit_s:.3g} s: its service is slow or down"
+            return BadReward(UNAVAILABLE, late)
+
+    async def _tried(self, row: dict[str, object], response: str) -> object:
+        retry = 0
+        while True:
+            async with self._open:
+                await self._pace()
+                try:
+                    return await self._reward(row, response)
+                except Exception as error:
+                    if retry == self._limits.retries or not self._is_passing(error):
+                        if isinstance(error, EnvironmentUnavailable):
+                            return BadReward(UNAVAILABLE, describe(error))
+                        raise
+                    wait_s = _FIRST_WAIT_S * 2**retry
+                    if isinstance(error, EnvironmentUnavailable):
+                        wait_s = max(wait_s, error.retry_after_s)
+            retry += 1
+            await asyncio.sleep(wait_s)  # without a place: others may call meanwhile
+
+    def _is_passing(self, error: Exception) -> bool:
+        """Return whether the error is one of those after which a call is made again."""
+        if isinstance(error, EnvironmentUnavailable):
+            return True
+        names = {kind.__name__ for kind in type(error).__mro__}
+        return not names.isdisjoint(self._limits.retry_on)
+
+    async def _pace(self) -> None:
+        """Wait until the rate allows one more call; calls start evenly, without bursts."""
+        rate = self._limits.calls_per_s
+        if rate is None:
+            return
+        now = asyncio.get_running_loop().time()
+        start_s = max(now, self._next_start_s)
+        self._next_start_s = start_s + 1 / rate
+        await asyncio.sleep(start_s - now)
