@@ -1,5 +1,6 @@
 """Reward of an item of reasoning-gym; only a reward child imports this module."""
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnusedImport=false
+# reasoning-gym is an extra, unknown where it is not installed.
 
 import re
 from collections.abc import Mapping

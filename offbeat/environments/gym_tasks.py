@@ -5,7 +5,9 @@ row, so a prompt is two integers: the worker makes the question from them, and a
 same item again to score a response with. Importing reasoning-gym takes seconds; nothing here does
 so before it is needed.
 """
-# pyright: reportMissingImports=false, reportUnknownVariableType=false
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# reasoning-gym is an extra, unknown where it is not installed, and declares few types.
 
 from collections.abc import Mapping
 from functools import lru_cache

@@ -6,7 +6,8 @@ child is killed, and the failure has a name: ``reward_deadline``.
 
 Only a reward child imports this module: the package is an extra, and takes a second to import.
 """
-# pyright: reportArgumentType=false, reportMissingImports=false, reportUnknownVariableType=false
+# pyright: reportArgumentType=false, reportMissingImports=false, reportMissingTypeStubs=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 # math-verify is an extra, unknown where it is not installed; it declares its timeouts as integers,
 # and takes None for no timeout.
 
