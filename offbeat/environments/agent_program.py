@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward
+from offbeat.environments.unavailable import EnvironmentUnavailable
 
 TARGET: Final = f"{__name__}:run_program"
 """The agent function that plays an episode of a program."""
