@@ -152,19 +152,9 @@ def make_environment(
         return StubEnvironment()
     if tokenizer is None:
         raise BadEnvironment("model.path", f"environment {config.name!r} needs a tokenizer")
-    if config.name == "arithmetic":
-        return Arithmetic(tokenizer)
-    if config.name == "gsm8k":
-        return Gsm8k(tokenizer, _gsm8k_options(config))
-    if config.name == "demonstrations":
-        return Demonstrations(tokenizer)
-    if config.name == "reasoning_gym":
-        return ReasoningGym(
-            tokenizer,
-            _reward_target(config, REWARD, working_dir, source=""),
-            config.reward_workers,
-            _gym_options(config),
-        )
+    built_in = _built_in(config, tokenizer, working_dir)
+    if built_in is not None:
+        return built_in
     if config.target is None:
         raise BadEnvironment(
             "environment.target", f"environment {config.name!r} needs it; name module:name"
@@ -180,6 +170,25 @@ def make_environment(
     source = source_digest(config.target, working_dir)
     check_same(ENVIRONMENT, config.target, source, began_with)
     return _custom(config, config.target, tokenizer, working_dir)
+
+
+def _built_in(
+    config: EnvironmentConfig, tokenizer: Tokenizer, working_dir: Path
+) -> Environment | None:
+    """Return the environment of the package that the name chooses; None for a user's own."""
+    match config.name:
+        case "arithmetic":
+            return Arithmetic(tokenizer)
+        case "gsm8k":
+            return Gsm8k(tokenizer, _gsm8k_options(config))
+        case "demonstrations":
+            return Demonstrations(tokenizer)
+        case "reasoning_gym":
+            target = _reward_target(config, REWARD, working_dir, source="")
+            options = _gym_options(config)
+            return ReasoningGym(tokenizer, target, config.reward_workers, options)
+        case _:
+            return None
 
 
 def make_agent(
