@@ -120,6 +120,7 @@ class NoGeneratorConfig(Config):
     # What other kinds have as keys, for those who read a generator of any kind.
     device: ClassVar[str] = "cpu"
     threads: ClassVar[int] = 0
+    max_sequences: ClassVar[int] = 1
     engines: ClassVar[int] = 0
     min_engines: ClassVar[int] = 0
     cpus: ClassVar[float] = 0.0
