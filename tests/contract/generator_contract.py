@@ -4,13 +4,16 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
+from in_process import InProcessGenerator
 from lives import next_life
 
 from offbeat.controller.ports import Generator
 from offbeat.messages.failures import ActorLost, StaleFence, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from tests.support.holding_engines import HoldingEngine
 
 FENCE = Fence("run", 1)
 NEWER = Fence("run", 2)
@@ -40,6 +43,24 @@ class Bench(ABC):
     async def up(self, *, after: str = "") -> EngineState:
         """Its state, once a process has started; not that of the life ``after`` which it comes."""
         return await next_life(self.generator, FENCE, after)
+
+
+class HoldingBench(Bench):
+    """An engine of this process that can be held in the middle of a transfer."""
+
+    generator: InProcessGenerator
+
+    def torn(self, version: int) -> WeightRelease:
+        whole = self.release(version)
+        return msgspec.structs.replace(whole, chunks=whole.chunks[:-1])
+
+    async def half_sent(self, epoch: int, version: int) -> asyncio.Future[WeightsAck]:
+        engine = self.generator.engine
+        assert isinstance(engine, HoldingEngine)
+        await engine.hold()
+        transfer = asyncio.ensure_future(self.load(epoch, version))
+        await engine.until_held()
+        return transfer
 
 
 Story = Callable[[Bench], Awaitable[None]]

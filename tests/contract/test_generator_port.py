@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 import xxhash
-from generator_contract import Bench, GeneratorContract, Play, Story
+from generator_contract import Bench, GeneratorContract, HoldingBench, Play, Story
 from in_process import InProcessGenerator
 from simulated import simulate
 from transformers import AutoModelForCausalLM
@@ -31,7 +31,7 @@ from offbeat.simulation.schedule import Strike
 from offbeat.weight_sync.manifest import plan, release_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.fakes import FakeGenerator
-from tests.support.holding_engines import HoldingEmbedded, HoldingEngine, HoldingStub
+from tests.support.holding_engines import HoldingEmbedded, HoldingStub
 from tests.support.virtual_time import run
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
@@ -168,9 +168,7 @@ def source() -> ModuleSource:
     return ModuleSource(model, chunk_bytes=200_000)
 
 
-class EmbeddedBench(Bench):
-    generator: InProcessGenerator
-
+class EmbeddedBench(HoldingBench):
     def release(self, version: int) -> WeightRelease:
         """The model of the repository, its last weights flipped a bit differently a version."""
         manifest = source().manifest
@@ -178,18 +176,6 @@ class EmbeddedBench(Bench):
         chunks[-1][0] ^= version
         digest = release_digest(manifest, [xxhash.xxh3_128_hexdigest(each.data) for each in chunks])
         return WeightRelease(version, digest, manifest, tuple(chunks), manifest.nbytes)
-
-    def torn(self, version: int) -> WeightRelease:
-        whole = self.release(version)
-        return msgspec.structs.replace(whole, chunks=whole.chunks[:-1])
-
-    async def half_sent(self, epoch: int, version: int) -> asyncio.Future[WeightsAck]:
-        engine = self.generator.engine
-        assert isinstance(engine, HoldingEngine)
-        await engine.hold()
-        transfer = asyncio.ensure_future(self.load(epoch, version))
-        await engine.until_held()
-        return transfer
 
 
 def play_on_embedded(run_dir: Path) -> Callable[[Story], None]:

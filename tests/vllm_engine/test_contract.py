@@ -3,13 +3,11 @@
 # pyright: reportMissingImports=false
 # The contract is found beside this folder when the tests run (conftest.py).
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
-from generator_contract import Bench, GeneratorContract, Play, Story
+from generator_contract import GeneratorContract, HoldingBench, Play, Story
 from in_process import InProcessGenerator
 from releases import TINY, released, weights
 from shared_engine import NAME, Shared, TakenOver, serve
@@ -17,34 +15,20 @@ from stop_string_contract import PlayStops, StopBench, StopStory, StopStringCont
 
 from offbeat.generators.embedded.detokenizer import Detokenizer
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.messages.weights import WeightRelease
 from tests.support.holding_engines import HoldingEngine
 
 
 class HoldingVllm(HoldingEngine, TakenOver): ...
 
 
-class VllmBench(Bench):
-    generator: InProcessGenerator
-
+class VllmBench(HoldingBench):
     def release(self, version: int) -> WeightRelease:
         """The model of the repository, its last bytes a bit different a version."""
         base = weights(0).release
         chunks = [chunk.copy() for chunk in base.chunks]
         chunks[-1][0] ^= version
         return released(version, base.manifest, chunks)
-
-    def torn(self, version: int) -> WeightRelease:
-        whole = self.release(version)
-        return msgspec.structs.replace(whole, chunks=whole.chunks[:-1])
-
-    async def half_sent(self, epoch: int, version: int) -> asyncio.Future[WeightsAck]:
-        engine = self.generator.engine
-        assert isinstance(engine, HoldingEngine)
-        await engine.hold()
-        transfer = asyncio.ensure_future(self.load(epoch, version))
-        await engine.until_held()
-        return transfer
 
 
 class TestVllmGenerator(GeneratorContract):
