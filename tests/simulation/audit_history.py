@@ -299,3 +299,16 @@ def whole_run(config: RunConfig | None = None) -> History:
 def broken(history: History, **facts: Any) -> set[str]:
     """The invariants that do not hold."""
     return {violation.invariant for violation in history.audit(**facts)}
+
+
+def started(**settings: object) -> History:
+    history = History(run_config(**settings))
+    history.open()
+    history.sync()
+    return history
+
+
+def killed(history: History) -> History:
+    """It need not come out even."""
+    history.end("aborted")
+    return history

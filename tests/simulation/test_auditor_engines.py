@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from audit_history import ENGINE, History, broken, run_config, whole_run
+from audit_history import ENGINE, History, broken, killed, run_config, started, whole_run
 
 from offbeat.controller.events import Dispatched, Released, Served
 from offbeat.simulation.records import (
@@ -18,19 +18,6 @@ from offbeat.simulation.records import (
     ReleasePublished,
     Scored,
 )
-
-
-def started(**settings: object) -> History:
-    history = History(run_config(**settings))
-    history.open()
-    history.sync()
-    return history
-
-
-def killed(history: History) -> History:
-    history.end("aborted")
-    return history
-
 
 # --- engines ---------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from audit_history import GROUPS_PER_STEP, History, broken, run_config, whole_run
+from audit_history import GROUPS_PER_STEP, History, broken, killed, started, whole_run
 
 from offbeat.controller.events import (
     Admitted,
@@ -18,19 +18,6 @@ from offbeat.controller.events import (
 )
 from offbeat.messages.groups import SampleStatus
 from offbeat.simulation.records import Ended, PermitsUsed
-
-
-def started(**settings: object) -> History:
-    history = History(run_config(**settings))
-    history.open()
-    history.sync()
-    return history
-
-
-def killed(history: History) -> History:
-    """It need not come out even."""
-    history.end("aborted")
-    return history
 
 
 def test_a_whole_legal_run_has_no_violation() -> None:

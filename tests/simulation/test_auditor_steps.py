@@ -1,7 +1,7 @@
 """The auditor on steps, rewinds and checkpoints: each rule broken by hand once."""
 
 import pytest
-from audit_history import ENGINE, History, broken, run_config, whole_run
+from audit_history import ENGINE, History, broken, killed, run_config, started, whole_run
 
 from offbeat.config.sections.checkpoint import CheckpointConfig
 from offbeat.controller.events import (
@@ -23,18 +23,6 @@ from offbeat.simulation.records import (
     TrainerLife,
     TrainerRestored,
 )
-
-
-def started(**settings: object) -> History:
-    history = History(run_config(**settings))
-    history.open()
-    history.sync()
-    return history
-
-
-def killed(history: History) -> History:
-    history.end("aborted")
-    return history
 
 
 def rewound() -> History:
