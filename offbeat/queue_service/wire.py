@@ -210,7 +210,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A typed error as its class name and its fields."""
 
     kind: str
-    fields: tuple[Any, ...]
+    fields: tuple[str | int | float | tuple[Any, ...] | None, ...]  # a sequence arrives as a tuple
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -301,7 +301,7 @@ async def test_errors_arrive_as_their_own_class_with_their_fields() -> None:
         client = await connect()
         with pytest.raises(UnknownPartition) as unknown:
             await client.put("evil", "a", group(1))
-        assert unknown.value.partition == "evil"
+        assert (unknown.value.partition, unknown.value.known) == ("evil", ("train",))
         with pytest.raises(SchemaError) as schema:
             await client.put("train", "a", {"ids": group(1)["logprobs"]})
         assert schema.value.column == "ids"
