@@ -111,7 +111,7 @@ class NoopTrainer:
 
     async def save(self, fence: Fence, step: int) -> None: ...
     async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        return Checkpoint(version, f"digest-{version}", 0, 0.0)
+        return Checkpoint(version, f"digest-{version}", 0)
 
     async def restore(self, fence: Fence, at_most: int) -> TrainerState:
         return await self.state(fence)

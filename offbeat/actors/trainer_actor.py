@@ -7,7 +7,6 @@ executed in the order in which the controller makes them, which the split step r
 # pyright: reportUnknownMemberType=false
 # Ray declares functions without the types of their parameters.
 
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -301,15 +300,14 @@ class TrainerActor:
             TrainStepFailed: The weights are of another version: a rank was restarted.
         """
         self._admit(fence)
-        started = time.perf_counter()
         self._check_holds(version, TrainerCall.CHECKPOINT)
 
-        def save() -> tuple[str, int]:
+        def save() -> Checkpoint:
             digest, nbytes = self._split.weights_digest(), self._split.state_nbytes
-            return digest, self._store.save(version, digest, nbytes, self._split.save_state)
+            written = self._store.save(version, digest, nbytes, self._split.save_state)
+            return Checkpoint(version, digest, written)
 
-        digest, nbytes = self._together("checkpoint", save)
-        return Checkpoint(version, digest, nbytes, time.perf_counter() - started)
+        return self._together("checkpoint", save)
 
     def restore(self, fence: Fence, at_most: int) -> TrainerState:
         """Load the newest checkpoint that verifies, or the initial model; newer ones are set aside.

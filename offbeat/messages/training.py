@@ -63,7 +63,6 @@ class Checkpoint(msgspec.Struct, frozen=True):
     version: int
     digest: str  # of the weights
     nbytes: int
-    write_s: float
 
 
 class PreparedColumns(msgspec.Struct, frozen=True):

@@ -291,7 +291,7 @@ class FakeTrainer(Actor):
             self.die()
         else:
             self.around.disk.move_latest(now, version)
-        return Checkpoint(version, self._digest, _NBYTES, self.step_s)
+        return Checkpoint(version, self._digest, _NBYTES)
 
     def _restore(self, at_most: int) -> TrainerState:
         now, disk = self.around.loop.time(), self.around.disk

@@ -417,7 +417,7 @@ class FakeTrainer:
             held = f"it holds version {len(self.steps)}"
             raise TrainStepFailed(0, version, TrainerCall.CHECKPOINT, held)
         self.checkpoints[version], self.last_of[version] = list(self.steps), self.last
-        return Checkpoint(version, self._digest(), 10, 0.1)
+        return Checkpoint(version, self._digest(), 10)
 
     async def restore(self, fence: Fence, at_most: int) -> TrainerState:
         self._admit(fence, "restore")
