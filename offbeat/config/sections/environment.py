@@ -32,7 +32,8 @@ class EnvironmentConfig(Config):
 
     target: str | None = None
     """``module:name`` of the reward function, Environment class or agent, importable from the working directory;
-    or ``math_verify``, a reward function of this package."""
+    or ``math_verify``, a reward function of this package. A function is the least to write, and runs in a child that
+    can be killed; a class plays several turns, in the worker itself, which its bugs can block."""
 
     command: tuple[str, ...] = ()
     """name=agent: program and its arguments, in place of ``target``; it reads its task from standard
@@ -40,7 +41,8 @@ class EnvironmentConfig(Config):
     of packages, at a process more for each episode."""
 
     options: Options = {}
-    """Keyword arguments of the environment."""
+    """Keyword arguments of the environment. What stands here varies between recipes without a change of code,
+    and is fixed for a run and its resumes; a custom environment has to check its own options."""
 
     reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
     """Longest one call of user reward code may take before its process is killed; an agent has

@@ -9,7 +9,9 @@ class ModelConfig(Config):
     """The language model."""
 
     path: RecipePath
-    """Hugging Face directory with config, weights and tokenizer; relative to the recipe."""
+    """Hugging Face directory with config, weights and tokenizer; relative to the recipe. It is read from this disk
+    by every process and never downloaded: a run needs no network, and the directory must be on each machine. A
+    larger model learns more for each sample; memory, steps and syncs cost more with its size."""
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Type of the weights in trainer and generators. bfloat16 halves memory and is faster on

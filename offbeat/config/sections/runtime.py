@@ -32,5 +32,6 @@ class RuntimeConfig(Config):
     ] = {}
     """Environment variables of every process of the run, as in ``{NCCL_DEBUG: INFO}``.
 
-    They win over those
-    that are set. On a cluster, variables of the driver such as ``HF_*`` and ``NCCL_*`` reach the others, too."""
+    They win over those that are set. What stands here is the same on every machine and in each resume, and stays in
+    the recipe for all to read; what is left to the shell stays out of it, and may differ between two starts. On a
+    cluster, variables of the driver such as ``HF_*`` and ``NCCL_*`` reach the others, too."""

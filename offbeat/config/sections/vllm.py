@@ -41,4 +41,5 @@ class VllmConfig(Config):
     hung. Raise it where compiling or long prompts stall it; a hung engine is replaced later."""
 
     engine_args: dict[str, Any] = {}
-    """Further arguments of vLLM's ``AsyncEngineArgs``, by their Python names."""
+    """Further arguments of vLLM's ``AsyncEngineArgs``, by their Python names. They reach whatever has no key here, and
+    are vLLM's own: their names are checked when an engine starts, and a new version of vLLM may rename one."""
