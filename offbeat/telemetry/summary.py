@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from offbeat.run_files.disk import DISK, Disk
+
 
 class GroupCounts(msgspec.Struct, frozen=True):
     """Prompt groups by where they ended.
@@ -93,14 +95,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         write_atomically(path, self.to_json())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, disk: Disk = DISK) -> None:
     """Replace the file by ``content``, atomically and durably."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        disk.write(beside, content)
+        disk.sync(beside)
+        disk.rename(beside, path)
+        disk.sync(path.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        disk.remove(beside)

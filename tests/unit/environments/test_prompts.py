@@ -48,6 +48,15 @@ def test_a_prompt_depends_on_its_prompt_index_alone() -> None:
     assert [prompt.epoch for prompt in forwards if prompt] == [0] * 25 + [1] * 25 + [2] * 10
 
 
+def test_each_epoch_has_every_row_in_an_order_of_its_own() -> None:
+    source = ArithmeticPrompts(0, 5, seed=4)
+    prompts = [source.prompt(prompt_index) for prompt_index in range(75)]
+    rows = [prompt.row for prompt in prompts if prompt]
+    epochs = [tuple(rows[first : first + 25]) for first in (0, 25, 50)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(25))] * 3
+    assert len(set(epochs)) == 3
+
+
 def test_arithmetic_rows_are_all_pairs() -> None:
     source = ArithmeticPrompts(2, 5, seed=0, epochs=1)
     prompts = [source.prompt(prompt_index) for prompt_index in range(source.rows)]

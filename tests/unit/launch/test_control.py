@@ -1,7 +1,7 @@
 """Commands left in a run directory: taken once, in order, or withdrawn."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import msgspec
 import pytest
@@ -50,6 +50,21 @@ def test_a_command_is_seen_whole_or_not_at_all(run_dir: Path) -> None:
     (run_dir / INBOX / ".1234abcd").write_bytes(b'{"ty')
     leave(run_dir, "pause")
     assert read(take_commands(run_dir)) == [Pause()]
+
+
+def test_nothing_but_the_command_is_left_behind(run_dir: Path) -> None:
+    command = leave(run_dir, "pause")
+    assert list((run_dir / INBOX).iterdir()) == [command]
+
+
+def test_a_command_that_is_taken_while_it_is_withdrawn_counts_as_taken(run_dir: Path) -> None:
+    class TakenMeanwhile(PosixPath):
+        def exists(self, *, follow_symlinks: bool = True) -> bool:
+            """As it was a moment before."""
+            del follow_symlinks
+            return True
+
+    assert was_taken(TakenMeanwhile(run_dir / INBOX / "0-pause.json"), within_s=0)
 
 
 def test_operators_at_once_lose_no_command(run_dir: Path) -> None:

@@ -195,3 +195,15 @@ def test_strangers_hold_a_bounded_number_of_connections_and_keep_no_client_out()
     for each in strangers:
         each.close()
     server.close()
+
+
+def test_strangers_push_no_client_out_however_many_come() -> None:
+    server = StoreServer(HOST, KEY, most_strangers=1)
+    store = client(server)
+    assert store.add("calls", 1) == 1
+    strangers = [stranger(server) for _ in range(4)]
+    assert all(map(is_closed, strangers[:3]))
+    assert store.add("calls", 1) == 2
+    for each in strangers:
+        each.close()
+    server.close()

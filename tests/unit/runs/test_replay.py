@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from offbeat.cli.main import app
 from offbeat.controller.events import (
     Admitted,
+    AnyEvent,
     Dispatched,
     DropReason,
     Event,
@@ -21,8 +22,9 @@ from offbeat.controller.events import (
     Retired,
     ReturnKind,
 )
+from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import Component
-from offbeat.runs.past_run import NotARun
+from offbeat.runs.past_run import ImpossibleEvent, NotARun, folded, journal_of
 from offbeat.runs.replay import replay
 from tests.support.recorded_runs import RecordedRun
 
@@ -280,6 +282,24 @@ def test_a_damaged_journal_is_told_in_one_line_with_exit_code_2(
     result = offbeat(name, run.run_dir, *rest)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "is damaged at byte" in result.stderr
+
+
+class Miscounting(Ledger):
+    """A ledger with a bug that no event contradicts."""
+
+    def apply(self, event: AnyEvent) -> None:
+        super().apply(event)
+        if isinstance(event, Admitted):
+            self.totals.drawn += 1
+
+
+def test_a_ledger_that_loses_count_is_told_at_the_first_event_that_shows_it(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    run.ready(1)
+    run.close()
+    with pytest.raises(ImpossibleEvent, match="groups do not add up") as told:
+        list(folded(journal_of(tmp_path), Miscounting()))
+    assert told.value.event.startswith("Admitted")
 
 
 @pytest.mark.parametrize(

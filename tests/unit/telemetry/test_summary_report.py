@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from offbeat.run_files.disk import Disk
 from offbeat.telemetry.applied_steps import WINDOW_STEPS, AppliedStepHistory
 from offbeat.telemetry.charts import bar, sparkline
 from offbeat.telemetry.report import render_summary, whole_percents
@@ -192,3 +193,27 @@ def test_a_bar_is_filled_to_its_share() -> None:
     assert bar(1, 2) == "██"
     assert bar(1 / 16, 1) == " "
     assert bar(0.2, 4) == "▊   "
+
+
+class ListingDisk(Disk):
+    """Notes what is synced, and under which name a file becomes visible."""
+
+    def __init__(self) -> None:
+        self.calls = list[str]()
+
+    def sync(self, path: Path) -> None:
+        self.calls.append(f"sync {'directory' if path.is_dir() else 'file'}")
+        super().sync(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.calls.append(f"rename to {new.name}")
+        super().rename(old, new)
+
+
+def test_a_file_is_durable_before_it_replaces_another_and_so_is_its_name(tmp_path: Path) -> None:
+    path, disk = tmp_path / "summary.json", ListingDisk()
+    path.write_bytes(b"old")
+    write_atomically(path, b"new", disk)
+    assert disk.calls == ["sync file", "rename to summary.json", "sync directory"]
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
