@@ -56,6 +56,9 @@ class EmbeddedEngineActor(EngineActor):
         self._receiver: ModuleReceiver | None = None
         super().__init__(spec, self._loop, incarnation)
 
+    async def _name_loaded(self, version: int) -> None:
+        await self._loop.between_steps(lambda engine: engine.set_version(version))
+
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:

@@ -4,6 +4,7 @@ An engine serves no version until a release was received, verified and committed
 the version and the digest that it then serves.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.generators.broadcasts import Broadcasts
+from offbeat.generators.loaded_weights import loaded_digest
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import (
     CanaryFailed,
@@ -57,6 +59,7 @@ class EngineActor:
 
     def __init__(self, spec: EngineSpec, served: ServedEngine, incarnation: str) -> None:
         self._name, self._served, self._incarnation = spec.name, served, incarnation
+        self._model_path = spec.model_path
         self._guard = FenceGuard(spec.name)
         self._requests = ReplyBatcher(self._generate, self._as_failure)
         self._epoch = 0  # epoch of the newest transfer begun
@@ -136,6 +139,42 @@ class EngineActor:
         except (TransferFailed, TransferRefused) as failure:
             raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
         return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
+
+    async def serve_loaded(self, fence: Fence, epoch: int, version: int) -> WeightsAck:
+        """Serve the weights of the model directory, which this process was created with.
+
+        The ack has the digest of their files. For evaluations without a trainer.
+
+        Raises:
+            WeightSyncFailed: A release has taken their place, or the files cannot be read.
+        """
+        self._begin(fence, epoch, version)
+        started_s = time.perf_counter()
+        if self._version not in (None, version):
+            problem = f"a release took the place of the loaded weights: version {self._version}"
+            raise WeightSyncFailed(self._name, epoch, version, problem)
+        loop = asyncio.get_running_loop()
+        try:
+            digest = await loop.run_in_executor(None, loaded_digest, self._model_path)
+        except OSError as error:
+            raise WeightSyncFailed(self._name, epoch, version, str(error)) from error
+        await self._name_loaded(version)
+        self._version, self._digest = version, digest
+        return WeightsAck(
+            engine=self._name,
+            incarnation=self._incarnation,
+            epoch=epoch,
+            version=version,
+            digest=digest,
+            transfer_s=time.perf_counter() - started_s,
+            pause_s=0.0,
+            busy_s=self._served.busy_s,
+            tokens=self._served.tokens,
+        )
+
+    async def _name_loaded(self, version: int) -> None:
+        """Stamp tokens of the loaded weights with this version from here on."""
+        raise NotImplementedError
 
     def _begin(self, fence: Fence, epoch: int, version: int) -> None:
         self._guard.check(fence)

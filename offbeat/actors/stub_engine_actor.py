@@ -20,6 +20,9 @@ class StubEngineActor(EngineActor):
         self._stub = StubEngine(spec.stub, name=spec.name, incarnation=incarnation, seed=spec.seed)
         super().__init__(spec, self._stub, incarnation)
 
+    async def _name_loaded(self, version: int) -> None:
+        await self._stub.set_version(version)
+
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:

@@ -126,6 +126,39 @@ def _launch(
     )
 
 
+@app.command("eval")
+def evaluate(
+    what: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECIPE|CHECKPOINT|RUN",
+            help="YAML recipe, checkpoints/step_N of a run, or the directory of a run.",
+        ),
+    ],
+    overrides: OverridesArgument = None,
+    run_dir: RunDirOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With a stub engine: no GPU, no model.")
+    ] = False,
+) -> None:
+    """Score a model on the sets of section eval, without training. 1: it could not be scored."""
+    from offbeat.cli.recipes import read_or_exit
+    from offbeat.launch.evaluate import NothingToEvaluate, check_can_evaluate, recipe_and_model
+
+    try:
+        recipe, model = recipe_and_model(what)
+        loaded = read_or_exit(recipe, [*model, *(overrides or [])], dry_run=dry_run)
+        if not dry_run:
+            check_can_evaluate(loaded.config)
+    except NothingToEvaluate as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(REFUSED) from error
+
+    from offbeat.launch.launch import launch
+
+    raise SystemExit(launch(loaded, run_dir=run_dir, dry_run=dry_run, evaluates_only=True))
+
+
 @app.command()
 def check(
     recipe: RecipeArgument, overrides: OverridesArgument = None, run_dir: RunDirOption = None

@@ -254,7 +254,8 @@ def make_actors(spec: RunSpec) -> Actors:
             num_gpus=config.generator.gpus,
             max_restarts=-1,
         ).remote(engine)
-    return Actors(list(_make_ranks(spec)), engines, list(_make_workers(spec, tuple(engines))))
+    ranks = [] if spec.evaluates_only else list(_make_ranks(spec))
+    return Actors(ranks, engines, list(_make_workers(spec, tuple(engines))))
 
 
 def _served_model(config: RunConfig) -> ModelConfig:

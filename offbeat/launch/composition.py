@@ -13,6 +13,7 @@ import structlog
 import yaml
 
 from offbeat.actors.handles import Handle
+from offbeat.actors.loaded_model import NoTrainer, loaded_generators
 from offbeat.actors.no_engines import RowGenerator, UnpublishedTrainer
 from offbeat.actors.ray_broadcast import generators_for
 from offbeat.actors.ray_ports import RayRollouts
@@ -28,12 +29,13 @@ from offbeat.controller.controller import Controller
 from offbeat.controller.events import Opened
 from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.ports import Generator, Ports
+from offbeat.controller.ports import Generator, Ports, Trainer
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.prompts import PromptSource
 from offbeat.launch.controller_host import ControllerHost, segments_needed
+from offbeat.launch.evaluate import NoPrompts
 from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.fixed_times import READ_JOURNAL_S
@@ -63,6 +65,7 @@ class RunSpec:
     driver: str  # name of the driver process
     sharing: Sharing | None = None  # None: there is only one machine
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # result of ``read_inputs``
+    evaluates_only: bool = False  # there is no trainer; engines serve the weights that they load
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +105,10 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     scores = EvaluationFiles(run_dir)
     rollouts = RayRollouts(actors.workers, spool.hold)
     ports = Ports(
-        prompts=_prompts(spec),
+        prompts=NoPrompts() if spec.evaluates_only else _prompts(spec),
         rollouts=rollouts,
-        generators=_generators(config, actors),
-        trainer=_trainer_kind(config)(actors.ranks, config.trainer),
+        generators=_generators(spec, actors),
+        trainer=_trainer(spec, actors),
         journal=journal,
         telemetry=telemetry,
         trace=trace,
@@ -142,15 +145,20 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     )
 
 
-def _generators(config: RunConfig, actors: Actors) -> Mapping[str, Generator]:
-    if config.generator.backend == "none":
+def _generators(spec: RunSpec, actors: Actors) -> Mapping[str, Generator]:
+    if spec.evaluates_only:
+        return loaded_generators(actors.engines)
+    if spec.config.generator.backend == "none":
         rows = RowGenerator()
         return {rows.name: rows}
-    return generators_for(config.sync.transport, actors.engines)
+    return generators_for(spec.config.sync.transport, actors.engines)
 
 
-def _trainer_kind(config: RunConfig) -> type[RayTrainer]:
-    return UnpublishedTrainer if config.generator.backend == "none" else RayTrainer
+def _trainer(spec: RunSpec, actors: Actors) -> Trainer:
+    if spec.evaluates_only:
+        return NoTrainer(spec.config.model.path)
+    kind = UnpublishedTrainer if spec.config.generator.backend == "none" else RayTrainer
+    return kind(actors.ranks, spec.config.trainer)
 
 
 def _prompts(spec: RunSpec) -> PromptSource:

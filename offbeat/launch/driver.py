@@ -47,6 +47,7 @@ from offbeat.launch.cluster import (
 from offbeat.launch.composition import Actors, RunSpec
 from offbeat.launch.control import CommandInbox, take_commands
 from offbeat.launch.dry_run import dry
+from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
 from offbeat.launch.gcs_watch import GcsWatch
 from offbeat.launch.heartbeat import HeartbeatTimeout
 from offbeat.launch.screen import screen
@@ -143,10 +144,12 @@ def drive(
     dry_run: bool,
     resume: Path | None = None,
     changed_code: bool = False,
+    evaluates_only: bool = False,
 ) -> int:
     """Run the recipe to its end; return the exit code."""
     console, errors = screen(sys.stdout), screen(sys.stderr)
     config = dry(loaded.config) if dry_run else loaded.config
+    config = evaluation_only(config) if evaluates_only else config
     if _cannot_work(config, run_dir, errors, dry_run=dry_run):
         return REFUSED
     with ExitStack() as ours:
@@ -162,6 +165,7 @@ def drive(
             Path.cwd(),
             driver=secrets.token_hex(4),
             inputs=read_inputs(directory),
+            evaluates_only=evaluates_only,
         )
         return _driven(spec, console, errors, resumed=resume is not None)
 
@@ -202,7 +206,15 @@ def _driven(spec: RunSpec, console: Console, errors: Console, *, resumed: bool) 
         problem = redactor(printable(f"{type(error).__name__}: {first_line(error)}"))
         summary = _lost_controller_summary(spec, *_outcome(signals, problem))
     log.info("run.ended", outcome=summary.outcome, error=summary.error, steps=summary.steps)
-    console.print(render_summary(summary, written_files(directory)))
+    console.print(
+        rendered_evaluation(directory)
+        if spec.evaluates_only and summary.outcome == "finished"
+        else render_summary(summary, written_files(directory))
+    )
+    if spec.evaluates_only and summary.outcome == "finished" and summary.evaluations_failed:
+        summary = msgspec.structs.replace(
+            summary, outcome="failed", error=summary.evaluation_failure
+        )
     if summary.outcome == "failed":
         errors.print(f"offbeat: {summary.error}", style="red", markup=False, highlight=False,
                      soft_wrap=True)  # fmt: skip

@@ -16,8 +16,9 @@ def launch(
     dry_run: bool,
     resume: Path | None = None,
     changed_code: bool = False,
+    evaluates_only: bool = False,
 ) -> int:
-    """Run the recipe; return the exit code.
+    """Run the recipe, or with ``evaluates_only`` its evaluation alone; return the exit code.
 
     0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143 terminated.
     """
@@ -29,7 +30,14 @@ def launch(
     # Ray reads its variables when it is imported.
     from offbeat.launch.driver import drive
 
-    return drive(loaded, run_dir, dry_run=dry_run, resume=resume, changed_code=changed_code)
+    return drive(
+        loaded,
+        run_dir,
+        dry_run=dry_run,
+        resume=resume,
+        changed_code=changed_code,
+        evaluates_only=evaluates_only,
+    )
 
 
 def run_recipe(

@@ -1,0 +1,118 @@
+"""Evaluation by itself: the run of a recipe without its training."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+
+from offbeat.algorithms.eval_scores import scores_by_set
+from offbeat.config.base import Config
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.trainer import StubTrainerConfig
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Prompt
+from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
+from offbeat.telemetry.evaluation_report import render_scores
+
+_CONFIG: Final = "config.yaml"
+
+
+class NothingToEvaluate(OffbeatError):
+    """The argument of ``offbeat eval`` names no recipe, and no model of a run."""
+
+    def __init__(self, path: str, problem: str, fix: str) -> None:
+        super().__init__(path, problem, fix)
+        self.path, self.problem, self.fix = path, problem, fix
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.problem}. {self.fix}"
+
+
+class NoPrompts:
+    """Prompt source at its end: a run that draws from it trains no step."""
+
+    rows = 0
+
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        del prompt_index
+        return None
+
+
+def check_can_evaluate(config: RunConfig) -> None:
+    """Check that the engines of a recipe can serve weights that no trainer has sent.
+
+    Raises:
+        NothingToEvaluate: They cannot.
+    """
+    backend = config.generator.backend
+    if backend not in ("embedded", "stub"):
+        problem = "is not evaluated by itself: only the embedded engine serves what it loaded"
+        fix = "Set generator.backend=embedded, or evaluate during training with eval.interval"
+        raise NothingToEvaluate(f"generator.backend={backend}", problem, fix)
+
+
+def evaluation_only(config: RunConfig) -> RunConfig:
+    """Return the run that scores ``model.path`` once, on one engine, and trains nothing."""
+    values: dict[str, Any] = config.model_dump()
+    kept = {
+        name: values["trainer"][name] for name in _names(StubTrainerConfig) & {*values["trainer"]}
+    }
+    changes: dict[str, dict[str, Any]] = {
+        "trainer": {**kept, "backend": "stub", "cpus": 0.0, "gpus": 0.0},
+        "generator": {"engines": 1, "min_engines": 1},
+        "checkpoint": {"interval": 0, "final": False},
+        "eval": {"interval": 1, "at_start": True},
+        "wandb": {"mode": "disabled"},
+    }
+    values["trainer"] = {}
+    for section, change in changes.items():
+        values[section] |= change
+    values["steps"] = 1
+    values["name"] = f"{config.name}-eval"
+    return RunConfig.model_validate(values)
+
+
+def rendered_evaluation(run_dir: Path) -> RenderableType:
+    """Render the scores of a run that evaluated, and where its samples are."""
+    files = evaluation_files(run_dir)
+    if not files:
+        return f"nothing was scored; {run_dir}"
+    path = files[-1][1]
+    return Group(render_scores(scores_by_set(read_evaluation(path).samples)), f"samples: {path}")
+
+
+def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
+    """Return the recipe behind the argument of ``offbeat eval``, and the override for its model.
+
+    A file is a recipe; a directory is that of a run, whose newest exported model is taken, or one
+    of its exported models, ``checkpoints/step_N``.
+
+    Raises:
+        NothingToEvaluate: It is neither.
+    """
+    if not what.is_dir():
+        return what, []
+    if (what / _CONFIG).exists():
+        models = [path for path in what.glob("checkpoints/step_*") if _step(path) is not None]
+        if not models:
+            fix = "Name a recipe, with model.path=DIR; a run writes its model at its end"
+            raise NothingToEvaluate(str(what), "holds no exported model (checkpoints/step_N)", fix)
+        newest = max(models, key=lambda path: _step(path) or 0)
+        return what / _CONFIG, [f"model.path={newest.absolute()}"]
+    recipe = what.absolute().parent.parent / _CONFIG
+    if what.name.startswith("state_"):
+        fix = "Name checkpoints/step_N, or resume the run: it exports its model at its end"
+        raise NothingToEvaluate(str(what), "is the state of a trainer, and no model", fix)
+    if not recipe.exists() or not (what / "config.json").exists():
+        fix = f"Name a recipe, with model.path={what} if that is a model"
+        raise NothingToEvaluate(str(what), "is no run and no exported model of one", fix)
+    return recipe, [f"model.path={what.absolute()}"]
+
+
+def _names(section: type[Config]) -> set[str]:
+    return {*section.model_fields}
+
+
+def _step(path: Path) -> int | None:
+    number = path.name.removeprefix("step_")
+    return int(number) if number.isdigit() else None

@@ -1,0 +1,25 @@
+"""`offbeat eval` on real actors: a model is scored without a trainer."""
+
+from pathlib import Path
+
+import pytest
+
+from offbeat.algorithms.eval_scores import scores_by_set
+from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
+from tests.ray.conftest import ROOT, Start
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_recipe_is_evaluated_alone(start: Start, dry: bool) -> None:
+    recipe = ROOT / "recipes" / "quickstart.yaml"
+    sets = ("eval.sets.few={prompts: 4, samples: 2}", "eval.sets.more.prompts=9")
+    how = ["--dry-run"] if dry else []
+    with start(f"alone{dry:d}", recipe, *sets, *how, command="eval") as run:
+        assert run.exit_code() == 0, run.err
+        ((due, path),) = evaluation_files(Path(run.run_dir))
+        scores = scores_by_set(read_evaluation(path).samples)
+        sizes = {name: (each.prompts, each.samples) for name, each in scores.items()}
+        assert (due, sizes) == (0, {"few": (4, 8), "more": (9, 9)})
+        assert (scores["few"].majority is None) == dry, "a stub has no answers"
+        assert "mean@2" in run.out
+        assert "pass@2" in run.out

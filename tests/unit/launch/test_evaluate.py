@@ -1,0 +1,83 @@
+"""What `offbeat eval` evaluates, and the run that it makes of a recipe."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.config.run import RunConfig
+from offbeat.launch.evaluate import (
+    NoPrompts,
+    NothingToEvaluate,
+    check_can_evaluate,
+    evaluation_only,
+    recipe_and_model,
+)
+
+
+def run_config(**settings: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"steps": 500, "model": {"path": "m"}, "name": "mine", **settings}
+    )
+
+
+def run_of(folder: Path, *models: str) -> Path:
+    (folder / "config.yaml").write_text("steps: 1\n")
+    for name in models:
+        (folder / "checkpoints" / name).mkdir(parents=True)
+        (folder / "checkpoints" / name / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_recipe_is_evaluated_with_its_own_model(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    assert recipe_and_model(recipe) == (recipe, [])
+
+
+def test_the_newest_model_of_a_run_is_evaluated(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "step_90", "step_1000", "state_2000")
+    model = run / "checkpoints" / "step_1000"
+    assert recipe_and_model(run) == (run / "config.yaml", [f"model.path={model}"])
+
+
+def test_one_model_of_a_run_is_evaluated_under_the_recipe_of_that_run(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "step_90", "step_1000")
+    model = run / "checkpoints" / "step_90"
+    assert recipe_and_model(model) == (run / "config.yaml", [f"model.path={model}"])
+
+
+@pytest.mark.parametrize(
+    ("below", "problem"),
+    [
+        ("", "holds no exported model"),
+        ("checkpoints/state_20", "is the state of a trainer, and no model"),
+        ("checkpoints", "is no run and no exported model of one"),
+    ],
+)
+def test_what_is_no_model_is_refused_by_name(tmp_path: Path, below: str, problem: str) -> None:
+    run = run_of(tmp_path, "state_20")
+    with pytest.raises(NothingToEvaluate, match=problem):
+        recipe_and_model(run / below)
+
+
+def test_an_evaluation_has_one_engine_no_trainer_and_nothing_to_save() -> None:
+    sets = {"math": {"prompts": 3}}
+    config = evaluation_only(
+        run_config(
+            generator={"engines": 4, "max_sequences": 8},
+            trainer={"backend": "torch", "cpus": 2.0, "gpus": 1.0},
+            eval={"samples": 4, "sets": sets},
+        )
+    )
+    assert (config.generator.engines, config.trainer.backend, config.trainer.cpus) == (1, "stub", 0)
+    assert (config.checkpoint.interval, config.checkpoint.final) == (0, False)
+    assert config.eval.at_start
+    assert config.eval.named_sets["math"].samples == 4
+    assert config.name == "mine-eval"
+    assert NoPrompts().prompt(0) is None
+
+
+def test_engines_that_serve_a_trainers_release_alone_are_refused() -> None:
+    with pytest.raises(NothingToEvaluate, match=r"^generator\.backend=vllm is not evaluated"):
+        check_can_evaluate(run_config(generator={"backend": "vllm"}))
+    check_can_evaluate(run_config())
