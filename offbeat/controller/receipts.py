@@ -38,12 +38,15 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
         len(receipt.failures or receipt.rewards),
         len(receipt.retries or receipt.rewards),
         len(receipt.turns or receipt.rewards),
+        *(len(values) for _, values in receipt.rewards_by_name),
         len(receipt.answers or receipt.rewards),
     }
     if sizes != {task.samples}:
         return f"group of {sorted(sizes)} samples, asked for {task.samples}"
     if not all(map(math.isfinite, receipt.rewards)):
         return f"rewards {receipt.rewards} are not all finite"
+    if not all(math.isfinite(value) for _, values in receipt.rewards_by_name for value in values):
+        return f"rewards by name {receipt.rewards_by_name} are not all finite"
     if min(receipt.response_tokens) < 1 or min(receipt.prompt_tokens) < 1:
         return "a sample without tokens"
     for spans, tokens in zip(receipt.version_spans, receipt.response_tokens, strict=True):

@@ -128,6 +128,7 @@ class StepMetricsBuilder:
             "rollout/truncated_fraction": truncated / samples,
             "rollout/out_of_turns_fraction": reasons.count(OUT_OF_TURNS) / samples,
             **self._failed_samples(),
+            **self._rewards_by_name(),
             "rollout/generate_s_mean": self.mean_of("generate_s"),
             "rollout/reward_s_mean": self.mean_of("reward_s"),
             "time/step_s": self.wall_s,
@@ -147,6 +148,14 @@ class StepMetricsBuilder:
             "rollout/retried_fraction": sum(r.retried_samples for r in self.receipts) / samples,
             "rollout/late_fraction": sum(r.late_samples for r in self.receipts) / samples,
         }
+
+    def _rewards_by_name(self) -> dict[str, float]:
+        """Return the mean of each named reward, over the valid samples of the groups that have it."""
+        values = defaultdict[str, list[float]](list)
+        for receipt in self.receipts:
+            for name, by_sample in receipt.rewards_by_name:
+                values[f"rewards/{name}"] += receipt.of_valid(by_sample)
+        return {name: statistics.fmean(found) for name, found in values.items()}
 
     def _sync_metrics(self) -> dict[str, float]:
         if self.sync is None:

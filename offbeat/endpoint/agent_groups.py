@@ -23,6 +23,7 @@ from offbeat.endpoint.session import Branch, SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.agent import AgentFunction
 from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import FailureKind
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -94,7 +95,8 @@ class AgentGroups:
         began, api_key = time.perf_counter(), self._endpoint.open(session)
         branches: tuple[Branch, ...] = ()
         try:
-            transcript.reward = await self._reward(session, api_key)
+            rewards = await self._rewards(session, api_key)
+            transcript.reward, transcript.rewards_by_name = rewards
         finally:
             branches = await self._endpoint.finish(api_key)
             if branches:
@@ -104,7 +106,7 @@ class AgentGroups:
             raise session.failure  # whatever the agent made of it
         _check_branches(session.engine.task, session, branches)
 
-    async def _reward(self, session: SampleSession, api_key: str) -> float:
+    async def _rewards(self, session: SampleSession, api_key: str) -> NamedRewards:
         """Play an episode; one whose session fails is killed at once, whatever the agent would do.
 
         Raises:
@@ -116,12 +118,13 @@ class AgentGroups:
             async with asyncio.TaskGroup() as episode:
                 failing = episode.create_task(session.raise_failure(), name="session-failure")
                 with environment_code(task):
-                    value = await self._agent.run(task, client)
-                reward = checked_reward(task, value, session.sample)
+                    rewards = await self._agent.run(task, client)
+                for value in (rewards.reward, *rewards.by_name.values()):
+                    checked_reward(task, value, session.sample)
                 failing.cancel()
         except ExceptionGroup as errors:
             raise session.failure or errors.exceptions[0] from errors
-        return reward
+        return rewards
 
 
 @dataclass(frozen=True, slots=True)

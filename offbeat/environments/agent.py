@@ -1,6 +1,6 @@
 """Environment ``agent``: a user's own loop around the model, which it calls over HTTP.
 
-    ``async def run(task: dict, client: AgentClient, **options) -> float | {"reward": float}``
+    ``async def run(task: dict, client: AgentClient, **options) -> float | {"reward": float, ...}``
 
 ``task`` is the row of the data file; ``client`` has the address, the key and the name of the model
 for this sample. The function runs in child processes (``killable``), one episode at a time in each:
@@ -16,6 +16,7 @@ import msgspec
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.async_calls import UNAVAILABLE
 from offbeat.environments.killable import IMPORT_FAILED, RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.reward_value import NamedRewards
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
@@ -61,8 +62,8 @@ class AgentFunction:
         """Kill every child. No episode may be running."""
         await self._pool.close()
 
-    async def run(self, task: RolloutTask, client: AgentClient) -> float:
-        """Play one episode and return its reward; an episode that is cancelled is killed.
+    async def run(self, task: RolloutTask, client: AgentClient) -> NamedRewards:
+        """Play one episode and return its rewards; an episode that is cancelled is killed.
 
         Raises:
             EnvironmentUnavailable: The agent raised it.
@@ -71,7 +72,7 @@ class AgentFunction:
                 ``reward_import_failed`` is a BUG.
         """
         try:
-            (reward,) = await self._pool.score(
+            (answer,) = await self._pool.answers(
                 task.prompt.data, [msgspec.json.encode(client).decode()]
             )
         except RewardFailed as error:
@@ -83,4 +84,5 @@ class AgentFunction:
             raise RolloutFailed(
                 kind, task.prompt_index, task.attempt, reason, error.detail
             ) from error
-        return reward
+        assert answer.reward is not None  # noqa: S101 - as the pool promises
+        return NamedRewards(answer.reward, answer.by_name)

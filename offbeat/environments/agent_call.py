@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, cast
 
@@ -10,10 +11,12 @@ import msgspec
 from offbeat.config.user_code import describe
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.async_calls import UNAVAILABLE
-from offbeat.environments.reward_value import BadReward
+from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of
 from offbeat.environments.unavailable import EnvironmentUnavailable
 
 _REWARD: Final = "reward"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_MOST_NAMES: Final = 32
 
 
 def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]:
@@ -42,18 +45,28 @@ def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]
 
 
 def _reward_in(value: object) -> object:
-    """Return the reward in what an agent returned: a number, or a mapping with nothing else in it."""
+    """Return what an agent returned: a number, or the rewards in a mapping."""
     if not isinstance(value, Mapping):
         return value
     named = cast("Mapping[object, object]", value)
-    others = sorted(str(key) for key in named if key != _REWARD)
-    if _REWARD not in named or others:
+    if _REWARD not in named:
+        problem = f"the agent returned {sorted(map(str, named))!r:.200} without {_REWARD!r}"
+        return BadReward("reward_wrong_type", problem)
+    if len(named) > _MOST_NAMES or not all(
+        isinstance(name, str) and _NAME.fullmatch(name) for name in named
+    ):
         problem = (
-            f"the agent returned a mapping with the keys {sorted(map(str, named))!r:.200}: return "
-            f"{_REWARD!r} alone, a float; nothing records others"
+            f"the agent named its rewards {sorted(map(str, named))!r:.200}: use at most {_MOST_NAMES} "
+            "names, of letters, digits, '_' and '-'"
         )
         return BadReward("reward_wrong_type", problem)
-    return named[_REWARD]
+    by_name = dict[str, float]()
+    for name, each in named.items():
+        reward = reward_of(each)
+        if isinstance(reward, BadReward):
+            return BadReward(reward.reason, f"{name}: {reward.detail}")
+        by_name[str(name)] = reward
+    return NamedRewards(by_name.pop(_REWARD), by_name)
 
 
 async def _cancelled(left: set[asyncio.Task[Any]]) -> None:

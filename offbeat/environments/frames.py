@@ -56,6 +56,7 @@ class RewardReply(msgspec.Struct, frozen=True, tag=True):
     reward: float | None
     reason: str = ""
     detail: str = ""
+    by_name: dict[str, float] = {}  # further rewards of an agent; msgspec copies the default
 
 
 LONGEST_ANSWER_BYTES: Final = 1 << 20

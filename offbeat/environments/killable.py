@@ -106,8 +106,8 @@ class RewardChild:
             raise
         return child
 
-    async def score(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[float]:
-        """Return one reward per response. After any error the child must not be used again.
+    async def answers(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:
+        """Return one answer with a reward per response. After any error the child must not be used again.
 
         The deadline applies to one sample's call: to each in turn for a plain function, to all
         together for an async one, whose calls run concurrently.
@@ -117,7 +117,7 @@ class RewardChild:
         """
         self.calls += 1
         call = RewardCall(self.calls, msgspec.Raw(msgspec.json.encode(prompt)), list(responses))
-        rewards = dict[int, float]()
+        answers = dict[int, RewardReply]()
         deadline_s, loop = self.target.deadline_s, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(deadline_s) as deadline:
@@ -126,20 +126,20 @@ class RewardChild:
                     answer = await self._receive()
                     if not isinstance(answer, RewardReply) or answer.sample >= len(responses):
                         raise RewardFailed("reward_process_died", f"it sent {answer!r}, no answer")
-                    if answer.call != call.number or answer.sample in rewards:
+                    if answer.call != call.number or answer.sample in answers:
                         raise RewardFailed("reward_answered_twice", _TWICE.format(answer.sample))
                     if answer.reward is None:
                         raise RewardFailed(
                             answer.reason, f"sample {answer.sample}: {answer.detail}"
                         )
-                    rewards[answer.sample] = answer.reward
+                    answers[answer.sample] = answer
                     if deadline_s is not None and not self.concurrent:
                         deadline.reschedule(loop.time() + deadline_s)
         except TimeoutError:
             raise RewardFailed(
                 "reward_deadline", f"{self.target.target} ran longer than {deadline_s:g} s; killed"
             ) from None
-        return [rewards[sample] for sample in range(len(responses))]
+        return [answers[sample] for sample in range(len(responses))]
 
     async def close(self) -> None:
         """Kill the process group and wait until the process is gone."""
@@ -214,7 +214,12 @@ class RewardPool:
             raise
 
     async def score(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[float]:
-        """Return one reward per response.
+        """Return one reward per response; otherwise as ``answers``."""
+        answers = await self.answers(prompt, responses)
+        return [answer.reward for answer in answers if answer.reward is not None]
+
+    async def answers(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:
+        """Return one answer with a reward per response.
 
         A child whose call failed or was cancelled is killed and replaced; so is one that has
         answered ``calls_per_child`` calls.
@@ -226,13 +231,13 @@ class RewardPool:
         fit = False
         try:
             child = await slot.child()
-            rewards = await child.score(prompt, responses)
+            answers = await child.answers(prompt, responses)
             fit = self.target.calls_per_child is None or child.calls < self.target.calls_per_child
         finally:
             if not fit:
                 slot.replace()
             self._free.put_nowait(slot)
-        return rewards
+        return answers
 
     async def close(self) -> None:
         """Kill every child. No call may be running."""

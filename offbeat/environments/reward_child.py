@@ -31,7 +31,7 @@ from offbeat.environments.frames import (
     framed,
 )
 from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
-from offbeat.environments.reward_value import BadReward, reward_of
+from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of
 from offbeat.messages.framing import LENGTH, body_length
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -149,6 +149,8 @@ def _row_of(call: RewardCall) -> dict[str, Any]:
 
 
 def _answer(call: RewardCall, sample: int, value: object) -> RewardReply:
+    if isinstance(value, NamedRewards):
+        return RewardReply(call.number, sample, value.reward, by_name=value.by_name)
     reward = value if isinstance(value, BadReward) else reward_of(value)
     if isinstance(reward, BadReward):
         return RewardReply(call.number, sample, None, reward.reason, reward.detail)

@@ -14,6 +14,13 @@ class BadReward(NamedTuple):
     detail: str
 
 
+class NamedRewards(NamedTuple):
+    """The reward of a sample, and the values by which it may be explained."""
+
+    reward: float
+    by_name: dict[str, float]
+
+
 def reward_of(value: object) -> float | BadReward:
     """Return ``value`` as a reward: a real number, finite as float32.
 

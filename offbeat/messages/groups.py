@@ -13,6 +13,9 @@ T = TypeVar("T")
 VersionSpans = tuple[tuple[int, int], ...]
 """Weight versions of one sample, in token order: ``((version, number of tokens), ...)``."""
 
+RewardsByName = tuple[tuple[str, tuple[float, ...]], ...]
+"""Values that an agent returned beside its reward: names, and a value of each sample."""
+
 
 class Prompt(msgspec.Struct, frozen=True):
     """One row of the prompt source at a position of the endless prompt order."""
@@ -125,6 +128,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     turns: tuple[int, ...] = ()  # of each sample, model calls; empty: one each
     # Of each sample of an evaluation, its final answer or ""; empty: none are extracted
     answers: tuple[str, ...] = ()
+    rewards_by_name: RewardsByName = ()  # besides ``rewards``, which alone are trained
 
     @property
     def truncated_samples(self) -> int:

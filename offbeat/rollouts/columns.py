@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from offbeat.messages.failures import FailureKind, SchemaError
 from offbeat.messages.groups import (
     Receipt,
+    RewardsByName,
     RolloutTask,
     SampleFailure,
     SampleStatus,
@@ -41,6 +42,7 @@ class Rollout:
     kept_kv: tuple[int, ...] = ()  # [G], see GenerateResult
     truncated_turns: tuple[int, ...] = ()  # [G], see Receipt
     turns: tuple[int, ...] = ()  # [G], see Receipt
+    rewards_by_name: RewardsByName = ()
     answers: tuple[str, ...] = ()  # [G], see Receipt
 
 
@@ -125,5 +127,6 @@ def _receipt(
         failures=outcomes.failures,
         retries=outcomes.retries,
         turns=rollout.turns,
+        rewards_by_name=rollout.rewards_by_name,
         answers=rollout.answers,
     )

@@ -186,6 +186,7 @@ def table(rows: list[_Row]) -> pa.Table:
                 receipt.failures[sample] if receipt.failures else SampleFailure.NONE,
                 receipt.retries[sample] if receipt.retries else 0,
                 receipt.turns[sample] if receipt.turns else 1,
+                [(name, values[sample]) for name, values in receipt.rewards_by_name],
             )
             for name, value in zip(_FIELDS, values, strict=True):
                 columns[name].append(value)
@@ -211,4 +212,5 @@ _FIELDS: Final = {
     "failure": pa.string(),
     "retries": pa.int32(),
     "turns": pa.int32(),
+    "rewards_by_name": pa.map_(pa.string(), pa.float64()),
 }

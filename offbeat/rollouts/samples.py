@@ -172,7 +172,8 @@ def packed_with_own_prompts(
 
     Raises:
         RolloutFailed: ``prompts_differ``: not even the first token is the same, and columns need a
-            prompt; as ``packed_samples``.
+            prompt; ``reward_names_differ``: a mean would be over some of the samples; as
+            ``packed_samples``.
     """
     _check_enough(task, samples)
     valid = [each.transcript for each in samples if each.status is SampleStatus.VALID]
@@ -180,6 +181,10 @@ def packed_with_own_prompts(
     if not prompt_ids:
         detail = f"the prompts of {len(valid)} samples have no first token in common"
         raise failed(task, FailureKind.DATA, "prompts_differ", detail)
+    names = {frozenset(one.rewards_by_name) for one in valid}
+    if len(names) > 1:
+        detail = f"samples returned rewards by other names: {[sorted(each) for each in names]}"
+        raise failed(task, FailureKind.DATA, "reward_names_differ", detail)
     for each in samples:
         each.transcript.move_behind(prompt_ids)
     return packed_samples(task, prompt_ids, samples)

@@ -30,6 +30,7 @@ class Transcript:
     finish_reason: str = ""
     incarnation: str = ""
     reward: float = 0.0
+    rewards_by_name: dict[str, float] = field(default_factory=dict[str, float])
     generate_s: float = 0.0
     reward_s: float = 0.0
     kept_kv: int = 0
@@ -61,7 +62,7 @@ class Transcript:
         if not self.token_ids:
             self.token_ids, self.logprobs, self.spans = [placeholder_id], [0.0], [(version, 1)]
         self.mask = [False] * len(self.token_ids)
-        self.finish_reason, self.reward = reason, 0.0
+        self.finish_reason, self.reward, self.rewards_by_name = reason, 0.0, {}
 
     def take(self, prompt_ids: tuple[int, ...], drawn: "Transcript") -> None:
         """Take over the prompt and the turns of one branch; reward and times stay."""
@@ -112,6 +113,7 @@ def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Ro
     truncated = tuple(one.truncated_turns for one in transcripts)
     turns = tuple(one.turns for one in transcripts)
     has_answers = any(one.answer is not None for one in transcripts)
+    named = {name: 0.0 for one in transcripts for name in one.rewards_by_name}
     return Rollout(
         prompt_ids=prompt_ids,
         response_ids=np.array([i for one in transcripts for i in one.token_ids], dtype=np.int32),
@@ -126,5 +128,9 @@ def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Ro
         kept_kv=kept if any(kept) else (),
         truncated_turns=truncated if any(truncated) else (),
         turns=turns if any(count != 1 for count in turns) else (),
+        rewards_by_name=tuple(
+            (name, tuple(one.rewards_by_name.get(name, 0.0) for one in transcripts))
+            for name in sorted(named)
+        ),
         answers=tuple(one.answer or "" for one in transcripts) if has_answers else (),
     )

@@ -167,6 +167,12 @@ _ROLLOUT: Final[tuple[_Row, ...]] = (
      "Data is being lost: summary.json and the log count it by reason."),
 )
 
+_REWARDS: Final[tuple[_Row, ...]] = (
+    ("rewards/NAME", "1", "mean",
+     "What an agent returned under NAME beside its reward, over the samples trained in the step; it is not trained.",
+     "As the agent defines it."),
+)
+
 _EVAL: Final[tuple[_Row, ...]] = (
     ("eval/reward", "reward", "mean",
      "Mean reward of a prompt's samples (mean@k), mean over the prompts; all sampled from one weight version. A set of eval.sets has its name in each of these: eval/NAME/reward.",
@@ -302,7 +308,7 @@ _SPEED: Final[tuple[_Row, ...]] = (
 )
 
 ROWS: Final[tuple[_Row, ...]] = (
-    *_TRAIN, *_OFF_POLICY, *_STALENESS, *_ROLLOUT, *_EVAL, *_TIME, *_MEMORY, *_SYNC, *_FLEET,
+    *_TRAIN, *_OFF_POLICY, *_STALENESS, *_ROLLOUT, *_REWARDS, *_EVAL, *_TIME, *_MEMORY, *_SYNC, *_FLEET,
     *_SPEED,
 )
 # fmt: on

@@ -61,8 +61,13 @@ METRICS: Final[Mapping[str, MetricSpec]] = _table()
 _OF_SET: Final = re.compile(r"eval/(?:[A-Za-z0-9][A-Za-z0-9_-]*/)?([a-z_]+)(?:@\d+)?")
 
 
+_OF_AGENT: Final = "rewards/"
+
+
 def declared_name(name: str) -> str:
     """Return the name under which a metric stands in the table: ``eval/pass@K`` of a set's pass@4."""
+    if name.startswith(_OF_AGENT):
+        return f"{_OF_AGENT}NAME"
     found = _OF_SET.fullmatch(name)
     if found is None:
         return name

@@ -43,7 +43,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "controller/journal/files.py Segments._sync",
         "controller/journal/files.py Segments.begin",
         "controller/pending_waits.py PendingWaits.call",
-        "endpoint/agent_groups.py AgentGroups._reward",
+        "endpoint/agent_groups.py AgentGroups._rewards",
         "endpoint/server.py _Entry.open_request",
         "endpoint/server.py _answer",
         "endpoint/session.py SampleSession._generated",

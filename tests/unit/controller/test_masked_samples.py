@@ -72,6 +72,17 @@ def test_metrics_and_journal_count_valid_samples_and_tell_the_masked_ones_apart(
     assert run.built.progress.summary("run", "finished", None).masked_samples == 1
 
 
+def test_the_mean_of_a_named_reward_is_over_the_valid_samples_that_have_it() -> None:
+    run = world()
+    run.rollouts.forged = {
+        0: {**FIRST_MASKED, "rewards_by_name": (("style", (0.0, 1.0, 2.0, 6.0)),)}
+    }
+    run.run()
+    first, second = run.telemetry.records[:2]
+    assert first["rewards/style"] == 3.0
+    assert "rewards/style" not in second
+
+
 def test_a_group_with_fewer_valid_samples_than_required_never_gets_into_a_batch() -> None:
     run = world(
         rollout={

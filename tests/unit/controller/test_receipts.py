@@ -60,6 +60,8 @@ def test_an_honest_receipt_may_enter() -> None:
         ({"failures": (SampleFailure.MODEL,)}, "group of [1, 2] samples"),
         ({"retries": (1, 0, 0)}, "group of [2, 3] samples"),
         ({"turns": (1,)}, "group of [1, 2] samples"),
+        ({"rewards_by_name": (("style", (0.5,)),)}, "group of [1, 2] samples"),
+        ({"rewards_by_name": (("style", (0.5, float("nan"))),)}, "are not all finite"),
         (
             {"statuses": (SampleStatus.MASKED,) * 2, "valid_tokens": (0, 0)},
             "0 valid samples of 2; 1 are required",

@@ -118,6 +118,24 @@ def test_samples_may_open_with_other_messages() -> None:
     assert receipt.rewards == (0.5,) * 3
 
 
+def test_rewards_by_name_are_recorded_beside_the_one_that_is_trained() -> None:
+    receipt, columns = play("names_its_rewards", task(samples=2))
+    assert receipt.rewards == (0.5, 0.5)
+    assert receipt.rewards_by_name == (("style", (0.25, 0.25)), ("tool-calls", (3.0, 3.0)))
+    assert columns[schema.REWARDS].tolist() == [0.5, 0.5]
+
+
+def test_a_masked_sample_has_no_rewards_by_name(tmp_path: Path) -> None:
+    receipt, _ = play("names_its_rewards", task(samples=2), policy=MASK, fails_at=str(tmp_path))
+    named, at = dict(receipt.rewards_by_name), receipt.statuses.index(SampleStatus.MASKED)
+    assert (named["style"][at], sum(named["style"])) == (0.0, 0.25)
+
+
+def test_samples_with_rewards_by_other_names_fail_their_group() -> None:
+    told = failure("names_at_random", task(samples=2))
+    assert (told.kind, told.reason) == (FailureKind.DATA, "reward_names_differ")
+
+
 # --- failures of one sample -------------------------------------------------------------------------
 
 
@@ -128,7 +146,9 @@ def test_samples_may_open_with_other_messages() -> None:
         ("exits", "agent_process_died", "exit code 0"),
         ("raises_exit", "agent_raised", "SystemExit"),
         ("never_asks", "no_model_call", "without an answer of the model"),
-        ("returns_more", "reward_wrong_type", "['reward', 'style']"),
+        ("returns_no_reward", "reward_wrong_type", "['style'] without 'reward'"),
+        ("names_badly", "reward_wrong_type", "the agent named its rewards ['a/b', 'reward']"),
+        ("returns_not_finite", "reward_not_finite", "style: the reward is inf"),
     ],
 )
 def test_what_an_agent_does_wrong_is_its_samples_failure(name: str, reason: str, says: str) -> None:

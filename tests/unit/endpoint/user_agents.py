@@ -91,9 +91,34 @@ async def asks_until_it_is_answered(task: Task, client: AgentClient) -> float:
     return 0.0
 
 
-async def returns_more(task: Task, client: AgentClient) -> dict[str, float]:
+async def returns_no_reward(task: Task, client: AgentClient) -> dict[str, float]:
     await converses(task, client, turns=1)
-    return {"reward": 1.0, "style": 0.5}
+    return {"style": 0.5}
+
+
+async def names_badly(task: Task, client: AgentClient) -> dict[str, float]:
+    await converses(task, client, turns=1)
+    return {"reward": 1.0, "a/b": 0.5}
+
+
+async def returns_not_finite(task: Task, client: AgentClient) -> dict[str, float]:
+    await converses(task, client, turns=1)
+    return {"reward": 1.0, "style": float("inf")}
+
+
+async def names_its_rewards(
+    task: Task, client: AgentClient, *, fails_at: str = ""
+) -> dict[str, float]:
+    if fails_at:
+        await raises_once(task, client, folder=fails_at)
+    else:
+        await converses(task, client, turns=1)
+    return {"tool-calls": 3, "reward": 0.5, "style": 0.25}
+
+
+async def names_at_random(task: Task, client: AgentClient) -> dict[str, float]:
+    await converses(task, client, turns=1)
+    return {"reward": 1.0, f"of-{client.api_key[8:16]}": 0.5}
 
 
 async def prints_forged_results(task: Task, client: AgentClient) -> float:
