@@ -5,6 +5,7 @@ import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
@@ -12,6 +13,8 @@ from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.inputs import find_module, resolved_program
 from offbeat.launch.checks.finding import Finding, error, ok, warning
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
@@ -37,6 +40,12 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
             )
         elif problem := _unusable(source, name, options[section]):
             yield error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
+        elif absent := _absent_import(source, working_dir):
+            yield error(
+                section,
+                f"{section}.target={target}: {source.name} imports {absent}, which is not installed",
+                "Install it in the environment that runs offbeat.",
+            )
         else:
             yield ok(section, f"module {module} is found")
             if section == "environment" and config.environment.max_turns == 1:
@@ -104,9 +113,9 @@ def _unusable(source: Path, name: str, options: Iterable[str]) -> str:
         return f"{broken.msg}, in line {broken.lineno}"
     except (OSError, ValueError) as broken:
         return f"it cannot be read: {broken}"
-    function = next((each for each in tree.body if _is_function(each, name)), None)
-    if isinstance(function, ast.FunctionDef):
-        return _unknown_option(function, options)
+    for node in tree.body:
+        if _is_function(node, name):
+            return _unknown_option(node, options)
     by_star = any(
         isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)
     )
@@ -114,15 +123,35 @@ def _unusable(source: Path, name: str, options: Iterable[str]) -> str:
     return "" if there else f"nothing in it is called {name!r}"
 
 
-def _is_function(node: ast.stmt, name: str) -> bool:
+def _absent_import(source: Path, working_dir: Path) -> str:
+    """Return a package that the source imports when it is loaded and that is not there, or ``""``.
+
+    Imports under a condition, or in a function, may never happen.
+    """
+    if source.suffix != ".py":
+        return ""
+    for node in ast.parse(source.read_bytes()).body:
+        modules = list[str | None]()
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules = [node.module]
+        for module in modules:
+            package = (module or "").partition(".")[0]
+            if find_module(package, working_dir) is None:
+                return package
+    return ""
+
+
+def _is_function(node: ast.stmt, name: str) -> TypeGuard[_Function]:
     """Return whether a statement may define a function of this name.
 
     A decorator allows any options.
     """
-    return isinstance(node, ast.FunctionDef) and node.name == name and not node.decorator_list
+    return isinstance(node, _Function) and node.name == name and not node.decorator_list
 
 
-def _unknown_option(function: ast.FunctionDef, options: Iterable[str]) -> str:
+def _unknown_option(function: _Function, options: Iterable[str]) -> str:
     takes = function.args
     names = {each.arg for each in (*takes.args, *takes.kwonlyargs)}
     unknown = [key for key in options if key not in names]

@@ -499,6 +499,33 @@ def test_code_that_cannot_hold_its_target_is_told_without_being_run(
 
 
 @pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import json, no_such.client\n", "no_such"),
+        ("from no_such.client import Client\n", "no_such"),
+        ("from os import path\nfrom . import mine\n", ""),
+        ("if False:\n    import no_such\n", ""),
+    ],
+)
+def test_a_package_that_user_code_imports_and_that_is_not_installed_is_named(
+    tmp_path: Path, code: str, absent: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"{code}async def f(task, client): ...\n")
+    finding = one(
+        check_targets(config(environment={"name": "agent", "target": "mine:f"}), tmp_path)
+    )
+    assert (finding.level is Level.ERROR) is bool(absent)
+    assert f"mine.py imports {absent}, which is not installed" in finding.message or not absent
+
+
+def test_an_option_that_an_agent_does_not_take_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("async def f(task, client, *, turns=1): ...\n")
+    section = {"name": "agent", "target": "mine:f", "options": {"turn": 2}}
+    finding = one(check_targets(config(environment=section), tmp_path))
+    assert "f() in line 1 takes no 'turn', which options name" in finding.message
+
+
+@pytest.mark.parametrize(
     ("base", "max_turns", "is_warned"),
     [("MultiTurn", 1, True), ("protocol.MultiTurn", 1, True), ("MultiTurn", 4, False),
      ("SingleTurn", 1, False)],
