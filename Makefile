@@ -23,16 +23,18 @@ RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 AGENTS_STAMP := $(VENV)/.agents-installed
 ENVIRONMENTS_STAMP := $(VENV)/.environments-installed
+AGENT_CLIENTS_STAMP := $(VENV)/.agent-clients-installed
 TRL_STAMP := $(TRL_VENV)/.installed
 VLLM_STAMP := $(VLLM_VENV)/.installed
 QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-on-actors test-in-process test-agents test-environments test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
+	@echo 'make run-agent   an agent learns to use a calculator, over HTTP with the client of OpenAI (about 3 minutes)'
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
 	@echo 'make test-agents clients of agents (openai, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
@@ -54,6 +56,10 @@ help:
 run: $(RUN_STAMP)
 	$(BIN)/offbeat train recipes/quickstart.yaml $(ARGS)
 
+run-agent: $(AGENTS_STAMP)
+	$(BIN)/offbeat train recipes/agent-calculator.yaml $(ARGS)
+	@$(BIN)/python examples/curve.py "$$(ls -td runs/agent-calculator* | head -n 1)"
+
 # Tests on real actors mostly wait, the others compute: side by side they take little longer than either.
 ifeq ($(ARGS),)
 test: $(DEV_STAMP)
@@ -69,7 +75,7 @@ test-on-actors: $(DEV_STAMP)
 test-in-process: $(DEV_STAMP)
 	$(BIN)/python -m pytest --ignore=tests/ray --ignore=tests/ray_jobs --ignore=tests/ray_queue
 
-test-agents: $(AGENTS_STAMP)
+test-agents: $(AGENT_CLIENTS_STAMP)
 	$(BIN)/python -m pytest tests/agents $(ARGS)
 
 test-environments: $(ENVIRONMENTS_STAMP)
@@ -144,12 +150,16 @@ $(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
 	@$(PIP) --editable '.[dev,megatron,wandb]'
 	@touch $@
 
-$(AGENTS_STAMP): $(DEV_STAMP)
+$(AGENTS_STAMP): $(RUN_STAMP)
 	@$(PIP) --editable '.[agents]'
 	@touch $@
 
 $(ENVIRONMENTS_STAMP): $(DEV_STAMP)
 	@$(PIP) --editable '.[math,reasoning-gym]'
+	@touch $@
+
+$(AGENT_CLIENTS_STAMP): $(DEV_STAMP)
+	@$(PIP) --editable '.[agents,smolagents]'
 	@touch $@
 
 $(TRL_STAMP): benchmarks/trl/requirements.txt
