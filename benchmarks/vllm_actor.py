@@ -137,7 +137,6 @@ def main() -> None:
         )
         spec = EngineSpec(
             name="generator-0",
-            model_path=str(model),
             model=config.model,
             generator=config.generator,
             stub=config.stub,

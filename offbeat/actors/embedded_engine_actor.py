@@ -31,24 +31,24 @@ class EmbeddedEngineActor(EngineActor):
         prepared(spec.name, spec.run_dir, spec.sharing)
         torch.set_num_threads(config.threads)
         model = load_model(
-            spec.model_path,
+            spec.model.path,
             getattr(torch, spec.model.dtype),
             config.device,
             trust_remote_code=spec.model.trust_remote_code,
         )
-        warn_of_end_ids(spec.model_path, config.sampling.stop_token_ids)
+        warn_of_end_ids(spec.model.path, config.sampling.stop_token_ids)
         incarnation = new_incarnation(spec.name)
         engine = EmbeddedEngine(
             model,
             name=spec.name,
             incarnation=incarnation,
-            eos_token_ids=end_ids_of(spec.model_path),
+            eos_token_ids=end_ids_of(spec.model.path),
             max_sequences=config.max_sequences,
             max_model_len=config.max_model_len,
             deterministic=config.deterministic,
             seed=spec.seed,
             device=config.device,
-            decode=Detokenizer(spec.model_path, trust_remote_code=spec.model.trust_remote_code),
+            decode=Detokenizer(spec.model.path, trust_remote_code=spec.model.trust_remote_code),
         )
         self._loop = EngineLoop(engine)
         self._module = engine.model

@@ -58,7 +58,6 @@ class EnvironmentSpec:
 
     name: str
     config: RunConfig
-    model_path: str
     working_dir: str  # directory that user reward code is imported from
     run_dir: str
     engines: Mapping[str, str]  # actor names; a handle would not survive the driver's object store
@@ -226,7 +225,7 @@ def _tokenizer(spec: EnvironmentSpec) -> Tokenizer | None:
     from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, for what a stub never uses
 
     return AutoTokenizer.from_pretrained(
-        spec.model_path,
+        spec.config.model.path,
         local_files_only=True,
         trust_remote_code=spec.config.model.trust_remote_code,
     )
@@ -247,7 +246,7 @@ def _agents(spec: EnvironmentSpec, stop_token_ids: Sequence[int]) -> "AgentGroup
     from offbeat.endpoint.tokenizer_template import TokenizerTemplate  # noqa: PLC0415
 
     tokenizer = AutoTokenizer.from_pretrained(
-        spec.model_path,
+        spec.config.model.path,
         local_files_only=True,
         trust_remote_code=spec.config.model.trust_remote_code,
     )
@@ -255,7 +254,7 @@ def _agents(spec: EnvironmentSpec, stop_token_ids: Sequence[int]) -> "AgentGroup
         problem = "environment 'agent' needs a tokenizer with a chat template, and it has none"
         raise BadEnvironment("model.path", problem)
     template = TokenizerTemplate(tokenizer)
-    ends = template.end_texts([*end_ids_of(spec.model_path), *stop_token_ids])
+    ends = template.end_texts([*end_ids_of(spec.config.model.path), *stop_token_ids])
     agent = make_agent(spec.config.environment, Path(spec.working_dir), spec.inputs)
     rollout = spec.config.rollout
     most = rollout.max_sample_tokens or rollout.max_branches * spec.config.generator.max_model_len

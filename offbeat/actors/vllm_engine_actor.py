@@ -50,13 +50,13 @@ class VllmEngineActor(EngineActor):
         library, llm = started or start(spec)
         incarnation = new_incarnation(spec.name)
         config = of_kind(VllmGeneratorConfig, spec.generator)
-        warn_of_end_ids(spec.model_path, config.sampling.stop_token_ids)
+        warn_of_end_ids(spec.model.path, config.sampling.stop_token_ids)
         self._vllm = VllmEngine(
             library,
             llm,
             name=spec.name,
             incarnation=incarnation,
-            end_ids=end_ids_of(spec.model_path),
+            end_ids=end_ids_of(spec.model.path),
             limits=RequestLimits(
                 config.max_sequences, config.max_model_len, llm.model_config.get_vocab_size()
             ),
@@ -65,7 +65,7 @@ class VllmEngineActor(EngineActor):
         self._updates = WeightUpdates(
             self._vllm,
             library,
-            coverage_of(spec.model_path, spec.model.dtype),
+            coverage_of(spec.model.path, spec.model.dtype),
             config.vllm,
             StagingArea(),
             vllm_version=vllm_version(),
@@ -114,7 +114,7 @@ def start(spec: EngineSpec) -> Started:
         RopeDiffers: It would use other rotary frequencies than the trainer.
     """
     config = of_kind(VllmGeneratorConfig, spec.generator)
-    check_rope(spec.model_path, config.max_model_len)
+    check_rope(spec.model.path, config.max_model_len)
     prepare_environment(config)
     own_engine_processes()  # work-around: surviving_core
     library = load_library()

@@ -13,7 +13,6 @@ class EngineSpec:
     """Everything an engine is built from; picklable, so that a restart builds the same engine."""
 
     name: str
-    model_path: str
     model: ModelConfig
     generator: GeneratorConfig
     stub: StubConfig

@@ -233,14 +233,13 @@ def _alive() -> list[dict[str, float]]:
 
 def make_actors(spec: RunSpec) -> Actors:
     """Create all actors except the controller. Returns at once; they start in the background."""
-    config, model_path = spec.config, spec.config.model.path
+    config = spec.config
     engine_cls = ray.remote(engine_class(config.generator.backend))
     engines: dict[str, Handle] = {}
     for index in range(config.generator.engines):
         name = f"generator-{index}"
         engine = EngineSpec(
             name=name,
-            model_path=model_path,
             model=_served_model(config),
             generator=config.generator,
             stub=config.stub,
@@ -272,8 +271,7 @@ def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
     )
     ranks = trainer_ranks(config)
     for rank in range(ranks):
-        run_dir, path = str(spec.run_dir), config.model.path
-        made_from = TrainerSpec(config, path, run_dir, rank, ranks, spec.sharing)
+        made_from = TrainerSpec(config, str(spec.run_dir), rank, ranks, spec.sharing)
         yield rank_cls.remote(made_from)
 
 
@@ -284,7 +282,6 @@ def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
         worker = EnvironmentSpec(
             name=f"environment-{index}",
             config=spec.config,
-            model_path=spec.config.model.path,
             working_dir=str(spec.working_dir),
             run_dir=str(spec.run_dir),
             engines=global_names,

@@ -12,7 +12,6 @@ class TrainerSpec:
     """Complete arguments of a trainer actor. Picklable; the actor reads nothing else."""
 
     config: RunConfig
-    model_path: str
     run_dir: str
     rank: int = 0
     ranks: int = 1

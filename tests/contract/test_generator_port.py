@@ -114,7 +114,6 @@ def play_in_simulation(story: Story) -> None:
 def spec_in(run_dir: Path) -> EngineSpec:
     return EngineSpec(
         name=NAME,
-        model_path=str(TINY),
         model=CONFIG.model,
         generator=CONFIG.generator,
         stub=CONFIG.stub,

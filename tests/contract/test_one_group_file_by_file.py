@@ -67,7 +67,6 @@ def dry_world(folder: str, group: Group) -> World:
     def engine(name: str) -> InProcessGenerator:
         spec = EngineSpec(
             name=name,
-            model_path="none",
             model=config.model,
             generator=config.generator,
             stub=config.stub,
@@ -76,11 +75,11 @@ def dry_world(folder: str, group: Group) -> World:
         )
         return InProcessGenerator(name, lambda: StubEngineActor(spec))
 
-    worker = EnvironmentSpec("environment-0", config, "none", folder, folder, {})
+    worker = EnvironmentSpec("environment-0", config, folder, folder, {})
     world.generators = {name: engine(name) for name in world.generators}
     world.rollouts = RecordingRollouts(InProcessWorker(worker, world.generators))
     world.rollouts.group = group
-    world.trainer = InProcessTrainer(lambda: StubTrainerActor(TrainerSpec(config, "none", folder)))
+    world.trainer = InProcessTrainer(lambda: StubTrainerActor(TrainerSpec(config, folder)))
     return world
 
 

@@ -77,10 +77,9 @@ def handovers(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
     world: Any = World(RUN, engines=1)
     world.prompts = ArithmeticPrompts(0, 9, seed=0)
     config = world.config
-    trainer = TrainerSpec(config, str(MODEL), folder)
+    trainer = TrainerSpec(config, folder)
     engine = EngineSpec(
         name="generator-0",
-        model_path=str(MODEL),
         model=config.model,
         generator=config.generator,
         stub=config.stub,
@@ -92,7 +91,7 @@ def handovers(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
     async def main() -> None:
         made = InProcessGenerator(engine.name, lambda: EmbeddedEngineActor(engine))
         world.generators = {engine.name: made}
-        worker = EnvironmentSpec("environment-0", config, str(MODEL), folder, folder, {})
+        worker = EnvironmentSpec("environment-0", config, folder, folder, {})
         world.rollouts = InProcessRollouts(InProcessWorker(worker, world.generators))
         world.trainer = InProcessTrainer(lambda: TorchTrainerActor(trainer))
         with follower.following():

@@ -115,7 +115,6 @@ def engine_in(run_dir: Path, name: str) -> EngineSpec:
     slow = StubConfig(median_rollout_s=NEVER_S, tail_sigma=0, sync_s=0)
     return EngineSpec(
         name=name,
-        model_path="none",
         model=CONFIG.model,
         generator=CONFIG.generator,
         stub=slow if name == SLOW else CONFIG.stub,
@@ -127,7 +126,7 @@ def engine_in(run_dir: Path, name: str) -> EngineSpec:
 def worker_in(run_dir: Path, engines: dict[str, str]) -> EnvironmentSpec:
     """Of engines by the names under which Ray knows them."""
     folder = str(run_dir)
-    return EnvironmentSpec("environment-0", CONFIG, "none", folder, folder, engines)
+    return EnvironmentSpec("environment-0", CONFIG, folder, folder, engines)
 
 
 def play_in_process(run_dir: Path) -> Callable[[Story], None]:

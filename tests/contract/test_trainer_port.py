@@ -144,7 +144,7 @@ def play_in_process(
 ) -> Callable[[Story], None]:
     def play(story: Story) -> None:
         async def main() -> None:
-            trainer = InProcessTrainer(lambda: actor(TrainerSpec(CONFIG, str(TINY), str(run_dir))))
+            trainer = InProcessTrainer(lambda: actor(TrainerSpec(CONFIG, str(run_dir))))
             try:
                 await story(RealBench(trainer))
             finally:
@@ -164,7 +164,7 @@ class RayBench(RealBench):
 def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
     def play(story: Story) -> None:
         actor = ray.remote(StubTrainerActor).options(num_cpus=0, max_restarts=-1)
-        rank: Handle = actor.remote(TrainerSpec(CONFIG, str(TINY), str(run_dir)))
+        rank: Handle = actor.remote(TrainerSpec(CONFIG, str(run_dir)))
 
         async def main() -> None:
             bench = RayBench(RayTrainer([rank]))

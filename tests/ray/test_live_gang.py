@@ -125,10 +125,7 @@ def bench_of(ranks: int, run_dir: Path, resources: dict[str, float] | None = Non
     cls = ray.remote(FaultyTrainerActor).options(
         num_cpus=0, max_restarts=-1, resources=resources or {}
     )
-    handles = [
-        cls.remote(TrainerSpec(CONFIG, str(TINY), str(run_dir), rank, ranks))
-        for rank in range(ranks)
-    ]
+    handles = [cls.remote(TrainerSpec(CONFIG, str(run_dir), rank, ranks)) for rank in range(ranks)]
     return Bench(RayTrainer(handles, CONFIG.trainer), handles)
 
 

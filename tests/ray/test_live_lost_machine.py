@@ -18,7 +18,7 @@ from offbeat.messages.fences import StepKey
 from offbeat.messages.training import Chunk
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.manifest import Manifest
-from tests.ray.test_live_gang import CONFIG, FENCE, LOSS, TINY, Bench, bench_of, columns
+from tests.ray.test_live_gang import CONFIG, FENCE, LOSS, Bench, bench_of, columns
 
 SETTINGS = {
     "health_check_initial_delay_ms": 500,
@@ -127,7 +127,7 @@ def test_weights_that_died_with_a_machine_are_not_the_engines_fault(
         maker: Any = Maker.options(resources=OTHER).remote()
         done, weights = maker.weights.remote()
         spec = EngineSpec(
-            "generator-0", str(TINY), CONFIG.model, CONFIG.generator, CONFIG.stub, 0, str(tmp_path)
+            "generator-0", CONFIG.model, CONFIG.generator, CONFIG.stub, 0, str(tmp_path)
         )
         handle = ray.remote(StubEngineActor).options(num_cpus=0, resources=HERE).remote(spec)
         engine = RayGenerator("generator-0", handle)

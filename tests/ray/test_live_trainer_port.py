@@ -47,9 +47,7 @@ def test_a_rank_that_was_killed_comes_back_and_is_restored(tmp_path: Path) -> No
     config = RunConfig(steps=5, model=ModelConfig(path="m"))
     options = {"num_cpus": 0, "max_restarts": -1}
     rank = (
-        ray.remote(StubTrainerActor)
-        .options(**options)
-        .remote(TrainerSpec(config, "m", str(tmp_path)))
+        ray.remote(StubTrainerActor).options(**options).remote(TrainerSpec(config, str(tmp_path)))
     )
 
     async def process() -> int:

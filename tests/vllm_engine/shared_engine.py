@@ -57,7 +57,6 @@ def spec_in(run_dir: Path, model: Path | None = None, **vllm: Any) -> EngineSpec
     )
     return EngineSpec(
         name=NAME,
-        model_path=str(model),
         model=config.model,
         generator=config.generator,
         stub=config.stub,
@@ -126,7 +125,7 @@ class Shared:
         """
 
         async def told() -> None:
-            spec = spec_in(Path(self.spec.run_dir), Path(self.spec.model_path), **vllm)
+            spec = spec_in(Path(self.spec.run_dir), Path(self.spec.model.path), **vllm)
             actor = TakenOver(spec, (self.started[0], llm or self.llm))
             actor.updates.in_place = in_place
             try:

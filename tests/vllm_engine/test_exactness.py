@@ -43,7 +43,7 @@ def test_a_model_whose_head_is_its_embedding_is_exact_after_each_sync(
 
     async def story(actor: TakenOver) -> None:
         for epoch, version in enumerate((0, 1, 2, 1), start=1):
-            held = weights(version, model=Path(tied.spec.model_path))
+            held = weights(version, model=Path(tied.spec.model.path))
             await load(actor, epoch, held.release)
             assert held.worst_error(PROMPT, await ask(actor)) < FP32_NATS
 

@@ -109,7 +109,7 @@ def test_abort_update(shared: Shared) -> None:
 
 def test_tied_head(tied: Shared, tmp_path: Path) -> None:
     """vLLM's own reload leaves an output head that is the embedding as it was packed first."""
-    model = Path(tied.spec.model_path)
+    model = Path(tied.spec.model.path)
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)
     weights(2, model=model).model.save_pretrained(tmp_path)
 

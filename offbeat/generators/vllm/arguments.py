@@ -22,7 +22,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     config = of_kind(VllmGeneratorConfig, spec.generator)
     vllm = config.vllm
     return {
-        "model": spec.model_path,
+        "model": spec.model.path,
         "dtype": spec.model.dtype,
         "trust_remote_code": spec.model.trust_remote_code,
         "seed": spec.seed,
@@ -34,7 +34,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enable_expert_parallel": vllm.expert_parallel,
         "distributed_executor_backend": "mp",
         # token ids in, token ids out; text is looked at for stop strings alone
-        "skip_tokenizer_init": not has_tokenizer(spec.model_path),
+        "skip_tokenizer_init": not has_tokenizer(spec.model.path),
         "disable_log_stats": True,
         "enable_prefix_caching": True,
         "logprobs_mode": logprobs_mode(config),

@@ -39,7 +39,7 @@ def trainer_of(
     """Build the trainer of one rank."""
     config = spec.config
     return kind(
-        spec.model_path,
+        config.model.path,
         trainer=trainer,
         model=config.model,
         total_steps=config.steps,
@@ -63,10 +63,10 @@ def source_of(
     """
     config, sync, weight_metas = spec.config, spec.config.sync, list(metas)
     if config.generator.backend == "vllm":
-        names = names_for_files(spec.model_path, weight_metas)
+        names = names_for_files(config.model.path, weight_metas)
     else:
         remote_code = config.model.trust_remote_code
-        names = names_for_module(spec.model_path, weight_metas, remote_code=remote_code)
+        names = names_for_module(config.model.path, weight_metas, remote_code=remote_code)
     return GatheredSource(
         names.metas(weight_metas),
         lambda: names.named(named()),

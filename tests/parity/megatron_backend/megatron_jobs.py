@@ -316,7 +316,7 @@ def released(
             "sync": {"chunk_mib": 0.02},
         }
     )
-    spec = TrainerSpec(config, str(path), run_dir="")
+    spec = TrainerSpec(config, run_dir="")
     source = source_of(spec, trainer.metas(), trainer.named_weights)
     if dist.get_rank():
         source.take_part()

@@ -163,7 +163,6 @@ def play(tied: Path, tmp_path: Path) -> Callable[..., None]:
     ) -> None:
         spec = EngineSpec(
             name="generator-0",
-            model_path=str(tied),
             model=ModelConfig.model_validate({"path": str(tied), "dtype": dtype}),
             generator=EmbeddedGeneratorConfig(max_model_len=128),
             stub=StubConfig(),

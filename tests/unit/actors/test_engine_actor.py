@@ -37,7 +37,6 @@ REQUEST = GenerateRequest("r", (3, 4, 5), 4, SamplingParams(max_new_tokens=4, se
 def spec(model_path: str = "m", run_dir: str = "unused") -> EngineSpec:
     return EngineSpec(
         name="generator-0",
-        model_path=model_path,
         model=ModelConfig(path=model_path),
         generator=EmbeddedGeneratorConfig(deterministic=True),
         stub=StubConfig(),

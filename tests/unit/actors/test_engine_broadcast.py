@@ -42,7 +42,6 @@ def engine(run_dir: Path) -> EmbeddedEngineActor:
     return EmbeddedEngineActor(
         EngineSpec(
             name=NAME,
-            model_path=str(TINY),
             model=CONFIG.model,
             generator=CONFIG.generator,
             stub=CONFIG.stub,

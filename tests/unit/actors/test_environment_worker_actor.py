@@ -37,7 +37,7 @@ class Worker(EnvironmentActor):
 
     def __init__(self, run_dir: Path, environment: Environment) -> None:
         folder = str(run_dir)
-        super().__init__(EnvironmentSpec("environment-0", CONFIG, "none", folder, folder, {}))
+        super().__init__(EnvironmentSpec("environment-0", CONFIG, folder, folder, {}))
         self._environment = environment
         self._engines = {"engine-0": CallBatcher(exchange)}
 
@@ -132,17 +132,13 @@ class AgentWorker(EnvironmentActor):
         config = RunConfig.model_validate(
             {
                 "steps": 1,
-                "model": {"path": "none"},
+                "model": {"path": str(run_dir / "model")},
                 "environment": section,
                 "data": {"path": "tasks.jsonl"},
                 "generator": {"max_model_len": 4000, "sampling": {"max_new_tokens": 20}},
             }
         )
-        super().__init__(
-            EnvironmentSpec(
-                "environment-0", config, str(run_dir / "model"), str(AGENTS), folder, {}
-            )
-        )
+        super().__init__(EnvironmentSpec("environment-0", config, str(AGENTS), folder, {}))
         self._engines = {"engine-0": CallBatcher(self._drawn)}
         self.engine = DrawnBytes()
 

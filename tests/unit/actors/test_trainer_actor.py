@@ -73,7 +73,7 @@ def trainer() -> Breakable:
 
 def actor_of(trainer: StubTrainer, run_dir: Path, **overrides: Any) -> TrainerActor:
     config = RunConfig.model_validate({"steps": 5, "model": {"path": "m"}, **overrides})
-    spec = TrainerSpec(config, "m", str(run_dir))
+    spec = TrainerSpec(config, str(run_dir))
     return TrainerActor(spec, lambda _: (trainer, StubSource(trainer)))
 
 

@@ -191,7 +191,7 @@ def test_a_rank_sends_what_the_engines_of_its_run_load(
     path, model = make("qwen3_moe")
     overrides = {"generator": {"backend": backend}, "sync": {"chunk_mib": 0.01}}
     config = RunConfig.model_validate({"steps": 1, "model": {"path": str(path)}, **overrides})
-    spec = TrainerSpec(config, str(path), "run")
+    spec = TrainerSpec(config, "run")
     source = source_of(spec, manifest_metas(model), lambda: named_weights(model))
     sent = {each.name for each in source.manifest.tensors}
     assert any(".experts.3." in name for name in sent) == is_apart
@@ -204,7 +204,7 @@ def test_a_rank_sends_in_the_wire_dtype_but_what_is_to_be_kept(make: Make) -> No
     path, model = make("qwen3")
     sync = {"wire_dtype": "bfloat16", "keep_float32": ["norm.weight"]}
     config = RunConfig.model_validate({"steps": 1, "model": {"path": str(path)}, "sync": sync})
-    spec = TrainerSpec(config, str(path), "run")
+    spec = TrainerSpec(config, "run")
     source = source_of(spec, manifest_metas(model), lambda: named_weights(model))
     dtypes = {each.name: each.dtype for each in source.manifest.tensors}
     assert dtypes == {
