@@ -75,7 +75,7 @@ class EnginePump:
         except DeadlineExceeded as late:
             if not self._state.fleet.is_another_alive(self._name):
                 raise EngineNotStarted(
-                    late.who, late.on, late.deadline_s, Component.ENGINE
+                    late.waiter, late.target, late.deadline_s, Component.ENGINE
                 ) from late
             log.warning("engine.start_late", engine=self._name, error=str(late))
             self._last_failure = str(late)

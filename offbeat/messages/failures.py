@@ -110,13 +110,16 @@ class EngineUnavailable(OffbeatError):
 class DeadlineExceeded(OffbeatError):
     """A named remote call exceeded its deadline."""
 
-    who: str
-    on: str
+    waiter: str
+    target: str
     deadline_s: float
     component: Component | None = None  # part of the run that is late, where one is
 
     def __str__(self) -> str:
-        return f"{self.who} waited for {self.on} longer than its deadline of {self.deadline_s:g} s"
+        return (
+            f"{self.waiter} waited for {self.target} longer than its deadline of "
+            f"{self.deadline_s:g} s"
+        )
 
 
 class StaleFence(OffbeatError):
@@ -124,11 +127,12 @@ class StaleFence(OffbeatError):
 
     actor: str
     got: str
-    held: str
+    in_force: str
 
     def __str__(self) -> str:
         return (
-            f"{self.actor} refuses a call with fence {self.got}: the fence in force is {self.held}"
+            f"{self.actor} refuses a call with fence {self.got}: the fence in force is "
+            f"{self.in_force}"
         )
 
 

@@ -81,7 +81,7 @@ def test_every_error_tells_its_fields_in_its_sentence(errors: dict[str, OffbeatE
 
 
 def test_the_fields_of_an_error_are_its_arguments_however_they_were_given() -> None:
-    error = DeadlineExceeded("the controller", on="a sync", deadline_s=30.0)
+    error = DeadlineExceeded("the controller", target="a sync", deadline_s=30.0)
     assert error.args == ("the controller", "a sync", 30.0, None)
     canary = CanaryFailed("engine 0", 3, 7, 42, -3.5, -0.25, 3.25, tolerance=0.02)
     assert canary.args == ("engine 0", 3, 7, 42, -3.5, -0.25, 3.25, 0.02)
