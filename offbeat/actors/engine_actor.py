@@ -59,7 +59,7 @@ class EngineActor:
 
     def __init__(self, spec: EngineSpec, served: ServedEngine, incarnation: str) -> None:
         self._name, self._served, self._incarnation = spec.name, served, incarnation
-        self._model_path = spec.model_path
+        self._model_path = spec.model.path
         self._guard = FenceGuard(spec.name)
         self._requests = ReplyBatcher(self._generate, self._as_failure)
         self._epoch = 0  # epoch of the newest transfer begun
