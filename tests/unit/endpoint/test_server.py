@@ -522,6 +522,50 @@ def test_other_paths_and_methods_are_errors_in_the_same_form(path: str, status: 
     play(story)
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+        "Content-Length: 2\r\nContent-Length: 3\r\n",
+        "Content-Length: -1\r\n",
+        "X-Null: a\0b\r\nContent-Length: 2\r\n",
+        f"X-Long: {'x' * 100_000}\r\nContent-Length: 2\r\n",
+        "Content-Length: 2\r\nAuthorization : Bearer x\r\n",
+    ],
+)
+def test_a_head_that_two_readers_could_read_differently_is_refused(head: str) -> None:
+    engine = DrawnBytes()
+
+    async def story(client: Client) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.endpoint.port)
+        first = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.key}"
+        )
+        writer.write(f"{first}\r\n{head}\r\n{{}}".encode())
+        assert (await reader.readline()).split()[1] == b"400"
+        writer.close()
+        await writer.wait_closed()
+        assert engine.calls == []
+        assert (await client.post(HELLO))[0] == 200
+
+    play(story, engine)
+
+
+def test_of_two_tokens_in_a_request_none_opens_the_other_sample() -> None:
+    async def story(client: Client) -> None:
+        other = session(DrawnBytes())
+        both = [
+            ("Authorization", f"Bearer {client.key}"),
+            ("Authorization", f"Bearer {client.endpoint.open(other)}"),
+        ]
+        url = f"{client.endpoint.base_url}/chat/completions"
+        async with client.http.post(url, json=HELLO, headers=both) as response:
+            assert response.status in (200, 400)
+        assert other.turns == []
+
+    play(story)
+
+
 def test_a_body_that_never_ends_is_given_up() -> None:
     async def story(client: Client) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.endpoint.port)

@@ -1,0 +1,45 @@
+"""OpenAI's client where it belongs: in an agent's process, against the endpoint of its worker."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.endpoint.agent_groups import AgentGroups
+from offbeat.endpoint.session import SessionLimits
+from offbeat.endpoint.template_bridge import TemplateBridge
+from offbeat.environments.factory import make_agent
+from offbeat.messages.generation import SamplingParams
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.rollouts.calls import EngineClient
+from offbeat.rollouts.columns import Columns
+from offbeat.rollouts.samples import SampleFailurePolicy
+from offbeat.transfer_queue import schema
+from tests.support.agent_endpoint import END, DrawnBytes, template
+
+pytest.importorskip("openai", reason="the extra agents is not installed")
+
+pytestmark = pytest.mark.agents
+
+
+def test_an_agent_with_openais_client_is_trained_on_the_tokens_it_was_answered() -> None:
+    engine = DrawnBytes(["one<|im_end|>", "two<|im_end|>"])
+
+    async def main() -> tuple[Receipt, Columns]:
+        recipe = EnvironmentConfig(name="agent", target="openai_agents:converses")
+        bridge = TemplateBridge(made := template(), made.end_texts((END,)))
+        groups = AgentGroups(make_agent(recipe, Path(__file__).parent), bridge, SessionLimits())
+        await groups.start()
+        try:
+            task = RolloutTask(Prompt(7, 0, 7, {"question": "?"}), 1, 1, "engine-0", 3, 60.0)
+            client = EngineClient(task, engine.generate, SamplingParams(max_new_tokens=40), 4000)
+            return await groups.run_group(client, SampleFailurePolicy("retry"))
+        finally:
+            await groups.close()
+
+    receipt, columns = asyncio.run(main())
+    assert (receipt.rewards, receipt.turns) == ((1.0,), (2,))
+    assert receipt.rewards_by_name == (("messages", (5.0,)),)
+    drawn = [token for _, said, _ in engine.calls for token in said]
+    assert columns[schema.RESPONSE_IDS][columns[schema.LOSS_MASK]].tolist() == drawn
