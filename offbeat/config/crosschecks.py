@@ -13,6 +13,7 @@ from offbeat.config.crosschecks_agent import agent_clashes
 from offbeat.config.crosschecks_demonstrations import demonstration_clashes
 from offbeat.config.crosschecks_eval import eval_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
+from offbeat.config.crosschecks_rewards import reward_call_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_samples import sample_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
@@ -368,6 +369,7 @@ _ALWAYS = (
     algorithm_clashes,
     run_dir_clashes,
     _user_code_is_named,
+    reward_call_clashes,
     agent_clashes,
     _prompts_have_one_source,
     eval_clashes,

@@ -96,6 +96,11 @@ def test_an_answer_that_takes_too_long_is_a_failure_by_name_and_the_next_one_is_
     assert outcomes == [1.0, "data: reward_deadline", 1.0, "data: reward_deadline", 0.0]
 
 
+def test_no_timeout_of_the_library_stands_between_an_answer_and_its_deadline() -> None:
+    # Its timeouts are signals, which a thread cannot set: with one of them on, this raises.
+    assert asyncio.run(asyncio.to_thread(math_reward, HALF, "0.5")) == 1.0
+
+
 def test_options_reach_the_grader() -> None:
     assert scored({"gold": 3}, "3", options={"answer_key": "gold", "correct": 2.0}) == [2.0]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeGuard
 
+from offbeat.config.crosschecks_rewards import call_keys_set
 from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
@@ -50,6 +51,22 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
             yield ok(section, f"module {module} is found")
             if section == "environment" and config.environment.max_turns == 1:
                 yield from _one_turn(source, name)
+            if section == "environment":
+                yield from _one_call_at_a_time(config, source, name)
+
+
+def _one_call_at_a_time(config: RunConfig, source: Path, name: str) -> Iterator[Finding]:
+    """Warn of limits for the calls of an async reward where the function is not async."""
+    unused = call_keys_set(config.environment)
+    if not unused or source.suffix != ".py":
+        return
+    if any(_is_function(node, name) for node in ast.parse(source.read_bytes()).body):
+        yield warning(
+            "environment",
+            f"{name} is not async: its samples are scored one after the other, and "
+            f"{', '.join(unused)} is not used",
+            f"Write async def {name}, or leave the keys out.",
+        )
 
 
 def check_command(config: RunConfig, working_dir: Path) -> Iterator[Finding]:

@@ -237,6 +237,22 @@ def test_a_grader_of_the_package_is_a_reward_and_no_environment() -> None:
     assert "built-in rewards of environment.name=function: math_verify." in text
 
 
+@pytest.mark.parametrize(
+    ("environment", "chosen"),
+    [
+        ({"name": "arithmetic"}, "environment.name=arithmetic"),
+        ({"name": "function", "target": "math_verify"}, "environment.target=math_verify"),
+    ],
+)
+def test_limits_of_the_calls_of_an_async_reward_where_there_is_none(
+    environment: dict[str, Any], chosen: str
+) -> None:
+    limits = {"reward_retries": 2, "reward_concurrency": 64}  # 64 is the default
+    data = DATA if environment["name"] == "function" else {}
+    text = only({"environment": environment | limits}, data)
+    assert f"environment.reward_retries is not used: {chosen} calls no async reward" in text
+
+
 def test_a_target_that_nobody_reads() -> None:
     assert "is not used: environment.name=arithmetic is built in" in only(
         {"environment": {"target": "a:b"}}

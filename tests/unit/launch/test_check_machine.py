@@ -562,6 +562,17 @@ def test_an_option_that_a_reward_does_not_take_is_told_before_it_is_run(
     assert problem in finding.message
 
 
+@pytest.mark.parametrize(("form", "is_warned"), [("def", True), ("async def", False)])
+def test_limits_of_calls_at_once_are_of_no_use_to_a_reward_that_is_not_async(
+    tmp_path: Path, form: str, *, is_warned: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(f"{form} f(prompt, response): ...\n")
+    section = {"name": "function", "target": "mine:f", "reward_retries": 2}
+    findings = list(check_targets(config(environment=section), tmp_path))
+    assert [each.level for each in findings] == [Level.OK, *[Level.WARNING] * is_warned]
+    assert not is_warned or "environment.reward_retries is not used" in findings[-1].message
+
+
 def test_the_prompts_of_evaluations_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "eval.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\nno json\n')
     path = str(tmp_path / "eval.jsonl")
