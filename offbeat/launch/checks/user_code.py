@@ -60,7 +60,8 @@ def _one_call_at_a_time(config: RunConfig, source: Path, name: str) -> Iterator[
     unused = call_keys_set(config.environment)
     if not unused or source.suffix != ".py":
         return
-    if any(_is_function(node, name) for node in ast.parse(source.read_bytes()).body):
+    body = ast.parse(source.read_bytes()).body
+    if any(isinstance(node, ast.FunctionDef) and _is_function(node, name) for node in body):
         yield warning(
             "environment",
             f"{name} is not async: its samples are scored one after the other, and "
