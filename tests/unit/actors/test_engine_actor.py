@@ -19,6 +19,7 @@ from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.generators.loaded_weights import loaded_digest
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
 from offbeat.messages.failures import StaleFence, WeightSyncFailed
@@ -253,6 +254,26 @@ def test_after_a_load_the_engine_samples_exactly_as_one_made_from_the_new_weight
 
     with_embedded(changed, tmp_path, expect)
     with_embedded(TINY, tmp_path, load_and_compare)
+
+
+def test_an_engine_serves_what_it_loaded_as_if_a_trainer_had_sent_it(tmp_path: Path) -> None:
+    async def use(actor: EmbeddedEngineActor) -> None:
+        ack = await actor.serve_loaded(FENCE, 1, 0)
+        assert (ack.version, ack.digest) == (0, loaded_digest(str(TINY)))
+        unsent = await generate(actor)
+        await load(actor, release_of(TINY, 1), epoch=2)
+        assert same(await generate(actor), unsent)
+        with pytest.raises(WeightSyncFailed, match="took the place of the loaded weights"):
+            await actor.serve_loaded(FENCE, 3, 0)
+
+    with_embedded(TINY, tmp_path, use)
+
+
+def test_other_weights_under_the_same_name_have_another_digest(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    before = loaded_digest(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"Weights")
+    assert loaded_digest(str(tmp_path)) != before
 
 
 @pytest.mark.parametrize("wrong", ["digest", "byte", "chunk missing"])
