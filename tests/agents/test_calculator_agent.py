@@ -20,6 +20,7 @@ from examples.tiny_calculator.agent import connections, run
 from offbeat.config.loader import load_recipe
 from offbeat.endpoint.agent_groups import AgentGroups
 from offbeat.endpoint.server import AgentEndpoint
+from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.environments.agent_client import AgentClient
@@ -150,7 +151,8 @@ def test_the_model_plays_the_agent_of_the_recipe_as_single_conversations() -> No
     async def play() -> tuple[Receipt, Columns]:
         loop = EngineLoop(engine)
         agent = make_agent(recipe, ROOT)
-        groups = AgentGroups(agent, TemplateBridge(template, template.end_texts(ends)))
+        bridge = TemplateBridge(template, template.end_texts(ends))
+        groups = AgentGroups(agent, bridge, SessionLimits())
         await groups.start()
         try:
             task = RolloutTask(Prompt(7, 0, 7, TASK), 1, 16, "engine-0", 3, 60.0)
