@@ -3,6 +3,8 @@
 The second try sees the first one: two turns of one conversation, through the model's own chat
 template. A right answer is worth 1.0 at the first try and 0.5 at the second.
 """
+# openai comes with the extra agents; types are checked without it as well.
+# pyright: reportMissingImports=false
 
 import re
 from functools import cache

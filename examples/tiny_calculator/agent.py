@@ -3,6 +3,8 @@
 The model is asked in words, *What is 47 times 83 times 61?*, and gets what the calculator answers as
 a message. The reward is 1.0 if its last message is the right number and nothing else, else 0.0.
 """
+# openai comes with the extra agents; types are checked without it as well.
+# pyright: reportMissingImports=false
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,6 @@
 """An agent with OpenAI's client, as a user writes it; a test runs it in the agent's process."""
+# openai comes with the extra agents; types are checked without it as well.
+# pyright: reportMissingImports=false
 
 from typing import Any
 
