@@ -206,7 +206,7 @@ class WireCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cancels: int | None = None
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A typed error as its class name and its fields."""
 
     kind: str
@@ -218,7 +218,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     id: int
     value: msgspec.Raw
-    failure: Failure | None = None
+    failure: WireFailure | None = None
     freed: tuple[Slot, ...] = ()
 
 
@@ -350,17 +350,17 @@ def one_way(op: Op, unpinned: tuple[Slot, ...] = (), cancels: int | None = None)
     return framed(encode(WireCall(ONE_WAY, op, unpinned, cancels)))
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> WireFailure:
     """Encode an error for the client.
 
     An exception that is not ``OffbeatError`` becomes ``ServiceBug``.
     """
     kind = type(error).__name__
     if isinstance(error, OffbeatError) and kind in _TYPED:
-        return Failure(kind, error.args)
-    return Failure("ServiceBug", (kind, str(error)))
+        return WireFailure(kind, error.args)
+    return WireFailure("ServiceBug", (kind, str(error)))
 
 
-def error_of(failure: Failure) -> OffbeatError:
+def error_of(failure: WireFailure) -> OffbeatError:
     """Decode the error to raise in the client."""
     return _TYPED.get(failure.kind, ServiceBug)(*failure.fields)

@@ -14,7 +14,7 @@ from offbeat.simulation.audit_groups import AuditedGroup, AuditedGroups
 from offbeat.simulation.audit_world import World
 
 
-class Engines:
+class AuditedEngines:
     """Tracks which engines may be given work in this incarnation and lineage."""
 
     def __init__(self, groups: AuditedGroups, world: World, findings: Findings) -> None:

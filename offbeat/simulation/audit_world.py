@@ -33,8 +33,8 @@ from offbeat.simulation.records import (
     ReleasePublished,
     Scored,
     TrainerApplied,
-    TrainerLife,
     TrainerRestored,
+    TrainerStarted,
     WorldRecord,
 )
 
@@ -129,7 +129,7 @@ class World:
             Evaluated: self._evaluations.evaluated,
             EngineComputesOther: self._takes_other,
             EngineServes: self._serves,
-            TrainerLife: self._trainer_life,
+            TrainerStarted: self._trainer_life,
             TrainerRestored: self._trainer_restored,
             TrainerApplied: self._applied,
             ReleasePublished: self._published,
@@ -222,7 +222,7 @@ class World:
         self._digests[version] = digest
         self._known.setdefault(version, set()).add(digest)
 
-    def _trainer_life(self, record: TrainerLife) -> None:
+    def _trainer_life(self, record: TrainerStarted) -> None:
         """Handle a lost trainer: its weights are gone.
 
         After the end of the run this affects the next controller only.

@@ -6,7 +6,7 @@ the samplers, so it does not repeat their mistakes.
     records -> World    history according to the actors
     journal -> Groups   where every group is           I1 I3 I4 I8 I11
                Steps    what was trained               I2 I5 I7 I12
-               Engines  what was served                I5 I6
+        AuditedEngines  what was served                I5 I6
     both    -> End      how it ended                   I3 I8 I9 I14 I15 I16
                Losses   cost of a lost machine         I17
                Samples  each sample once, masked ones nowhere  I18
@@ -39,7 +39,7 @@ from offbeat.controller.events import (
     Unclaimed,
 )
 from offbeat.simulation.audit_end import End
-from offbeat.simulation.audit_engines import Engines
+from offbeat.simulation.audit_engines import AuditedEngines
 from offbeat.simulation.audit_findings import Findings, Violation
 from offbeat.simulation.audit_groups import AuditedGroups
 from offbeat.simulation.audit_losses import Losses
@@ -72,7 +72,7 @@ def audit(
     world.read(records)
     groups = AuditedGroups(config, prompts, findings)
     steps = Steps(config, groups, world, findings)
-    engines = Engines(groups, world, findings)
+    engines = AuditedEngines(groups, world, findings)
     losses, poison = Losses(world, findings), Poison(config, world, findings)
     _read_journal(journals, groups, steps, engines, losses, poison, findings)
     poison.check()
@@ -87,7 +87,7 @@ def _read_journal(
     journals: Sequence[AnyEvent],
     groups: AuditedGroups,
     steps: Steps,
-    engines: Engines,
+    engines: AuditedEngines,
     losses: Losses,
     poison: Poison,
     findings: Findings,

@@ -7,7 +7,7 @@ from offbeat.simulation.disk import SimulatedDisk
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
 from offbeat.simulation.machines import Machines
-from offbeat.simulation.network import Network
+from offbeat.simulation.network import SimulatedNetwork
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import WorldRecord
 
@@ -21,7 +21,7 @@ class SimulationContext:
         loop: VirtualLoop,
         rng: random.Random,
         faults: Faults,
-        network: Network,
+        network: SimulatedNetwork,
         records: list[WorldRecord],
         machines: Machines | None = None,
     ) -> None:

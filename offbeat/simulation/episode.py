@@ -15,7 +15,7 @@ from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import Deadlock, OutOfBounds, VirtualLoop
 from offbeat.simulation.machines import Machines
-from offbeat.simulation.network import Network
+from offbeat.simulation.network import SimulatedNetwork
 from offbeat.simulation.records import ControllerEnd, Ended, Fault, TrainerApplied, WorldRecord
 from offbeat.simulation.schedule import Strike
 
@@ -76,7 +76,7 @@ def play(
         records.append(Fault(loop.time(), kind, target, detail))
 
     faults = Faults(plan.strikes, loop, fired)
-    network = Network(loop, rng, faults)
+    network = SimulatedNetwork(loop, rng, faults)
     machines = Machines(loop, plan.machines)
     around = SimulationContext(plan.config, loop, rng, faults, network, records, machines)
     cluster = Cluster(plan, around, rng, controller_cls)

@@ -42,7 +42,7 @@ class Host(Protocol):
 class SimulatedCall(msgspec.Struct, eq=False):
     """One request in transit, in service, or answered."""
 
-    network: "Network"
+    network: "SimulatedNetwork"
     caller: Process
     host: Host
     process: Process  # process of the host when the call was sent
@@ -64,7 +64,7 @@ class SimulatedCall(msgspec.Struct, eq=False):
             self.network.answer(self, None, error, after_s)
 
 
-class Network:
+class SimulatedNetwork:
     """All links between processes."""
 
     def __init__(self, loop: VirtualLoop, rng: random.Random, faults: Faults) -> None:

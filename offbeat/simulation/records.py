@@ -106,7 +106,7 @@ class EngineDied(WorldRecord, frozen=True):
     incarnation: str
 
 
-class TrainerLife(WorldRecord, frozen=True):
+class TrainerStarted(WorldRecord, frozen=True):
     """The trainer ranks started, with the initial model."""
 
     incarnation: int

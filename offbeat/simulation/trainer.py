@@ -36,8 +36,8 @@ from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import (
     ReleasePublished,
     TrainerApplied,
-    TrainerLife,
     TrainerRestored,
+    TrainerStarted,
 )
 from offbeat.simulation.step_keys import StepKeys
 from offbeat.weight_sync.canary import invented, tolerance
@@ -77,7 +77,7 @@ class FakeTrainer(Actor):
         self._last_step = self._last_attempt = 0
         self._open: list[tuple[SimulatedPayload, tuple[float, ...]]] = []
         self._chunks = 0
-        self.around.record(TrainerLife(self.around.loop.time(), self.incarnation_number))
+        self.around.record(TrainerStarted(self.around.loop.time(), self.incarnation_number))
 
     # --- one call at a time ----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
-from offbeat.simulation.network import Network
+from offbeat.simulation.network import SimulatedNetwork
 from offbeat.simulation.processes import Process
 from offbeat.simulation.schedule import Strike
 
@@ -23,7 +23,7 @@ def simulate(
     loop = VirtualLoop(random.Random(0), max_events=10_000, max_s=1000)
     dice = random.Random(1)
     faults = Faults(strikes, loop, lambda *_: None)
-    around = SimulationContext(config, loop, dice, faults, Network(loop, dice, faults), [])
+    around = SimulationContext(config, loop, dice, faults, SimulatedNetwork(loop, dice, faults), [])
     controller = Process("controller")
 
     async def body() -> None:

@@ -43,8 +43,8 @@ from offbeat.simulation.records import (
     PermitsUsed,
     ReleasePublished,
     TrainerApplied,
-    TrainerLife,
     TrainerRestored,
+    TrainerStarted,
     WorldRecord,
 )
 
@@ -96,7 +96,7 @@ class History:
         self.journal.append(Opened("run", self.incarnation))
         self.records.append(ControllerStarted(0.0, self.incarnation))
         if self.incarnation == 1:
-            self.records.append(TrainerLife(0.0, 1))
+            self.records.append(TrainerStarted(0.0, 1))
 
     def sync(self) -> None:
         """Publish the trainer's weights and have the engine serve them."""
@@ -253,7 +253,7 @@ class History:
 
     def trainer_restored(self, to_version: int) -> None:
         self.records.append(Fault(0.0, "trainer_killed", "trainer"))
-        self.records.append(TrainerLife(0.0, 2))
+        self.records.append(TrainerStarted(0.0, 2))
         self.records.append(TrainerRestored(0.0, 2, to_version, self.digests[to_version]))
 
     def rewind(self, to_version: int) -> None:

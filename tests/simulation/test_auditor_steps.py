@@ -20,8 +20,8 @@ from offbeat.simulation.records import (
     EngineServes,
     Fault,
     TrainerApplied,
-    TrainerLife,
     TrainerRestored,
+    TrainerStarted,
 )
 
 
@@ -331,7 +331,7 @@ def test_a_trainer_that_is_started_anew_is_missed_unless_its_run_was_over(
     history.records[at:at] = [
         *[Closed(0.0, "trainer")] * told,
         Fault(0.0, "trainer_killed", "trainer"),
-        TrainerLife(0.0, 2),
+        TrainerStarted(0.0, 2),
     ]
     assert broken(history) == found
 

@@ -10,7 +10,7 @@ from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
-from offbeat.simulation.network import DEATH_NOTICED_S, Network, SimulatedCall
+from offbeat.simulation.network import DEATH_NOTICED_S, SimulatedCall, SimulatedNetwork
 from offbeat.simulation.processes import Process
 from offbeat.simulation.schedule import Strike
 
@@ -41,7 +41,7 @@ class Link:
     """A caller, a callee, and what lies between."""
 
     loop: VirtualLoop
-    network: Network
+    network: SimulatedNetwork
     echo: Echo
     caller: Process
 
@@ -64,7 +64,7 @@ def play(
     loop = VirtualLoop(random.Random(seed), max_events=10_000, max_s=1000)
     strikes = [Strike(action, at_step=0) for action in actions]
     faults = Faults(strikes, loop, lambda *_: None)
-    network = Network(loop, random.Random(seed), faults)
+    network = SimulatedNetwork(loop, random.Random(seed), faults)
     link = Link(loop, network, echo or Echo(), Process("caller"))
     faults.step(0)
 

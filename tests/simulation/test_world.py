@@ -33,7 +33,7 @@ from offbeat.simulation.controller_ports import (
 from offbeat.simulation.engine import FakeEngine
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
-from offbeat.simulation.network import Network
+from offbeat.simulation.network import SimulatedNetwork
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.processes import Process
 from offbeat.simulation.records import EngineServes, Fault, Generated, TrainerApplied, WorldRecord
@@ -67,7 +67,7 @@ class Stage:
                 Fault(loop.time(), kind, target, detail)
             ),
         )
-        network = Network(loop, rng, faults)
+        network = SimulatedNetwork(loop, rng, faults)
         self.around = SimulationContext(CONFIG, loop, rng, faults, network, self.records)
         self.engine = FakeEngine("generator-0", self.around)
         self.actor = FakeTrainer(self.around, CONFIG.groups_per_step)
