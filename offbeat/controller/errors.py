@@ -9,6 +9,11 @@ from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 class RunAborted(OffbeatError):
     """An operator or a signal requested an immediate end."""
 
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
 
 class RunStalled(OffbeatError):
     """Nothing changed for ``stall_timeout_s``, and no call is within its own deadline."""

@@ -66,9 +66,8 @@ class GymOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GymUnusable(OffbeatError):
     """A task of reasoning-gym cannot be made: the package, the name or a parameter is wrong."""
 
-    def __init__(self, task: str, problem: str) -> None:
-        super().__init__(task, problem)
-        self.task, self.problem = task, problem
+    task: str
+    problem: str
 
     def __str__(self) -> str:
         return f"reasoning-gym cannot make task {self.task!r}: {self.problem}"

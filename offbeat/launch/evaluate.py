@@ -20,9 +20,9 @@ _CONFIG: Final = "config.yaml"
 class NothingToEvaluate(OffbeatError):
     """The argument of ``offbeat eval`` names no recipe, and no model of a run."""
 
-    def __init__(self, path: str, problem: str, fix: str) -> None:
-        super().__init__(path, problem, fix)
-        self.path, self.problem, self.fix = path, problem, fix
+    path: str
+    problem: str
+    fix: str
 
     def __str__(self) -> str:
         return f"{self.path} {self.problem}. {self.fix}"
