@@ -113,7 +113,7 @@ async def _run(case: Case, seed: int) -> Measured:
         points.append(
             _Point(
                 asyncio.get_running_loop().time(),
-                controller.state.busy.trainer_seconds(),
+                controller.state.observer.times.trainer_seconds(),
                 sum(engine.decoded_s for engine in engines.values()),
                 sum(engine.loads for engine in engines.values()),
             )

@@ -9,6 +9,7 @@ from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.state import RunState
 from offbeat.controller.trainer_client import TrainerClient
 from offbeat.messages.failures import CheckpointFailed, TrainStepFailed
+from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
 
@@ -32,8 +33,7 @@ class Checkpoints:
             TrainerLost: It has another version: its process was replaced without notice.
         """
         state, who = self._state, f"checkpoint of version {version}"
-        state.reached(Failpoint.CHECKPOINTING)
-        with state.busy.saving():
+        with state.observer.trainer_in(TrainerTime.CHECKPOINT, Failpoint.CHECKPOINTING):
             try:
                 made = await self._trainer_client.call(
                     who,
@@ -46,7 +46,6 @@ class Checkpoints:
             except TrainStepFailed as failure:
                 raise TrainerLost(who, str(failure)) from failure
         state.ledger.checkpointed(made.version, made.digest)
-        state.reached(Failpoint.CHECKPOINTED)
 
     async def save_model(self) -> None:
         """Save the trained model; a run without an applied step has none."""
@@ -55,7 +54,7 @@ class Checkpoints:
         if not (checkpoint.final and version):
             return
         who = f"model of version {version}"
-        with state.busy.saving():
+        with state.observer.trainer_in(TrainerTime.CHECKPOINT):
             try:
                 save = partial(self._trainer_client.trainer.save, state.fence, version)
                 await self._trainer_client.call(who, save, checkpoint.deadline_s)

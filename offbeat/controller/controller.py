@@ -107,43 +107,45 @@ class Controller:
         self._config, self._ports, self._driver = config, ports, driver
         state = self.state = RunState(config, fence, ports, sampler, ledger or Ledger())
         self.progress = Progress(state, asyncio.get_running_loop().time)
-        self._trainer_client = trainer_client = TrainerClient(state, ports.trainer)
-        self._sync = WeightSync(state, trainer_client, ports.generators)
+        self._trainer_client = TrainerClient(state, ports.trainer)
+        self._sync = sync = WeightSync(state, self._trainer_client, ports.generators)
+        retries = RetryPolicy(state, rng)
         self._rollout_pump = RolloutPump(
-            state,
-            ports.prompts,
-            ports.rollouts,
-            RetryPolicy(state, rng),
-            max_group_bytes=max_group_bytes,
+            state, ports.prompts, ports.rollouts, retries, max_group_bytes=max_group_bytes
         )
         self._evaluation = Evaluation(
             state, ports.evaluation, ports.rollouts, ports.telemetry, ports.scores
         )
-        self._recovery = Recovery(
-            state,
-            trainer_client,
+        self._recovery = self._new_recovery(groups_per_turn)
+        step = TrainStep(state, self._trainer_client, sync, advantages=advantages, loss=loss)
+        self._train_pump = self._new_train_pump(step)
+        self._engine_pumps = [EnginePump(state, each, sync) for each in ports.generators.values()]
+        self._cause: BaseException | None = None
+        self._keep_until = 0.0  # once aborted: when a last checkpoint is given up
+
+    def _new_recovery(self, groups_per_turn: int) -> Recovery:
+        return Recovery(
+            self.state,
+            self._trainer_client,
             self._sync,
             self._rollout_pump,
-            ports.payloads,
+            self._ports.payloads,
             on_taken=self.progress.taken_over,
             groups_per_turn=groups_per_turn,
         )
-        self._train_pump = TrainPump(
-            state,
-            trainer_client,
-            TrainStep(state, trainer_client, self._sync, advantages=advantages, loss=loss),
+
+    def _new_train_pump(self, step: TrainStep) -> TrainPump:
+        return TrainPump(
+            self.state,
+            self._trainer_client,
+            step,
             self._sync,
             self._rollout_pump,
             recovery=self._recovery,
-            checkpoints=Checkpoints(state, trainer_client),
+            checkpoints=Checkpoints(self.state, self._trainer_client),
             evaluation=self._evaluation,
             on_step=self._step_done,
         )
-        self._engine_pumps = [
-            EnginePump(state, generator, self._sync) for generator in ports.generators.values()
-        ]
-        self._cause: BaseException | None = None
-        self._keep_until = 0.0  # once aborted: when a last checkpoint is given up
 
     async def run(self, on_ended: Callable[[BaseException | None], None] = lambda _: None) -> None:
         """Train to the end. The actors are closed on return, also after an error.
@@ -235,13 +237,13 @@ class Controller:
         clock = asyncio.get_running_loop().time
         seen, looks = -1.0, 0
         while True:
-            now, busy_until = clock(), waits.pending.healthy_until
+            now, busy_until = clock(), waits.healthy_until
             # A call at its deadline ends by itself, with a more specific error than a stall.
             stuck = now >= max(waits.changed_at + limit, busy_until + _GRACE_S)
             nobody_acts = busy_until == -float("inf") and seen == waits.changed_at
             looks = looks + 1 if nobody_acts else 0
             if (stuck or looks == _DEADLOCK_LOOKS) and not state.operator.is_paused:
-                raise RunStalled(now - waits.changed_at, self._where(), waits.pending.describe(now))
+                raise RunStalled(now - waits.changed_at, self._where(), waits.describe(now))
             seen = waits.changed_at
             await asyncio.sleep(min(_LOOK_S, limit))
             # A run without progress, also a paused one, leaves no unwritten records.

@@ -114,7 +114,7 @@ class EnginePump:
             strikes += not state.sync.is_lost  # otherwise the engine is not at fault
             if self._sync.canaries.must_be_replaced(self._name):
                 return False
-            await state.waits.back_off(self._name, on="another sync", for_s=RETRY_S)
+            await state.waits.pause(self._name, on="another sync", for_s=RETRY_S)
             if not await self._probe():
                 return False
         return False
@@ -195,11 +195,7 @@ class EnginePump:
         """Mark the engine as dead; later messages of this process are ignored."""
         self._state.fleet.dead(self._name)
         self._sync.canaries.replaced(self._name)
-        self._mark("lost", gone=self._gone)
-
-    def _mark(self, what: str, **facts: float) -> None:
-        now = asyncio.get_running_loop().time()
-        self._state.trace.mark(("engine", self._name), what, now, **facts)
+        self._state.observer.engine_ended(self._name, "lost", gone=self._gone)
 
     def _is_retired(self) -> bool:
         """Return whether the dead engine stays down for good instead of being restarted.
@@ -228,7 +224,7 @@ class EnginePump:
         state, fleet = self._state, self._state.fleet
         fleet.retire(self._name)
         self._sync.canaries.retired(self._name)
-        self._mark("retired")
+        state.observer.engine_ended(self._name, "retired")
         state.count(Retired(engine=self._name, reason=self._last_failure))
         log.warning(
             "engine.retired",

@@ -75,7 +75,7 @@ def _discard(event: AnyEvent) -> None:
     """The journal of a ledger that needs none."""
 
 
-def _nobody_waits() -> None:
+def _nobody_waits(event: type[AnyEvent]) -> None:
     """Notify nobody: outside a controller no task waits for a change."""
 
 
@@ -83,14 +83,14 @@ class Ledger(GroupTable):
     """Follows each group from admission to its end. It records; the sampler decides.
 
     Every mutation is one event, handed to ``record`` after it was applied: the state is the fold of
-    the events. Then ``changed`` notifies whoever waits for a change. An illegal move raises
+    the events. Then ``changed`` is called with the type of the event. An illegal move raises
     ``IllegalMove`` and changes nothing.
     """
 
     def __init__(
         self,
         record: Callable[[AnyEvent], None] = _discard,
-        changed: Callable[[], None] = _nobody_waits,
+        changed: Callable[[type[AnyEvent]], None] = _nobody_waits,
     ) -> None:
         super().__init__()
         self.record, self.changed = record, changed
@@ -310,7 +310,7 @@ class Ledger(GroupTable):
     def _do(self, event: AnyEvent) -> None:
         self.apply(event)
         self.record(event)
-        self.changed()
+        self.changed(type(event))
 
 
 def _newest_first(

@@ -70,7 +70,7 @@ class Progress:
         return self._busy_metrics(measures)
 
     def _busy_metrics(self, measures: StepMetricsBuilder) -> dict[str, float]:
-        trainer, engines = self._state.busy.lap()
+        trainer, engines = self._state.observer.times.lap()
         generate_s, reward_s = measures.mean_of("generate_s"), measures.mean_of("reward_s")
         spent = Spent(
             trainer=trainer,
@@ -86,7 +86,7 @@ class Progress:
     def status(self) -> Status:
         """Return the run's present status."""
         state, ledger, last = self._state, self._state.ledger, self._last
-        shares = self._state.busy.shares()
+        shares = self._state.observer.times.shares()
         seen = {} if last is None else last.metrics()
         staleness_max = seen.get("off_policy/staleness_max")
         return Status(
@@ -103,7 +103,7 @@ class Progress:
             generator_busy=shares[1].get(GeneratorTime.COMPUTE),
             samples_per_s=self._rate(self._samples),
             verdict=self._verdict,
-            waiting_for=state.waits.pending.waits_of(Pump.TRAIN) or state.waits.pending.oldest(),
+            waiting_for=state.waits.waits_of(Pump.TRAIN) or state.waits.oldest(),
         )
 
     def summary(
@@ -161,7 +161,7 @@ class Progress:
         """
         tally = self._state.tally
         steps = sum(tally.trainer_s.values())
-        rest = self._state.busy.lap()  # since the last step
+        rest = self._state.observer.times.lap()  # since the last step
         self._state.count(Spent(trainer=rest[0], engines=rest[1]))
         return *tally.shares(), tally.verdict() if steps else ""
 

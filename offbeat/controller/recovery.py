@@ -83,7 +83,7 @@ class Recovery:
         # of a resumed run may allow less staleness than the one its groups were made under.
         self._rollouts.make_room()
         self._rollouts.sweep(predictive=False)
-        state.reached(Failpoint.RECOVERED)
+        state.observer.reached(Failpoint.RECOVERED)
 
     async def rewind(self, reason: str, *, taking_over: bool = False) -> None:
         """Restore the trainer, and return everything else to the restored version.
@@ -120,7 +120,7 @@ class Recovery:
             )
         else:
             log.info("trainer.restored", version=restored.version, reason=reason)
-        state.reached(Failpoint.REWOUND)
+        state.observer.reached(Failpoint.REWOUND)
 
     async def _undo(self, to_version: int, reason: str) -> int:
         """Undo the steps after ``to_version``; return the number of groups to roll out again.
@@ -144,7 +144,7 @@ class Recovery:
             self._state.queue.clear(prompt_indices)
             await self._again(prompt_indices)
             if self._state.ledger.rewinding_to is not None:
-                self._state.reached(Failpoint.UNDOING)
+                self._state.observer.reached(Failpoint.UNDOING)
         return groups
 
     async def _again(self, prompt_indices: Sequence[int]) -> None:

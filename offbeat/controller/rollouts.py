@@ -181,7 +181,6 @@ class RolloutPump:
         attempt = state.ledger.dispatch(prompt_index, engine.name, engine.version)
         state.fleet.took(engine.name)
         self._retries.outage.dispatched()
-        state.reached(Failpoint.DISPATCHED)
         task = self._task(prompt, attempt, engine)
         running = rollouts.create_task(self._rollout(task), name=task.group_id)
         self._running[prompt_index] = _Running(running, engine.name, engine.incarnation)
@@ -199,9 +198,7 @@ class RolloutPump:
         admission = state.sampler.admit(state.view)
         if admission is None:
             return None
-        prompt_index = state.ledger.admit(admission.target_step)
-        state.reached(Failpoint.ADMITTED)
-        return prompt_index
+        return state.ledger.admit(admission.target_step)
 
     def _task(self, prompt: Prompt, attempt: int, engine: EngineRecord) -> RolloutTask:
         config = self._state.config
@@ -221,8 +218,7 @@ class RolloutPump:
 
     async def _rollout(self, task: RolloutTask) -> None:
         state = self._state
-        clock = asyncio.get_running_loop().time
-        since = clock()
+        since = asyncio.get_running_loop().time()
         try:
             receipt, payload = await state.waits.call(
                 f"rollout {task.group_id}",
@@ -236,14 +232,14 @@ class RolloutPump:
                 log.warning("rollout.cleanup_failed", group=task.group_id, error=str(failure))
                 return
             incarnation = self._release_engine(task.prompt_index)
-            self._trace(task, since, "failed")
+            state.observer.rolled_out(task, "failed", since)
             await self._failed(task, failure, incarnation)
         else:
             if is_cancelled():  # answered all the same, and too late
                 return
-            state.reached(Failpoint.ANSWERED)
+            state.observer.reached(Failpoint.ANSWERED)
             incarnation = self._release_engine(task.prompt_index)
-            self._trace(task, since, "answered")
+            state.observer.rolled_out(task, "answered", since)
             await self._commit(task, receipt, payload, incarnation)
 
     def _release_engine(self, prompt_index: int) -> str:
@@ -251,11 +247,6 @@ class RolloutPump:
         running = self._running.pop(prompt_index)
         self._state.fleet.gave_back(running.engine)
         return running.incarnation
-
-    def _trace(self, task: RolloutTask, since: float, outcome: str) -> None:
-        now, trace = asyncio.get_running_loop().time(), self._state.trace
-        trace.span(("group", task.group_id), outcome, since, now, attempt=task.attempt)
-        trace.span(("engine", task.engine), task.group_id, since, now, attempt=task.attempt)
 
     async def _commit(
         self, task: RolloutTask, receipt: Receipt, payload: object, incarnation: str
@@ -286,7 +277,6 @@ class RolloutPump:
                 task.prompt_index, task.attempt, receipt.columns, receipt.payload_bytes, payload
             )
             state.ledger.commit(receipt)
-            state.reached(Failpoint.COMMITTED)
             self._evict()
 
     async def _failed(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
@@ -297,12 +287,12 @@ class RolloutPump:
             # A task that waits for the next trial of an environment that is out of service is woken.
             if rest_s := self._retries.outage.remaining_s(asyncio.get_running_loop().time()):
                 trial = f"a trial of the environment after {task.group_id}"
-                await state.waits.back_off(trial, on="its back-off", for_s=rest_s)
+                await state.waits.pause(trial, on="its back-off", for_s=rest_s)
             return
         if wait_s:
             who = f"retry of {task.group_id}"
             self._waiting.back_off(task.prompt_index)
-            await state.waits.back_off(who, on="its back-off", for_s=wait_s)
+            await state.waits.pause(who, on="its back-off", for_s=wait_s)
         if self._retries.outage.is_open:
             self._waiting.after_all_others(task.prompt_index)
         else:

@@ -4,10 +4,11 @@ import asyncio
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.engine_record import EngineRecord
-from offbeat.controller.events import Joined, Retired, Spent, TrainerReplaced
+from offbeat.controller.events import AnyEvent, Joined, Retired, Spent, TrainerReplaced
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle
+from offbeat.controller.observer import Observer
 from offbeat.controller.operator import Operator
 from offbeat.controller.ports import Ports
 from offbeat.controller.pump_state import (
@@ -18,7 +19,6 @@ from offbeat.controller.pump_state import (
 )
 from offbeat.controller.run_costs import RunCosts
 from offbeat.controller.signal import Signal
-from offbeat.controller.time_attribution import TimeAttribution
 from offbeat.controller.view import LedgerView
 from offbeat.controller.waits import Waits
 from offbeat.messages.failures import Component
@@ -38,22 +38,21 @@ class RunState:
         self, config: RunConfig, fence: Fence, ports: Ports, sampler: Sampler, ledger: Ledger
     ) -> None:
         """Create the state on the event loop that runs the controller."""
-        clock = asyncio.get_running_loop().time
         self.config, self.fence, self.sampler = config, fence, sampler
-        self.journal, self.trace, self.reached = ports.journal, ports.trace, ports.failpoints
-        self.waits = waits = Waits(ports.journal, ports.trace)
-        self.ledger = ledger
-        ledger.record, ledger.changed = ports.journal.append, waits.changed
-        self.queue = QueueIndex(waits.changed)
+        self.journal = ports.journal
         self.fleet = Fleet(
             ports.generators,
             config.generator.request_strikes,
             on_change=self._engine_changed,
             on_report=self._engine_reported,
         )
+        self.observer = Observer(ports, self.fleet.engines)
+        self.waits = waits = Waits(ports.journal, self.observer)
+        self.ledger = ledger
+        ledger.record, ledger.changed = ports.journal.append, self._ledger_changed
+        self.queue = QueueIndex(waits.changed)
         self.engine_signals = {name: Signal() for name in self.fleet.engines}
-        self.busy = TimeAttribution(clock, self.fleet.engines)
-        self.lifecycle = Lifecycle(waits.changed, clock)
+        self.lifecycle = Lifecycle(waits.changed, asyncio.get_running_loop().time)
         self.operator = Operator(waits.changed)
         self.prompts = PromptSupply(waits.changed)
         self.trainer = TrainerStatus(waits.changed)
@@ -95,10 +94,14 @@ class RunState:
         self.tally.take(event)
         self.ledger.note(event)
 
+    def _ledger_changed(self, event: type[AnyEvent]) -> None:
+        self.waits.changed()
+        self.observer.recorded(event)
+
     def _engine_reported(self, engine: EngineRecord) -> None:
-        self.busy.engine_changed(engine)
+        self.observer.times.engine_changed(engine)
 
     def _engine_changed(self, engine: EngineRecord) -> None:
-        self.busy.engine_changed(engine)
+        self.observer.times.engine_changed(engine)
         self.engine_signals[engine.name].notify()
         self.waits.changed()

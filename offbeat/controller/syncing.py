@@ -38,7 +38,7 @@ from offbeat.messages.failures import (
     WeightSyncFailed,
 )
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.telemetry.time_accounting import GeneratorTime
+from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 log = structlog.stdlib.get_logger()
 _REPUBLISHED: Final = 3  # times in a row without an ack; then the trainer is replaced
@@ -146,7 +146,7 @@ class WeightSync:
                     acks = await self._sync(state.fleet.in_sync_set(), release)
                 self._report = _report(release, acks) or self._report
             sync.is_busy, sync.is_gate_open = False, True
-            state.busy.engines_wait(GeneratorTime.WAITING_GATE)
+            state.observer.times.engines_wait(GeneratorTime.WAITING_GATE)
             if state.lifecycle.phase is RunPhase.SYNCING:
                 state.lifecycle.enter(RunPhase.RUNNING)
             for engine in state.fleet.serving:
@@ -167,11 +167,10 @@ class WeightSync:
         sync.is_busy = True
         if state.lifecycle.phase is RunPhase.RUNNING:
             state.lifecycle.enter(RunPhase.SYNCING)
-        state.reached(Failpoint.PUBLISHING)
         who = f"publish of version {version}"
         lineage = state.ledger.lineage
         try:
-            with state.busy.publishing():
+            with state.observer.trainer_in(TrainerTime.SYNC, Failpoint.PUBLISHING):
                 release = await self._trainer_client.call(
                     who,
                     lambda: trainer.publish_weights(state.fence, version),
@@ -190,7 +189,6 @@ class WeightSync:
         state.ledger.released(version, release.digest)
         state.fleet.released(version)
         self._released.notify()
-        state.reached(Failpoint.PUBLISHED)
         return release
 
     async def first_release(self, who: str) -> None:
@@ -198,7 +196,7 @@ class WeightSync:
         sync = self._state.sync
         if not sync.is_there:
             until = self._released.wait_for(lambda: sync.is_there)
-            await self._state.waits.pending.local(who, on="weights to serve", until=until)
+            await self._state.waits.local(who, on="weights to serve", until=until)
 
     def is_behind(self, engine: EngineRecord) -> bool:
         """Return whether the engine serves an older release and no sync of it is in progress."""
@@ -233,7 +231,7 @@ class WeightSync:
         """Close the gate and wait for every group in flight."""
         state = self._state
         state.sync.is_gate_open = False
-        state.busy.engines_wait(GeneratorTime.WAITING_WEIGHTS)
+        state.observer.times.engines_wait(GeneratorTime.WAITING_WEIGHTS)
         await state.waits.until(
             Pump.SYNC, "rollouts in flight", lambda: state.ledger.in_flight == 0
         )
@@ -242,7 +240,7 @@ class WeightSync:
         self._epoch += 1
         for name in names:  # before anything else runs: none of them may be pinned from here on
             self._state.fleet.load_began(name)
-        self._state.reached(Failpoint.TRANSFERRING)
+        self._state.observer.reached(Failpoint.TRANSFERRING)
         async with asyncio.TaskGroup() as transfers:
             tasks = [
                 transfers.create_task(
@@ -262,10 +260,9 @@ class WeightSync:
 
     async def _transfer(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck | None:
         """Sync one engine; None when it is left behind as STALE."""
-        state, clock = self._state, asyncio.get_running_loop().time
-        since = clock()
+        state, since = self._state, asyncio.get_running_loop().time()
         try:
-            with state.busy.syncing(state.fleet.engines[name]):
+            with state.observer.times.syncing(state.fleet.engines[name]):
                 ack = await state.waits.call(
                     f"sync of version {release.version}",
                     on=name,
@@ -296,11 +293,7 @@ class WeightSync:
             self.canaries.passed(name)
         self._republished = 0
         state.ledger.served(ack)
-        state.busy.paused(ack.pause_s)
-        state.trace.span(
-            ("engine", name), f"weights v{release.version}", since, clock(), pause_s=ack.pause_s
-        )
-        state.reached(Failpoint.ACKED)
+        state.observer.synced(ack, since)
         return ack
 
     def _lose(self, release: WeightRelease, lost: ReleaseLost) -> None:

@@ -5,6 +5,7 @@ the time of an open call splits into compute and calls, and the time in which an
 out into compute, sync and episodes: environment, reward, transport.
 """
 
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,13 @@ from offbeat.telemetry.time_accounting import (
 
 _OUT = GeneratorTime.COMPUTE  # until an engine says how long it decoded: groups are out
 _ROUNDING: Final = 1e-3  # of a lap: accounts are read one after the other
+_WORK: Final = (
+    TrainerTime.INCIDENT,
+    TrainerTime.CHECKPOINT,
+    TrainerTime.SYNC,
+    TrainerTime.COMPUTE,  # a call is open
+)
+"""Work of the trainer that the controller sees, by rank."""
 _INCIDENTS = (Health.SUSPECT, Health.DEAD, Health.RESTARTING, Health.RETIRED)
 
 
@@ -51,7 +59,7 @@ class TimeAttribution:
         self._trainer = TimeAccount(clock, TrainerTime.STARTING)
         self._idle: TrainerTime = TrainerTime.STARTING
         self._trainer_compute_s = 0.0
-        self._calls = self._publishing = self._saving = self._incidents = 0
+        self._blocks = Counter[TrainerTime]()  # open ones
         self._fleet = FleetTimeAccount(clock)
         self._engines_wait: GeneratorTime = GeneratorTime.WAITING_GATE
         self._without_work = 0
@@ -75,49 +83,22 @@ class TimeAttribution:
         self._idle = category
         self._judge()
 
-    def call_opened(self) -> None:
-        self._calls += 1
-        self._judge()
-
-    def call_answered(self) -> None:
-        self._calls -= 1
-        self._judge()
-
     def computed(self, compute_s: float) -> None:
         """Add the time that the trainer reports to have computed in a step."""
         self._trainer_compute_s += compute_s
 
     @contextmanager
-    def publishing(self) -> Generator[None, None, None]:
-        """Count the block as publishing of the trainer's weights; further calls wait."""
-        self._publishing += 1
-        self._judge()
-        try:
-            yield
-        finally:
-            self._publishing -= 1
-            self._judge()
+    def trainer_in(self, category: TrainerTime) -> Generator[None, None, None]:
+        """Count the block as this work of the trainer: one of ``_WORK``.
 
-    @contextmanager
-    def saving(self) -> Generator[None, None, None]:
-        """Count the block as writing of a checkpoint."""
-        self._saving += 1
+        Blocks overlap. The one whose work comes first in ``_WORK`` counts.
+        """
+        self._blocks[category] += 1
         self._judge()
         try:
             yield
         finally:
-            self._saving -= 1
-            self._judge()
-
-    @contextmanager
-    def incident(self) -> Generator[None, None, None]:
-        """Count the time of the block as an incident, whatever the trainer does in it."""
-        self._incidents += 1
-        self._judge()
-        try:
-            yield
-        finally:
-            self._incidents -= 1
+            self._blocks[category] -= 1
             self._judge()
 
     def trainer_seconds(self) -> dict[str, float]:
@@ -131,22 +112,11 @@ class TimeAttribution:
         }
 
     def _judge(self) -> None:
-        """Select the category.
-
-        Blocks and calls overlap, and the one with the highest rank counts.
-        """
-        if self._incidents:
-            category = TrainerTime.INCIDENT
-        elif self._idle is TrainerTime.STARTING:
+        """Select the category. A trainer that starts is starting, whatever else but an incident."""
+        if self._idle is TrainerTime.STARTING and not self._blocks[TrainerTime.INCIDENT]:
             category = TrainerTime.STARTING
-        elif self._saving:
-            category = TrainerTime.CHECKPOINT
-        elif self._publishing:
-            category = TrainerTime.SYNC
-        elif self._calls:
-            category = TrainerTime.COMPUTE
         else:
-            category = self._idle
+            category = next((each for each in _WORK if self._blocks[each]), self._idle)
         if category != self._trainer.category:
             self._trainer.switch(category)
 

@@ -96,7 +96,6 @@ class TrainStep:
         async with asyncio.TaskGroup() as calls:
             while (due := await self._next_chunk(measures)).prompt_indices:
                 groups = state.ledger.claim(due.prompt_indices, key.step, key.attempt)
-                state.reached(Failpoint.CLAIMED)
                 if not begun:
                     begun = True
                     begin = partial(trainer.begin_train_step, state.fence, key, self._loss)
@@ -105,7 +104,7 @@ class TrainStep:
                 chunk = await self._prepared(groups, measures)
                 call = partial(trainer.train_microbatch, state.fence, key, chunk)
                 await self._queue(calls, f"microbatch {key.seq} of step {key.step}", call)
-                state.reached(Failpoint.CHUNK_SENT)
+                state.observer.reached(Failpoint.CHUNK_SENT)
             if not begun or due.is_cut_short:
                 return None
             with measures.timed("sync"):
@@ -120,9 +119,8 @@ class TrainStep:
         """Queue ``finish``, once the intent is durable in the journal."""
         state = self._state
         state.ledger.intend(key.step, key.attempt)
-        state.reached(Failpoint.INTENDED)
         await state.waits.durable(f"intent of step {key.step}")
-        state.reached(Failpoint.INTENT_DURABLE)
+        state.observer.reached(Failpoint.INTENT_DURABLE)
         call = partial(self._trainer_client.trainer.finish_train_step, state.fence, key)
         return await self._queue(calls, f"finish of step {key.step}", call)
 
@@ -165,15 +163,16 @@ class TrainStep:
             TrainerLost: Another pump has found out.
         """
         state = self._state
-        state.busy.trainer_waits(TrainerTime.WAITING_GROUPS)
-        with measures.timed("wait_groups"):
+        with (
+            state.observer.trainer_waits(TrainerTime.WAITING_GROUPS),
+            measures.timed("wait_groups"),
+        ):
             await state.waits.until(
                 Pump.TRAIN,
                 "ready groups",
                 lambda: state.trainer.lost is not None or self._due() is not None,
             )
         state.trainer.check()
-        state.busy.trainer_waits(TrainerTime.CONTROLLER)
         due = self._due()
         if due is None:
             raise AssertionError("woken before the step could go on")
@@ -277,15 +276,14 @@ class TrainStep:
         """
         state = self._state
         trained = tuple(state.ledger.training)
-        state.reached(Failpoint.FINISH_ANSWERED)
+        state.observer.reached(Failpoint.FINISH_ANSWERED)
         if result.applied:
             state.ledger.applied(key.step, key.attempt)
         else:
             state.ledger.refused(key.step, key.attempt, result.reason)
             log.warning("step.not_applied", step=key.step, reason=result.reason)
-        state.reached(Failpoint.APPLIED)
         await state.waits.durable(f"outcome of step {key.step}")
-        state.reached(Failpoint.APPLIED_DURABLE)
+        state.observer.reached(Failpoint.APPLIED_DURABLE)
         state.queue.clear(trained)
-        state.reached(Failpoint.CLEARED)
+        state.observer.reached(Failpoint.CLEARED)
         return result

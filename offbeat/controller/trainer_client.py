@@ -1,6 +1,5 @@
 """Client of the trainer's ranks: detects their loss and replaces them."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -43,24 +42,21 @@ class TrainerClient:
             TrainerLost: A rank is gone, or did not reply in time.
             TrainStepFailed: A living rank reports that its work failed.
         """
-        state, clock = self._state, asyncio.get_running_loop().time
-        since = clock()
+        state = self._state
         state.trainer.open_calls += 1
-        state.busy.call_opened()
         try:
-            return await state.waits.call(
-                who,
-                on="the trainer",
-                component=Component.TRAINER,
-                deadline_s=deadline_s,
-                reply=reply(),
-            )
+            with state.observer.trainer_call(who):
+                return await state.waits.call(
+                    who,
+                    on="the trainer",
+                    component=Component.TRAINER,
+                    deadline_s=deadline_s,
+                    reply=reply(),
+                )
         except (ActorLost, DeadlineExceeded) as failure:
             raise TrainerLost(who, str(failure)) from failure
         finally:
             state.trainer.open_calls -= 1
-            state.busy.call_answered()
-            state.trace.span(("rank", "0"), who, since, clock())
 
     async def abort(self, key: StepKey, deadline_s: float) -> None:
         """Abort the open step, if any.

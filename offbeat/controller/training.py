@@ -134,7 +134,7 @@ class TrainPump:
                 break
             if result.applied:
                 await self._after_version(measures)
-            state.busy.computed(result.compute_s)
+            state.observer.times.computed(result.compute_s)
             measures.close(result, state, self._sync.take_report(), self._sync.unchanged.count)
             self._on_step(measures)
             self._logprob_gap.check(measures.step, result.metrics)
@@ -148,13 +148,12 @@ class TrainPump:
     async def _while_paused(self) -> None:
         state = self._state
         if state.operator.is_paused:
-            state.busy.trainer_waits(TrainerTime.WAITING_GATE)
-            asked = "an operator to resume or stop"
-            await state.waits.until(
-                Pump.TRAIN,
-                asked,
-                lambda: not state.operator.is_paused or state.operator.is_stopping,
-            )
+            with state.observer.trainer_waits(TrainerTime.WAITING_GATE):
+                await state.waits.until(
+                    Pump.TRAIN,
+                    "an operator to resume or stop",
+                    lambda: not state.operator.is_paused or state.operator.is_stopping,
+                )
 
     async def _after_version(self, measures: StepMetricsBuilder) -> None:
         """Handle what is due at this version: weights, checkpoint, evaluation."""
@@ -165,10 +164,11 @@ class TrainPump:
         sync_due = evaluation_due or last or version % state.config.sync.interval == 0
         self._rollouts.sweep(predictive=sync_due and state.config.sync.mode == "abort_stale")
         if sync_due:
-            state.busy.trainer_waits(TrainerTime.WAITING_WEIGHTS)
-            with measures.timed("sync"):
+            with (
+                state.observer.trainer_waits(TrainerTime.WAITING_WEIGHTS),
+                measures.timed("sync"),
+            ):
                 await self._sync.ask(version)
-            state.busy.trainer_waits(TrainerTime.CONTROLLER)
         if self._checkpoints.is_due(version):
             with measures.timed("checkpoint"):
                 await self._checkpoints.save(version)
@@ -220,8 +220,7 @@ class TrainPump:
         Groups that cannot be trained, if that was the ``failure``, are excluded. None: a stop.
         """
         state = self._state
-        state.reached(Failpoint.ABORTING)
-        with state.busy.incident():
+        with state.observer.trainer_in(TrainerTime.INCIDENT, Failpoint.ABORTING):
             await self._trainer_client.abort(key, state.config.trainer.step_deadline_s)
         state.ledger.unclaim(key.step, key.attempt)
         if isinstance(failure, UnfitGroup):
@@ -255,9 +254,8 @@ class TrainPump:
             raise TrainerBudgetSpent(what, budget, "trainer.restart_budget", str(lost)) from lost
         log.warning("trainer.lost", step=state.step, error=str(lost))
         state.count(TrainerReplaced(reason=str(lost)))
-        state.reached(Failpoint.REWINDING)
         state.lifecycle.enter(RunPhase.REWINDING)
-        with state.busy.incident():
+        with state.observer.trainer_in(TrainerTime.INCIDENT, Failpoint.REWINDING):
             try:
                 await self._trainer_client.replace()
                 await self._recovery.rewind(str(lost))

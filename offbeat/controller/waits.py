@@ -1,31 +1,31 @@
 """Waits of a run's pumps, each under a name: for a change, for a reply, for a back-off."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final
 
+from offbeat.controller.observer import Observer
 from offbeat.controller.pending_waits import PendingWaits, Pump
-from offbeat.controller.ports import Journal, Trace
+from offbeat.controller.ports import Journal
 from offbeat.controller.signal import Signal
 from offbeat.messages.failures import Component
 
-T = TypeVar("T")
 _JOURNAL_DEADLINE_S: Final = 120.0
 
 
-class Waits:
+class Waits(PendingWaits):
     """Named waits, and the notification that ends those for a change.
 
     The objects that own the run's state call ``changed`` after each change of it; pumps do not. The
     end of a back-off is a change too.
     """
 
-    def __init__(self, journal: Journal, trace: Trace) -> None:
+    def __init__(self, journal: Journal, observer: Observer) -> None:
         """Create it on the event loop whose clock times the waits."""
-        self._journal, self._trace = journal, trace
+        super().__init__()
+        self._journal, self._observer = journal, observer
         self._clock = asyncio.get_running_loop().time
         self._signal = Signal()
-        self.pending = PendingWaits()
         self.changed_at = 0.0  # event loop's clock
 
     def changed(self) -> None:
@@ -43,38 +43,12 @@ class Waits:
         if not predicate():
             since = self._clock()
             until = self._signal.wait_for(predicate)
-            await self.pending.local(who or pump, on=on, until=until, pump=pump)
-            self._trace.span(("pump", pump), on, since, self._clock())
+            await self.local(who or pump, on=on, until=until, pump=pump)
+            self._observer.waited(pump, on, since)
 
     async def unlisted(self, predicate: Callable[[], bool]) -> None:
         """Wait until ``predicate`` holds; the watchdog does not list the wait."""
         await self._signal.wait_for(predicate)
-
-    async def call(
-        self,
-        who: str,
-        *,
-        on: str,
-        component: Component,
-        deadline_s: float,
-        reply: Awaitable[T],
-        background: bool = False,
-    ) -> T:
-        """Await a reply of ``component`` under its name.
-
-        A ``background`` call, such as a periodic probe, is listed but is no sign of progress.
-
-        Raises:
-            DeadlineExceeded: It took longer than ``deadline_s``; the call was cancelled.
-        """
-        return await self.pending.call(
-            who,
-            on=on,
-            component=component,
-            deadline_s=deadline_s,
-            reply=reply,
-            background=background,
-        )
 
     async def durable(self, who: str) -> None:
         """Wait until everything recorded so far would survive a crash.
@@ -92,7 +66,7 @@ class Waits:
             reply=self._journal.barrier(),
         )
 
-    async def back_off(self, who: str, *, on: str, for_s: float) -> None:
-        """Wait for a fixed time; until it is over, the watchdog waits too."""
-        await self.pending.pause(who, on=on, for_s=for_s)
+    async def pause(self, who: str, *, on: str, for_s: float) -> None:
+        """Back off; until it is over, the watchdog waits too. Its end is a change."""
+        await super().pause(who, on=on, for_s=for_s)
         self.changed()

@@ -1,7 +1,6 @@
 """Time accounting: the categories sum to the wall time, whatever happens in whatever order."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -65,21 +64,18 @@ def test_the_time_of_calls_is_compute_as_far_as_the_trainer_says_so() -> None:
     run.passes(2)
     run.busy.trainer_waits(T.CONTROLLER)
     run.passes(1)
-    run.busy.call_opened()
-    run.passes(5)
-    run.busy.call_answered()
+    with run.busy.trainer_in(T.COMPUTE):
+        run.passes(5)
     run.busy.computed(4)
     assert run.trainer == {T.WAITING_GROUPS: 2, T.CONTROLLER: 1, T.COMPUTE: 4, T.CALLS: 1}
 
 
 def test_before_the_first_wait_it_is_starting_whatever_is_called() -> None:
     run = Run()
-    run.busy.call_opened()
-    with run.busy.publishing():
+    with run.busy.trainer_in(T.COMPUTE), run.busy.trainer_in(T.SYNC):
         run.passes(3)
-    run.busy.call_answered()
     assert run.trainer == {T.STARTING: 3}
-    with run.busy.incident():
+    with run.busy.trainer_in(T.INCIDENT):
         run.passes(1)
     assert run.trainer == {T.STARTING: 3, T.INCIDENT: 1}
 
@@ -88,23 +84,16 @@ def test_an_incident_outweighs_a_checkpoint_that_outweighs_a_snapshot_that_outwe
     None
 ):
     run = serving()
-    blocks: list[Callable[[], AbstractContextManager[None]]] = [
-        run.busy.publishing,
-        run.busy.saving,
-        run.busy.incident,
-    ]
-    run.busy.call_opened()
     with ExitStack() as stack:
-        for block in blocks:
+        for work in (T.COMPUTE, T.SYNC, T.CHECKPOINT, T.INCIDENT):
+            stack.enter_context(run.busy.trainer_in(work))
             run.passes(1)
-            stack.enter_context(block())
-        run.passes(1)
     assert run.trainer == {T.CALLS: 1, T.SYNC: 1, T.CHECKPOINT: 1, T.INCIDENT: 1}
 
 
 def test_two_blocks_may_end_in_the_order_they_began() -> None:
     run = serving()
-    first, second = run.busy.incident(), run.busy.saving()
+    first, second = run.busy.trainer_in(T.INCIDENT), run.busy.trainer_in(T.CHECKPOINT)
     first.__enter__()
     second.__enter__()
     run.passes(1)
@@ -117,7 +106,7 @@ def test_two_blocks_may_end_in_the_order_they_began() -> None:
 
 def test_a_block_that_raises_ends_too() -> None:
     run = serving()
-    with pytest.raises(ValueError, match="x"), run.busy.incident():
+    with pytest.raises(ValueError, match="x"), run.busy.trainer_in(T.INCIDENT):
         raise ValueError("x")
     run.passes(1)
     assert run.trainer == {T.WAITING_GROUPS: 1}
@@ -221,7 +210,8 @@ ticks_s = st.integers(0, 4096).map(lambda ticks: ticks / 1024)  # sums are exact
 
 trainer_moves = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([*T])),
-    st.tuples(st.sampled_from(["open", "answer", "publish", "save", "incident", "lap"]), st.none()),
+    st.tuples(st.just("block"), st.sampled_from([T.INCIDENT, T.CHECKPOINT, T.SYNC, T.COMPUTE])),
+    st.tuples(st.just("lap"), st.none()),
     st.tuples(st.just("computed"), ticks_s),
 )
 
@@ -231,25 +221,16 @@ def test_the_trainers_categories_sum_to_the_wall_time(
     story: list[tuple[tuple[str, Any], float]],
 ) -> None:
     run, open_, laps = Run(), list[Any](), list[dict[str, float]]()
-    calls = 0
     for (move, fact), duration_s in story:
         match move:
             case "wait":
                 run.busy.trainer_waits(fact)
-            case "open":
-                calls += 1
-                run.busy.call_opened()
-            case "answer" if calls:
-                calls -= 1
-                run.busy.call_answered()
             case "computed":
                 run.busy.computed(fact)
             case "lap":
                 laps.append(run.busy.lap()[0])
-            case "publish" | "save" | "incident":
-                block = {"publish": run.busy.publishing, "save": run.busy.saving}.get(
-                    move, run.busy.incident
-                )()
+            case "block":
+                block = run.busy.trainer_in(fact)
                 block.__enter__()
                 open_.append(block)
             case _:

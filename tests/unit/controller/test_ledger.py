@@ -243,14 +243,17 @@ def test_a_snapshot_keeps_every_order_that_is_promised() -> None:
 
 def test_whoever_waits_is_notified_of_each_move_once_it_is_recorded() -> None:
     seen = list[str]()
-    ledger = Ledger(lambda event: seen.append(type(event).__name__), lambda: seen.append("changed"))
+    ledger = Ledger(
+        lambda event: seen.append(type(event).__name__),
+        lambda event: seen.append(f"{event.__name__} changed it"),
+    )
     ledger.dispatch(ledger.admit(None), "generator-0", 0)
-    assert seen == ["Admitted", "changed", "Dispatched", "changed"]
+    assert seen == ["Admitted", "Admitted changed it", "Dispatched", "Dispatched changed it"]
 
 
 def test_an_illegal_move_notifies_nobody() -> None:
-    seen = list[str]()
-    ledger = Ledger(changed=lambda: seen.append("changed"))
+    seen = list[type]()
+    ledger = Ledger(changed=seen.append)
     with pytest.raises(IllegalMove):
         ledger.evict(0, "stale")
     assert not seen

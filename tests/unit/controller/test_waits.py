@@ -5,11 +5,14 @@ import asyncio
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.notifying import Notifying
 from offbeat.controller.pending_waits import Pump
-from offbeat.controller.ports import NoTrace
 from offbeat.controller.pump_state import PromptSupply, SyncState, TrainerStatus
 from offbeat.controller.waits import Waits
-from tests.support.fakes import MemoryJournal
 from tests.support.virtual_time import run
+from tests.support.world import World
+
+
+def waits_of_a_run() -> Waits:
+    return World().controller().state.waits
 
 
 def test_every_assignment_to_state_of_a_pump_notifies() -> None:
@@ -28,7 +31,7 @@ def test_two_objects_of_one_class_keep_their_own_state() -> None:
 
 def test_a_pump_that_waits_for_state_is_woken_by_its_assignment() -> None:
     async def wait() -> float:
-        waits = Waits(MemoryJournal(), NoTrace())
+        waits = waits_of_a_run()
         status = TrainerStatus(waits.changed)
         loop = asyncio.get_running_loop()
         loop.call_later(2, setattr, status, "lost", TrainerLost("a step", "it is gone"))
@@ -40,8 +43,8 @@ def test_a_pump_that_waits_for_state_is_woken_by_its_assignment() -> None:
 
 def test_the_end_of_a_back_off_is_a_change() -> None:
     async def wait() -> float:
-        waits = Waits(MemoryJournal(), NoTrace())
-        await waits.back_off("a group", on="its back-off", for_s=5)
+        waits = waits_of_a_run()
+        await waits.pause("a group", on="its back-off", for_s=5)
         return waits.changed_at
 
     assert run(wait()) == 5
