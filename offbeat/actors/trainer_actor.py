@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import ray
@@ -52,6 +52,7 @@ from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.transport import Source
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Make = Callable[[Peers], tuple[TrainerBackend, Source]]
 
 
@@ -203,14 +204,13 @@ class TrainerActor:
         self._admit(fence)
         groups = self._groups("prepare_logprobs", places, sent, payloads)
         written = self._classified(
-            "prepare_logprobs",
+            TrainerCall.PREPARE_LOGPROBS,
             self._split.steps_applied + 1,
-            lambda: self._split.prepare_logprobs(
-                groups,
-                policy=loss.config.needs_policy_logprobs,
-                reference=loss.config.needs_reference_logprobs,
-                temperature=loss.temperature,
-            ),
+            self._split.prepare_logprobs,
+            groups,
+            policy=loss.config.needs_policy_logprobs,
+            reference=loss.config.needs_reference_logprobs,
+            temperature=loss.temperature,
         )
         names = tuple(written[0]) if written else ()
         return (names, tuple(payload_bytes(columns) for columns in written)), list(written)
@@ -224,7 +224,7 @@ class TrainerActor:
         if key.step != self._split.steps_applied + 1:
             found = f"the step after version {self._split.steps_applied}, which this rank holds"
             raise StepOutOfOrder(f"begin of step {key.step}", found)
-        self._classified("begin", key.step, lambda: self._split.begin_train_step(key, loss))
+        self._classified(TrainerCall.BEGIN, key.step, self._split.begin_train_step, key, loss)
         self._prompt_indices = {
             k: v for k, v in self._prompt_indices.items() if k.attempt_id == key.attempt_id
         }
@@ -255,16 +255,15 @@ class TrainerActor:
         """
         self._admit(fence)
         groups = self._groups("train_microbatch", places, sent, payloads)
-        result = self._classified(
-            "microbatch", key.step, lambda: self._split.train_microbatch(key, groups, advantages)
-        )
+        train = self._split.train_microbatch
+        result = self._classified(TrainerCall.MICROBATCH, key.step, train, key, groups, advantages)
         self._prompt_indices[key] = prompt_indices
         return result
 
     def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         self._admit(fence)
         before = self._split.last_applied
-        result = self._classified("finish", key.step, lambda: self._split.finish_train_step(key))
+        result = self._classified(TrainerCall.FINISH, key.step, self._split.finish_train_step, key)
         if result.applied and key != before and self._log is not None:
             prompt_indices = list(chain.from_iterable(self._prompt_indices.values()))
             self._log.trained(key, self._split.steps_applied, prompt_indices)
@@ -273,7 +272,7 @@ class TrainerActor:
 
     def abort_train_step(self, fence: Fence, key: StepKey) -> None:
         self._admit(fence)
-        self._classified("abort", key.step, lambda: self._split.abort_train_step(key))
+        self._classified(TrainerCall.ABORT, key.step, self._split.abort_train_step, key)
 
     def save(self, fence: Fence, step: int) -> None:
         """Export a Hugging Face directory for transformers and vLLM to the run's checkpoints.
@@ -375,16 +374,17 @@ class TrainerActor:
                 raise
             raise WorldBroken(self._rank, during, line_of(error)) from error
 
-    def _classified(self, during: str, step: int, work: Callable[[], T]) -> T:
+    def _classified(
+        self, call: TrainerCall, step: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run ``work``; convert its unexpected errors to a failure of this rank in this step."""
         try:
-            return self._together(during, work)
+            return self._together(call, lambda: work(*args, **kwargs))
         except UnfitColumns as unfit:
             raise unfit.on(self._rank) from unfit
         except OffbeatError:
             raise
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(frame.filename).name}:{frame.lineno}"
-            detail = f"{type(error).__name__}: {error} ({where})".replace("\n", " ")
-            raise TrainStepFailed(self._rank, step, TrainerCall(during), detail) from error
+            detail = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+            raise TrainStepFailed(self._rank, step, call, detail.replace("\n", " ")) from error

@@ -214,7 +214,7 @@ class RetryPolicy:
         on the engine, which is probed.
         """
         fleet = self._state.fleet
-        if _is_of_engine(failure, task.engine):
+        if isinstance(failure, RolloutFailed) and failure.source is Component.ENGINE:
             fleet.request_failed(task.engine, incarnation)
         elif (
             isinstance(failure, DeadlineExceeded)
@@ -271,17 +271,6 @@ class RetryPolicy:
         limits = self._state.config.rollout
         longest = min(limits.backoff_max_s, limits.backoff_s * math.pow(2, failures - 1))
         return longest * self._rng.uniform(0.5, 1.0)
-
-
-def _is_of_engine(failure: Failure, engine: str) -> bool:
-    """Return whether an infrastructure failure is the engine's fault."""
-    match failure:
-        case RolloutFailed():
-            return failure.source is Component.ENGINE
-        case ActorLost():
-            return failure.actor == engine
-        case DeadlineExceeded():
-            return False
 
 
 def _classify(failure: Failure) -> tuple[FailureKind, str]:

@@ -3,7 +3,7 @@
 import enum
 import inspect
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, Final, dataclass_transform
 
 
 class FailureKind(enum.StrEnum):
@@ -24,6 +24,10 @@ class Component(enum.StrEnum):
     CONTROLLER = "controller"
     JOURNAL = "journal"  # the disk that it is on
     OBJECT_STORE = "object store"
+
+
+ENVIRONMENT_UNAVAILABLE: Final = "environment_unavailable"
+"""``RolloutFailed.reason`` of an environment that says that it is out of service."""
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))

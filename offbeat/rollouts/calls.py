@@ -15,7 +15,7 @@ import structlog
 from offbeat.config.user_code import describe
 from offbeat.environments.reward_value import BadReward, reward_of
 from offbeat.environments.unavailable import EnvironmentUnavailable
-from offbeat.messages.failures import Component, FailureKind, RolloutFailed
+from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask
 
@@ -120,7 +120,7 @@ def environment_code(task: RolloutTask) -> Generator[None]:
             FailureKind.INFRASTRUCTURE,
             task.prompt_index,
             task.attempt,
-            "environment_unavailable",
+            ENVIRONMENT_UNAVAILABLE,
             describe(error),
             Component.ENVIRONMENT,
         ) from error

@@ -21,6 +21,7 @@ from offbeat.controller.events import (
     Returned,
     ReturnKind,
 )
+from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE
 from offbeat.messages.groups import Receipt
 from offbeat.simulation.audit_findings import Findings
 
@@ -31,7 +32,6 @@ TRAINING: Final = "training"
 TRAINED: Final = "trained"
 DROPPED: Final = "dropped"
 UNKNOWN: Final = "never drawn"
-OUTAGE_REASON: Final = "environment_unavailable"
 ENDLESS: Final = 2**63
 PLACES: Final = (ADMITTED, IN_FLIGHT, READY, TRAINING, TRAINED, DROPPED, UNKNOWN)
 
@@ -142,6 +142,11 @@ class AuditedGroups:
         row.place = place
         return row
 
+    def is_ready(self, prompt_index: int) -> bool:
+        """Return whether the group waits to be trained."""
+        row = self.rows.get(prompt_index)
+        return row is not None and row.place == READY
+
     def expect(self, what: str, prompt_index: int, *places: str) -> AuditedGroup:
         """Return the group's row; report a violation unless it is in one of these places."""
         row = self.rows.get(prompt_index)
@@ -251,7 +256,7 @@ class AuditedGroups:
     def dropped(self, event: Dropped) -> None:
         row = self.expect("a drop", event.prompt_index, ADMITTED, IN_FLIGHT, READY)
         self.check_reason(event.prompt_index, event.label)
-        if event.label == OUTAGE_REASON:
+        if event.label == ENVIRONMENT_UNAVAILABLE:
             self._findings.add(
                 "I3", f"an outage of the environments cost prompt {event.prompt_index}"
             )

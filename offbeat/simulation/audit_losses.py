@@ -3,13 +3,9 @@
 Only groups whose payload was on it, and nowhere else, may be rolled out again.
 """
 
-from typing import Final
-
 from offbeat.controller.events import Returned, ReturnKind
 from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.audit_world import World
-
-PAYLOAD_LOST: Final = "payload_lost"
 
 
 class Losses:
@@ -18,9 +14,13 @@ class Losses:
     def __init__(self, world: World, findings: Findings) -> None:
         self._world, self._findings = world, findings
 
-    def returned(self, event: Returned) -> None:
-        """Check a returned group. If its controller has died, its payload is lost."""
-        if event.reason != PAYLOAD_LOST or event.kind is ReturnKind.RECOVERED:
+    def returned_from_ready(self, event: Returned) -> None:
+        """Check a ready group that is rolled out again for a failure of the infrastructure.
+
+        Nothing but the loss of its payload is such a failure. A group that a new controller returns
+        is of another kind: its payload may have died with the former controller.
+        """
+        if event.kind is not ReturnKind.INFRASTRUCTURE:
             return
         if (event.prompt_index, event.attempt) not in self._world.lost_payloads:
             self._findings.add(

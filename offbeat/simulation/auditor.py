@@ -93,8 +93,9 @@ def _read_journal(
     findings: Findings,
 ) -> None:
     def returned(event: Returned) -> None:
+        if groups.is_ready(event.prompt_index):
+            losses.returned_from_ready(event)
         groups.returned(event)
-        losses.returned(event)
         poison.returned(event)
 
     def opened(event: Opened) -> None:

@@ -35,7 +35,7 @@ from offbeat.simulation.controller_ports import (
 )
 from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.engine import SLOW_FOR_S, FakeEngine
-from offbeat.simulation.faults import KINDS
+from offbeat.simulation.faults import KINDS, Effect
 from offbeat.simulation.loop import Deadlock, VirtualLoop
 from offbeat.simulation.processes import OUTSIDE, Process
 from offbeat.simulation.records import ControllerEnd, ControllerStarted, MachineLost
@@ -223,14 +223,15 @@ class Cluster:
         if target and target not in self.actors:
             return False
         actor = self._victim(kind, target)
-        if kind == "partition":
-            self._around.network.partition(actor.name, self._loop.time() + PARTITION_S)
-        elif kind.endswith("_killed"):
-            return actor.die()
-        elif kind.endswith("_frozen"):
-            self._freeze(actor.process)
-        else:
-            self._hamper(self.engines[actor.name], kind)
+        match KINDS[kind].effect:
+            case Effect.KILLS:
+                return actor.die()
+            case Effect.FREEZES:
+                self._freeze(actor.process)
+            case _ if kind == "partition":
+                self._around.network.partition(actor.name, self._loop.time() + PARTITION_S)
+            case _:
+                self._hamper(self.engines[actor.name], kind)
         return actor.process.alive
 
     def _begin_outage(self) -> bool:

@@ -35,6 +35,15 @@ class FaultMoment(enum.Enum):
     BIRTH = enum.auto()  # the next process of an actor is about to start
 
 
+class Effect(enum.Enum):
+    """Effect that several kinds of faults have on their target."""
+
+    OWN = enum.auto()  # none of these: decided by the kind itself
+    KILLS = enum.auto()  # its process dies before it has done what it was called for
+    FREEZES = enum.auto()  # its process answers nothing
+    RAISES = enum.auto()  # the call raises the failure of a living process
+
+
 class Kind(msgspec.Struct, frozen=True):
     """One kind of fault."""
 
@@ -43,14 +52,16 @@ class Kind(msgspec.Struct, frozen=True):
     moment: FaultMoment
     shows: str
     heals: str
+    effect: Effect = Effect.OWN
 
 
 def _kinds() -> dict[str, Kind]:
     now, load, roll = FaultMoment.NOW, FaultMoment.LOAD, FaultMoment.ROLLOUT
     restart, retry, at_once = "a new process", "the next attempt", "at once"
+    kills, freezes, raises = Effect.KILLS, Effect.FREEZES, Effect.RAISES
     return {
-        "engine_killed": Kind("engines", "engine", now, "its calls raise after 1.4 s", restart),
-        "engine_frozen": Kind("engines", "engine", now, "it answers nothing", "thawed or replaced"),
+        "engine_killed": Kind("engines", "engine", now, "its calls raise after 1.4 s", restart, kills),
+        "engine_frozen": Kind("engines", "engine", now, "it answers nothing", "thawed or replaced", freezes),
         "engine_wedged": Kind("engines", "engine", now, "probes answer, rollouts hang", restart),
         "engine_refuses": Kind("engines", "engine", now, "its requests fail at once", restart),
         "engine_flaps": Kind("engines", "engine", now, "dies after each ack", "retired"),
@@ -65,18 +76,18 @@ def _kinds() -> dict[str, Kind]:
         "ack_lies": Kind("engines", "engine", FaultMoment.ACK, "the ack names another digest", retry),
         "ack_lost": Kind("engines", "engine", FaultMoment.ACK, "serves, and its ack is lost", retry),
         "ack_doubled": Kind("engines", "engine", FaultMoment.ACK, "the ack comes twice", at_once),
-        "worker_killed": Kind("engines", "worker", now, "its rollouts raise ActorLost", restart),
-        "worker_frozen": Kind("engines", "worker", now, "its rollouts hang", "thawed after a while"),
-        "begin_raises": Kind("trainer", "trainer", FaultMoment.BEGIN, "TrainStepFailed", retry),
-        "microbatch_raises": Kind("trainer", "trainer", FaultMoment.MICROBATCH, "TrainStepFailed", retry),
-        "finish_raises": Kind("trainer", "trainer", FaultMoment.FINISH, "TrainStepFailed", retry),
-        "finish_kills_before": Kind("trainer", "trainer", FaultMoment.FINISH, "dies before it stepped", restart),
+        "worker_killed": Kind("engines", "worker", now, "its rollouts raise ActorLost", restart, kills),
+        "worker_frozen": Kind("engines", "worker", now, "its rollouts hang", "thawed after a while", freezes),
+        "begin_raises": Kind("trainer", "trainer", FaultMoment.BEGIN, "TrainStepFailed", retry, raises),
+        "microbatch_raises": Kind("trainer", "trainer", FaultMoment.MICROBATCH, "TrainStepFailed", retry, raises),
+        "finish_raises": Kind("trainer", "trainer", FaultMoment.FINISH, "TrainStepFailed", retry, raises),
+        "finish_kills_before": Kind("trainer", "trainer", FaultMoment.FINISH, "dies before it stepped", restart, kills),
         "finish_kills_after": Kind("trainer", "trainer", FaultMoment.FINISH, "dies once it stepped", restart),
         "gradient_nan": Kind("trainer", "trainer", FaultMoment.FINISH, "the step is not applied", "next step"),
-        "trainer_killed": Kind("trainer", "trainer", now, "its calls raise after 1.4 s", restart),
-        "trainer_frozen": Kind("trainer", "trainer", now, "it answers nothing", restart),
+        "trainer_killed": Kind("trainer", "trainer", now, "its calls raise after 1.4 s", restart, kills),
+        "trainer_frozen": Kind("trainer", "trainer", now, "it answers nothing", restart, freezes),
         "checkpoint_fails": Kind("trainer", "trainer", FaultMoment.CHECKPOINT, "no space: nothing written", retry),
-        "checkpoint_kills": Kind("trainer", "trainer", FaultMoment.CHECKPOINT, "dies while it writes", restart),
+        "checkpoint_kills": Kind("trainer", "trainer", FaultMoment.CHECKPOINT, "dies while it writes", restart, kills),
         "checkpoint_untold": Kind("trainer", "trainer", FaultMoment.CHECKPOINT, "dies before LATEST moves", restart),
         "controller_killed": Kind("controller", "controller", now, "loses its unsynced tail", "next incarnation"),
         "controller_frozen": Kind("controller", "controller", now, "silent, then killed", "next incarnation"),
@@ -114,6 +125,11 @@ POISON: Final = ("prompt_hangs", "prompt_kills")
 MACHINES: Final = ("machine_lost", "machine_cut_off")
 FREE: Final = frozenset({"engine_killed", "engine_frozen", "trainer_killed", "controller_killed"})
 """Faults that may fire at a failpoint."""
+
+
+def effect_of(kind: str) -> Effect:
+    """Return the effect of a kind of fault; ``OWN`` for the empty name of no fault."""
+    return KINDS[kind].effect if kind else Effect.OWN
 
 
 class Faults:

@@ -30,7 +30,7 @@ from offbeat.messages.weights import Canary, WeightRelease
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.disk import INITIAL_DIGEST, SavedModel
-from offbeat.simulation.faults import FaultMoment
+from offbeat.simulation.faults import Effect, FaultMoment, effect_of
 from offbeat.simulation.network import SimulatedCall
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import (
@@ -125,7 +125,7 @@ class FakeTrainer(Actor):
 
     def _done(self, call: SimulatedCall, kind: str) -> None:
         self._busy = False
-        if kind.endswith("kills_before") or kind == "checkpoint_kills":
+        if effect_of(kind) is Effect.KILLS:
             self.die()
             return
         try:
@@ -186,7 +186,7 @@ class FakeTrainer(Actor):
             raise StepOutOfOrder(str(key), f"the step after version {self._version}")
 
         def work() -> object:
-            if kind.endswith("_raises"):
+            if effect_of(kind) is Effect.RAISES:
                 raise TrainStepFailed(0, key.step, during, "out of memory")
             if during is TrainerCall.BEGIN:
                 return self._begin()

@@ -3,7 +3,13 @@
 import math
 from typing import Final
 
-from offbeat.messages.failures import Component, FailureKind, OffbeatError, RolloutFailed
+from offbeat.messages.failures import (
+    ENVIRONMENT_UNAVAILABLE,
+    Component,
+    FailureKind,
+    OffbeatError,
+    RolloutFailed,
+)
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
@@ -17,7 +23,6 @@ from offbeat.simulation.records import Generated, PoisonTaken, Scored
 _DEADLY_AFTER_S: Final = 0.1  # from arrival to the death of the engine
 _ENDLESS_S: Final = 1e5  # longer than any episode
 REWARD_S: Final = 0.02
-OUTAGE_REASON: Final = "environment_unavailable"
 
 
 class FakeWorker(Actor):
@@ -223,7 +228,7 @@ def unavailable(task: RolloutTask) -> RolloutFailed:
         FailureKind.INFRASTRUCTURE,
         task.prompt_index,
         task.attempt,
-        OUTAGE_REASON,
+        ENVIRONMENT_UNAVAILABLE,
         "refused",
         Component.ENVIRONMENT,
     )
