@@ -60,7 +60,7 @@ def draw_plan(
         strikes: These faults instead.
     """
     rng = random.Random(f"{seed}/plan")
-    changes = _changes(rng)
+    changes = _merged(_FIXED, _drawn(rng))
     surplus = rng.random() < SURPLUS_SHARE
     if surplus:
         changes = _merged(changes, _surplus(rng, changes["sampler"]["max_staleness"]))
@@ -132,70 +132,79 @@ def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:
     return {actor: machine for actor, machine in placed.items() if machine != FIRST}
 
 
-def _changes(rng: random.Random) -> dict[str, Any]:
+_FIXED: Final[dict[str, Any]] = {
+    "steps": MIN_STEPS,
+    "groups_per_step": MIN_GROUPS_PER_STEP,
+    # An undetected error of a release without a canary is no bug.
+    "sync": {"deadline_s": 8.0, "canary_interval": 1},
+    "buffer": {"capacity_groups": None, "capacity_mib": 1024.0},
+    "rollout": {
+        "max_in_flight": None,
+        "deadline_s": 15.0,
+        "infrastructure_retries": 40,
+        "consecutive_failures": 400,
+        "drop_budget": 40,
+        "min_step_batch_fraction": 0.5,
+    },
+    "generator": {
+        "start_deadline_s": 30.0,
+        "restart_budget": 60,
+        "min_engines": 1,
+        "deterministic": False,
+    },
+    "trainer": {
+        "start_deadline_s": 40.0,
+        "step_deadline_s": 10.0,
+        "restart_budget": 20,
+        "max_steps_not_applied": 5,
+    },
+    "eval": {
+        "path": None,
+        "at_start": True,
+        "prompts": 3,
+        "samples": 1,
+        "sets": {"first": {}, "second": {"prompts": 2, "samples": 2}},
+        "deadline_s": 8.0,
+    },
+    "checkpoint": {"keep": 2, "deadline_s": 10.0},
+    "supervision": {"stall_timeout_s": 120.0, "controller_restart_budget": 12},
+}
+"""Settings of every episode: times and budgets in proportion to its faults."""
+
+
+def _drawn(rng: random.Random) -> dict[str, Any]:
+    """Draw the settings in which episodes differ."""
     chance = rng.random
     staleness = rng.randint(0, 3)
     # Any version between two syncs counts: more of them than the bound could never be trained.
     interval = rng.randint(1, min(3, staleness + 1)) if chance() < 0.4 else 1  # noqa: PLR2004
     shrinks = chance() < 0.3  # noqa: PLR2004
     return {
-        "steps": MIN_STEPS,
-        "groups_per_step": MIN_GROUPS_PER_STEP,
         "samples_per_group": rng.choice((2, 2, 3)),
         "seed": rng.randrange(2**31),
         "sampler": _sampler(rng, staleness),
         "sync": {
             "mode": rng.choice(("keep", "keep", "drain", "abort_stale")),
             "interval": interval,
-            "deadline_s": 8.0,
-            "canary_interval": 1,  # an undetected error of a release without a canary is no bug
         },
-        "buffer": {"capacity_groups": None, "capacity_mib": 1024.0},
         "rollout": {
-            "max_in_flight": None,
-            "deadline_s": 15.0,
-            "infrastructure_retries": 40,
-            "consecutive_failures": 400,
             "data_retries": rng.choice((0, 1, 3)),
-            "drop_budget": 40,
             "on_dropped_prompt": "shrink" if shrinks else "replace",
-            "min_step_batch_fraction": 0.5,
         },
-        "generator": {
-            "engines": MIN_ENGINES + rng.choice((0, 0, 1, 2)),
-            "start_deadline_s": 30.0,
-            "restart_budget": 60,
-            "min_engines": 1,
-            "deterministic": False,
-        },
+        "generator": {"engines": MIN_ENGINES + rng.choice((0, 0, 1, 2))},
         "trainer": {
             "min_tokens_per_chunk": rng.choice((1, 100, None)),
-            "start_deadline_s": 40.0,
-            "step_deadline_s": 10.0,
             "step_retries": rng.randint(1, 2),
-            "restart_budget": 20,
-            "max_steps_not_applied": 5,
         },
         "filters": {
             "zero_variance": chance() < 0.25,  # noqa: PLR2004
             "max_truncated_fraction": rng.choice((None, None, None, 0.6)),
         },
-        "eval": {
-            "interval": rng.choice((0, 0, 0, 4)),
-            "path": None,
-            "at_start": True,
-            "prompts": 3,
-            "samples": 1,
-            "sets": {"first": {}, "second": {"prompts": 2, "samples": 2}},
-            "deadline_s": 8.0,
-        },
+        "eval": {"interval": rng.choice((0, 0, 0, 4))},
         "checkpoint": {
             "interval": rng.randint(1, 6),
-            "keep": 2,
             "final": chance() < 0.5,  # noqa: PLR2004
-            "deadline_s": 10.0,
         },
-        "supervision": {"stall_timeout_s": 120.0, "controller_restart_budget": 12},
         "stub": {
             "median_rollout_s": rng.choice((0.2, 0.4, 0.8)),
             "tail_sigma": rng.choice((0.4, 0.8, 1.2)),
@@ -244,7 +253,7 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
         if isinstance(value, dict) and key != "sampler":
-            merged[key] = {**base[key], **value}
+            merged[key] = {**base.get(key, {}), **value}
         else:
             merged[key] = value
     return merged
