@@ -6,11 +6,11 @@
 
     pump        waits for                          woken by
     rollout     room within ``max_staleness``      a served version, a trained or dropped group
-    train       a chunk of ready groups            a committed group, the end of the prompts
-    sync        a release                          the train pump, after a step
-    evaluation  a version to score                 the train pump, every ``eval.interval`` steps
-    engine      a reason to doubt its engine       a failed request, a background timer
-    watchdog    a silence nobody accounts for      its background timer
+    train       ready groups, trainer, journal     a committed or dropped group, replies, the disk
+    sync        a version to publish, acks         the train pump, after a step; the engines
+    evaluation  a version to score, an engine      the train pump, the engines
+    engine      its first answer, then its loss    a failed request or sync, a probe timer
+    watchdog    a time without progress            its background timer
     control     a command                          ``control()``
 
 When the train pump returns, the run is over. When any pump raises, all are cancelled and the error

@@ -32,8 +32,8 @@ class EnginePump:
 
     consumes   answers to probes, failures of requests and syncs
     produces   a HEALTHY engine, or a retired one
-    waits for  the engine's first answer, then for a reason to doubt it
-    woken by   the engine, a failed request or sync, a background probe timer
+    waits for  the engine's first answer, a release to load, then for a sign that it is lost
+    woken by   the engine, the sync pump, a failed request or sync, a background probe timer
     """
 
     def __init__(self, state: RunState, generator: Generator, sync: WeightSync) -> None:

@@ -72,7 +72,7 @@ class CannotRewind(OffbeatError):
 
 
 def _discard(event: AnyEvent) -> None:
-    """The journal of a ledger that needs none."""
+    """Discard an event: a ledger that is only computed has no journal."""
 
 
 def _nobody_waits(event: type[AnyEvent]) -> None:
@@ -97,7 +97,7 @@ class Ledger(GroupTable):
 
     @classmethod
     def fold(cls, events: Iterable[AnyEvent], snapshot: TableSnapshot | None = None) -> Self:
-        """The ledger that these events lead to, from a snapshot on if there is one."""
+        """Return the ledger that these events lead to, from a snapshot on if there is one."""
         ledger = cls()
         if snapshot is not None:
             ledger.load(snapshot)
@@ -106,9 +106,9 @@ class Ledger(GroupTable):
         return ledger
 
     def groups_at(self, place: Place) -> list[int]:
-        """Prompt indices of the groups at a place, ascending. Looks at all of them.
+        """Return the prompt indices of the groups at a place, ascending.
 
-        Not for a hot path.
+        The cost is linear in all groups of the table.
         """
         return sorted(
             prompt_index for prompt_index, group in self.groups.items() if group.place is place
@@ -117,21 +117,21 @@ class Ledger(GroupTable):
     # --- incarnations of the controller, versions of the trainer ---------------------------------------
 
     def open(self, run_id: str, incarnation: int, driver: str = "") -> None:
-        """A controller takes over; its first record."""
+        """Record that a controller takes over: its first event."""
         self._do(Opened(run_id, incarnation, driver))
 
     def checkpointed(self, version: int, digest: str) -> None:
-        """The trainer's state of ``version`` can be restored from now on."""
+        """Record that the trainer's state of ``version`` can be restored from now on."""
         self._do(Checkpointed(version, digest))
 
     def rewind(self, to_version: int, reason: str, after: StepsAfter) -> list[int]:
-        """The trainer is back at an older version; returns the prompts to be rolled out again.
+        """Return to an older version; return the prompt indices to be rolled out again.
 
-        No group is in flight any more: the caller has cancelled them.
+        No group may be in flight any more: the caller has cancelled them.
 
         Args:
-            to_version: What the trainer holds.
-            reason: For people.
+            to_version: The version that the trainer holds.
+            reason: Shown to people.
             after: The steps that the journal has after that version.
 
         Raises:
@@ -143,15 +143,15 @@ class Ledger(GroupTable):
     def rewind_in_parts(
         self, to_version: int, reason: str, after: StepsAfter, *, groups_per_part: int
     ) -> Iterator[list[int]]:
-        """Rewind like ``rewind``, part by part; yields the prompts to be rolled out again.
+        """Rewind like ``rewind``, part by part; yield the prompt indices to be rolled out again.
 
         After each part the ledger is in the state of a rewind to a version in between, so other tasks
         may run. Nobody may dispatch, claim or apply before the last one: the trainer holds
         ``to_version``. A rewind that the last incarnation left unfinished is continued.
 
         Args:
-            to_version: What the trainer holds.
-            reason: For people.
+            to_version: The version that the trainer holds.
+            reason: Shown to people.
             after: The steps that the journal has after that version.
             groups_per_part: Trained groups that one part gives back, but at least one step's.
 
@@ -177,7 +177,7 @@ class Ledger(GroupTable):
         )
 
     def _rewind(self, event: Rewound, undone: Iterable[UndoneStep]) -> list[int]:
-        """Record one part of a rewind; returns the prompt indices to be rolled out again."""
+        """Record one part of a rewind; return the prompt indices to be rolled out again."""
         held = [*self.training.values(), *self.ready.values()]
         self._do(event)
         again = [group.prompt_index for group in held if group.place is Place.ADMITTED]
@@ -186,19 +186,19 @@ class Ledger(GroupTable):
     # --- prompt groups ---------------------------------------------------------------------------
 
     def admit(self, target_step: int | None) -> int:
-        """Draw the next prompt, for this step or, with None, for any; returns its prompt index."""
+        """Draw the next prompt, for this step or, with None, for any; return its prompt index."""
         prompt_index = self.totals.drawn
         self._do(Admitted(prompt_index, target_step))
         return prompt_index
 
     def dispatch(self, prompt_index: int, engine: str, version: int) -> int:
-        """The group goes to an engine that serves ``version``; returns the attempt."""
+        """Send the group to an engine that serves ``version``; return the number of the attempt."""
         group = self._at("dispatch", prompt_index, LEAVES[Dispatched])
         self._do(Dispatched(prompt_index, group.attempt + 1, engine, version))
         return group.attempt
 
     def retry(self, prompt_index: int, kind: ReturnKind, reason: str) -> GroupRecord:
-        """A rollout failed or was cancelled; the group is admitted again. Counted by kind."""
+        """Admit a group again whose rollout failed or was cancelled; count the return by its kind."""
         group = self._at("retry", prompt_index, RETURNS_FROM[kind] - {Place.READY})
         self._do(Returned(prompt_index, group.attempt, kind, reason))
         return group
@@ -209,28 +209,33 @@ class Ledger(GroupTable):
         self._do(Returned(prompt_index, group.attempt, ReturnKind.RECOVERED, reason))
 
     def commit(self, receipt: Receipt) -> None:
-        """The group is ready. The caller has checked the receipt."""
+        """Make the group ready. The caller has checked the receipt.
+
+        Raises:
+            IllegalMove: The receipt is of another attempt, or the group is not in flight.
+        """
         group = self._at("commit", receipt.prompt_index, LEAVES[Committed])
         if receipt.attempt != group.attempt:
             raise IllegalMove("commit", receipt.prompt_index, group.place, group.attempt)
         self._do(Committed(receipt))
 
     def evict(self, prompt_index: int, reason: str) -> None:
-        """A ready group grew too old; its prompt is admitted again."""
+        """Admit a ready group again that has grown too old."""
         group = self._at("evict", prompt_index, RETURNS_FROM[ReturnKind.EVICTED])
         self._do(Returned(prompt_index, group.attempt, ReturnKind.EVICTED, reason))
 
     def refuse(self, prompt_index: int, kind: ReturnKind, reason: str) -> GroupRecord:
-        """A ready group cannot be trained as it is; its prompt is admitted again.
-
-        Counted by kind.
-        """
+        """Admit a ready group again that cannot be trained as it is; count the return by its kind."""
         group = self._at("refuse", prompt_index, RETURNS_FROM[kind] - {Place.IN_FLIGHT})
         self._do(Returned(prompt_index, group.attempt, kind, reason))
         return group
 
     def claim(self, prompt_indices: Iterable[int], step: int, attempt: int) -> list[GroupRecord]:
-        """The groups enter the open step, in this order."""
+        """Move ready groups into the open step, in this order; return their records.
+
+        Raises:
+            IllegalMove: One is not ready, or is named twice; then none has moved.
+        """
         claimed = dict[int, GroupRecord]()
         for prompt_index in prompt_indices:
             group = self._at("claim", prompt_index, LEAVES[Claimed])
@@ -241,7 +246,7 @@ class Ledger(GroupTable):
         return list(claimed.values())
 
     def unclaim(self, step: int, attempt: int) -> None:
-        """The open step was aborted: all its groups are ready again."""
+        """Make all groups of the open step ready again: it was aborted."""
         self._do(Unclaimed(step, attempt))
 
     def drop(
@@ -252,11 +257,11 @@ class Ledger(GroupTable):
         self._do(Dropped(prompt_index, reason, detail, shrinks))
 
     def intend(self, step: int, attempt: int) -> None:
-        """The groups in training are about to be finished."""
+        """Record that the step over the groups in training is about to be finished."""
         self._do(StepIntent(step, attempt, tuple(self.training)))
 
     def applied(self, step: int, attempt: int) -> int:
-        """The step over the groups in training was applied; returns the version it made."""
+        """Record that the step over the groups in training was applied; return its version."""
         version, trained = self.trainer_version + 1, list(self.training.values())
         receipts = [group.receipt for group in trained if group.receipt is not None]
         rewards = [reward for receipt in receipts for reward in receipt.valid_rewards]
@@ -282,15 +287,15 @@ class Ledger(GroupTable):
         return version
 
     def refused(self, step: int, attempt: int, reason: str) -> None:
-        """The trainer did not apply the step, for ``reason``; its groups are dropped."""
+        """Drop the groups in training: the trainer did not apply their step, for ``reason``."""
         self._do(StepRefused(step, attempt, reason))
 
     def released(self, version: int, digest: str) -> None:
-        """The trainer's weights of this version were published."""
+        """Record that the trainer's weights of this version were published."""
         self._do(Released(version, digest))
 
     def served(self, ack: WeightsAck) -> None:
-        """An engine verified a release and serves it."""
+        """Record that an engine has verified a release and serves it."""
         self._do(Served(ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest))
 
     def note(self, event: Joined | Retired | TrainerReplaced | Spent) -> None:

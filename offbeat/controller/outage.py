@@ -27,7 +27,7 @@ class OutageBreaker:
         return self._failures_in_row >= self._limits.outage_failures
 
     def answered(self) -> None:
-        """A rollout came back whole."""
+        """Record that a rollout was completed: the breaker closes."""
         self._failures_in_row = self.trials = 0
         self._is_trying, self._not_before = False, 0.0
 
@@ -62,11 +62,11 @@ class OutageBreaker:
         return not (was_open or is_suspected)
 
     def dispatched(self) -> None:
-        """A group was sent out."""
+        """Record that a group was dispatched; while the breaker is open, it is the trial."""
         self._is_trying = self.is_open
 
     def returned(self) -> None:
-        """Take in a group that came back for a reason that is unrelated to the environment."""
+        """Record that a group returned for a reason unrelated to the environment."""
         self._is_trying = False
 
     def may_dispatch(self, now: float) -> bool:

@@ -29,8 +29,8 @@ class PendingWait:
     who: str
     on: str
     since: float
-    deadline: float  # inf for a wait on our own state: the watchdog judges it
-    pump: Pump | None = None  # whose wait on our own state it is
+    deadline: float  # inf for a wait on run state: the watchdog judges it
+    pump: Pump | None = None  # whose wait on run state it is
     component: Component | None = None  # what a remote call waits for
     background: bool = False  # it unblocks nobody: a probe of an engine that is well
     task: "asyncio.Task[Any] | None" = None  # whose wait it is
@@ -98,7 +98,7 @@ class PendingWaits:
     async def local(
         self, who: str, *, on: str, until: Awaitable[None], pump: Pump | None = None
     ) -> None:
-        """Await a change of our own state under a name; the watchdog reports it when it stalls."""
+        """Await a change of run state under a name; the watchdog reports it when it stalls."""
         await self._listed(who, on, _NEVER, until, pump)
 
     async def pause(self, who: str, *, on: str, for_s: float) -> None:
@@ -118,7 +118,7 @@ class PendingWaits:
 
     @property
     def healthy_until(self) -> float:
-        """The latest deadline of any remote call or back-off in progress; -inf without any."""
+        """Return the latest deadline of a remote call or back-off in progress; -inf without any."""
         ends = (
             entry.deadline
             for entry in self._open
@@ -137,7 +137,7 @@ class PendingWaits:
         return next((f"{each.who}: {each.on}" for each in self._open if each.pump is pump), "")
 
     def describe(self, now: float) -> str:
-        """The wait-for list, for a person."""
+        """Describe all waits in progress, for a person."""
         entries = [entry for entry in self._open if not entry.background]
         lines = [f"{e.who} waits for {e.on} for {now - e.since:.3g} s" for e in entries[:_SHOWN]]
         if (more := len(entries) - _SHOWN) > 0:

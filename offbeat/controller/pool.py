@@ -37,18 +37,18 @@ class EnginePool(Generic[M]):
         return self._size
 
     def __iter__(self) -> Iterator[M]:
-        """The idlest first."""
+        """Yield the members, the idlest first."""
         for load in sorted(self._by_load):
             yield from self._by_load[load].values()
 
     @property
     def idlest(self) -> M | None:
-        """The member with the least outstanding groups, of equals the one that came first."""
+        """Return the member with the least outstanding groups, of equals the one that came first."""
         return next(iter(self._by_load[self._least].values())) if self._size else None
 
     @property
     def oldest_version(self) -> int:
-        """Lowest version of a member; there must be one."""
+        """Return the lowest version of a member; there must be one."""
         return min(self._versions)
 
     def add(self, member: M) -> None:

@@ -2,10 +2,11 @@
 
 In production these are Ray actors behind thin adapters; in tests and in the simulator, fakes on a
 virtual clock. An implementation of a port raises the failures of
-``offbeat.messages.failures``, classified: ``ActorLost`` for a process that is gone, ``RolloutFailed``, ``TrainStepFailed``,
-``WeightSyncFailed`` for work that failed in a living one, ``UnfitGroup`` for a group that a trainer
-cannot read, ``PayloadLost`` and ``ReleaseLost`` for what died with the machine that held it while
-the callee is well. Anything else is a bug and ends the run.
+``offbeat.messages.failures``, classified: ``ActorLost`` for a process that is gone;
+``RolloutFailed``, ``TrainStepFailed``, ``WeightSyncFailed`` for work that failed in a living process;
+``UnfitGroup`` for a group that a trainer cannot read; ``PayloadLost`` and ``ReleaseLost`` for data
+that died with the machine that held it while the callee is healthy. Any other error is a bug and
+ends the run.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ Lane = tuple[Literal["pump", "engine", "rank", "group"], str]
 
 
 class Prompts(Protocol):
-    """The endless prompt order."""
+    """Prompts in a fixed, endless order."""
 
     def prompt(self, prompt_index: int) -> Prompt | None:
         """Return the prompt at a place, always the same one; None past the end of the data.
@@ -78,18 +79,18 @@ class Generator(Protocol):
 
         Raises:
             ActorLost: The process is gone or not up yet.
-            EngineUnavailable: The process answers, but its engine is broken and stays so.
+            EngineUnavailable: The process answers, but its engine is broken for good.
             StartFailed: The process could not be set up, and no other one could be.
         """
         ...
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        """Receive, verify and serve a release; on any error go on serving what was served before.
+        """Receive, verify and serve a release; on any error keep serving the former weights.
 
         Raises:
-            WeightSyncFailed: The engine could not take the release.
-            CanaryFailed: It took the release, and computes something else from it than the trainer.
-            ReleaseLost: The release died with the machine that held it; the engine is well.
+            WeightSyncFailed: The engine could not load the release.
+            CanaryFailed: It loaded the release, and computes other values from it than the trainer.
+            ReleaseLost: The release died with the machine that held it; the engine is healthy.
             ActorLost: The process is gone.
             EngineUnavailable: The process answers, but its engine is broken.
         """
@@ -175,10 +176,10 @@ class Trainer(Protocol):
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
         """Close the open step and drop its gradients; weights and version stay.
 
-        Without one, nothing.
+        Without an open step the call has no effect.
 
         Raises:
-            TrainStepFailed: A living rank could not; what it holds of the step is not known.
+            TrainStepFailed: A living rank could not abort; what it holds of the step is not known.
         """
         ...
 
@@ -211,7 +212,7 @@ class Trainer(Protocol):
         ...
 
     async def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        """Go back to the newest checkpoint that verifies, of version ``at_most`` or older.
+        """Restore the newest checkpoint that verifies, of version ``at_most`` or older.
 
         Without one the ranks hold the initial model: version 0. No step is open afterwards.
 
@@ -262,7 +263,7 @@ class TelemetryPort(Protocol):
     """Receives measurements. Never blocks, never raises."""
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step, under names of the metric table."""
+        """Emit the metrics of a step, under names of the metric table."""
         ...
 
 

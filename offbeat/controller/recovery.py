@@ -46,9 +46,16 @@ class Recovery:
         on_taken: Callable[[Sequence[Receipt]], None],
         groups_per_turn: int = GROUPS_PER_TURN,
     ) -> None:
-        """``on_taken`` receives the groups of a step that only the trainer knows to have ended.
+        """Create the recovery of a controller.
 
-        ``groups_per_turn`` limits the groups returned at a time, for runs of millions of steps.
+        Args:
+            state: State of the run.
+            trainer_client: Client of the trainer.
+            sync: The weight sync, whose release a rewind invalidates.
+            rollouts: The rollout pump, which dispatches returned groups again.
+            payloads: Payloads that have survived their owner.
+            on_taken: Receives the groups of a step that only the trainer knows to have ended.
+            groups_per_turn: Maximum groups returned between two turns of the event loop.
         """
         self._groups_per_turn = groups_per_turn
         self._state, self._trainer_client, self._sync = state, trainer_client, sync
@@ -58,7 +65,7 @@ class Recovery:
         """Prompt index and attempt of ready groups whose columns were lost and read again."""
 
     async def start(self) -> None:
-        """Start: from nothing, or from the journal of former controllers.
+        """Start a run: from nothing, or from the journal of former controllers.
 
         Raises:
             TrainerAhead: The trainer has applied a step that the journal does not contain.

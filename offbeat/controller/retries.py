@@ -147,7 +147,7 @@ class RetryPolicy:
             ) from failure
 
     def _check_trials(self, kind: FailureKind, failure: Failure) -> None:
-        """Trials of an environment that raises end the run after as many as its budget allows failures.
+        """Raise once an environment that raises has failed as many trials as its budget allows.
 
         Those of one that says that it is out of service are failures in a row.
         """

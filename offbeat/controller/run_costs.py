@@ -63,7 +63,7 @@ class RunCosts(msgspec.Struct):
         return self.processes.get(name) != incarnation
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Shares of trainer and engines, but for the time in which they started; each sums to 1."""
+        """Return the shares of trainer and engines without their starts; each sums to 1."""
         trainer, engines = dict(self.trainer_s), dict(self.engine_s)
         trainer.pop(TrainerTime.STARTING, None)
         engines.pop(GeneratorTime.STARTING, None)

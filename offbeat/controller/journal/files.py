@@ -1,4 +1,4 @@
-"""Writing a journal's files: segments of events, snapshots between them. Blocking; any thread.
+"""Writes a journal's files: segments of events, snapshots between them. Blocking; any thread.
 
 A segment is claimed by creating it, its number the next free one. After each fsync a writer looks
 for a successor: one that claimed before has not seen what was written, one that claims later reads
@@ -31,7 +31,7 @@ _UNFINISHED = ".tmp"
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The state after everything queued before it: here a new segment begins."""
+    """Point in the queue at which a new segment begins, with the state up to it."""
 
     snapshot: bytes  # encoded
 
@@ -108,7 +108,7 @@ class Segments:
             self._lock.release()
 
     def close(self, patience_s: float = -1) -> None:
-        """Give the file back, unless another thread is still writing to it after ``patience_s``."""
+        """Close the file, unless another thread is still writing to it after ``patience_s``."""
         if not self._lock.acquire(timeout=patience_s):
             return
         try:

@@ -1,4 +1,4 @@
-"""The bytes of the journal's files: a header, then frames. No I/O.
+"""Encodes and decodes the journal's files: a header, then frames. No I/O.
 
     header   kind (8 bytes) | format u32 | schema u32 | follows u32 | follows_bytes u64 | CRC-32 u32
     frame    length u32 | CRC-32 of the payload u32 | payload, MessagePack, never empty
@@ -28,14 +28,14 @@ HEADER_BYTES: Final = _HEADER.size + _CRC.size
 
 
 class SegmentHeader(NamedTuple):
-    """``follows_bytes`` of segment ``follows`` come before this file; 0 and 0 for none."""
+    """Header of a segment: the one that it follows, and how many bytes of it; 0 and 0 for none."""
 
     follows: int
     follows_bytes: int
 
 
 def header(kind: bytes, follows: int = 0, follows_bytes: int = 0) -> bytes:
-    """The first bytes of a file of this kind, of this version of offbeat."""
+    """Return the first bytes of a file of this kind, as this version of offbeat writes it."""
     fields = _HEADER.pack(kind, FORMAT, SCHEMA, follows, follows_bytes)
     return fields + _CRC.pack(zlib.crc32(fields))
 
@@ -44,13 +44,13 @@ def parse_header(file: str, data: bytes, kind: bytes) -> SegmentHeader | None:
     """Return the header, or None when a crash tore it, so that the file holds nothing else.
 
     Args:
-        file: Its name, for errors.
-        data: Its bytes, at least one more than a header has if there are so many.
-        kind: What it should be.
+        file: Name of the file, for errors.
+        data: Bytes of the file, at least one more than a header has if there are so many.
+        kind: Expected kind of the file.
 
     Raises:
-        JournalVersion: Another format or schema.
-        JournalCorrupt: Something else than a header.
+        JournalVersion: The file is of another format or schema.
+        JournalCorrupt: The file does not begin with a header.
     """
     if len(data) < HEADER_BYTES:
         return None
@@ -69,20 +69,20 @@ def parse_header(file: str, data: bytes, kind: bytes) -> SegmentHeader | None:
 
 
 def frame(payload: bytes) -> bytes:
-    """A payload as it stands in a file."""
+    """Return a payload in its frame: length, checksum, payload."""
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[memoryview, int]]:
-    """Payloads and where their frames end.
+    """Yield the payloads of a file, each with the offset at which its frame ends.
 
     Args:
-        file: Its name, for errors.
-        data: Its bytes, header and all.
-        limit: Bytes that must be whole, what comes after is not read; None: a torn tail may follow.
+        file: Name of the file, for errors.
+        data: Bytes of the file, including its header.
+        limit: Bytes that must be whole, the rest is not read; None: a torn tail may follow.
 
     Raises:
-        JournalCorrupt: A bad frame where no torn tail can be.
+        JournalCorrupt: A frame is bad where no torn tail can be.
     """
     view = memoryview(data)[:limit]
     if limit is not None and len(view) < limit:

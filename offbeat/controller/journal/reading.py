@@ -38,12 +38,12 @@ _NAME: Final = re.compile(r"(events|snapshot)-(\d{6,})\.bin")
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """Events, from the state of the snapshot of this number on."""
+    """Return the path of segment ``number``; snapshot ``number`` is the state before it."""
     return directory / f"events-{number:06d}.bin"
 
 
 def snapshot_path(directory: Path, number: int) -> Path:
-    """The state before segment ``number``."""
+    """Return the path of the snapshot of the state before segment ``number``."""
     return directory / f"snapshot-{number:06d}.bin"
 
 
@@ -70,33 +70,37 @@ def read_journal(directory: Path) -> Iterator[AnyEvent]:
 
 
 def recover(directory: Path) -> Ledger:
-    """Return the ledger that the journal leads to.
+    """Return the ledger that the newest good snapshot and the events after it lead to.
 
-    The newest good snapshot and the events after it.
+    The ledger has no journal of its own. The directory may be empty.
 
-    It records nowhere. The directory may be empty. Raises what ``read_journal`` raises.
+    Raises:
+        JournalCorrupt: A file is damaged, or missing.
+        JournalVersion: Another version of offbeat wrote it.
+        FileNotFoundError: There is no such directory.
     """
     return fold(directory).ledger
 
 
 def recover_with_history(directory: Path) -> tuple[Ledger, History]:
-    """Return what ``recover`` returns, and the times and rates of the incarnations so far."""
+    """Return the ledger of ``recover``, and the times and rates of the incarnations so far.
+
+    Raises the errors of ``recover``.
+    """
     folded = fold(directory)
     return folded.ledger, folded.history
 
 
 def journalled_steps_after(directory: Path, version: int) -> StepsAfter:
-    """Find the steps that a rewind to ``version`` undoes.
+    """Find the steps that a rewind to ``version`` undoes, reading back from the last segment.
 
-    Reads the segments from the last one back.
-
-    Raises what ``read_journal`` raises.
+    Raises the errors of ``read_journal``.
     """
     return steps_after(version, _steps_newest_first(directory))
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """The content of a snapshot file: the state that all records before it add up to."""
+    """Content of a snapshot file: the state that all records before it add up to."""
 
     books: TableSnapshot
     history: History
@@ -104,7 +108,7 @@ class SavedState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FoldedJournal:
-    """A journal up to a moment."""
+    """State that a journal leads to, and the place in its files where that state ends."""
 
     ledger: Ledger
     history: History
@@ -114,9 +118,9 @@ class FoldedJournal:
 
 
 def fold(directory: Path, before: int | None = None) -> FoldedJournal:
-    """Return the state of ``recover`` with the place where it ends. ``before``.
+    """Return the state of ``recover`` with the place where it ends.
 
-    Ignore segments from this one on.
+    Segments from ``before`` on are ignored. Raises the errors of ``recover``.
     """
     segments = [n for n in numbers(directory, "events") if before is None or n < before]
     last = _newest(directory, segments)
@@ -141,7 +145,7 @@ def fold(directory: Path, before: int | None = None) -> FoldedJournal:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One segment, up to the point where it counts."""
+    """One segment, up to the byte at which the next one began."""
 
     number: int
     path: Path
@@ -149,9 +153,9 @@ class _Part:
     limit: int | None = None  # bytes of it that the next one follows; None: it is the last one
 
     def events(self, kinds: tuple[bytes, ...] = ()) -> Iterator[tuple[AnyEvent, int]]:
-        """Yield events with the ends of their frames. ``kinds``.
+        """Yield the events, each with the offset at which its frame ends.
 
-        Only these, as ``_kind`` writes them; empty: all.
+        ``kinds`` selects events by the bytes that ``_kind`` returns; without it all are yielded.
         """
         decode = msgspec.msgpack.Decoder(AnyEvent).decode
         for payload, end in frames(str(self.path), self.path.read_bytes(), self.limit):
@@ -166,7 +170,7 @@ class _Part:
 
 
 def _kind(event: type[Event]) -> bytes:
-    """The bytes of a record that name its kind; they follow the header of the array."""
+    """Return the bytes that name the kind of a record; they follow the header of its array."""
     return msgspec.msgpack.encode(event.__name__)
 
 
@@ -179,7 +183,7 @@ _STEP_KINDS: Final = (_kind(StepApplied), _kind(Rewound))
 
 
 def _steps_newest_first(directory: Path) -> Iterator[AnyEvent]:
-    """The steps and rewinds of a journal; a segment is read when its turn has come."""
+    """Yield the steps and rewinds of a journal; a segment is read when it is reached."""
     part = _newest(directory, numbers(directory, "events"))
     while part is not None:
         for event, _ in reversed(list(part.events(_STEP_KINDS))):
@@ -188,7 +192,7 @@ def _steps_newest_first(directory: Path) -> Iterator[AnyEvent]:
 
 
 def _newest(directory: Path, segments: list[int]) -> _Part | None:
-    """The last segment that was really begun; a crash may leave one without a header."""
+    """Return the last segment with a header; a crash may leave one without."""
     for number in reversed(segments):
         part = _begun(directory, number)
         if part is not None:
@@ -197,7 +201,7 @@ def _newest(directory: Path, segments: list[int]) -> _Part | None:
 
 
 def _chain(directory: Path, last: _Part | None, first: int) -> list[_Part]:
-    """The segments that count, from ``first`` on, oldest first."""
+    """Return the segments that are part of the journal, from ``first`` on, oldest first."""
     parts = [] if last is None else [last]
     while parts and parts[-1].header.follows >= first:
         former = _former(directory, parts[-1])
@@ -207,7 +211,7 @@ def _chain(directory: Path, last: _Part | None, first: int) -> list[_Part]:
 
 
 def _former(directory: Path, follower: _Part) -> _Part | None:
-    """The segment before this one, as far as it counts; None: this is the first."""
+    """Return the segment before this one, as far as it was followed; None for the first."""
     if not follower.header.follows:
         return None
     former = _begun(directory, *follower.header)
@@ -228,9 +232,9 @@ def _begun(directory: Path, number: int, limit: int | None = None) -> _Part | No
 
 
 def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | None]:
-    """Return the newest good snapshot and the segment that goes on from it.
+    """Return the newest good snapshot and the number of the segment that continues it.
 
-    1 and None when there is none.
+    Returns 1 and None when there is none.
     """
     for number in reversed(numbers(directory, "snapshot")):
         if number <= at_most:
