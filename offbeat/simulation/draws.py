@@ -160,7 +160,6 @@ _FIXED: Final[dict[str, Any]] = {
     },
     "eval": {
         "path": None,
-        "at_start": True,
         "prompts": 3,
         "samples": 1,
         "sets": {"first": {}, "second": {"prompts": 2, "samples": 2}},
@@ -200,7 +199,10 @@ def _drawn(rng: random.Random) -> dict[str, Any]:
             "zero_variance": chance() < 0.25,  # noqa: PLR2004
             "max_truncated_fraction": rng.choice((None, None, None, 0.6)),
         },
-        "eval": {"interval": rng.choice((0, 0, 0, 4))},
+        "eval": {
+            "interval": (eval_interval := rng.choice((0, 0, 0, 4))),
+            "at_start": eval_interval > 0,
+        },
         "checkpoint": {
             "interval": rng.randint(1, 6),
             "final": chance() < 0.5,  # noqa: PLR2004
