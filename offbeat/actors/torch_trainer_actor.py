@@ -10,6 +10,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.ranks.assembly import source_of, trainer_of
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.teacher import check_tokenizers
 from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.weight_sync.transport import Source
 
@@ -25,6 +26,8 @@ class TorchTrainerActor(TrainerActor):
 def make(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Source]:
     """Create the trainer of a rank, and the source of its weights."""
     config = of_kind(TorchTrainerConfig, spec.config.trainer)
+    if teacher := spec.config.algorithm.loss.teacher_path:
+        check_tokenizers(teacher, spec.config.model.path)  # now, not before the first step
     kind = partial(TorchTrainer, max_model_len=spec.config.generator.max_model_len)
     trainer = trainer_of(kind, spec, config, peers)
     return trainer, source_of(spec, trainer.weights.metas(), trainer.named_weights)

@@ -211,6 +211,7 @@ class TrainerActor:
             policy=loss.config.needs_policy_logprobs,
             reference=loss.config.needs_reference_logprobs,
             temperature=loss.temperature,
+            teacher=loss.config.teacher_path,
         )
         names = tuple(written[0]) if written else ()
         return (names, tuple(payload_bytes(columns) for columns in written)), list(written)

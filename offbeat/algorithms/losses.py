@@ -24,6 +24,7 @@ from torch import Tensor
 
 from offbeat.algorithms.corrections import Correction, correction
 from offbeat.algorithms.diagnostics import spread
+from offbeat.algorithms.distillation import distilled, teacher_metrics
 from offbeat.algorithms.divisors import divisor_parts
 from offbeat.algorithms.kl import kl_penalty
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
@@ -60,11 +61,12 @@ def clipped_pg(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
 
         w * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  kl_coef * KL(logprob, reference)
 
-    ``w`` is the product of the recipe's corrections. ``normalize="tokens"`` is DAPO's token-level
+    With a teacher ``A`` has its part for each token: ``distillation.distilled``. ``w`` is the
+    product of the recipe's corrections. ``normalize="tokens"`` is DAPO's token-level
     loss (arXiv:2503.14476, section 3.3), ``"sequences"`` GRPO's mean of means (arXiv:2402.03300),
     ``"constant"`` Dr. GRPO's division by the generation budget (arXiv:2503.20783, section 3.2).
     """
-    valid = valid_tokens(tokens, config.old_logprobs)
+    valid = distilled(valid_tokens(tokens, config.old_logprobs), config)
     return _sums(valid, clipped(valid, config), correction(valid, config), tokens, config)
 
 
@@ -73,7 +75,7 @@ def gspo(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
 
     arXiv:2507.18071.
     """
-    valid = valid_tokens(tokens, config.old_logprobs)
+    valid = distilled(valid_tokens(tokens, config.old_logprobs), config)
     return _sums(valid, sequence_clipped(valid, config), correction(valid, config), tokens, config)
 
 
@@ -82,7 +84,7 @@ def cispo(tokens: LossTokens, config: PolicyGradientLossConfig) -> LossSums:
 
     arXiv:2506.13585, which normalises over tokens.
     """
-    valid = valid_tokens(tokens, config.old_logprobs)
+    valid = distilled(valid_tokens(tokens, config.old_logprobs), config)
     return _sums(valid, bounded_weight(valid, config), correction(valid, config), tokens, config)
 
 
@@ -107,7 +109,7 @@ def _sums(
     if corrected.weight_N is not None:
         policy_N = policy_N * corrected.weight_N
     loss = policy = (policy_N * share_N).sum()
-    metrics = corrected.metrics | _ratio_metrics(surrogate, mask_N)
+    metrics = corrected.metrics | _ratio_metrics(surrogate, mask_N) | teacher_metrics(valid)
     was_drawn = tokens.generation_N is not None
     if was_drawn:
         metrics |= _gap_metrics(valid)

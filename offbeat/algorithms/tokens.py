@@ -30,6 +30,7 @@ class LossTokens:
     sequence_N: Tensor  # int64 in [0, sequences)
     sequences: int
     staleness_N: Tensor | None = None  # int; weight versions behind the trainer; None: not known
+    teacher_N: Tensor | None = None  # of the frozen teacher; None without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class ValidTokens:
     mask_N: Tensor  # bool
     sequence_N: Tensor
     counts_S: Tensor  # valid tokens of each sequence
+    teacher_N: Tensor | None = None
 
     @property
     def lengths_S(self) -> Tensor:  # noqa: N802 - an axis
@@ -103,6 +105,7 @@ def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidT
         mask_N=mask_N,
         sequence_N=tokens.sequence_N,
         counts_S=_counts(mask_N, tokens.sequence_N, none_S),
+        teacher_N=None if tokens.teacher_N is None else valid(tokens.teacher_N),
     )
 
 

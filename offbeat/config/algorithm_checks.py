@@ -22,6 +22,7 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
         yield from _the_cap_is_inside_the_band(loss)
         yield from _a_sequence_has_one_weight(loss)
         yield from _a_deviation_divides_advantages_only(loss)
+        yield from _a_teacher_has_a_place(config, loss)
     if isinstance(loss, PessimisticLossConfig):
         yield from _dual_clip_is_outside_the_clip_range(loss)
     yield from _a_constant_has_a_use(loss)
@@ -134,6 +135,34 @@ def _a_deviation_divides_advantages_only(loss: PolicyGradientLossConfig) -> Iter
             f"{_LOSS}.step_std=true would divide the KL penalty of {_LOSS}.kl_coef={loss.kl_coef:g} too: "
             "the deviation is known only when the gradients of both have been added up",
             f"Set {_LOSS}.kl_coef to 0, or {_LOSS}.step_std to false.",
+        )
+
+
+def _a_teacher_has_a_place(config: RunConfig, loss: PolicyGradientLossConfig) -> Iterator[Clash]:
+    teacher = loss.teacher
+    if teacher is None:
+        for name in sorted({"teacher_coef", "teacher_reward_coef"} & loss.model_fields_set):
+            if getattr(loss, name) != type(loss).model_fields[name].default:
+                yield Clash(
+                    (f"{_LOSS}.{name}", f"{_LOSS}.teacher"),
+                    f"{_LOSS}.{name} is not used: there is no teacher",
+                    f"Set {_LOSS}.teacher to a model directory, or leave {_LOSS}.{name} out.",
+                )
+        return
+    if loss.step_std:
+        yield Clash(
+            (f"{_LOSS}.step_std", f"{_LOSS}.teacher"),
+            f"{_LOSS}.step_std=true would divide the teacher's part by the deviation of the rewards' "
+            "advantages, which is 0 where they are equal",
+            f"Set {_LOSS}.step_std to false, or leave {_LOSS}.teacher out.",
+        )
+    trainer = config.trainer
+    if trainer.backend == "megatron" or (trainer.backend == "torch" and trainer.data_parallel > 1):
+        yield Clash(
+            (f"{_LOSS}.teacher", "trainer.backend"),
+            f"{_LOSS}.teacher={teacher} is held whole by one rank of trainer.backend=torch",
+            "Set trainer.backend to torch and trainer.data_parallel to 1, or leave "
+            f"{_LOSS}.teacher out.",
         )
 
 

@@ -213,7 +213,9 @@ def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
 
 
 def _a_group_has_something_to_compare(config: RunConfig) -> Iterator[Clash]:
-    if config.samples_per_group == 1 and config.algorithm.loss.name != "sft":
+    loss = config.algorithm.loss
+    learns_alone = loss.name == "sft" or loss.teacher is not None
+    if config.samples_per_group == 1 and not learns_alone:
         yield Clash(
             ("samples_per_group", "algorithm.advantage"),
             f"samples_per_group=1 gives algorithm.advantage={config.algorithm.advantage} nothing to "

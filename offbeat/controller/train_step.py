@@ -229,7 +229,7 @@ class TrainStep:
             )
         measures.add(receipts, advantages, state.ledger.trainer_version)
         loss = self._loss.config
-        if loss.needs_policy_logprobs or loss.needs_reference_logprobs:
+        if loss.needs_policy_logprobs or loss.needs_reference_logprobs or loss.teacher_path:
             with measures.timed("prepare_logprobs"):
                 await self._prepare_logprobs(receipts)
         return self._chunk(receipts, advantages)

@@ -160,10 +160,10 @@ class FakeTrainer(Actor):
         return work[method](*args) if method in work else None
 
     def _prepare_logprobs(self, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        del loss
         self._check_columns(chunk, "prepare_logprobs")
         groups = len(chunk.prompt_indices)
-        return PreparedColumns(("policy_logprobs",), (64,) * groups, (None,) * groups)
+        taught = ("teacher_logprobs",) if loss.config.teacher_path else ()
+        return PreparedColumns(("policy_logprobs", *taught), (64,) * groups, (None,) * groups)
 
     def _state(self) -> TrainerState:
         return TrainerState(

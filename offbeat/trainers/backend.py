@@ -163,13 +163,26 @@ class TrainerBackend(ABC):
 
     @abstractmethod
     def prepare_logprobs(
-        self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
+        self,
+        groups: Sequence[Columns],
+        *,
+        policy: bool,
+        reference: bool,
+        temperature: float,
+        teacher: str | None = None,
     ) -> list[LogprobColumns]:
         """Compute the log-probability of every response token under the current weights.
 
+        Args:
+            groups: Columns of this rank's groups.
+            policy: Under the weights that are trained.
+            reference: Under the initial weights.
+            temperature: Logprobs are of softmax(logits / temperature).
+            teacher: Under the model of this directory, which never changes; None: none.
+
         Returns:
-            For each group, ``policy_logprobs`` and ``reference_logprobs``, whichever was requested:
-            [N] float32 each, one value per response token of the group.
+            For each group, ``policy_logprobs``, ``reference_logprobs`` and ``teacher_logprobs``,
+            whichever was requested: [N] float32 each, one value per response token of the group.
         """
 
     @property

@@ -32,7 +32,12 @@ from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepSums, StepTotals
 from offbeat.trainers.weights import torch_dtype, weights_digest
-from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
+from offbeat.transfer_queue.schema import (
+    POLICY_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    TEACHER_LOGPROBS,
+    Columns,
+)
 
 T = TypeVar("T")
 LossOf = Callable[[PackedRows, Tensor], Tensor]
@@ -83,15 +88,27 @@ class ModelTrainer(TrainerBackend):
         self._schedule, self._total_steps, self._seed = optimizer, total_steps, seed
         self._dtype = torch_dtype(model.dtype)
         self._sums: StepSums | None = None  # of the open step
+        self._teacher_path: str | None = None  # of the logprobs that are being computed
 
     def prepare_logprobs(
-        self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
+        self,
+        groups: Sequence[Columns],
+        *,
+        policy: bool,
+        reference: bool,
+        temperature: float,
+        teacher: str | None = None,
     ) -> list[LogprobColumns]:
         """Compute log-probabilities like the base class.
 
-        Gradients of an open step stay. The reference is loaded when it is first needed.
+        Gradients of an open step stay. Reference and teacher are loaded when they are first needed.
         """
-        requested = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
+        self._teacher_path = teacher
+        requested = (
+            (POLICY_LOGPROBS, policy),
+            (REFERENCE_LOGPROBS, reference),
+            (TEACHER_LOGPROBS, teacher is not None),
+        )
         batch, microbatches = self._prepared_on_all_ranks(
             "prepare_logprobs", lambda: self._planner.cut(groups, only_trained=False)
         )

@@ -34,6 +34,7 @@ from offbeat.transfer_queue.schema import (
     REFERENCE_LOGPROBS,
     RESPONSE_IDS,
     RESPONSE_OFFSETS,
+    TEACHER_LOGPROBS,
     Columns,
 )
 from offbeat.weight_sync.canary import invented
@@ -78,11 +79,21 @@ class StubTrainer(TrainerBackend):
         self._digest = self.initial_digest = _UNTRAINED
 
     def prepare_logprobs(
-        self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
+        self,
+        groups: Sequence[Columns],
+        *,
+        policy: bool,
+        reference: bool,
+        temperature: float,
+        teacher: str | None = None,
     ) -> list[LogprobColumns]:
         """Return the engine's own logprobs under the requested names, as if both agreed exactly."""
         del temperature
-        requested = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
+        requested = (
+            (POLICY_LOGPROBS, policy),
+            (REFERENCE_LOGPROBS, reference),
+            (TEACHER_LOGPROBS, teacher is not None),
+        )
         names = [name for name, wanted in requested if wanted]
         return [
             {name: group[GENERATION_LOGPROBS].astype(np.float32) for name in names}

@@ -49,6 +49,7 @@ WEIGHT_VERSIONS: Final = "weight_versions"
 REWARDS: Final = "rewards"
 POLICY_LOGPROBS: Final = "policy_logprobs"
 REFERENCE_LOGPROBS: Final = "reference_logprobs"
+TEACHER_LOGPROBS: Final = "teacher_logprobs"
 
 _ENV, _TRAINER = "environment worker", "trainer"
 STANDARD: Final = {
@@ -63,6 +64,7 @@ STANDARD: Final = {
         Column(REWARDS, "float32", Axis.SAMPLE, _ENV, ("controller, as a tag",)),
         Column(POLICY_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
         Column(REFERENCE_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
+        Column(TEACHER_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
     )
 }
 ROLLOUT_COLUMNS: Final = tuple(c.name for c in STANDARD.values() if c.writer == _ENV)

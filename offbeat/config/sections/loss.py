@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config, default_choice
+from offbeat.config.base import Config, RecipePath, default_choice
 
 Ratio = Annotated[float, Field(ge=0)]
 
@@ -39,6 +39,11 @@ class AnyLossConfig(Config):
     def needs_reference_logprobs(self) -> bool:
         """Return whether the trainer computes the initial model's logprobs before the step."""
         return self.kl_coef > 0
+
+    @property
+    def teacher_path(self) -> str | None:
+        """Return the model whose logprobs the trainer computes before the step; None without one."""
+        return None
 
 
 class PolicyGradientLossConfig(AnyLossConfig):
@@ -85,6 +90,20 @@ class PolicyGradientLossConfig(AnyLossConfig):
     mean over what was kept, KL penalty included. On makes steps with many drops smaller, off
     keeps their size."""
 
+    teacher: RecipePath | None = None
+    """Model directory of a frozen teacher with the tokenizer of `model.path`, relative to the
+    recipe: on-policy distillation. Before each step it scores the sampled tokens, and each one's
+    advantage is ``teacher_coef * (teacher - old logprob)``, which descends the reverse KL. It costs
+    the teacher's memory in the trainer and a forward pass per step."""
+
+    teacher_coef: Annotated[float, Field(gt=0)] = 1.0
+    """With ``teacher``: weight of its part of the advantage. More follow the teacher harder where
+    rewards count too; alone it scales the step as the learning rate does."""
+
+    teacher_reward_coef: Annotated[float, Field(ge=0)] = 0.0
+    """With ``teacher``: weight of the reward's advantage, which is added to the teacher's. 0 learns
+    from the teacher alone; more let rewards correct it."""
+
     step_std: bool = False
     """Divide the step's advantages by their standard deviation over its samples. On makes the
     size of steps independent of the scale of rewards, and enlarges steps with little signal."""
@@ -92,6 +111,10 @@ class PolicyGradientLossConfig(AnyLossConfig):
     @property
     def needs_policy_logprobs(self) -> bool:
         return self.old_logprobs == "policy"
+
+    @property
+    def teacher_path(self) -> str | None:
+        return self.teacher
 
 
 class PessimisticLossConfig(PolicyGradientLossConfig):

@@ -32,6 +32,7 @@ from offbeat.launch.checks.software import (
     check_wandb,
     count_gpus,
 )
+from offbeat.launch.checks.teacher import check_teacher
 from offbeat.launch.checks.user_code import check_command, check_secrets, check_targets
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
 from offbeat.messages.exit_codes import REFUSED
@@ -67,6 +68,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_end_tokens(config) if model else (),
         check_model_proof(config) if model else (),
         check_vllm_positions(config) if model else (),
+        check_teacher(config) if model else (),
         check_prompts(config),
         check_prompt_lengths(config) if model else (),
         check_checkpoints(config),

@@ -20,6 +20,7 @@ from offbeat.transfer_queue.schema import (
     GENERATION_LOGPROBS,
     POLICY_LOGPROBS,
     REFERENCE_LOGPROBS,
+    TEACHER_LOGPROBS,
     WEIGHT_VERSIONS,
     Columns,
 )
@@ -59,6 +60,7 @@ def loss_tokens(
     generation = None if is_recorded else column(GENERATION_LOGPROBS)
     old = column(POLICY_LOGPROBS) if config.needs_policy_logprobs else generation
     reference = column(REFERENCE_LOGPROBS) if config.needs_reference_logprobs else None
+    teacher = column(TEACHER_LOGPROBS) if config.teacher_path is not None else None
     staleness = None if version is None else np.subtract(version, column(WEIGHT_VERSIONS))
 
     def make(packed: PackedRows, logprobs_N: Tensor) -> LossTokens:
@@ -73,6 +75,7 @@ def loss_tokens(
             old_N=logprobs_N.detach() if old is None else tensor(old[packed.source_N]),
             generation_N=None if generation is None else tensor(generation[packed.source_N]),
             reference_N=None if reference is None else tensor(reference[packed.source_N]),
+            teacher_N=None if teacher is None else tensor(teacher[packed.source_N]),
             advantages_N=tensor(advantages_S[sample_N]),
             mask_N=torch.ones(len(sample_N), dtype=torch.bool, device=device),
             sequence_N=tensor(sequence_N),

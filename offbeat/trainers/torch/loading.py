@@ -14,9 +14,10 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.model_proof.plain import attend_by
 from offbeat.model_proof.rope import freeze_rope
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.model_trainer import ModelTrainer
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
-from offbeat.trainers.torch.model import load_model
+from offbeat.trainers.torch.model import load_model, vocabulary
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
 from offbeat.trainers.torch.sharding import ShardedWeights, Weights, world_mesh
 from offbeat.trainers.torch.spreading import fill_like, make_room, shell_of, spread
@@ -98,6 +99,31 @@ class LoadedModel(ModelTrainer):
         freeze_rope(model, self._max_model_len)
         torch.manual_seed(self._seed)  # only rank 0 may have drawn weights that the files lack
         return weights
+
+    def _load_teacher(self, path: str, shared_prompt: bool) -> PreTrainedModel:  # noqa: FBT001
+        """Load a frozen model of another directory, exact in the rows of the trained one.
+
+        Raises:
+            UntrainableModel: It is not, or it has another vocabulary.
+        """
+        config = self._model_config
+        teacher = load_model(
+            Path(path),
+            config.dtype,
+            self._config.device,
+            trust_remote_code=config.trust_remote_code,
+        ).requires_grad_(requires_grad=False)
+        freeze_rope(teacher, self._max_model_len)
+        proof, _ = prove_rows(
+            teacher, self._max_model_len, dtype=self._dtype, shared_prompt=shared_prompt
+        )
+        if shared_prompt and not proof.shared_prompt:
+            problem = f"cannot share prompts as the trained model does: {proof.problem}"
+            raise UntrainableModel(path, problem, "Set trainer.shared_prompt to false")
+        if vocabulary(teacher) < self.vocabulary:
+            problem = f"knows {vocabulary(teacher)} tokens, and the trained model {self.vocabulary}"
+            raise UntrainableModel(path, problem, "Name a teacher of the same vocabulary")
+        return teacher
 
     def _load_model(self) -> PreTrainedModel:
         config = self._model_config

@@ -29,6 +29,7 @@ from offbeat.trainers.model_trainer import LossOf
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.dispatch import pad_microbatches
 from offbeat.trainers.ranks.peers import Peers, all_reduce_max_or_fail, run_on_all_ranks
+from offbeat.trainers.teacher import check_tokenizers
 from offbeat.trainers.torch.forward import packed_logprobs, top_logprobs
 from offbeat.trainers.torch.loading import LoadedModel
 from offbeat.trainers.torch.model import (
@@ -52,7 +53,7 @@ from offbeat.trainers.torch.sharding import (
 )
 from offbeat.trainers.torch.spreading import spread
 from offbeat.trainers.weights import weights_digest
-from offbeat.transfer_queue.schema import POLICY_LOGPROBS
+from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
 
 T = TypeVar("T")
 _WEIGHT: Final = "weight"
@@ -116,6 +117,7 @@ class TorchTrainer(LoadedModel):
             prove_cut(self._model, witness, self._dtype)
             settle(self._model)
         self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers)
+        self._teachers: dict[str, PreTrainedModel] = {}  # by directory
         self._rng_at_begin = torch.get_rng_state()  # of torch's CPU generator, at begin of a step
         self.initial_digest = self.weights_digest()
 
@@ -242,7 +244,7 @@ class TorchTrainer(LoadedModel):
     def _logprobs(
         self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
     ) -> NDArray[np.float32]:
-        model = self._model if name == POLICY_LOGPROBS else self._reference
+        model = self._model_of(name)
         values = np.empty(count, np.float32)
         with _settled(model):
             for packed in microbatches:
@@ -264,6 +266,22 @@ class TorchTrainer(LoadedModel):
             failure = error
         count = all_reduce_max_or_fail(self.peers, during, len(own), failure)
         return cast("T", what), pad_microbatches(own, count, PADDING_MICROBATCH)
+
+    def _model_of(self, name: str) -> PreTrainedModel:
+        """Return the model whose logprobs a column holds."""
+        if name == TEACHER_LOGPROBS:
+            assert self._teacher_path is not None  # noqa: S101 -- the column is requested with it
+            return self._teacher(self._teacher_path)
+        return self._model if name == POLICY_LOGPROBS else self._reference
+
+    def _teacher(self, path: str) -> PreTrainedModel:
+        """Return the frozen model of a directory, loaded once and proved as the trained one is."""
+        if path not in self._teachers:
+            check_tokenizers(path, self.model_path)
+            if self.peers.size > 1:
+                raise NotImplementedError("a teacher beside a sharded model")
+            self._teachers[path] = self._load_teacher(path, self._planner.shared_prompt)
+        return self._teachers[path]
 
     @cached_property
     def _reference(self) -> PreTrainedModel:

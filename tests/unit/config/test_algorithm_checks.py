@@ -100,3 +100,33 @@ def test_the_deviation_of_a_step_divides_advantages_only() -> None:
     (text,) = messages(loss={"step_std": True, "kl_coef": 0.1})
     assert "algorithm.loss.step_std=true would divide the KL penalty of " in text
     assert not messages(loss={"step_std": True})
+
+
+def test_a_teacher_gives_a_lone_sample_something_to_learn() -> None:
+    assert not messages(samples=1, loss={"teacher": "teacher"})
+    assert messages(samples=1, loss={})
+
+
+def test_weights_of_a_teacher_that_is_not_there_are_refused() -> None:
+    (text,) = messages(loss={"teacher_coef": 0.5})
+    assert "algorithm.loss.teacher_coef is not used: there is no teacher" in text
+    assert not messages(loss={"teacher": "teacher", "teacher_coef": 0.5})
+
+
+def test_a_teachers_part_is_not_divided_by_the_deviation_of_rewards() -> None:
+    (text,) = messages(loss={"teacher": "teacher", "step_std": True})
+    assert "algorithm.loss.step_std=true would divide the teacher's part" in text
+
+
+@pytest.mark.parametrize(
+    "trainer", [{"backend": "megatron"}, {"backend": "torch", "data_parallel": 2}]
+)
+def test_a_teacher_needs_a_trainer_of_one_torch_rank(trainer: dict[str, Any]) -> None:
+    recipe = {
+        "steps": 2,
+        "model": {"path": "tiny"},
+        "trainer": trainer,
+        "algorithm": {"loss": {"teacher": "teacher"}},
+    }
+    found = [clash.message for clash in clashes(RunConfig.model_validate(recipe))]
+    assert any("is held whole by one rank of trainer.backend=torch" in text for text in found)
