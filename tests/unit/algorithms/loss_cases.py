@@ -94,6 +94,7 @@ def tokens_of(seed: int, lengths: Sequence[int] = (3, 1, 5, 2, 7), **changes: An
 def picked(tokens: LossTokens, index: Tensor, sequence: Tensor, sequences: int) -> LossTokens:
     """Some of the tokens, or all in another order, under other sequence numbers."""
     assert tokens.reference_N is not None and tokens.staleness_N is not None
+    assert tokens.generation_N is not None
     return LossTokens(
         logprobs_N=tokens.logprobs_N.detach()[index].requires_grad_(),
         old_N=tokens.old_N[index],
@@ -139,7 +140,7 @@ def keys_of(config: LossConfig) -> PessimisticLossConfig:
 
 def expected(tokens: LossTokens, config: LossConfig) -> Expected:
     """Sequence after sequence, token after token. Log-ratios are taken to be small."""
-    assert tokens.reference_N is not None
+    assert tokens.reference_N is not None and tokens.generation_N is not None
     keys = keys_of(config)
     logprob: list[float] = tokens.logprobs_N.detach().tolist()
     numbers = Numbers(

@@ -39,7 +39,7 @@ def rows(tokens: LossTokens, config: ClippedPgLossConfig = ClippedPgLossConfig()
 
 def log_ratios(tokens: LossTokens, label: str) -> np.ndarray:
     """Of the valid tokens of a bucket."""
-    assert tokens.staleness_N is not None
+    assert tokens.staleness_N is not None and tokens.generation_N is not None
     own = [
         bool(valid) and BUCKET_OF.get(int(age), "4_up") == label
         for valid, age in zip(tokens.mask_N, tokens.staleness_N, strict=True)
@@ -71,6 +71,7 @@ def test_each_bucket_tells_of_its_own_tokens(seed: int) -> None:
 @pytest.mark.parametrize("value", [0.0, 3e-6, 4e-3, -0.5, 1.0, -19.0, 40.0, -1e4])
 def test_a_percentile_is_within_a_bin_of_the_value(value: float) -> None:
     drawn = tokens_of(0)
+    assert drawn.generation_N is not None
     tokens = replace(drawn, logprobs_N=drawn.generation_N + value)
     bounded = max(-20.0, min(20.0, value))
     ratios = [got for name, got in spread_metrics([rows(tokens)]).items() if "ratio_p" in name]
@@ -142,6 +143,7 @@ def test_a_percentile_has_its_share_of_the_tokens_below_it(q: int) -> None:
     rng = np.random.default_rng(q)
     for scale in (1e-5, 1e-3, 0.1, 3.0):
         drawn = tokens_of(0, (4000, 1))
+        assert drawn.generation_N is not None
         gaps = torch.from_numpy(rng.standard_t(3, 4001) * scale)
         tokens = replace(
             drawn,
@@ -176,6 +178,7 @@ def test_an_age_has_one_bucket(age: int, label: str) -> None:
 
 def test_on_policy_nothing_is_spread() -> None:
     drawn = tokens_of(0)
+    assert drawn.generation_N is not None
     tokens = replace(drawn, logprobs_N=drawn.generation_N.clone())
     metrics = spread_metrics([rows(tokens)])
     ones = {name: got for name, got in metrics.items() if "/ess" in name or "/ratio_p" in name}
@@ -191,6 +194,7 @@ def test_the_gap_on_policy_leaves_out_sequences_with_an_older_token() -> None:
     staleness_N = torch.zeros_like(drawn.sequence_N)
     staleness_N[(drawn.sequence_N == 1).nonzero()[0]] = 1
     tokens = replace(drawn, staleness_N=staleness_N)
+    assert tokens.generation_N is not None
     gap_N = (tokens.logprobs_N.detach() - tokens.generation_N).abs()
     counted_N = tokens.mask_N & ((tokens.sequence_N == 0) | (tokens.sequence_N == 2))
     if not tokens.mask_N[(drawn.sequence_N == 1).nonzero()[0]]:

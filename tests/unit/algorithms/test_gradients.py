@@ -28,6 +28,7 @@ def in_every_region(config: LossConfig) -> tuple[LossTokens, LossConfig, Tensor]
     are given as a column.
     """
     drawn = tokens_of(4, LENGTHS)
+    assert drawn.generation_N is not None
     log_ratio_S = torch.tensor([*REGIONS.values()] * 2 + [0.0], dtype=torch.float64)
     sign_S = torch.tensor([-1.0] * 5 + [1.0] * 6, dtype=torch.float64)
     log_ratio_N = log_ratio_S[drawn.sequence_N]

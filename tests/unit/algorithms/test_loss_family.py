@@ -79,6 +79,7 @@ def test_what_is_masked_leaks_neither_forward_nor_backward(
 ) -> None:
     clean = tokens_of(seed)
     assert clean.reference_N is not None and clean.staleness_N is not None
+    assert clean.generation_N is not None
 
     def poisoned(values: torch.Tensor) -> torch.Tensor:
         return torch.where(clean.mask_N, values.detach(), poison)
@@ -203,7 +204,7 @@ def test_the_policy_loss_is_proportional_to_advantages(
 @given(seed=seeds)
 def test_only_differences_of_logprobs_count(config: LossConfig, seed: int) -> None:
     one = tokens_of(seed)
-    assert one.reference_N is not None
+    assert one.reference_N is not None and one.generation_N is not None
     other = tokens_of(
         seed,
         logprobs_N=(one.logprobs_N.detach() - 0.5).requires_grad_(),

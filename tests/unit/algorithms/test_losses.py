@@ -22,7 +22,7 @@ SPECS = [
 
 
 def reference(tokens: LossTokens, config: ClippedPgLossConfig) -> dict[str, float]:
-    assert tokens.reference_N is not None
+    assert tokens.reference_N is not None and tokens.generation_N is not None
     sums = dict[str, float]()
     ratios, gaps = list[float](), list[float]()
 
