@@ -276,9 +276,9 @@ class SpooledPayloads:
 
     def readable(self, receipt: Receipt) -> object | None:
         around, incarnation = self._caller.around, self._caller.fence.incarnation
-        copy = around.disk.spool.get(receipt)
-        if copy is None:
+        if receipt.spooled is None:
             return None
+        copy = around.disk.spooled[receipt.spooled]
         return replace(
             copy, incarnation=incarnation, memory=around.machines.memory_of("controller")
         )

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.messages.groups import Receipt
+from offbeat.messages.groups import Spooled
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import CheckpointLatest, CheckpointWritten, WorldRecord
 
@@ -27,8 +27,17 @@ class SimulatedDisk:
         self._records, self._keep = records, keep
         self._checkpoints: dict[int, SavedModel] = {}
         self._latest = 0
-        self.spool: dict[Receipt, SimulatedPayload] = {}  # payload by receipt
+        self.spooled: dict[Spooled, SimulatedPayload] = {}
         self.evaluations: set[int] = set()  # versions whose evaluation is on disk
+
+    def spool(self, payload: SimulatedPayload) -> Spooled:
+        """Write the columns of a group; return the place that its receipt names.
+
+        Each write has a place of its own: receipts of two rollouts may be equal.
+        """
+        place = Spooled("simulated", len(self.spooled), 1, b"")
+        self.spooled[place] = payload
+        return place
 
     def write(self, at_s: float, model: SavedModel) -> None:
         """Rename a checkpoint into place: it is complete from here on."""

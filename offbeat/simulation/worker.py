@@ -3,6 +3,8 @@
 import math
 from typing import Final
 
+import msgspec
+
 from offbeat.messages.failures import (
     ENVIRONMENT_UNAVAILABLE,
     Component,
@@ -213,7 +215,7 @@ class _Rollout:
         share = self.worker.spooled_share
         spooled = bool(share) and not task.evaluation and around.rng.random() < share
         if spooled:
-            around.disk.spool[receipt] = payload
+            receipt = msgspec.structs.replace(receipt, spooled=around.disk.spool(payload))
         if not task.evaluation:
             where = memory.machine, spooled
             around.record(
