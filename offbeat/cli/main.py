@@ -208,7 +208,9 @@ def simulate(
     ] = None,
     faults: Annotated[
         str,
-        typer.Option("--faults", help="none, engines, trainer, controller, network, data, all."),
+        typer.Option(
+            "--faults", help="none, engines, trainer, machines, controller, network, data, all."
+        ),
     ] = "all",
     schedule: Annotated[
         Path | None,

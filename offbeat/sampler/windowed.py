@@ -56,7 +56,9 @@ class Windowed:
         return past_bound(view, self.max_staleness)
 
     def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
-        """Foreseen: enough ready groups that expire no earlier fill every step until its expiry.
+        """Return groups past the bound; ``predictive`` adds those without a step before they expire.
+
+        A group has none if enough ready groups that expire no earlier fill every step until then.
 
         They go first in either order. Those that expire earlier do not count: they may be gone
         themselves by then, and leave a place.

@@ -73,7 +73,7 @@ class SpoolWriter:
         Args:
             directory: Directory of the run's spool; created when missing.
             producer: Name of the process, the same after a restart. Must not contain a dot.
-            life: Incarnation of the process, unique for this producer. Must not contain a dot.
+            incarnation: Name of the process' present start, unique for this producer. Must not contain a dot.
             segment_bytes: Size from which on a new segment is started.
         """
         self._directory, self._producer, self._incarnation = directory, producer, incarnation

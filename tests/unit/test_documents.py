@@ -1,11 +1,13 @@
-"""What ARCHITECTURE.md says of the code is true: its files and symbols exist, and it stays short."""
+"""What the documents say of the code is true: files, symbols and tests exist, lists are complete."""
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from offbeat.simulation.faults import PROFILES
 from tests.support.architecture import traced
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +90,71 @@ def test_every_key_a_newcomer_is_sent_to_exists() -> None:
     named = {key for row in rows for key in re.findall(r"`([\w.]+)`", row.split("|")[1])}
     assert len(named) > 20
     assert named - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_test_file_that_a_page_names_exists(page: Path) -> None:
+    tests = [
+        f"/{path.relative_to(ROOT)}"
+        for folder in ("tests", "benchmarks")
+        for path in (ROOT / folder).rglob("test_*.py")
+    ]
+    named = set(re.findall(r"(?:\w+/)*test_\w+\.py", page.read_text()))
+    assert {name for name in named if not any(test.endswith(f"/{name}") for test in tests)} == set()
+
+
+def test_the_layers_shown_to_a_contributor_are_those_of_the_linter() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (contract,) = (
+        each
+        for each in config["tool"]["importlinter"]["contracts"]
+        if each["name"] == "imports point downwards"
+    )
+    linted = " > ".join(layer.replace("(", "").replace(")", "") for layer in contract["layers"])
+    (shown,) = re.findall(
+        r"^    (cli >[^`]*?)\n\n", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
+    assert " ".join(shown.split()) == linted
+
+
+@pytest.mark.parametrize("page", ["offbeat/cli/main.py", "docs/simulator.md"])
+def test_every_profile_of_faults_is_offered_where_a_user_looks_for_it(page: str) -> None:
+    (line,) = (
+        line
+        for line in (ROOT / page).read_text().splitlines()
+        if "none" in line and "engines" in line
+    )
+    assert set(PROFILES) <= set(re.findall(r"\w+", line))
+
+
+def documented_arguments(node: ast.AST) -> set[str]:
+    """Names that the ``Args:`` section of a docstring explains."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return set()
+    section = re.search(r"^Args:\n((?: {4}.*\n?|\n)+)", ast.get_docstring(node) or "", re.MULTILINE)
+    return (
+        set(re.findall(r"^ {4}\*{0,2}(\w+):", section.group(1), re.MULTILINE)) if section else set()
+    )
+
+
+def names_in_signature(node: ast.AST) -> set[str]:
+    """Parameters of a function; of a class, its fields and the parameters of its methods."""
+    return {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)} | {
+        each.target.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+
+
+def test_a_docstring_explains_only_arguments_that_exist() -> None:
+    unknown = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {sorted(names)}"
+        for path in (ROOT / "offbeat").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and (names := documented_arguments(node) - names_in_signature(node))
+    ]
+    assert unknown == []
 
 
 def long_lines(page: str) -> list[int]:

@@ -18,7 +18,7 @@ def make_sender(
         config: Transport, and its limits.
         source: Weights to send.
         host: Returns the address at which other machines reach this one; called only if needed.
-        life: Incarnation of this process.
+        incarnation: Incarnation of this process.
     """
     if config.transport == "object_store":
         return ObjectStoreSender(source)

@@ -63,7 +63,7 @@ class GlooReceiver:
             manifest: Manifest of the release.
             sink: Receives each chunk; an error that it raises ends the transfer for this member
                 only.
-            given_up: When set, stop at the next chunk.
+            cancelled: When set, stop at the next chunk.
 
         Raises:
             TransferFailed: The sender ended or gave up, or this member was too slow.
