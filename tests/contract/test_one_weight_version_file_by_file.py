@@ -25,8 +25,6 @@ from tests.support.world import World
 ROOMS: Final = ("controller", "weight_sync", "trainers", "generators")
 PASSING: Final = {
     "controller/pending_waits.py": "the deadline of any call",
-    "controller/waits.py": "the name of any wait",
-    "weight_sync/chunks.py": "returns a digest to the file that asked",
     "weight_sync/manifest.py": "returns a digest to the file that asked",
 }
 """Files through which the weights pass on the way between two that the architecture lists, and why
