@@ -11,14 +11,20 @@ class Grader:
     """A reward function of the package."""
 
     target: str  # module:name
-    package: str  # that it imports
-    extra: str  # of offbeat, with which the package is installed
+    package: str = ""  # that it imports; empty: none beyond those of offbeat
+    extra: str = ""  # of offbeat, with which the package is installed
+    answer_key: str = ""
+    """Key of a prompt's row with the answer to compare with, unless the option of this name sets
+    another; empty: rows need none."""
 
 
 GRADERS: Final[Mapping[str, Grader]] = MappingProxyType(
     {
         "math_verify": Grader(
-            "offbeat.environments.math_answer:math_reward", package="math_verify", extra="math"
+            "offbeat.environments.math_answer:math_reward",
+            package="math_verify",
+            extra="math",
+            answer_key="answer",
         ),
     }
 )

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.config.graders import reward_target
+from offbeat.config.graders import GRADERS, reward_target
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.eval import EvalSetConfig
@@ -243,8 +243,9 @@ def _file_prompts(
 
 
 def _row_check(config: EnvironmentConfig) -> RowCheck | None:
-    if config.name == "function" and config.target == "math_verify":
-        key = str(config.options.get("answer_key", "answer"))
+    grader = GRADERS.get(config.target or "") if config.name == "function" else None
+    if grader is not None and grader.answer_key:
+        key = str(config.options.get("answer_key", grader.answer_key))
         return lambda row: row_problem(row) or answer_problem(row, key)
     return _ROW_CHECKS.get(config.name)
 

@@ -1,9 +1,9 @@
 """Maps a backend's name to its actor class; imports only the chosen one."""
 
-from typing import Any
+from typing import Any, Literal, assert_never
 
 
-def engine_class(backend: str) -> type[Any]:
+def engine_class(backend: Literal["embedded", "stub", "vllm"]) -> type[Any]:
     """Return the actor class of ``generator.backend``."""
     if backend == "stub":
         from offbeat.actors.stub_engine_actor import StubEngineActor
@@ -13,12 +13,14 @@ def engine_class(backend: str) -> type[Any]:
         from offbeat.actors.vllm_engine_actor import VllmEngineActor
 
         return VllmEngineActor
-    from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+    if backend == "embedded":
+        from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 
-    return EmbeddedEngineActor
+        return EmbeddedEngineActor
+    assert_never(backend)
 
 
-def trainer_class(backend: str) -> type[Any]:
+def trainer_class(backend: Literal["torch", "stub", "megatron"]) -> type[Any]:
     """Return the actor class of ``trainer.backend``."""
     if backend == "stub":
         from offbeat.actors.stub_trainer_actor import StubTrainerActor
@@ -28,6 +30,8 @@ def trainer_class(backend: str) -> type[Any]:
         from offbeat.actors.megatron_trainer_actor import MegatronTrainerActor
 
         return MegatronTrainerActor
-    from offbeat.actors.torch_trainer_actor import TorchTrainerActor
+    if backend == "torch":
+        from offbeat.actors.torch_trainer_actor import TorchTrainerActor
 
-    return TorchTrainerActor
+        return TorchTrainerActor
+    assert_never(backend)

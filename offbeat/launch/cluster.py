@@ -233,9 +233,17 @@ def _alive() -> list[dict[str, float]]:
 
 def make_actors(spec: RunSpec) -> Actors:
     """Create all actors except the controller. Returns at once; they start in the background."""
+    engines = dict(_make_engines(spec))
+    ranks = [] if spec.evaluates_only else list(_make_ranks(spec))
+    return Actors(ranks, engines, list(_make_workers(spec, tuple(engines))))
+
+
+def _make_engines(spec: RunSpec) -> Iterator[tuple[str, Handle]]:
+    """Create the engines by name; a run of demonstrations has none."""
     config = spec.config
+    if config.generator.backend == "none":
+        return
     engine_cls = ray.remote(engine_class(config.generator.backend))
-    engines: dict[str, Handle] = {}
     for index in range(config.generator.engines):
         name = f"generator-{index}"
         engine = EngineSpec(
@@ -247,14 +255,15 @@ def make_actors(spec: RunSpec) -> Actors:
             run_dir=str(spec.run_dir),
             sharing=spec.sharing,
         )
-        engines[name] = engine_cls.options(
-            name=global_name(spec, name),
-            num_cpus=config.generator.cpus,
-            num_gpus=config.generator.gpus,
-            max_restarts=-1,
-        ).remote(engine)
-    ranks = [] if spec.evaluates_only else list(_make_ranks(spec))
-    return Actors(ranks, engines, list(_make_workers(spec, tuple(engines))))
+        yield (
+            name,
+            engine_cls.options(
+                name=global_name(spec, name),
+                num_cpus=config.generator.cpus,
+                num_gpus=config.generator.gpus,
+                max_restarts=-1,
+            ).remote(engine),
+        )
 
 
 def _served_model(config: RunConfig) -> ModelConfig:

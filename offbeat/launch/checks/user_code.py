@@ -88,7 +88,7 @@ def check_command(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
 def _installed(section: str, name: str) -> Finding:
     """Check that the package of a grader can be imported."""
     grader = GRADERS[name]
-    if importlib.util.find_spec(grader.package) is None:
+    if grader.package and importlib.util.find_spec(grader.package) is None:
         return error(
             section,
             f"{section}.target={name} needs the package {grader.package}, which is not installed",
