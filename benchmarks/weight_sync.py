@@ -35,7 +35,7 @@ from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.gloo_receiver import GlooReceiver
 from offbeat.weight_sync.transports.gloo_sender import GlooSender
 from offbeat.weight_sync.transports.group import Device, joined, meet
-from offbeat.weight_sync.transports.messages import RoundPlan, Route, TransferLimits
+from offbeat.weight_sync.transports.messages import RoundPlan, Route, TransferTimeouts
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ Rounds = list[tuple[float, float, float]]
 
 HOST = "127.0.0.1"
 MIB = 1 << 20
-LIMITS = TransferLimits(slowest_bytes_per_s=2e6, slack_s=60.0)
+LIMITS = TransferTimeouts(slowest_bytes_per_s=2e6, slack_s=60.0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from offbeat.actors.process import prepare
 from offbeat.config.run import RunConfig
 from offbeat.messages.text import first_line
 from offbeat.run_files.files import Fingerprint, RunFiles
-from offbeat.run_files.place import (
+from offbeat.run_files.shared_directory import (
     RunDirNotShared,
     RunDirToken,
     is_shared,

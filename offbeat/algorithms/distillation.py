@@ -1,8 +1,8 @@
 """On-policy distillation: a teacher's logprobs of the sampled tokens as a part of the advantage.
 
-Each token that the policy drew is compared with what the teacher thinks of it. In expectation over
+The logprob of each token that the policy drew is compared with the teacher's. In expectation over
 tokens of the policy, ``old - teacher`` is the reverse KL of the next token, so its negative as an
-advantage descends it. A token answers for itself alone, not for those after it: discount 0.
+advantage descends it. The advantage of a token excludes the tokens after it: discount 0.
 arXiv:2306.13649 (GKD) and arXiv:2306.08543 (MiniLLM) have the divergence.
 """
 

@@ -1,18 +1,18 @@
 """State that one pump owns and others read or wait for."""
 
 from offbeat.controller.errors import TrainerLost
-from offbeat.controller.notifying import Notifying
+from offbeat.controller.observable_state import ObservableState
 from offbeat.messages.weights import WeightRelease
 
 
-class PromptSupply(Notifying):
+class PromptSupply(ObservableState):
     """State of the prompt source as the rollout pump has found it."""
 
     is_exhausted: bool = False
     """The prompt source is at its end: no fresh group can come."""
 
 
-class TrainerStatus(Notifying):
+class TrainerStatus(ObservableState):
     """Calls of the trainer in progress, and a loss that another pump than the train pump found."""
 
     open_calls: int = 0
@@ -29,7 +29,7 @@ class TrainerStatus(Notifying):
             raise self.lost
 
 
-class SyncState(Notifying):
+class SyncState(ObservableState):
     """Current release of the weights, the request for the next one, and the gate of rollouts."""
 
     asked: int | None = None
@@ -54,7 +54,7 @@ class SyncState(Notifying):
         return self.asked is None and not (self.is_busy or self.is_lost)
 
 
-class EvaluationState(Notifying):
+class EvaluationState(ObservableState):
     """The version to score, and the evaluations that failed in this incarnation."""
 
     asked: int | None = None

@@ -231,7 +231,7 @@ class Recovery:
             self._on_taken(receipts)
         # Also in this case: a controller that adopted this step before may have begun the next one,
         # and died before its journal recorded that.
-        key = StepKey(state.step, state.first_of_life, 0)
+        key = StepKey(state.step, state.first_of_incarnation, 0)
         await self._trainer_client.abort(key, state.config.trainer.step_deadline_s)
         if ledger.training or ledger.intent:
             ledger.unclaim(key.step, key.attempt)

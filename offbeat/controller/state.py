@@ -74,7 +74,7 @@ class RunState:
         return self.config.groups_per_step - deficit - len(ledger.training)
 
     @property
-    def first_of_life(self) -> int:
+    def first_of_incarnation(self) -> int:
         """Return the first step attempt and sync epoch of this incarnation, above all former ones.
 
         There is room for 4e9 of them, and for 2e6 incarnations within the integers that JSON keeps

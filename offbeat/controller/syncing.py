@@ -66,6 +66,14 @@ class WeightSync:
     next step, engines load the release meanwhile, and ``serving_version`` rises when they ack. The
     next snapshot waits for that, and a step is not finished before the snapshot of the last one is
     taken: so a slow fleet slows the trainer down, and no weights change while they are read.
+
+    Sketch of the loop around one version, in mode ``keep``::
+
+        await sync.request_release(version)  # train pump: the trainer copies its weights
+        release = await publish(version)     # sync pump: chunks, manifest, digest
+        acks = await load_weights(engines)   # every engine in sync verifies, swaps and acks
+        await sync.wait_for_snapshot()       # train pump, before ``finish`` of the next step
+        await sync.wait_until_served()       # at the end of the run, and in mode ``drain``
     """
 
     def __init__(
@@ -76,7 +84,7 @@ class WeightSync:
     ) -> None:
         self._state, self._trainer_client, self._generators = state, trainer_client, generators
         self._lock = asyncio.Lock()
-        self._epoch = state.first_of_life  # an engine refuses those of former controllers
+        self._epoch = state.first_of_incarnation  # an engine refuses those of former controllers
         self._released = Signal()
         self._republished = 0  # since an engine last acked one
         self._report: SyncReport | None = None  # of the last sync, until ``take_report``
@@ -84,7 +92,7 @@ class WeightSync:
 
     # --- what the train pump calls ---------------------------------------------------------------
 
-    async def ask(self, version: int) -> None:
+    async def request_release(self, version: int) -> None:
         """Request the release of the trainer's current weights.
 
         Returns once the trainer has been called, or while an earlier release is in transit: the
@@ -97,14 +105,14 @@ class WeightSync:
         sync.asked = version
         await self._until("the call for a snapshot", lambda: sync.is_busy or sync.asked is None)
         if self._state.config.sync.mode == "drain":
-            await self.synced()
+            await self.wait_until_served()
 
-    async def snapshot_made(self) -> None:
+    async def wait_for_snapshot(self) -> None:
         """Wait until no snapshot is pending: the weights may change."""
         sync = self._state.sync
         await self._until("the snapshot of the last step", lambda: sync.asked is None)
 
-    async def synced(self) -> None:
+    async def wait_until_served(self) -> None:
         """Wait until every live engine has loaded the release or was left behind."""
         sync = self._state.sync
         await self._until("the weight sync", lambda: sync.is_settled)

@@ -81,7 +81,7 @@ class TrainStep:
         3. ``begin_train_step``, once: the trainer opens the step.
         4. ``_prepared``: staleness is checked again, logprobs and advantages are computed.
         5. ``train_microbatch``: the chunk is queued behind the calls before it. Again from 1.
-        6. ``snapshot_made``: the weights of the step before are copied, so they may change.
+        6. ``wait_for_snapshot``: the weights of the step before are copied, so they may change.
         7. ``intend``: the journal knows, durably, that the step is about to be applied.
         8. ``finish_train_step``: the optimizer steps, or refuses.
         9. ``applied`` or ``refused``, durably: version + 1, or dropped groups. Payloads are freed.
@@ -108,7 +108,7 @@ class TrainStep:
             if not begun or due.is_cut_short:
                 return None
             with measures.timed("sync"):
-                await self._sync.snapshot_made()
+                await self._sync.wait_for_snapshot()
             finish = await self._finish(calls, key.next())
             # Stay inside until it is answered: a task that fails while its group is being left
             # leaves its parent marked as cancelled (CPython 3.11).

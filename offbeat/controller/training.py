@@ -74,7 +74,9 @@ class TrainPump:
         self._rollouts, self._on_step = rollouts, on_step
         self._logprob_gap = LogprobGapGuard(state.config.sync, state.config.model.dtype)
         self._not_applied_in_row = 0
-        self._attempts = state.first_of_life  # begins, over all steps: no key is ever used twice
+        self._attempts = (
+            state.first_of_incarnation
+        )  # begins, over all steps: no key is ever used twice
         self._replaced = 0
 
     async def run(self) -> None:
@@ -138,7 +140,7 @@ class TrainPump:
             measures.close(result, state, self._sync.take_report(), self._sync.unchanged.count)
             self._on_step(measures)
             self._logprob_gap.check(measures.step, result.metrics)
-        await self._sync.synced()
+        await self._sync.wait_until_served()
         await self._evaluation.finished()
         version = state.ledger.trainer_version
         if self._is_unsaved(version):
@@ -168,7 +170,7 @@ class TrainPump:
                 state.observer.trainer_waits(TrainerTime.WAITING_WEIGHTS),
                 measures.timed("sync"),
             ):
-                await self._sync.ask(version)
+                await self._sync.request_release(version)
         if self._checkpoints.is_due(version):
             with measures.timed("checkpoint"):
                 await self._checkpoints.save(version)
@@ -269,8 +271,8 @@ class TrainPump:
 
     async def _serve(self) -> None:
         """Have the engines serve the trainer's weights."""
-        await self._sync.ask(self._state.ledger.trainer_version)
-        await self._sync.synced()
+        await self._sync.request_release(self._state.ledger.trainer_version)
+        await self._sync.wait_until_served()
 
 
 def _repairable(group: BaseExceptionGroup[BaseException], step: int) -> Repairable | None:

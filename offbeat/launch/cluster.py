@@ -36,7 +36,7 @@ from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token
 from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line
-from offbeat.run_files.place import RunDirToken
+from offbeat.run_files.shared_directory import RunDirToken
 from offbeat.run_files.sharing import Sharing
 from offbeat.trainers.spec import TrainerSpec
 

@@ -13,8 +13,8 @@ import structlog
 import yaml
 
 from offbeat.actors.handles import Handle
-from offbeat.actors.loaded_model import NoTrainer, loaded_generators
 from offbeat.actors.no_engines import RowGenerator, UnpublishedTrainer
+from offbeat.actors.no_trainer import NoTrainer, loaded_generators
 from offbeat.actors.ray_broadcast import generators_for
 from offbeat.actors.ray_ports import RayRollouts
 from offbeat.actors.ray_run_files import check_sees

@@ -55,7 +55,7 @@ from offbeat.launch.written_files import written_files
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line, printable
-from offbeat.run_files.place import RunDirToken, new_token
+from offbeat.run_files.shared_directory import RunDirToken, new_token
 from offbeat.runs.directory import (
     JOURNAL,
     RunDirUnusable,

@@ -16,14 +16,14 @@ _NAMES: Final = ("HUGGING_FACE_HUB_TOKEN", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
 
 
 @dataclass(frozen=True, slots=True)
-class Variables:
+class EnvironmentVariables:
     """Environment variables by transport: plain or secret."""
 
     plain: Mapping[str, str]
     secret: Mapping[str, str] = field(repr=False)
 
 
-def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> Variables:
+def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> EnvironmentVariables:
     """Return the variables for actors of a joined cluster: the recipe's, and relevant ones of ours.
 
     Variables that a Ray job sets for all of its processes are left out: Ray refuses duplicates.
@@ -37,7 +37,7 @@ def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> Variable
     secret = {name: value for name, value in every.items() if is_secret_variable(name)}
     of_job = _of_job(environ)
     plain = {name: value for name, value in every.items() if name not in {*secret, *of_job}}
-    return Variables(plain, secret)
+    return EnvironmentVariables(plain, secret)
 
 
 def _of_job(environ: Mapping[str, str]) -> set[str]:

@@ -165,7 +165,7 @@ class StepOutOfOrder(OffbeatError):
 
 
 class StepBroken(StepOutOfOrder):
-    """A call of a step of which an earlier call failed: only an abort is accepted.
+    """A call was refused because an earlier call of its step failed: only an abort is accepted.
 
     It may arrive before the reply of the failed call.
     """

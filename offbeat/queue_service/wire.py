@@ -55,7 +55,7 @@ class Attach(_Op, frozen=True):
 
 
 class Probe(_Op, frozen=True):
-    """Test for shared memory.
+    """Request that tests whether client and service share memory.
 
     Reply: an ``Arena`` that holds the socket's path for the client to read.
     """

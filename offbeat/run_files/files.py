@@ -17,7 +17,7 @@ import xxhash
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.run_files.disk import DISK
-from offbeat.run_files.place import RunDirToken
+from offbeat.run_files.shared_directory import RunDirToken
 
 log = structlog.stdlib.get_logger()
 CHUNK_BYTES: Final = 8 * 2**20

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offbeat.run_files.files import Files
-from offbeat.run_files.place import RunDirToken
+from offbeat.run_files.shared_directory import RunDirToken
 
 
 @dataclass(frozen=True, slots=True)

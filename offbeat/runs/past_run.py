@@ -17,7 +17,7 @@ from offbeat.runs.directory import JOURNAL, SUMMARY
 
 
 class NotARun(OffbeatError):
-    """A directory without a journal."""
+    """A directory that was named as a run has no journal."""
 
     path: str
     problem: str

@@ -304,7 +304,7 @@ def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[Strike]
 def draw_machine_strikes(
     rng: random.Random, profile: str, *, steps: int, machines: Mapping[str, str]
 ) -> list[Strike]:
-    """Draw the machines to lose: in two episodes of five, or in all of the profile of machines."""
+    """Draw which machines are lost: in 40 % of episodes; in each one of profile ``machines``."""
     names = sorted(set(machines.values()))
     if not names or profile not in ("machines", "all"):
         return []

@@ -25,7 +25,7 @@ def configure_logging(
     *,
     run_id: str = "",
     redactor: Redactor | None = None,
-) -> "LogOutputs":
+) -> "JsonLinesLog":
     """Configure this process's logging; call once, before the first line is logged.
 
     Args:
@@ -37,7 +37,7 @@ def configure_logging(
     Returns:
         The outputs of the logger. Closing is optional: lines are not buffered.
     """
-    outputs = LogOutputs(
+    outputs = JsonLinesLog(
         log_dir / f"{process}.log",
         redactor or Redactor.from_environment(),
         identity={"process": process, **({"run_id": run_id} if run_id else {})},
@@ -69,8 +69,8 @@ def _whole(logger: object, method: str, event: Event) -> tuple[tuple[Event], dic
     return (event,), {}
 
 
-class LogOutputs:
-    """The outputs of a logger: a file of JSON lines."""
+class JsonLinesLog:
+    """Writes log events to a file, one JSON object per line."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class LogOutputs:
         self._to_file(self._redacted(json_line({**event, **self._identity})))
 
     def close(self) -> None:
-        """Close the outputs; later lines are discarded."""
+        """Close the file; later lines are discarded."""
         with self._lock:
             self._file.close()
 

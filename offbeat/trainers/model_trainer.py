@@ -57,6 +57,15 @@ class ModelTrainer(TrainerBackend):
     Every rank of a world makes one, and all make the same calls in the same order, each with its
     own share of the groups, which may be empty. Results are equal on all ranks, but for
     ``train_microbatch`` and ``prepare_logprobs``, which cover the share.
+
+    One step, from the loss to the optimizer:
+
+    1. ``_begin``: sums of zero, no gradients.
+    2. ``_accumulate``, per chunk: ``MicrobatchPlanner.cut`` packs the share into microbatches.
+    3. ``_add_gradients``, per microbatch: the forward pass gives the logprobs, ``loss_of`` a sum over
+       tokens, not a mean; ``backward`` adds its gradients. The sums go to ``StepSums``.
+    4. ``_finish``: ``StepSums.totals`` reduces the sums over the ranks, once per step.
+    5. ``_apply``: the optimizer divides the gradients by ``totals.denominator``, clips and steps.
     """
 
     _planner: MicrobatchPlanner  # every backend sets it

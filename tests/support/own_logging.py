@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from offbeat.telemetry.logs import LogOutputs
+from offbeat.telemetry.logs import JsonLinesLog
 
 
 def own_logging() -> Iterator[None]:
@@ -13,7 +13,7 @@ def own_logging() -> Iterator[None]:
     handlers, config = list(logging.getLogger().handlers), structlog.get_config()
     yield
     outputs = structlog.get_config()["logger_factory"]()
-    if isinstance(outputs, LogOutputs):
+    if isinstance(outputs, JsonLinesLog):
         outputs.close()
     structlog.configure(**config)
     structlog.contextvars.clear_contextvars()

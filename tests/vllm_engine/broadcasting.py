@@ -13,10 +13,10 @@ from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.chunks import Bytes, digest_of
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.transports.gloo_sender import GlooSender, StagedRelease
-from offbeat.weight_sync.transports.messages import TransferLimits
+from offbeat.weight_sync.transports.messages import TransferTimeouts
 
-PATIENT = TransferLimits(slowest_bytes_per_s=1e6, slack_s=60.0)  # on a busy machine too
-HASTY = TransferLimits(slowest_bytes_per_s=1e6, slack_s=1.0)  # where somebody hangs on purpose
+PATIENT = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=60.0)  # on a busy machine too
+HASTY = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=1.0)  # where somebody hangs on purpose
 
 
 class Packed:
@@ -39,7 +39,7 @@ class Packed:
             yield into, digest_of(into)
 
 
-def sender_of(source: Packed, limits: TransferLimits = PATIENT) -> GlooSender:
+def sender_of(source: Packed, limits: TransferTimeouts = PATIENT) -> GlooSender:
     return GlooSender(source, host="127.0.0.1", incarnation="life-1", limits=limits)
 
 

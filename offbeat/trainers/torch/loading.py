@@ -25,7 +25,7 @@ from offbeat.trainers.torch.spreading import fill_like, make_room, shell_of, spr
 _PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 
 
-class LoadedModel(ModelTrainer):
+class ReloadableTrainer(ModelTrainer):
     """A trainer that loads its model, again when it is reset, and once more as the reference."""
 
     def __init__(

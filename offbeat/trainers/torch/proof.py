@@ -217,7 +217,7 @@ def prove_model(
     return replace(witness, logprobs={sample: each.tolist() for sample, each in got.items()})
 
 
-def prove_cut(model: PreTrainedModel, witness: Witness, dtype: torch.dtype) -> None:
+def prove_sharding(model: PreTrainedModel, witness: Witness, dtype: torch.dtype) -> None:
     """Prove that a sharded model computes what the whole one did. All ranks call it together.
 
     Raises:

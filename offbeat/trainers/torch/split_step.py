@@ -31,7 +31,7 @@ from offbeat.trainers.ranks.dispatch import pad_microbatches
 from offbeat.trainers.ranks.peers import Peers, all_reduce_max_or_fail, run_on_all_ranks
 from offbeat.trainers.teacher import check_tokenizers
 from offbeat.trainers.torch.forward import packed_logprobs, top_logprobs
-from offbeat.trainers.torch.loading import LoadedModel
+from offbeat.trainers.torch.loading import ReloadableTrainer
 from offbeat.trainers.torch.model import (
     identity,
     linear_to_pair_ratio,
@@ -40,7 +40,7 @@ from offbeat.trainers.torch.model import (
     vocabulary,
 )
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
-from offbeat.trainers.torch.proof import prove_cut
+from offbeat.trainers.torch.proof import prove_sharding
 from offbeat.trainers.torch.recompute import recompute_layers
 from offbeat.trainers.torch.sharded_state import (
     load_shards,
@@ -60,7 +60,7 @@ _WEIGHT: Final = "weight"
 _RNG: Final = "rng"
 
 
-class TorchTrainer(LoadedModel):
+class TorchTrainer(ReloadableTrainer):
     """Trainer of one model with one optimizer. Its weight tensors keep their identity."""
 
     def __init__(
@@ -114,7 +114,7 @@ class TorchTrainer(LoadedModel):
         self._weights = self._cut(self._model, whole)
         del whole
         if self.peers.size > 1:
-            prove_cut(self._model, witness, self._dtype)
+            prove_sharding(self._model, witness, self._dtype)
             settle(self._model)
         self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers)
         self._teachers: dict[str, PreTrainedModel] = {}  # by directory

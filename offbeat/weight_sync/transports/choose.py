@@ -23,7 +23,7 @@ def make_sender(
     if config.transport == "object_store":
         return ObjectStoreSender(source)
     from offbeat.weight_sync.transports.gloo_sender import GlooSender  # noqa: PLC0415
-    from offbeat.weight_sync.transports.messages import TransferLimits  # noqa: PLC0415 -- see above
+    from offbeat.weight_sync.transports.messages import TransferTimeouts  # noqa: PLC0415 -- see above
 
-    limits = TransferLimits(config.slowest_mib_s * _MIB, config.slack_s)
+    limits = TransferTimeouts(config.slowest_mib_s * _MIB, config.slack_s)
     return GlooSender(source, host=host(), incarnation=incarnation, limits=limits)

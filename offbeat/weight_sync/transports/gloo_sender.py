@@ -39,7 +39,7 @@ from offbeat.weight_sync.transports.messages import (
     Report,
     RoundPlan,
     Route,
-    TransferLimits,
+    TransferTimeouts,
 )
 from offbeat.weight_sync.transports.session import SILENT, Session
 
@@ -69,7 +69,7 @@ class GlooSender:
         *,
         host: str,
         incarnation: str,
-        limits: TransferLimits,
+        limits: TransferTimeouts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``incarnation`` names this process; a route of another process is refused."""

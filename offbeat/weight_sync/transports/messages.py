@@ -5,7 +5,7 @@ import msgspec
 from offbeat.rendezvous.frames import SharedKey
 
 
-class TransferLimits(msgspec.Struct, frozen=True):
+class TransferTimeouts(msgspec.Struct, frozen=True):
     """Timeouts of a transfer."""
 
     slowest_bytes_per_s: float  # a slower link counts as broken
@@ -26,7 +26,7 @@ class Route(msgspec.Struct, frozen=True):
     incarnation: str  # incarnation of the sender: another process may listen at this port by now
     version: int
     digest: str
-    limits: TransferLimits
+    limits: TransferTimeouts
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):

@@ -46,7 +46,7 @@ class AnIntendedStepIsCountedWithoutItsGroups(Planted):
         async def _sort_out_step(self, answer: TrainerState) -> None:
             state, ledger = self._state, self._state.ledger
             if ledger.training or ledger.intent:
-                ledger.unclaim(state.step, state.first_of_life)
+                ledger.unclaim(state.step, state.first_of_incarnation)
             ledger.trainer_version = answer.version
 
     def plant(self) -> None:

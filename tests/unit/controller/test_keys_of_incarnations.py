@@ -10,7 +10,7 @@ A_LONG_RUN = 10_000_000  # steps, each with an attempt and a sync
 async def first_key(incarnation: int) -> int:
     state = World(incarnation=incarnation).controller().state
     assert state.fence == Fence("run", incarnation)
-    return state.first_of_life
+    return state.first_of_incarnation
 
 
 def test_no_key_of_a_long_incarnation_reaches_those_of_the_next() -> None:

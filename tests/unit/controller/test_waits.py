@@ -3,7 +3,7 @@
 import asyncio
 
 from offbeat.controller.errors import TrainerLost
-from offbeat.controller.notifying import Notifying
+from offbeat.controller.observable_state import ObservableState
 from offbeat.controller.pending_waits import Pump
 from offbeat.controller.pump_state import PromptSupply, SyncState, TrainerStatus
 from offbeat.controller.waits import Waits
@@ -51,7 +51,7 @@ def test_the_end_of_a_back_off_is_a_change() -> None:
 
 
 def test_state_without_an_assignment_has_its_declared_values() -> None:
-    class Door(Notifying):
+    class Door(ObservableState):
         is_open: bool = True
 
     assert Door(lambda: None).is_open

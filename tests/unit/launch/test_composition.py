@@ -7,7 +7,7 @@ import pytest
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.composition import Actors, RunSpec, build_run
-from offbeat.run_files.place import RunDirNotShared, new_token
+from offbeat.run_files.shared_directory import RunDirNotShared, new_token
 from offbeat.run_files.sharing import Sharing
 from tests.support.virtual_time import run
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.config.run import RunConfig
-from offbeat.telemetry.logs import LogOutputs, configure_logging, json_line
+from offbeat.telemetry.logs import JsonLinesLog, configure_logging, json_line
 from offbeat.telemetry.redaction import REDACTED, Redactor
 
 CANARY = 'canary-"7f3a\\9c'
 
 
-Configure = Callable[..., LogOutputs]
+Configure = Callable[..., JsonLinesLog]
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def log_dir(tmp_path: Path) -> Path:
 def configure(log_dir: Path) -> Iterator[Configure]:
     """Sets the logging up, and gives the process its own back afterwards."""
     handlers, config = list(logging.getLogger().handlers), structlog.get_config()
-    opened = list[LogOutputs]()
+    opened = list[JsonLinesLog]()
 
-    def configured(process: str, **options: Any) -> LogOutputs:
+    def configured(process: str, **options: Any) -> JsonLinesLog:
         opened.append(configure_logging(process, log_dir, **options))
         return opened[-1]
 

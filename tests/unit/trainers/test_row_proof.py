@@ -17,10 +17,10 @@ from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.forward import packed_logprobs
 from offbeat.trainers.torch.proof import (
-    prove_cut,
     prove_kind,
     prove_model,
     prove_rows,
+    prove_sharding,
 )
 from tests.support.model_families import FAMILIES, LONG_ROPES, VOCABULARY, family_model
 
@@ -230,11 +230,11 @@ def test_a_cut_model_that_computes_otherwise_than_before_is_refused() -> None:
     model = family_model("Llama")
     proof = prove_kind(type(model), model.config, 64, shared_prompt=True)
     witness = prove_model(model, 64, proof, torch.float32)
-    prove_cut(model, witness, torch.float32)
+    prove_sharding(model, witness, torch.float32)
     with torch.no_grad():
         model.get_parameter("model.layers.1.mlp.up_proj.weight").mul_(1.1)
     with pytest.raises(UntrainableModel, match=r"Set trainer\.data_parallel to 1"):
-        prove_cut(model, witness, torch.float32)
+        prove_sharding(model, witness, torch.float32)
 
 
 def test_a_proof_leaves_the_random_numbers_as_they_were() -> None:

@@ -14,10 +14,10 @@ from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.gloo_receiver import GlooReceiver, Received
 from offbeat.weight_sync.transports.gloo_sender import GlooSender, StagedRelease
-from offbeat.weight_sync.transports.messages import TransferLimits
+from offbeat.weight_sync.transports.messages import TransferTimeouts
 
-PATIENT = TransferLimits(slowest_bytes_per_s=1e6, slack_s=60.0)  # on a busy machine too
-HASTY = TransferLimits(slowest_bytes_per_s=1e6, slack_s=1.0)  # where somebody hangs on purpose
+PATIENT = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=60.0)  # on a busy machine too
+HASTY = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=1.0)  # where somebody hangs on purpose
 CHUNK_BYTES = 200
 HOST = "127.0.0.1"
 
@@ -41,7 +41,7 @@ class Bench:
     """One model at the sender."""
 
     def __init__(
-        self, seed: int = 1, limits: TransferLimits = PATIENT, incarnation: str = "life-1"
+        self, seed: int = 1, limits: TransferTimeouts = PATIENT, incarnation: str = "life-1"
     ) -> None:
         self.model = Model(seed)
         self.source = ModuleSource(self.model, CHUNK_BYTES)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 
-class Notifying:
+class ObservableState:
     """State of which every assignment notifies whoever waits for a change.
 
     A pump assigns and cannot forget to notify. All assignments of one turn of the event loop cost

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.run_files.files import RunFiles
-from offbeat.run_files.place import RunDirNotShared, RunDirToken, is_shared, new_token
+from offbeat.run_files.shared_directory import RunDirNotShared, RunDirToken, is_shared, new_token
 
 
 class Driver:
