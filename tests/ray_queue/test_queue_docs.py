@@ -1,4 +1,4 @@
-"""The example of docs/transfer-queue.md does what the page says."""
+"""The example of docs/queue-service.md does what the page says."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_example_of_the_page_runs() -> None:
-    page = (ROOT / "docs" / "transfer-queue.md").read_text()
+    page = (ROOT / "docs" / "queue-service.md").read_text()
     example = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert example is not None
     finished = subprocess.run(
