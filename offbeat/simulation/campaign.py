@@ -18,7 +18,7 @@ import structlog
 from offbeat.config.run import RunConfig
 from offbeat.simulation.auditor import audit
 from offbeat.simulation.episode import EpisodeResult, run_episode
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 CHUNK: Final = 20
 """Episodes per job of a worker."""
@@ -72,7 +72,7 @@ class EpisodeBatch(msgspec.Struct, frozen=True):
     base: bytes  # the run as JSON
     seeds: list[int]
     profile: str
-    strikes: list[Strike] | None
+    planned_faults: list[PlannedFault] | None
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def run_campaign(
     seeds: Sequence[int],
     profile: str,
     *,
-    strikes: list[Strike] | None = None,
+    planned_faults: list[PlannedFault] | None = None,
     workers: int | None = None,
 ) -> Iterator[CampaignTotals]:
     """Play and audit every seed; yield the totals so far, repeatedly, and at the end.
@@ -100,14 +100,14 @@ def run_campaign(
         base: Run that episodes are drawn from.
         seeds: Seeds of the episodes.
         profile: Name of the set of faults to draw.
-        strikes: These faults in every episode instead.
+        planned_faults: These faults in every episode instead.
         workers: Number of processes; None: one per core. 1 plays in this process. They end with the
             iterator.
     """
     total = CampaignTotals()
     encoded = base.model_dump_json().encode()
     jobs = [
-        EpisodeBatch(encoded, list(seeds[start : start + CHUNK]), profile, strikes)
+        EpisodeBatch(encoded, list(seeds[start : start + CHUNK]), profile, planned_faults)
         for start in range(0, len(seeds), CHUNK)
     ]
     for tally in _tallies(jobs, workers or os.cpu_count() or 1):
@@ -156,11 +156,11 @@ def run_job(job: EpisodeBatch) -> CampaignTotals:
 
 
 def _play(tally: CampaignTotals, base: RunConfig, job: EpisodeBatch, seed: int) -> None:
-    result = run_episode(seed, base, profile=job.profile, strikes=job.strikes)
+    result = run_episode(seed, base, profile=job.profile, planned_faults=job.planned_faults)
     _count(tally, result)
     violations = violations_of(result)
     if seed % REPLAYED_EVERY == 0:
-        again = run_episode(seed, base, profile=job.profile, strikes=job.strikes)
+        again = run_episode(seed, base, profile=job.profile, planned_faults=job.planned_faults)
         if again.digest != result.digest:
             violations.append(f"replay differs: {result.digest} and {again.digest} from one seed")
     if violations:

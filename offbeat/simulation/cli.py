@@ -23,7 +23,7 @@ from offbeat.simulation.campaign import (
 )
 from offbeat.simulation.episode import EpisodeResult, run_episode
 from offbeat.simulation.faults import KINDS, PROFILES
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 HELD: Final = 0
 VIOLATED: Final = 1
@@ -57,7 +57,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
         seeds: Number of episodes of a campaign.
         seed: Play this seed alone and report it in full.
         faults: A name of ``PROFILES``.
-        schedule: A file of strikes to play instead of drawn ones.
+        schedule: A file of planned faults to play instead of drawn ones.
         base: First seed of a campaign. None: random.
         workers: Number of processes; None: one per core.
         recipe: Name of the recipe, for the printed replay command.
@@ -67,27 +67,31 @@ def simulate(  # noqa: PLR0913 - the options of a command
         write(f"no fault profile is named {faults!r}. Use one of {', '.join(PROFILES)}\n")
         return BAD_ARGUMENTS
     try:
-        strikes = None if schedule is None else schedules.read(schedule)
+        planned_faults = None if schedule is None else schedules.read(schedule)
     except (OSError, msgspec.DecodeError) as problem:
         write(f"{schedule} is no schedule of faults: {problem}\n")
         return BAD_ARGUMENTS
-    if unknown := sorted({strike.action for strike in strikes or ()} - KINDS.keys()):
+    if unknown := sorted({strike.action for strike in planned_faults or ()} - KINDS.keys()):
         write(f"no fault is named {', '.join(unknown)}; there are {', '.join(KINDS)}\n")
         return BAD_ARGUMENTS
     replay = f"offbeat simulate {recipe} --faults {faults}"
     if schedule is not None:
         replay += f" --schedule {schedule}"
     if seed is not None:
-        return _tell(run_episode(seed, config, profile=faults, strikes=strikes), write)
+        return _tell(
+            run_episode(seed, config, profile=faults, planned_faults=planned_faults), write
+        )
     first = secrets.randbelow(10**9) if base is None else base
-    return _campaign(config, range(first, first + seeds), faults, strikes, workers, replay, write)
+    return _campaign(
+        config, range(first, first + seeds), faults, planned_faults, workers, replay, write
+    )
 
 
 def _campaign(
     config: RunConfig,
     seeds: range,
     faults: str,
-    strikes: list[Strike] | None,
+    planned_faults: list[PlannedFault] | None,
     workers: int | None,
     replay: str,
     write: Write,
@@ -96,7 +100,9 @@ def _campaign(
     tally, interrupted = CampaignTotals(), False
     try:
         write(f"{len(seeds)} episodes from seed {seeds.start}, faults: {faults}\n")
-        for tally in run_campaign(config, seeds, faults, strikes=strikes, workers=workers):
+        for tally in run_campaign(
+            config, seeds, faults, planned_faults=planned_faults, workers=workers
+        ):
             if time.perf_counter() > told_at + _PROGRESS_S:
                 told_at = time.perf_counter()
                 write(f"  {tally.episodes} played, violations in {len(tally.findings)}\n")
@@ -163,9 +169,11 @@ def _tell(result: EpisodeResult, write: Write) -> int:
           f"{result.events} events, digest {result.digest}\n")  # fmt: skip
     if result.error:
         write(f"{result.error}\n")
-    write(f"strikes\n{schedules.dump(result.plan.strikes)}fired: {', '.join(result.fired)}\n")
-    if (silent := len(result.plan.strikes) - len(result.fired)) > 0:
-        write(f"{silent} of the strikes never came due, or found nothing to strike\n")
+    write(
+        f"planned\n{schedules.dump(result.plan.planned_faults)}fired: {', '.join(result.fired)}\n"
+    )
+    if (silent := len(result.plan.planned_faults) - len(result.fired)) > 0:
+        write(f"{silent} of the planned faults never came due, or found no target\n")
     for line in last_events(result, _TOLD_EVENTS):
         write(f"  {line}\n")
     for violation in violations:

@@ -202,7 +202,7 @@ class Cluster:
         self._around.record(ControllerEnd(self._loop.time(), latest.incarnation, "killed"))
         return True
 
-    # --- strikes ---------------------------------------------------------------------------------
+    # --- faults ----------------------------------------------------------------------------------
 
     def strike(self, kind: str, target: str) -> bool:
         """Apply a fault; return False if its target does not exist."""
@@ -218,7 +218,7 @@ class Cluster:
         }
         if kind in whole:
             return whole[kind]()
-        if KINDS[kind].strikes == "machine":
+        if KINDS[kind].target == "machine":
             return self._lose_machine(kind, target)
         if target and target not in self.actors:
             return False
@@ -248,11 +248,11 @@ class Cluster:
         """Return the actor of this name; without a name, any that this kind of fault applies to."""
         if target:
             return self.actors[target]
-        strikes = KINDS[kind].strikes
-        if strikes == "trainer":
+        applies_to = KINDS[kind].target
+        if applies_to == "trainer":
             return self.trainer
         return self._rng.choice(
-            list(self.engines.values()) if strikes == "engine" else self.workers
+            list(self.engines.values()) if applies_to == "engine" else self.workers
         )
 
     def _hamper(self, engine: FakeEngine, kind: str) -> None:

@@ -8,15 +8,15 @@ import msgspec
 from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.simulation.faults import (
-    draw_machine_strikes,
+    draw_faults,
+    draw_machine_faults,
     draw_outage,
     draw_poison,
     draw_rewind_crash,
     draw_step_end_crash,
-    draw_strikes,
 )
 from offbeat.simulation.machines import FIRST
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 MIN_STEPS: Final = 12
 MIN_GROUPS_PER_STEP: Final = 8
@@ -37,7 +37,7 @@ class EpisodePlan(msgspec.Struct, frozen=True):
     """Everything that defines an episode, except the seed of its random numbers."""
 
     config: RunConfig
-    strikes: list[Strike]
+    planned_faults: list[PlannedFault]
     prompts: int | None  # rows of the source; None: endless
     spools: bool  # whether payloads are also written to the run directory
     workers: int
@@ -49,7 +49,7 @@ class EpisodePlan(msgspec.Struct, frozen=True):
 
 
 def draw_plan(
-    seed: int, base: RunConfig, profile: str, strikes: list[Strike] | None
+    seed: int, base: RunConfig, profile: str, planned_faults: list[PlannedFault] | None
 ) -> EpisodePlan:
     """Draw the plan of an episode.
 
@@ -57,7 +57,7 @@ def draw_plan(
         seed: Seed of the episode.
         base: Recipe that the draws start from. Sizes beyond the needs of an episode are reduced.
         profile: Name of the set of faults to draw.
-        strikes: These faults instead.
+        planned_faults: These faults instead.
     """
     rng = random.Random(f"{seed}/plan")
     changes = _merged(_FIXED, _drawn(rng))
@@ -65,7 +65,7 @@ def draw_plan(
     if surplus:
         changes = _merged(changes, _surplus(rng, changes["sampler"]["max_staleness"]))
     poison = draw_poison(random.Random(f"{seed}/poison"), profile, steps=MIN_STEPS)
-    if poison and strikes is None:
+    if poison and planned_faults is None:
         changes["rollout"]["infrastructure_retries"] = POISON_RETRIES
     if base.generator.backend == "vllm":
         del changes["generator"]["deterministic"]
@@ -79,22 +79,30 @@ def draw_plan(
     names += ["trainer", *(f"environment-{index}" for index in range(workers))]
     dice = random.Random(f"{seed}/machines")
     machines = _placed(dice, names)
-    if strikes is None:
-        strikes = draw_strikes(
+    if planned_faults is None:
+        planned_faults = draw_faults(
             rng, profile, steps=config.steps, engines=config.generator.engines, workers=workers
         )
         if surplus and profile in ("all", "controller"):
             # Few other faults beside it: a rewind or a lost engine empties the buffer.
-            strikes = [*strikes[:2], draw_step_end_crash(rng, steps=config.steps)]
-        strikes += draw_machine_strikes(dice, profile, steps=config.steps, machines=machines)
-        strikes += draw_rewind_crash(random.Random(f"{seed}/rewinds"), profile)
-        strikes += poison
-        strikes += draw_outage(random.Random(f"{seed}/outage"), profile, steps=config.steps)
+            planned_faults = [*planned_faults[:2], draw_step_end_crash(rng, steps=config.steps)]
+        planned_faults += draw_machine_faults(dice, profile, steps=config.steps, machines=machines)
+        planned_faults += draw_rewind_crash(random.Random(f"{seed}/rewinds"), profile)
+        planned_faults += poison
+        planned_faults += draw_outage(random.Random(f"{seed}/outage"), profile, steps=config.steps)
     spools = rng.random() < 0.5 or surplus  # noqa: PLR2004
     spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
     groups_per_turn = random.Random(f"{seed}/turns").choice((1, 8, 20, GROUPS_PER_TURN))
     return EpisodePlan(
-        config, strikes, prompts, spools, workers, spool_loss, machines, groups_per_turn, fails
+        config,
+        planned_faults,
+        prompts,
+        spools,
+        workers,
+        spool_loss,
+        machines,
+        groups_per_turn,
+        fails,
     )
 
 

@@ -17,7 +17,7 @@ from offbeat.simulation.loop import Deadlock, OutOfBounds, VirtualLoop
 from offbeat.simulation.machines import Machines
 from offbeat.simulation.network import SimulatedNetwork
 from offbeat.simulation.records import ControllerEnd, Ended, Fault, TrainerApplied, WorldRecord
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 MAX_EVENTS: Final = 300_000
 MAX_S: Final = 20_000.0
@@ -51,7 +51,7 @@ def run_episode(
     base: RunConfig,
     *,
     profile: str = "all",
-    strikes: list[Strike] | None = None,
+    planned_faults: list[PlannedFault] | None = None,
 ) -> EpisodeResult:
     """Play an episode. The same arguments give the same result, bit for bit.
 
@@ -59,9 +59,9 @@ def run_episode(
         seed: Seed of all random choices.
         base: Run that the episode's own is drawn from.
         profile: Faults to draw: a name of ``offbeat.simulation.faults.PROFILES``.
-        strikes: These faults instead of drawn ones.
+        planned_faults: These faults instead of drawn ones.
     """
-    return play(seed, draw_plan(seed, base, profile, strikes))
+    return play(seed, draw_plan(seed, base, profile, planned_faults))
 
 
 def play(
@@ -75,7 +75,7 @@ def play(
     def fired(kind: str, target: str, detail: str) -> None:
         records.append(Fault(loop.time(), kind, target, detail))
 
-    faults = Faults(plan.strikes, loop, fired)
+    faults = Faults(plan.planned_faults, loop, fired)
     network = SimulatedNetwork(loop, rng, faults)
     machines = Machines(loop, plan.machines)
     around = SimulationContext(plan.config, loop, rng, faults, network, records, machines)

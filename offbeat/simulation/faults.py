@@ -15,7 +15,7 @@ import msgspec
 from offbeat.controller.failpoints import Failpoint
 from offbeat.simulation.loop import VirtualLoop
 from offbeat.simulation.processes import OUTSIDE
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 
 class FaultMoment(enum.Enum):
@@ -44,81 +44,81 @@ class Effect(enum.Enum):
     RAISES = enum.auto()  # the call raises the failure of a living process
 
 
-class Kind(msgspec.Struct, frozen=True):
+class FaultKind(msgspec.Struct, frozen=True):
     """One kind of fault."""
 
     profile: str
-    strikes: str  # engine | worker | trainer | controller | machine | any | all
+    target: str  # engine | worker | trainer | controller | machine | any | all
     moment: FaultMoment
     shows: str
     heals: str
     effect: Effect = Effect.OWN
 
 
-def _kinds() -> dict[str, Kind]:
+def _kinds() -> dict[str, FaultKind]:
     now, load, roll = FaultMoment.NOW, FaultMoment.LOAD, FaultMoment.ROLLOUT
     restart, retry, at_once = "a new process", "the next attempt", "at once"
     kills, freezes, raises = Effect.KILLS, Effect.FREEZES, Effect.RAISES
     return {
-        "engine_killed": Kind("engines", "engine", now, "its calls raise after 1.4 s", restart, kills),
-        "engine_frozen": Kind("engines", "engine", now, "it answers nothing", "thawed or replaced", freezes),
-        "engine_wedged": Kind("engines", "engine", now, "probes answer, rollouts hang", restart),
-        "engine_refuses": Kind("engines", "engine", now, "its requests fail at once", restart),
-        "engine_flaps": Kind("engines", "engine", now, "dies after each ack", "retired"),
-        "loads_hang": Kind("engines", "engine", now, "all its transfers hang", "retired"),
-        "engine_slow": Kind("engines", "engine", now, "rollouts take ten times as long", "60 s"),
-        "engine_born_late": Kind("engines", "engine", FaultMoment.BIRTH, "its next start drags", at_once),
-        "load_torn": Kind("engines", "engine", load, "part of the weights never came", retry),
-        "load_wrong_digest": Kind("engines", "engine", load, "what came is not what was sent", retry),
-        "load_hangs": Kind("engines", "engine", load, "no ack, ever", "a newer transfer, or restart"),
-        "load_computes_other": Kind("engines", "engine", load, "takes the bytes, computes other weights", retry),
-        "load_kills": Kind("engines", "engine", load, "dies in mid-transfer", restart),
-        "ack_lies": Kind("engines", "engine", FaultMoment.ACK, "the ack names another digest", retry),
-        "ack_lost": Kind("engines", "engine", FaultMoment.ACK, "serves, and its ack is lost", retry),
-        "ack_doubled": Kind("engines", "engine", FaultMoment.ACK, "the ack comes twice", at_once),
-        "worker_killed": Kind("engines", "worker", now, "its rollouts raise ActorLost", restart, kills),
-        "worker_frozen": Kind("engines", "worker", now, "its rollouts hang", "thawed after a while", freezes),
-        "begin_raises": Kind("trainer", "trainer", FaultMoment.BEGIN, "TrainStepFailed", retry, raises),
-        "microbatch_raises": Kind("trainer", "trainer", FaultMoment.MICROBATCH, "TrainStepFailed", retry, raises),
-        "finish_raises": Kind("trainer", "trainer", FaultMoment.FINISH, "TrainStepFailed", retry, raises),
-        "finish_kills_before": Kind("trainer", "trainer", FaultMoment.FINISH, "dies before it stepped", restart, kills),
-        "finish_kills_after": Kind("trainer", "trainer", FaultMoment.FINISH, "dies once it stepped", restart),
-        "gradient_nan": Kind("trainer", "trainer", FaultMoment.FINISH, "the step is not applied", "next step"),
-        "trainer_killed": Kind("trainer", "trainer", now, "its calls raise after 1.4 s", restart, kills),
-        "trainer_frozen": Kind("trainer", "trainer", now, "it answers nothing", restart, freezes),
-        "checkpoint_fails": Kind("trainer", "trainer", FaultMoment.CHECKPOINT, "no space: nothing written", retry),
-        "checkpoint_kills": Kind("trainer", "trainer", FaultMoment.CHECKPOINT, "dies while it writes", restart, kills),
-        "checkpoint_untold": Kind("trainer", "trainer", FaultMoment.CHECKPOINT, "dies before LATEST moves", restart),
-        "controller_killed": Kind("controller", "controller", now, "loses its unsynced tail", "next incarnation"),
-        "controller_frozen": Kind("controller", "controller", now, "silent, then killed", "next incarnation"),
-        "cluster_lost": Kind("controller", "all", now, "only the run directory is left", "a new cluster"),
-        "machine_lost": Kind("machines", "machine", now, "all that is on it is gone at once", restart),
-        "machine_cut_off": Kind("machines", "machine", now, "silent, then given up with all on it", restart),
-        "request_lost": Kind("network", "any", FaultMoment.REQUEST, "never arrives", "the caller's deadline"),
-        "request_late": Kind("network", "any", FaultMoment.REQUEST, "arrives seconds later", at_once),
-        "request_doubled": Kind("network", "any", FaultMoment.REQUEST, "served twice", at_once),
-        "request_reordered": Kind("network", "any", FaultMoment.REQUEST, "later ones overtake it", at_once),
-        "answer_lost": Kind("network", "any", FaultMoment.ANSWER, "never arrives", "the caller's deadline"),
-        "answer_late": Kind("network", "any", FaultMoment.ANSWER, "arrives seconds later", at_once),
-        "partition": Kind("network", "engine", now, "no message passes", "30 s"),
-        "outage": Kind("data", "all", now, "every environment fails for want of a service", "it is back"),
-        "prompt_hangs": Kind("data", "all", now, "a prompt never ends on any engine", "it is dropped"),
-        "prompt_kills": Kind("data", "all", now, "a prompt kills each engine it is sent to", "it is dropped"),
-        "reward_nan": Kind("data", "worker", roll, "a reward is NaN", retry),
-        "reward_raises": Kind("data", "worker", roll, "RolloutFailed, by the data", retry),
-        "group_short": Kind("data", "worker", roll, "a sample is missing", retry),
-        "group_ragged": Kind("data", "worker", roll, "columns of different length", retry),
-        "sample_doubled": Kind("data", "worker", roll, "a sample too many", retry),
-        "sample_empty": Kind("data", "worker", roll, "a sample without tokens", retry),
-        "version_future": Kind("data", "worker", roll, "a token of weights not made yet", retry),
-        "attempt_wrong": Kind("data", "worker", roll, "the answer of another attempt", retry),
-        "spans_short": Kind("data", "worker", roll, "versions for some tokens only", retry),
-        "rollout_hangs": Kind("data", "worker", roll, "no answer", "the caller's deadline"),
-        "sink_drops": Kind("data", "controller", FaultMoment.EMIT, "a step's metrics are lost", at_once),
+        "engine_killed": FaultKind("engines", "engine", now, "its calls raise after 1.4 s", restart, kills),
+        "engine_frozen": FaultKind("engines", "engine", now, "it answers nothing", "thawed or replaced", freezes),
+        "engine_wedged": FaultKind("engines", "engine", now, "probes answer, rollouts hang", restart),
+        "engine_refuses": FaultKind("engines", "engine", now, "its requests fail at once", restart),
+        "engine_flaps": FaultKind("engines", "engine", now, "dies after each ack", "retired"),
+        "loads_hang": FaultKind("engines", "engine", now, "all its transfers hang", "retired"),
+        "engine_slow": FaultKind("engines", "engine", now, "rollouts take ten times as long", "60 s"),
+        "engine_born_late": FaultKind("engines", "engine", FaultMoment.BIRTH, "its next start drags", at_once),
+        "load_torn": FaultKind("engines", "engine", load, "part of the weights never came", retry),
+        "load_wrong_digest": FaultKind("engines", "engine", load, "what came is not what was sent", retry),
+        "load_hangs": FaultKind("engines", "engine", load, "no ack, ever", "a newer transfer, or restart"),
+        "load_computes_other": FaultKind("engines", "engine", load, "takes the bytes, computes other weights", retry),
+        "load_kills": FaultKind("engines", "engine", load, "dies in mid-transfer", restart),
+        "ack_lies": FaultKind("engines", "engine", FaultMoment.ACK, "the ack names another digest", retry),
+        "ack_lost": FaultKind("engines", "engine", FaultMoment.ACK, "serves, and its ack is lost", retry),
+        "ack_doubled": FaultKind("engines", "engine", FaultMoment.ACK, "the ack comes twice", at_once),
+        "worker_killed": FaultKind("engines", "worker", now, "its rollouts raise ActorLost", restart, kills),
+        "worker_frozen": FaultKind("engines", "worker", now, "its rollouts hang", "thawed after a while", freezes),
+        "begin_raises": FaultKind("trainer", "trainer", FaultMoment.BEGIN, "TrainStepFailed", retry, raises),
+        "microbatch_raises": FaultKind("trainer", "trainer", FaultMoment.MICROBATCH, "TrainStepFailed", retry, raises),
+        "finish_raises": FaultKind("trainer", "trainer", FaultMoment.FINISH, "TrainStepFailed", retry, raises),
+        "finish_kills_before": FaultKind("trainer", "trainer", FaultMoment.FINISH, "dies before it stepped", restart, kills),
+        "finish_kills_after": FaultKind("trainer", "trainer", FaultMoment.FINISH, "dies once it stepped", restart),
+        "gradient_nan": FaultKind("trainer", "trainer", FaultMoment.FINISH, "the step is not applied", "next step"),
+        "trainer_killed": FaultKind("trainer", "trainer", now, "its calls raise after 1.4 s", restart, kills),
+        "trainer_frozen": FaultKind("trainer", "trainer", now, "it answers nothing", restart, freezes),
+        "checkpoint_fails": FaultKind("trainer", "trainer", FaultMoment.CHECKPOINT, "no space: nothing written", retry),
+        "checkpoint_kills": FaultKind("trainer", "trainer", FaultMoment.CHECKPOINT, "dies while it writes", restart, kills),
+        "checkpoint_untold": FaultKind("trainer", "trainer", FaultMoment.CHECKPOINT, "dies before LATEST moves", restart),
+        "controller_killed": FaultKind("controller", "controller", now, "loses its unsynced tail", "next incarnation"),
+        "controller_frozen": FaultKind("controller", "controller", now, "silent, then killed", "next incarnation"),
+        "cluster_lost": FaultKind("controller", "all", now, "only the run directory is left", "a new cluster"),
+        "machine_lost": FaultKind("machines", "machine", now, "all that is on it is gone at once", restart),
+        "machine_cut_off": FaultKind("machines", "machine", now, "silent, then given up with all on it", restart),
+        "request_lost": FaultKind("network", "any", FaultMoment.REQUEST, "never arrives", "the caller's deadline"),
+        "request_late": FaultKind("network", "any", FaultMoment.REQUEST, "arrives seconds later", at_once),
+        "request_doubled": FaultKind("network", "any", FaultMoment.REQUEST, "served twice", at_once),
+        "request_reordered": FaultKind("network", "any", FaultMoment.REQUEST, "later ones overtake it", at_once),
+        "answer_lost": FaultKind("network", "any", FaultMoment.ANSWER, "never arrives", "the caller's deadline"),
+        "answer_late": FaultKind("network", "any", FaultMoment.ANSWER, "arrives seconds later", at_once),
+        "partition": FaultKind("network", "engine", now, "no message passes", "30 s"),
+        "outage": FaultKind("data", "all", now, "every environment fails for want of a service", "it is back"),
+        "prompt_hangs": FaultKind("data", "all", now, "a prompt never ends on any engine", "it is dropped"),
+        "prompt_kills": FaultKind("data", "all", now, "a prompt kills each engine it is sent to", "it is dropped"),
+        "reward_nan": FaultKind("data", "worker", roll, "a reward is NaN", retry),
+        "reward_raises": FaultKind("data", "worker", roll, "RolloutFailed, by the data", retry),
+        "group_short": FaultKind("data", "worker", roll, "a sample is missing", retry),
+        "group_ragged": FaultKind("data", "worker", roll, "columns of different length", retry),
+        "sample_doubled": FaultKind("data", "worker", roll, "a sample too many", retry),
+        "sample_empty": FaultKind("data", "worker", roll, "a sample without tokens", retry),
+        "version_future": FaultKind("data", "worker", roll, "a token of weights not made yet", retry),
+        "attempt_wrong": FaultKind("data", "worker", roll, "the answer of another attempt", retry),
+        "spans_short": FaultKind("data", "worker", roll, "versions for some tokens only", retry),
+        "rollout_hangs": FaultKind("data", "worker", roll, "no answer", "the caller's deadline"),
+        "sink_drops": FaultKind("data", "controller", FaultMoment.EMIT, "a step's metrics are lost", at_once),
     }  # fmt: skip
 
 
-KINDS: Final[Mapping[str, Kind]] = MappingProxyType(_kinds())
+KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(_kinds())
 PROFILES: Final = ("none", "engines", "trainer", "machines", "controller", "network", "data", "all")
 OUTAGE: Final = "outage"
 POISON: Final = ("prompt_hangs", "prompt_kills")
@@ -137,22 +137,22 @@ class Faults:
 
     def __init__(
         self,
-        strikes: Sequence[Strike],
+        planned_faults: Sequence[PlannedFault],
         loop: VirtualLoop,
         on_fired: Callable[[str, str, str], None],
     ) -> None:
         self._loop, self._on_fired = loop, on_fired
         self._steps = sorted(
-            [s for s in strikes if s.at_step is not None], key=lambda s: s.at_step or 0
+            [s for s in planned_faults if s.at_step is not None], key=lambda s: s.at_step or 0
         )
         self._records = sorted(
-            [s for s in strikes if s.at_record is not None], key=lambda s: s.at_record or 0
+            [s for s in planned_faults if s.at_record is not None], key=lambda s: s.at_record or 0
         )
-        self._points: dict[str, list[Strike]] = {}
-        for strike in strikes:
+        self._points: dict[str, list[PlannedFault]] = {}
+        for strike in planned_faults:
             if strike.failpoint is not None:
                 self._points.setdefault(strike.failpoint, []).append(strike)
-        self._waiting: dict[FaultMoment, list[Strike]] = {}
+        self._waiting: dict[FaultMoment, list[PlannedFault]] = {}
         self._reached: dict[str, int] = {}
         self.strike: Callable[[str, str], bool] = lambda _kind, _target: False
         """Applies a fault of ``FaultMoment.NOW``; returns False if its target does not exist."""
@@ -203,13 +203,13 @@ class Faults:
         while self._records and (self._records[0].at_record or 0) <= count:
             self._release(self._records.pop(0))
 
-    def _release(self, strike: Strike) -> None:
+    def _release(self, strike: PlannedFault) -> None:
         if strike.delay_s:
             self._loop.at(self._loop.time() + strike.delay_s, OUTSIDE, self._arm, strike)
         else:
             self._arm(strike)
 
-    def _arm(self, strike: Strike) -> None:
+    def _arm(self, strike: PlannedFault) -> None:
         kind = KINDS[strike.action]
         if kind.moment is not FaultMoment.NOW:
             self._waiting.setdefault(kind.moment, []).append(strike)
@@ -219,10 +219,10 @@ class Faults:
             self.struck += [point] if point else []
 
 
-def draw_strikes(
+def draw_faults(
     rng: random.Random, profile: str, *, steps: int, engines: int, workers: int
-) -> list[Strike]:
-    """Draw the strikes of one episode. The last steps have none, so that the episode can end."""
+) -> list[PlannedFault]:
+    """Draw the faults of one episode. The last steps have none, so that the episode can end."""
     if profile == "none":
         return []
     # These are drawn separately
@@ -240,19 +240,21 @@ def draw_strikes(
     victims["any"] = [*victims["engine"], *victims["trainer"], *victims["worker"], ""]
     free = [name for name in names if name in FREE]
     points = [point for point in Failpoint if point is not Failpoint.UNDOING]  # drawn separately
-    strikes = list[Strike]()
+    planned_faults = list[PlannedFault]()
     for _ in range(rng.randint(3, 6)):
-        if free and rng.random() < 0.2:  # noqa: PLR2004 - a fifth strikes at a failpoint
+        if free and rng.random() < 0.2:  # noqa: PLR2004 - a fifth waits for a failpoint
             name, point = rng.choice(free), rng.choice(points)
-            target = rng.choice(victims[KINDS[name].strikes])
-            strikes.append(Strike(name, target, failpoint=point, nth=rng.choice((1, 1, 2, 5, 20))))
+            target = rng.choice(victims[KINDS[name].target])
+            planned_faults.append(
+                PlannedFault(name, target, failpoint=point, nth=rng.choice((1, 1, 2, 5, 20)))
+            )
             continue
         name = rng.choice(names)
-        target = rng.choice(victims[KINDS[name].strikes])
+        target = rng.choice(victims[KINDS[name].target])
         step = rng.randint(0, max(0, steps - 4))
         delay_s = round(rng.uniform(0.0, 4.0), 3) if rng.random() < 0.7 else 0.0  # noqa: PLR2004
-        strikes.append(Strike(name, target, at_step=step, delay_s=delay_s))
-    return strikes
+        planned_faults.append(PlannedFault(name, target, at_step=step, delay_s=delay_s))
+    return planned_faults
 
 
 STEP_END: Final = (
@@ -264,7 +266,7 @@ STEP_END: Final = (
 """Failpoints between the trainer's reply to a step and its consequences."""
 
 
-def draw_step_end_crash(rng: random.Random, *, steps: int) -> Strike:
+def draw_step_end_crash(rng: random.Random, *, steps: int) -> PlannedFault:
     """Draw a kill of the controller at the end of some step, more often late in the run.
 
     The effect of lost state appears late: the run continues as long as there is room for new
@@ -272,45 +274,45 @@ def draw_step_end_crash(rng: random.Random, *, steps: int) -> Strike:
     """
     earliest = rng.choice((1, steps // 2, max(1, steps - 4)))
     nth = rng.randint(earliest, steps - 1)
-    return Strike("controller_killed", "controller", failpoint=rng.choice(STEP_END), nth=nth)
+    return PlannedFault("controller_killed", "controller", failpoint=rng.choice(STEP_END), nth=nth)
 
 
-def draw_rewind_crash(rng: random.Random, profile: str) -> list[Strike]:
+def draw_rewind_crash(rng: random.Random, profile: str) -> list[PlannedFault]:
     """Draw a kill of the controller between two parts of a rewind, in one episode of five."""
     if profile not in ("all", "controller") or rng.random() >= 0.2:  # noqa: PLR2004
         return []
     nth = rng.choice((1, 1, 2))
-    return [Strike("controller_killed", "controller", failpoint=Failpoint.UNDOING, nth=nth)]
+    return [PlannedFault("controller_killed", "controller", failpoint=Failpoint.UNDOING, nth=nth)]
 
 
-def draw_poison(rng: random.Random, profile: str, *, steps: int) -> list[Strike]:
+def draw_poison(rng: random.Random, profile: str, *, steps: int) -> list[PlannedFault]:
     """Draw one or two poison prompts: in one episode of ten, or two of five."""
     chance = {"all": 0.1, "data": 0.4}.get(profile, 0.0)
     if rng.random() >= chance:
         return []
     at_steps = [rng.randint(0, max(0, steps - 6)) for _ in range(rng.randint(1, 2))]
-    return [Strike(rng.choice(POISON), "", at_step=at_step) for at_step in at_steps]
+    return [PlannedFault(rng.choice(POISON), "", at_step=at_step) for at_step in at_steps]
 
 
-def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[Strike]:
+def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[PlannedFault]:
     """Draw an outage of all environments: in one episode of ten, or two of five for data faults."""
     chance = {"all": 0.1, "data": 0.4}.get(profile, 0.0)
     if rng.random() >= chance:
         return []
     at_step, delay_s = rng.randint(0, max(0, steps - 4)), round(rng.uniform(0.0, 2.0), 3)
-    return [Strike(OUTAGE, "", at_step=at_step, delay_s=delay_s)]
+    return [PlannedFault(OUTAGE, "", at_step=at_step, delay_s=delay_s)]
 
 
-def draw_machine_strikes(
+def draw_machine_faults(
     rng: random.Random, profile: str, *, steps: int, machines: Mapping[str, str]
-) -> list[Strike]:
+) -> list[PlannedFault]:
     """Draw which machines are lost: in 40 % of episodes; in each one of profile ``machines``."""
     names = sorted(set(machines.values()))
     if not names or profile not in ("machines", "all"):
         return []
     count = rng.randint(1, 2) if profile == "machines" else int(rng.random() < 0.4)  # noqa: PLR2004
     return [
-        Strike(
+        PlannedFault(
             rng.choice(MACHINES),
             rng.choice(names),
             at_step=rng.randint(0, max(0, steps - 4)),

@@ -8,7 +8,7 @@ import msgspec
 from offbeat.controller.failpoints import Failpoint
 
 
-class Strike(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class PlannedFault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One planned fault, due at exactly one of: a step, a failpoint, a journal record."""
 
     action: str  # a name of offbeat.simulation.faults.KINDS
@@ -37,21 +37,21 @@ class Strike(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
             )
 
 
-def dump(strikes: Sequence[Strike]) -> str:
-    """Serialise strikes as JSON, one per line."""
-    lines = ",\n ".join(msgspec.json.encode(strike).decode() for strike in strikes)
+def dump(planned_faults: Sequence[PlannedFault]) -> str:
+    """Serialise planned faults as JSON, one per line."""
+    lines = ",\n ".join(msgspec.json.encode(strike).decode() for strike in planned_faults)
     return f"[{lines}]\n"
 
 
-def load(text: str | bytes) -> list[Strike]:
-    """Parse strikes from a JSON list.
+def load(text: str | bytes) -> list[PlannedFault]:
+    """Parse planned faults from a JSON list.
 
     Raises:
         msgspec.ValidationError: It is not such a list.
     """
-    return msgspec.json.decode(text, type=list[Strike])
+    return msgspec.json.decode(text, type=list[PlannedFault])
 
 
-def read(path: Path) -> list[Strike]:
-    """Read strikes from a file."""
+def read(path: Path) -> list[PlannedFault]:
+    """Read planned faults from a file."""
     return load(path.read_bytes())

@@ -11,18 +11,18 @@ from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
 from offbeat.simulation.network import SimulatedNetwork
 from offbeat.simulation.processes import Process
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 
 def simulate(
     config: RunConfig,
     main: Callable[[SimulationContext, Caller], Awaitable[None]],
-    *strikes: Strike,
+    *planned_faults: PlannedFault,
 ) -> None:
     """Run ``main`` in the process of a controller of incarnation 1, on a virtual clock."""
     loop = VirtualLoop(random.Random(0), max_events=10_000, max_s=1000)
     dice = random.Random(1)
-    faults = Faults(strikes, loop, lambda *_: None)
+    faults = Faults(planned_faults, loop, lambda *_: None)
     around = SimulationContext(config, loop, dice, faults, SimulatedNetwork(loop, dice, faults), [])
     controller = Process("controller")
 

@@ -27,7 +27,7 @@ from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller, SimulatedGenerator
 from offbeat.simulation.engine import FakeEngine
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 from offbeat.weight_sync.manifest import plan, release_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.fakes import FakeGenerator
@@ -84,7 +84,7 @@ def play_on_fake(story: Story) -> None:
 
 # --- the simulator's ------------------------------------------------------------------------------
 
-TORN = Strike("load_torn", NAME, failpoint=Failpoint.PUBLISHED)
+TORN = PlannedFault("load_torn", NAME, failpoint=Failpoint.PUBLISHED)
 TORN_AGAIN = msgspec.structs.replace(TORN, nth=2)
 
 

@@ -25,7 +25,7 @@ from offbeat.messages.groups import RolloutTask
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller, SimulatedGenerator, SimulatedRollouts
 from offbeat.simulation.engine import FakeEngine
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 from offbeat.simulation.worker import FakeWorker
 from tests.support.fakes import FakeGenerator, FakeRollouts
 from tests.support.virtual_time import run
@@ -96,7 +96,7 @@ def play_in_simulation(story: Story) -> None:
         await bench.serve()
         await story(bench)
 
-    simulate(CONFIG, main, Strike("reward_raises", failpoint=Failpoint.DISPATCHED))
+    simulate(CONFIG, main, PlannedFault("reward_raises", failpoint=Failpoint.DISPATCHED))
 
 
 # --- real actors ----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from offbeat.messages.training import Chunk
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller, SimulatedTrainer
 from offbeat.simulation.payloads import SimulatedPayload
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 from offbeat.simulation.trainer import FakeTrainer as SimulatedGang
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import Columns
@@ -97,7 +97,7 @@ def play_in_simulation(story: Story) -> None:
     async def main(around: SimulationContext, caller: Caller) -> None:
         await story(SimulatedBench(around, caller, SimulatedGang(around, 4)))
 
-    simulate(CONFIG, main, Strike("gradient_nan", "trainer", failpoint=Failpoint.CLAIMED))
+    simulate(CONFIG, main, PlannedFault("gradient_nan", "trainer", failpoint=Failpoint.CLAIMED))
 
 
 # --- real actors ----------------------------------------------------------------------------------

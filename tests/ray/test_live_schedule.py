@@ -62,14 +62,14 @@ def struck(start: Start, schedules: dict[int, Path]) -> Iterator[dict[int, LiveR
 
 def simulated(file: Path) -> EpisodeResult:
     """The schedule of a file, played with the numbers of the recipe."""
-    strikes = schedule.read(file)
+    planned_faults = schedule.read(file)
     plan = EpisodePlan(
-        load_recipe(STUB, SETTINGS).config, strikes, prompts=None, spools=False, workers=1
+        load_recipe(STUB, SETTINGS).config, planned_faults, prompts=None, spools=False, workers=1
     )
     episode = play(1, plan)
     assert episode.outcome == "finished", episode.error
     assert violations_of(episode) == []
-    assert sorted(episode.fired) == sorted(strike.action for strike in strikes)
+    assert sorted(episode.fired) == sorted(strike.action for strike in planned_faults)
     return episode
 
 

@@ -13,7 +13,7 @@ from offbeat.controller.events import StepApplied
 from offbeat.controller.failpoints import Failpoint
 from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import play as play_episode
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 from tests.support.scenarios import SurvivingPayloads, next_incarnation, outcome, play
 from tests.support.world import World
 
@@ -110,7 +110,7 @@ def test_simulated_runs_with_a_surplus_of_groups_finish_after_such_a_crash(
             "stub": {"median_rollout_s": 0.02, "tail_sigma": 0.0, "step_s": 2.0},
         }
     )
-    strikes = [Strike("controller_killed", failpoint=point, nth=nth)]
-    plan = EpisodePlan(config, strikes, prompts=None, spools=True, workers=2)
+    planned_faults = [PlannedFault("controller_killed", failpoint=point, nth=nth)]
+    plan = EpisodePlan(config, planned_faults, prompts=None, spools=True, workers=2)
     result = play_episode(seed, plan)
     assert (result.outcome, result.struck) == ("finished", [point]), result.error

@@ -38,7 +38,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import EpisodeResult, play
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 SEED: Final = 7
 STEPS: Final = 20
@@ -89,8 +89,8 @@ def plan_with(sampler: dict[str, Any], prompts: int | None = None) -> EpisodePla
     return EpisodePlan(config, [], prompts, spools=True, workers=2)
 
 
-def crashed(plan: EpisodePlan, *strikes: Strike) -> EpisodeResult:
-    return play(SEED, msgspec.structs.replace(plan, strikes=list(strikes)))
+def crashed(plan: EpisodePlan, *planned_faults: PlannedFault) -> EpisodeResult:
+    return play(SEED, msgspec.structs.replace(plan, planned_faults=list(planned_faults)))
 
 
 def lost_records(result: EpisodeResult, record: int) -> int:
@@ -113,7 +113,9 @@ def prompt_indices_of(steps: list[Step]) -> list[tuple[int, ...]]:
     return [step.prompt_indices for step in steps]
 
 
-def differences(plan: EpisodePlan, crash_points: Iterable[Sequence[Strike]]) -> dict[int, str]:
+def differences(
+    plan: EpisodePlan, crash_points: Iterable[Sequence[PlannedFault]]
+) -> dict[int, str]:
     """What is wrong, or other than without a crash, by the record of the first one."""
     whole = crashed(plan)
     expected = reference(plan.config)
@@ -122,17 +124,17 @@ def differences(plan: EpisodePlan, crash_points: Iterable[Sequence[Strike]]) -> 
         expected[-1].digest,
     )
     found = dict[int, str]()
-    for strikes in crash_points:
-        result = crashed(plan, *strikes)
+    for planned_faults in crash_points:
+        result = crashed(plan, *planned_faults)
         problem = problem_of(result)
-        if result.fired != [strike.action for strike in strikes]:
+        if result.fired != [strike.action for strike in planned_faults]:
             problem += f" what fired is {result.fired}"
         if prompt_indices_of(steps_of(result)) != prompt_indices_of(expected):
             problem += " other steps"
         if result.weights != whole.weights:
             problem += " other weights"
         if problem:
-            found[strikes[0].at_record or 0] = problem
+            found[planned_faults[0].at_record or 0] = problem
     return found
 
 
@@ -147,7 +149,7 @@ def test_in_order_a_crash_at_any_record_leads_to_the_same_steps_and_weights(
     sampler: dict[str, Any], crash: str, every: int
 ) -> None:
     plan = plan_with(sampler)
-    once = ([Strike(crash, at_record=at)] for at in records_of(plan, every))
+    once = ([PlannedFault(crash, at_record=at)] for at in records_of(plan, every))
     assert differences(plan, once) == {}
 
 
@@ -155,7 +157,10 @@ def test_in_order_a_crash_at_any_record_leads_to_the_same_steps_and_weights(
 def test_so_does_a_second_crash_in_the_middle_of_taking_over(crash: str) -> None:
     plan = plan_with(SYNCHRONOUS)
     twice = (
-        [Strike("controller_killed", at_record=at), Strike(crash, at_record=at + 1 + at % 8)]
+        [
+            PlannedFault("controller_killed", at_record=at),
+            PlannedFault(crash, at_record=at + 1 + at % 8),
+        ]
         for at in records_of(plan, every=4)[:-4]
     )
     assert differences(plan, twice) == {}
@@ -164,7 +169,7 @@ def test_so_does_a_second_crash_in_the_middle_of_taking_over(crash: str) -> None
 def test_crashes_lose_anything_from_nothing_to_all_that_was_not_synced() -> None:
     plan = plan_with(SYNCHRONOUS)
     lost = [
-        lost_records(crashed(plan, Strike("controller_killed", at_record=at)), at)
+        lost_records(crashed(plan, PlannedFault("controller_killed", at_record=at)), at)
         for at in records_of(plan, every=5)
     ]
     assert min(lost) == 0 and max(lost) > GROUPS_PER_STEP
@@ -184,7 +189,7 @@ def test_out_of_order_a_crash_loses_no_prompt_and_breaks_no_invariant(
     plan = plan_with(sampler, prompts)
     found = dict[int, str]()
     for record in records_of(plan, every):
-        result = crashed(plan, Strike(crash, at_record=record))
+        result = crashed(plan, PlannedFault(crash, at_record=record))
         trained = sorted(itertools.chain(*prompt_indices_of(steps_of(result))))
         drawn = sorted(each.prompt_index for each in result.journal if isinstance(each, Admitted))
         problem = problem_of(result)
@@ -223,8 +228,11 @@ async def write(directory: Path, events: Sequence[AnyEvent], snapshot_records: i
 
 def eventful() -> list[AnyEvent]:
     """The journal of a run that has lost a controller, and later its whole cluster."""
-    strikes = Strike("controller_killed", at_record=100), Strike("cluster_lost", at_record=200)
-    result = crashed(plan_with(LOOKING_AHEAD), *strikes)
+    planned_faults = (
+        PlannedFault("controller_killed", at_record=100),
+        PlannedFault("cluster_lost", at_record=200),
+    )
+    result = crashed(plan_with(LOOKING_AHEAD), *planned_faults)
     assert {Rewound, Checkpointed, Returned} <= {type(event) for event in result.journal}
     return result.journal
 

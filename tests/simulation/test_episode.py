@@ -12,7 +12,7 @@ from offbeat.simulation.cli import BAD_ARGUMENTS, HELD, simulate
 from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play, run_episode
 from offbeat.simulation.faults import KINDS
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 BASE = RunConfig.model_validate({"steps": 12, "groups_per_step": 8, "model": {"path": "none"}})
 SAMPLERS = ("in_order", "ready_first", "weight_fifo", "windowed")
@@ -40,8 +40,8 @@ def plan_with(**changes: object) -> EpisodePlan:
     return EpisodePlan(RunConfig.model_validate(config), [], None, True, 2, machines=machines)  # noqa: FBT003
 
 
-def struck(*strikes: Strike) -> EpisodeResult:
-    return play(7, msgspec.structs.replace(plan_with(), strikes=list(strikes)))
+def struck(*planned_faults: PlannedFault) -> EpisodeResult:
+    return play(7, msgspec.structs.replace(plan_with(), planned_faults=list(planned_faults)))
 
 
 def trained(result: EpisodeResult) -> list[tuple[int, ...]]:
@@ -81,18 +81,18 @@ def test_on_average_three_faults_and_more_fire() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_fault_fires_and_the_run_survives_it(kind: str) -> None:
     targets = {"engine": "generator-1", "worker": "environment-0", "controller": "controller"}
-    target = targets.get(KINDS[kind].strikes, "trainer" if "trainer" in kind else "")
-    strikes = [Strike(kind, target, at_step=2)]
+    target = targets.get(KINDS[kind].target, "trainer" if "trainer" in kind else "")
+    planned_faults = [PlannedFault(kind, target, at_step=2)]
     if kind == "engine_born_late":
-        strikes.append(Strike("engine_killed", target, at_step=3))
-    result = struck(*strikes)
+        planned_faults.append(PlannedFault("engine_killed", target, at_step=3))
+    result = struck(*planned_faults)
     assert kind in result.fired
     assert (result.outcome, violations_of(result)) == ("finished", [])
 
 
 @pytest.mark.parametrize("kind", ["engine_frozen", "worker_killed", "trainer_killed", "partition"])
 def test_a_strike_without_a_target_finds_a_victim(kind: str) -> None:
-    result = struck(Strike(kind, at_step=2))
+    result = struck(PlannedFault(kind, at_step=2))
     assert (result.fired, result.outcome) == ([kind], "finished")
 
 
@@ -100,7 +100,7 @@ def test_a_strike_without_a_target_finds_a_victim(kind: str) -> None:
 def test_a_controller_killed_at_any_record_comes_to_the_same_weights(percent: int) -> None:
     quiet = struck()
     record = 1 + percent * len(quiet.journal) // 100
-    result = struck(Strike("controller_killed", at_record=record))
+    result = struck(PlannedFault("controller_killed", at_record=record))
     assert result.fired == ["controller_killed"]
     assert violations_of(result) == []
     assert trained(result) == trained(quiet)
@@ -108,14 +108,14 @@ def test_a_controller_killed_at_any_record_comes_to_the_same_weights(percent: in
 
 
 def test_a_cluster_that_is_lost_as_a_whole_is_taken_up_from_the_run_directory() -> None:
-    result = struck(Strike("cluster_lost", at_step=7, delay_s=0.2))
+    result = struck(PlannedFault("cluster_lost", at_step=7, delay_s=0.2))
     assert violations_of(result) == []
     assert result.weights == struck().weights
 
 
 def test_a_schedule_survives_its_file() -> None:
-    strikes = draw_plan(11, BASE, "all", None).strikes
-    assert schedule.load(schedule.dump(strikes)) == strikes
+    planned_faults = draw_plan(11, BASE, "all", None).planned_faults
+    assert schedule.load(schedule.dump(planned_faults)) == planned_faults
 
 
 @pytest.mark.parametrize("when", [{}, {"at_step": 1, "failpoint": "applied"}])

@@ -12,7 +12,7 @@ from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
 from offbeat.simulation.network import DEATH_NOTICED_S, SimulatedCall, SimulatedNetwork
 from offbeat.simulation.processes import Process
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 FENCE = Fence("run", 1)
 T = TypeVar("T")
@@ -62,8 +62,8 @@ def play(
     main: Callable[[Link], Awaitable[T]], *actions: str, echo: Echo | None = None, seed: int = 0
 ) -> T:
     loop = VirtualLoop(random.Random(seed), max_events=10_000, max_s=1000)
-    strikes = [Strike(action, at_step=0) for action in actions]
-    faults = Faults(strikes, loop, lambda *_: None)
+    planned_faults = [PlannedFault(action, at_step=0) for action in actions]
+    faults = Faults(planned_faults, loop, lambda *_: None)
     network = SimulatedNetwork(loop, random.Random(seed), faults)
     link = Link(loop, network, echo or Echo(), Process("caller"))
     faults.step(0)

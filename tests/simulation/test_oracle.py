@@ -24,7 +24,7 @@ from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play
 from offbeat.simulation.faults import KINDS, POISON
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 LONG = pytest.mark.long
 BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
@@ -36,7 +36,7 @@ SYNCHRONOUS = {
 BOTH_FILTERS = {"zero_variance": True, "max_truncated_fraction": 0.4}
 REWINDS = ("trainer", "controller", "network", "all")
 BY_DATA = tuple(
-    name for name, kind in KINDS.items() if kind.profile == "data" and kind.strikes == "worker"
+    name for name, kind in KINDS.items() if kind.profile == "data" and kind.target == "worker"
 )
 
 
@@ -59,9 +59,11 @@ def plan_of(seed: int, profile: str, **settings: Any) -> EpisodePlan:
     # A sample that is masked changes what is trained, as it should; here nothing may change it.
     whole["rollout"] |= {"on_failed_sample": "fail_group", "min_valid_samples": None}
     dropping = ("gradient_nan", *POISON)
-    strikes = [strike for strike in plan.strikes if strike.action not in dropping]
+    planned_faults = [strike for strike in plan.planned_faults if strike.action not in dropping]
     config = RunConfig.model_validate(whole)
-    return msgspec.structs.replace(plan, config=config, strikes=strikes, sample_failures=0.0)
+    return msgspec.structs.replace(
+        plan, config=config, planned_faults=planned_faults, sample_failures=0.0
+    )
 
 
 def played(seed: int, plan: EpisodePlan) -> EpisodeResult:
@@ -130,10 +132,12 @@ def test_filtered_groups_are_replaced_by_the_next_prompts_in_order(profile: str)
     assert filtered > 100
 
 
-def bad_data(rng: random.Random) -> list[Strike]:
+def bad_data(rng: random.Random) -> list[PlannedFault]:
     """Single failures, and bursts: a prompt that fails is asked again at once, and fails again."""
-    single = [Strike(rng.choice(BY_DATA), at_step=rng.randint(0, 9)) for _ in range(10)]
-    bursts = [Strike("reward_raises", at_step=first + rng.randint(0, 2)) for first in (0, 4, 7)]
+    single = [PlannedFault(rng.choice(BY_DATA), at_step=rng.randint(0, 9)) for _ in range(10)]
+    bursts = [
+        PlannedFault("reward_raises", at_step=first + rng.randint(0, 2)) for first in (0, 4, 7)
+    ]
     return [*single, *bursts * 10]
 
 
@@ -154,8 +158,12 @@ def test_prompts_given_up_are_replaced_or_shrink_their_step(policy: str, data_re
             filters={**BOTH_FILTERS, "zero_variance": seed % 3 == 0},
         )
         rng = random.Random(f"{seed}/bad data")
-        strikes = [*plan.strikes, *bad_data(rng), Strike("controller_killed", at_step=5)]
-        result = played(seed, msgspec.structs.replace(plan, strikes=strikes))
+        planned_faults = [
+            *plan.planned_faults,
+            *bad_data(rng),
+            PlannedFault("controller_killed", at_step=5),
+        ]
+        result = played(seed, msgspec.structs.replace(plan, planned_faults=planned_faults))
         dropped.update(
             "shrunk" if event.shrinks else "replaced"
             for event in result.journal
@@ -173,8 +181,8 @@ def test_a_step_that_is_not_applied_is_tried_again_with_the_next_prompts(
 ) -> None:
     for seed in range(15):
         plan = plan_of(seed, "none", filters=BOTH_FILTERS)
-        strikes = [Strike("gradient_nan", at_step=step - 1) for step in steps]
-        result = played(seed, msgspec.structs.replace(plan, strikes=strikes))
+        planned_faults = [PlannedFault("gradient_nan", at_step=step - 1) for step in steps]
+        result = played(seed, msgspec.structs.replace(plan, planned_faults=planned_faults))
         expected = reference(plan.config, prompts=plan.prompts, refusals=Counter(steps))
         assert steps_of(result) == expected, f"seed {seed}"
 
@@ -198,7 +206,9 @@ class SamplesAnewForEachAttempt(Controller):
 
 def test_a_controller_that_samples_anew_for_each_attempt_differs_once_a_rollout_fails() -> None:
     quiet = plan_of(3, "none", rollout={"data_retries": 1})
-    struck = msgspec.structs.replace(quiet, strikes=[Strike("reward_raises", at_step=4)])
+    struck = msgspec.structs.replace(
+        quiet, planned_faults=[PlannedFault("reward_raises", at_step=4)]
+    )
     expected = reference(quiet.config, prompts=quiet.prompts)
     assert steps_of(play(3, quiet, SamplesAnewForEachAttempt)) == expected
     assert steps_of(play(3, struck, SamplesAnewForEachAttempt)) != expected

@@ -12,7 +12,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import EpisodeResult, play
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 CRASHES = range(40, 100, 4)  # journal records
 CONFIG = RunConfig.model_validate(
@@ -38,8 +38,8 @@ def quiet() -> Iterator[None]:
 
 
 def crashed(at_record: int, action: str, *, spools: bool) -> EpisodeResult:
-    strikes = [Strike(action, at_record=at_record)]
-    result = play(3, EpisodePlan(CONFIG, strikes, prompts=None, spools=spools, workers=2))
+    planned_faults = [PlannedFault(action, at_record=at_record)]
+    result = play(3, EpisodePlan(CONFIG, planned_faults, prompts=None, spools=spools, workers=2))
     assert (result.outcome, result.fired) == ("finished", [action]), result.error
     assert violations_of(result) == []
     return result

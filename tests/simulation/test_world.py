@@ -37,7 +37,7 @@ from offbeat.simulation.network import SimulatedNetwork
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.processes import Process
 from offbeat.simulation.records import EngineServes, Fault, Generated, TrainerApplied, WorldRecord
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 from offbeat.simulation.trainer import FakeTrainer
 from offbeat.simulation.worker import FakeWorker
 
@@ -61,7 +61,7 @@ class Stage:
         self.loop, self.records = loop, list[WorldRecord]()
         rng = random.Random(1)
         faults = Faults(
-            [Strike(action, at_step=0) for action in actions],
+            [PlannedFault(action, at_step=0) for action in actions],
             loop,
             lambda kind, target, detail: self.records.append(
                 Fault(loop.time(), kind, target, detail)

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 from offbeat.controller.ledger import Ledger
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 from tests.support.live_run import LiveRun, until
 
 ENGINES: Final = 2
@@ -30,26 +30,28 @@ _VICTIMS: Final = {
 _LOGS: Final = {"trainer": "trainer-rank0"}  # the log of a target, where it has another name
 
 
-def draw(seed: int, *, steps: int) -> list[Strike]:
+def draw(seed: int, *, steps: int) -> list[PlannedFault]:
     """Every action once, in any order, each some steps after the last."""
     rng = random.Random(seed)
     actions = rng.sample(list(_VICTIMS), len(_VICTIMS))
     apart = (steps - 4) // len(actions)
     return [
-        Strike(action, _VICTIMS[action], at_step=2 + apart * place + rng.randrange(apart // 2))
+        PlannedFault(
+            action, _VICTIMS[action], at_step=2 + apart * place + rng.randrange(apart // 2)
+        )
         for place, action in enumerate(actions)
     ]
 
 
-def strike_live(run: LiveRun, strikes: Sequence[Strike]) -> None:
-    """Kill and freeze the processes of a run as the strikes say; return once all of them have."""
+def strike_live(run: LiveRun, planned_faults: Sequence[PlannedFault]) -> None:
+    """Kill and freeze the processes of a run as planned; return once all of them have."""
     frozen = list[tuple[float, psutil.Process]]()
 
     def reached(step: int) -> bool:
         _thaw(frozen)
         return step in _applied(run)
 
-    for strike in sorted(strikes, key=lambda each: each.at_step or 0):
+    for strike in sorted(planned_faults, key=lambda each: each.at_step or 0):
         step = strike.at_step or 0
         run.until(f"version {step}, for {strike}", partial(reached, step))
         victim = run.holding(f"{_LOGS.get(strike.target, strike.target)}.log")

@@ -57,7 +57,7 @@ class RandomFaults:
         self._events, self._read_at = list[AnyEvent](), 0.0
 
     def strike_for(self, seconds: float, *, steps: int) -> None:
-        """Strike until the time is over, or the trainer has applied ``steps`` steps."""
+        """PlannedFault until the time is over, or the trainer has applied ``steps`` steps."""
         started, run = time.monotonic(), self._run
         while time.monotonic() < started + seconds and run.steps_so_far < steps:
             due = time.monotonic() + self._dice.uniform(*_GAP_S)

@@ -12,7 +12,7 @@ from offbeat.controller.syncing import WeightSync
 from offbeat.controller.training import TrainPump
 from offbeat.messages.failures import Component
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 
 class AnEngineIsHealthyOnceHeard(Planted):
@@ -79,9 +79,9 @@ class ReleasesGoOutWithoutTheirCanary(Planted):
     """An engine that computes other weights than it took is believed."""
 
     breaks = frozenset({"I6"})
-    strikes = (
-        Strike("load_computes_other", "generator-0", at_step=2),
-        Strike("load_computes_other", "generator-1", at_step=4),
+    planned_faults = (
+        PlannedFault("load_computes_other", "generator-0", at_step=2),
+        PlannedFault("load_computes_other", "generator-1", at_step=4),
     )
 
     class Sync(WeightSync):

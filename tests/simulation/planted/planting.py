@@ -10,7 +10,7 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.failpoints import Failpoint
 from offbeat.simulation.draws import EpisodePlan, draw_plan
-from offbeat.simulation.schedule import Strike
+from offbeat.simulation.schedule import PlannedFault
 
 BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
 
@@ -31,21 +31,21 @@ def become(part: object, broken: type) -> None:
     object.__setattr__(part, "__class__", broken)
 
 
-def killed_at(point: Failpoint, nth: int) -> Strike:
-    return Strike("controller_killed", "controller", failpoint=point, nth=nth)
+def killed_at(point: Failpoint, nth: int) -> PlannedFault:
+    return PlannedFault("controller_killed", "controller", failpoint=point, nth=nth)
 
 
 class Planted(Controller):
     """A controller with one bug, in every life of the run.
 
     ``breaks``: invariants of which the auditor has to report one. ``profile``, ``settings`` and
-    ``strikes``: the faults and the recipe under which the bug can show.
+    ``planned_faults``: the faults and the recipe under which the bug can show.
     """
 
     breaks: ClassVar[frozenset[str]]
     profile: ClassVar[str] = "none"
     settings: ClassVar[Mapping[str, Any]] = {}
-    strikes: ClassVar[tuple[Strike, ...]] = ()  # instead of the profile's
+    planned_faults: ClassVar[tuple[PlannedFault, ...]] = ()  # instead of the profile's
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,7 +58,7 @@ class Planted(Controller):
     @classmethod
     def plan(cls, seed: int) -> EpisodePlan:
         """An episode in which the bug can show."""
-        plan = draw_plan(seed, BASE, cls.profile, list(cls.strikes) or None)
+        plan = draw_plan(seed, BASE, cls.profile, list(cls.planned_faults) or None)
         whole = plan.config.model_dump()
         for name, section in cls.settings.items():
             replaces = name == "sampler" or not isinstance(section, dict)

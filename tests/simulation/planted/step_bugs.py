@@ -21,7 +21,7 @@ from offbeat.simulation.controller_ports import SimulatedJournal
 
 class TheIntentIsNotDurable(Planted):
     breaks = frozenset({"I7", "I9"})
-    strikes = (killed_at(Failpoint.FINISH_ANSWERED, 2),)
+    planned_faults = (killed_at(Failpoint.FINISH_ANSWERED, 2),)
 
     class Step(TrainStep):
         async def _finish(
@@ -40,7 +40,7 @@ class AnIntendedStepIsCountedWithoutItsGroups(Planted):
     """The trainer's version is believed, what it trained to get there is not."""
 
     breaks = frozenset({"I2", "I5", "I7"})
-    strikes = (killed_at(Failpoint.FINISH_ANSWERED, 2),)
+    planned_faults = (killed_at(Failpoint.FINISH_ANSWERED, 2),)
 
     class Start(Recovery):
         async def _sort_out_step(self, answer: TrainerState) -> None:
@@ -55,7 +55,7 @@ class AnIntendedStepIsCountedWithoutItsGroups(Planted):
 
 class TheJournalDoesNotWaitForTheDisk(Planted):
     breaks = frozenset({"I7", "I9"})
-    strikes = (killed_at(Failpoint.FINISH_ANSWERED, 2),)
+    planned_faults = (killed_at(Failpoint.FINISH_ANSWERED, 2),)
 
     class Writer(SimulatedJournal):
         async def barrier(self) -> None:
@@ -67,7 +67,7 @@ class TheJournalDoesNotWaitForTheDisk(Planted):
 
 class AnIntendedStepIsAssumedDone(Planted):
     breaks = frozenset({"I2", "I9"})
-    strikes = (killed_at(Failpoint.INTENT_DURABLE, 2),)
+    planned_faults = (killed_at(Failpoint.INTENT_DURABLE, 2),)
 
     class Start(Recovery):
         async def _sort_out_step(self, answer: TrainerState) -> None:
@@ -85,7 +85,7 @@ class TheFenceIsNotRaised(Planted):
     """A new controller speaks with the fence of the one it replaces."""
 
     breaks = frozenset({"I13"})
-    strikes = (killed_at(Failpoint.COMMITTED, 5),)
+    planned_faults = (killed_at(Failpoint.COMMITTED, 5),)
 
     def __init__(self, config: Any, fence: Fence, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, Fence(fence.run_id, 1), *args, **kwargs)
@@ -187,7 +187,7 @@ class ATakeOverLeavesWhatIsTooOld(Planted):
         "stub": {"median_rollout_s": 0.02, "tail_sigma": 0.0, "step_s": 2.0},
         "sync": {"interval": 1},
     }
-    strikes = (killed_at(Failpoint.APPLIED_DURABLE, 10),)
+    planned_faults = (killed_at(Failpoint.APPLIED_DURABLE, 10),)
 
     class Pump(RolloutPump):
         def sweep(self, *, predictive: bool) -> None:

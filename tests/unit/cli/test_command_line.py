@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
 from offbeat.runs.directory import make_run_dir
-from offbeat.simulation.schedule import Strike, dump
+from offbeat.simulation.schedule import PlannedFault, dump
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -210,11 +210,11 @@ def test_a_campaign_that_is_interrupted_says_how_far_it_came_and_leaves_no_trace
 
 
 def test_a_schedule_is_played_instead_of_drawn_faults(tmp_path: Path) -> None:
-    strikes = [
-        Strike("engine_killed", "generator-0", at_step=2),
-        Strike("engine_killed", "generator-99", at_step=2),  # there is no such engine
+    planned_faults = [
+        PlannedFault("engine_killed", "generator-0", at_step=2),
+        PlannedFault("engine_killed", "generator-99", at_step=2),  # there is no such engine
     ]
-    (tmp_path / "faults.json").write_text(dump(strikes))
+    (tmp_path / "faults.json").write_text(dump(planned_faults))
     result = offbeat("simulate", STUB, "--seed", "1", "--schedule", str(tmp_path / "faults.json"))
     assert result.exit_code == 0
     assert "fired: engine_killed\n" in result.stdout
