@@ -2,7 +2,7 @@
 
 The logprob of each token that the policy drew is compared with the teacher's. In expectation over
 tokens of the policy, ``old - teacher`` is the reverse KL of the next token, so its negative as an
-advantage descends it. The advantage of a token excludes the tokens after it: discount 0.
+advantage descends it. Only a token's own difference enters its advantage: discount 0.
 arXiv:2306.13649 (GKD) and arXiv:2306.08543 (MiniLLM) have the divergence.
 """
 
@@ -36,5 +36,6 @@ def teacher_metrics(tokens: ValidTokens) -> dict[str, PartialMetric]:
 
 
 def _gap(tokens: ValidTokens, teacher_N: Tensor) -> Tensor:
+    """Return the clamped log-ratio of policy and teacher [N], without gradient."""
     gap_N = tokens.old_N.detach() - teacher_N
     return gap_N.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

@@ -141,7 +141,8 @@ def _a_deviation_divides_advantages_only(loss: PolicyGradientLossConfig) -> Iter
 def _a_teacher_has_a_place(config: RunConfig, loss: PolicyGradientLossConfig) -> Iterator[Clash]:
     teacher = loss.teacher
     if teacher is None:
-        for name in sorted({"teacher_coef", "teacher_reward_coef"} & loss.model_fields_set):
+        changed = loss.model_dump(exclude_defaults=True)
+        for name in sorted({"teacher_coef", "teacher_reward_coef"} & changed.keys()):
             if getattr(loss, name) != type(loss).model_fields[name].default:
                 yield Clash(
                     (f"{_LOSS}.{name}", f"{_LOSS}.teacher"),

@@ -56,30 +56,37 @@ def columns(samples: int, prompt: int, response: int, *, left_out: set[str]) -> 
     }
 
 
-@given(st.integers(1, 5), st.integers(2, 40), st.integers(1, 39), st.booleans(), st.booleans())
+ADDED = {
+    "policy_logprobs": {"old_logprobs": "policy"},
+    "reference_logprobs": {"kl_coef": 0.1},
+    "teacher_logprobs": {"teacher": "x"},
+}
+"""Loss keys by the column that the trainer adds for them."""
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(2, 40),
+    st.integers(1, 39),
+    st.sets(st.sampled_from(list(ADDED))),
+)
 def test_no_group_is_larger_than_its_bound_and_the_largest_comes_close(
-    samples: int, whole: int, new: int, policy: bool, reference: bool
+    samples: int, whole: int, new: int, added: set[str]
 ) -> None:
     new = min(new, whole - 1)
     run = config(
         samples_per_group=samples,
         generator={"max_model_len": whole, "sampling": {"max_new_tokens": new}},
-        algorithm={
-            "loss": {
-                "old_logprobs": "policy" if policy else "generation",
-                "kl_coef": 0.1 if reference else 0.0,
-            }
-        },
+        algorithm={"loss": {k: v for name in added for k, v in ADDED[name].items()}},
     )
-    left_out = {"policy_logprobs"} if not policy else set[str]()
-    left_out |= set() if reference else {"reference_logprobs"}
+    left_out = ADDED.keys() - added
     largest = payload_bytes(columns(samples, whole - new, new, left_out=left_out))
     assert largest <= max_group_bytes(run) <= largest + 4 * new
 
 
 def test_observations_between_turns_are_bounded_by_the_whole_sequence() -> None:
     run = config(samples_per_group=3, environment={"max_turns": 2}, generator={"max_model_len": 64})
-    left_out = {"policy_logprobs", "reference_logprobs"}
+    left_out = set(ADDED)
     assert payload_bytes(columns(3, 1, 63, left_out=left_out)) <= max_group_bytes(run)
 
 
@@ -92,7 +99,7 @@ def test_the_limit_of_an_agents_sample_bounds_its_group() -> None:
             generator={"max_model_len": 64},
         )
 
-    left_out = {"policy_logprobs", "reference_logprobs"}
+    left_out = set(ADDED)
     assert payload_bytes(columns(3, 1, 31, left_out=left_out)) <= max_group_bytes(
         agent(max_sample_tokens=32)
     )

@@ -76,6 +76,12 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "environment.target": st.none(),
     "environment.options": OPTIONS,
     "environment.command": st.just(()),
+    "environment.reward_concurrency": st.just(
+        64
+    ),  # this one and the next three for an async reward
+    "environment.reward_retries": st.just(0),
+    "environment.reward_retry_on": st.just(()),
+    "environment.reward_calls_per_s": st.none(),
     "environment.variables": st.just(()),  # for an agent alone
     "sampler": st.composite(sampler)(),
     "buffer.capacity_groups": st.none() | st.integers(800, 999),  # what the widest sampler admits
@@ -98,6 +104,9 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "algorithm.loss.sequence_band": st.none(),
     "algorithm.loss.sequence_weights": st.just(value=False),
     "algorithm.loss.constant_tokens": st.none(),
+    "algorithm.loss.teacher": st.none(),
+    "algorithm.loss.teacher_coef": st.just(1.0),  # this one and the next beside a teacher
+    "algorithm.loss.teacher_reward_coef": st.just(0.0),
     "algorithm.loss.step_std": st.just(value=False),
     "eval.path": st.none(),
     "eval.columns": st.just({}),
@@ -164,9 +173,10 @@ def sections(model: type[BaseModel], prefix: str = "") -> st.SearchStrategy[dict
 
 
 def fit(values: dict[str, Any]) -> bool:
-    """Every preset sets keys that imitation does not have."""
+    """Every preset sets keys that imitation does not have, and only a file needs no engines."""
     algorithm = values["algorithm"]
-    return algorithm["preset"] is None or algorithm["loss"]["name"] != "sft"
+    imitates_preset = algorithm["preset"] is not None and algorithm["loss"]["name"] == "sft"
+    return not imitates_preset and values["generator"]["backend"] != "none"
 
 
 CONFIGS = sections(RunConfig).filter(fit).map(RunConfig.model_validate)
