@@ -214,7 +214,7 @@ def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
 
 def _a_group_has_something_to_compare(config: RunConfig) -> Iterator[Clash]:
     loss = config.algorithm.loss
-    learns_alone = loss.name == "sft" or loss.teacher is not None
+    learns_alone = loss.name == "sft" or _teacher_alone(config)
     if config.samples_per_group == 1 and not learns_alone:
         yield Clash(
             ("samples_per_group", "algorithm.advantage"),
@@ -224,7 +224,20 @@ def _a_group_has_something_to_compare(config: RunConfig) -> Iterator[Clash]:
         )
 
 
+def _teacher_alone(config: RunConfig) -> bool:
+    """Return whether advantages come from a teacher, and rewards have no part in them."""
+    loss = config.algorithm.loss
+    return loss.name != "sft" and loss.teacher is not None and not loss.teacher_reward_coef
+
+
 def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
+    if config.filters.zero_variance and _teacher_alone(config):
+        yield Clash(
+            ("filters.zero_variance", "algorithm.loss.teacher"),
+            "filters.zero_variance=true drops groups by rewards that are not trained: with "
+            "algorithm.loss.teacher_reward_coef=0 every group has a gradient from its teacher",
+            "Set filters.zero_variance to false, or algorithm.loss.teacher_reward_coef above 0.",
+        )
     if config.filters.zero_variance and config.samples_per_group == 1:
         yield Clash(
             ("filters.zero_variance", "samples_per_group"),

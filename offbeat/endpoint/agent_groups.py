@@ -152,6 +152,8 @@ def _check_branches(
     """
     if not branches:
         detail = f"sample {session.sample}: the agent returned without an answer of the model"
+        if session.last_refusal:
+            detail += f"; the last of its requests was refused: {session.last_refusal}"
         raise failed(task, FailureKind.DATA, "no_model_call", detail)
     if len(branches) == 1 or task.evaluation:
         return

@@ -69,8 +69,11 @@ class _Entry:
         self.open_requests += 1
         try:
             yield
-        except (RequestRefused, web.HTTPException, ConnectionError):
+        except RequestRefused as refused:
+            self.session.last_refusal = str(refused)
             raise  # the agent's doing, or already the sample's failure
+        except (web.HTTPException, ConnectionError):
+            raise
         except Exception as bug:
             self.session.fail(bug)
             raise

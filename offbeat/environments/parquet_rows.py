@@ -59,6 +59,11 @@ def _checked_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
     if missing := [column for column in columns if column not in names]:
         raise UnreadableParquet(f"has no column {missing[0]!r} (columns: {', '.join(names)})")
     for name in columns or names:
+        if names.count(name) > 1:
+            raise UnreadableParquet(
+                f"has column {name!r} {names.count(name)} times (columns: {', '.join(names)}); "
+                "give each a name of its own"
+            )
         if not _is_plain(schema.field(name).type):
             raise UnreadableParquet(
                 f"has column {name!r} of type {schema.field(name).type}, which no prompt can hold; "

@@ -133,7 +133,7 @@ class _Reader:
             problem = f"cannot be kept in a temporary file: {error.strerror}. Set TMPDIR"
             raise PromptFileError(shown, 0, problem) from error
         if not len(store):
-            raise PromptFileError(shown, 0, "holds no prompts; write one JSON object a line")
+            raise PromptFileError(shown, 0, "holds no rows, so there are no prompts")
         return store
 
     def _rows(self, path: Path) -> Iterator[bytes]:

@@ -36,7 +36,8 @@ def reward_of(value: object) -> float | BadReward:
     except OverflowError:  # an integer beyond any float
         reward = math.inf
     if not abs(reward) <= _LARGEST:  # False for NaN, too
-        return BadReward("reward_not_finite", f"the reward is {reward}; return a finite float")
+        problem = f"the reward is {reward}; return a number that is finite as float32"
+        return BadReward("reward_not_finite", problem)
     return reward
 
 

@@ -45,6 +45,12 @@ def check_can_evaluate(config: RunConfig) -> None:
         NothingToEvaluate: They cannot.
     """
     backend = config.generator.backend
+    if backend == "none":
+        problem = "starts no engine, so this recipe has nothing to sample answers with"
+        fix = (
+            "Evaluate the model by a recipe that samples: offbeat eval RECIPE model.path=DIRECTORY"
+        )
+        raise NothingToEvaluate(f"generator.backend={backend}", problem, fix)
     if backend not in ("embedded", "stub"):
         problem = "is not evaluated by itself: only the embedded engine serves what it loaded"
         fix = "Set generator.backend=embedded, or evaluate during training with eval.interval"

@@ -31,7 +31,8 @@ def recorded_group(
     response = checked_tokens(task, made.response_ids, "the completion")
     tokens = len(prompt_ids) + len(response)
     if tokens > max_model_len:
-        detail = f"{tokens} tokens do not fit generator.max_model_len={max_model_len}"
+        row = f"row {task.prompt.row} of data.path, counted from 0"
+        detail = f"{row}: {tokens} tokens do not fit generator.max_model_len={max_model_len}"
         raise failed(task, FailureKind.DATA, "row_too_long", detail)
     rollout = Rollout(
         prompt_ids=prompt_ids,

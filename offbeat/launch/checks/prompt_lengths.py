@@ -16,7 +16,7 @@ from offbeat.environments.inputs import eval_key
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
-from offbeat.launch.checks.finding import Finding, ok, warning
+from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
 
@@ -68,8 +68,16 @@ def _longest(
             f"has {longest} tokens (row {too_long[0]}, counted from 0)"
         )
         fix = "Take them out, or raise generator.max_model_len: they fail their group."
-        return warning("prompts", seen, fix)
+        finding = error if _ends_run(config, key, prompts, len(too_long)) else warning
+        return finding("prompts", seen, fix)
     return ok("prompts", f"{summary}: {longest} tokens at most")
+
+
+def _ends_run(config: RunConfig, key: str, prompts: FilePrompts, too_long: int) -> bool:
+    """Return whether a run over these rows is sure to end by the groups that it has to drop."""
+    comes_to_all = config.steps * config.groups_per_step >= prompts.rows
+    spends_budget = too_long > config.rollout.drop_budget and comes_to_all
+    return too_long == prompts.rows or (key == "data.path" and spends_budget)
 
 
 def _tokens(environment: Environment, prompt: Prompt) -> tuple[int, int]:

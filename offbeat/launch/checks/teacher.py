@@ -24,6 +24,6 @@ def check_teacher(config: RunConfig) -> Iterator[Finding]:
     try:
         check_tokenizers(path, config.model.path)
     except TeacherMismatch as refused:
-        yield error(_SUBJECT, refused.problem, "Name a teacher with the tokenizer of model.path.")
+        yield error(_SUBJECT, str(refused), "Name a teacher with the tokenizer of model.path.")
     else:
         yield ok(_SUBJECT, f"{path}: {model.model_type}, {model.parameters:,} parameters")

@@ -3,9 +3,9 @@
 import ast
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 from offbeat.config.crosschecks_rewards import call_keys_set
 from offbeat.config.graders import GRADERS
@@ -15,6 +15,7 @@ from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.inputs import find_module, resolved_program
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 
+_AGENT_ARGUMENTS: Final = 2  # the task and the client
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -22,6 +23,7 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
     """Check that the user's modules can be found and parsed, without running them."""
     targets = {"environment": config.environment.target}
     options = {"environment": config.environment.options}
+    is_agent = config.environment.name == "agent"
     if isinstance(config.sampler, CustomSamplerConfig):
         targets["sampler"] = config.sampler.target
         options["sampler"] = config.sampler.options
@@ -39,7 +41,9 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
                 f"{section}.target={target}: no module {module} from {working_dir}",
                 "Start offbeat in the directory that holds it, or install it.",
             )
-        elif problem := _unusable(source, name, options[section]):
+        elif problem := _unusable(
+            source, name, options[section], is_agent=is_agent and section == "environment"
+        ):
             yield error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
         elif absent := _absent_import(source, working_dir):
             yield error(
@@ -120,7 +124,7 @@ def check_secrets(config: RunConfig) -> Iterator[Finding]:
         yield error("secrets", seen, f"Give it again: {key}=...")
 
 
-def _unusable(source: Path, name: str, options: Iterable[str]) -> str:
+def _unusable(source: Path, name: str, options: Collection[str], *, is_agent: bool) -> str:
     """Return why ``name`` in this source cannot be called with ``options``; empty if it may be."""
     if source.suffix != ".py":
         return ""
@@ -133,7 +137,10 @@ def _unusable(source: Path, name: str, options: Iterable[str]) -> str:
         return f"it cannot be read: {broken}"
     for node in tree.body:
         if _is_function(node, name):
-            return _unknown_option(node, options)
+            wrong = _unfit_for_agent(node, options) if is_agent else ""
+            return wrong or _unknown_option(node, options)
+        if _is_constant(node, name):
+            return f"{name} in line {node.lineno} is a constant, and cannot be called"
     by_star = any(
         isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)
     )
@@ -167,6 +174,32 @@ def _is_function(node: ast.stmt, name: str) -> TypeGuard[_Function]:
     A decorator allows any options.
     """
     return isinstance(node, _Function) and node.name == name and not node.decorator_list
+
+
+def _is_constant(node: ast.stmt, name: str) -> bool:
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+    )
+
+
+def _unfit_for_agent(function: _Function, options: Collection[str]) -> str:
+    """Return why a function cannot be called as ``await run(task, client, **options)``."""
+    here, takes = f"{function.name}() in line {function.lineno}", function.args
+    if not isinstance(function, ast.AsyncFunctionDef):
+        return f"{here} is not async: write async def {function.name}(task, client)"
+    positional = [*takes.posonlyargs, *takes.args]
+    if len(positional) < _AGENT_ARGUMENTS and takes.vararg is None:
+        return f"{here} takes {len(positional)} arguments; an agent gets a task and a client"
+    required = positional[_AGENT_ARGUMENTS : len(positional) - len(takes.defaults)]
+    required += [
+        each
+        for each, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True)
+        if default is None
+    ]
+    missing = [each.arg for each in required if each.arg not in options]
+    return f"{here} needs {missing[0]!r}: add it to environment.options" if missing else ""
 
 
 def _unknown_option(function: _Function, options: Iterable[str]) -> str:

@@ -8,12 +8,13 @@ from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
 
 
-def messages(samples: int = 8, **section: Any) -> list[str]:
+def messages(samples: int = 8, filters: dict[str, Any] | None = None, **section: Any) -> list[str]:
     values = {
         "steps": 2,
         "model": {"path": "tiny"},
         "samples_per_group": samples,
         "algorithm": section,
+        "filters": filters or {},
     }
     found = clashes(RunConfig.model_validate(values))
     return [f"{clash.message}. {clash.hint}" for clash in found]
@@ -104,7 +105,16 @@ def test_the_deviation_of_a_step_divides_advantages_only() -> None:
 
 def test_a_teacher_gives_a_lone_sample_something_to_learn() -> None:
     assert not messages(samples=1, loss={"teacher": "teacher"})
+    (text,) = messages(samples=1, loss={"teacher": "teacher", "teacher_reward_coef": 1})
+    assert "a lone sample's advantage is 0" in text
     assert messages(samples=1, loss={})
+
+
+def test_rewards_that_are_not_trained_drop_no_group_of_a_teacher() -> None:
+    alone = {"teacher": "teacher"}
+    (text,) = messages(filters={"zero_variance": True}, loss=alone)
+    assert "filters.zero_variance=true drops groups by rewards that are not trained" in text
+    assert not messages(filters={"zero_variance": True}, loss={**alone, "teacher_reward_coef": 1})
 
 
 def test_weights_of_a_teacher_that_is_not_there_are_refused() -> None:

@@ -146,6 +146,7 @@ def test_samples_with_rewards_by_other_names_fail_their_group() -> None:
         ("exits", "agent_process_died", "exit code 0"),
         ("raises_exit", "agent_raised", "SystemExit"),
         ("never_asks", "no_model_call", "without an answer of the model"),
+        ("swallows_a_refusal", "no_model_call", "was refused: 400 context_length_exceeded"),
         ("returns_no_reward", "reward_wrong_type", "['style'] without 'reward'"),
         ("names_badly", "reward_wrong_type", "the agent named its rewards ['a/b', 'reward']"),
         ("returns_not_finite", "reward_not_finite", "style: the reward is inf"),

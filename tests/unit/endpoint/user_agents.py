@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ async def opens_differently(task: Task, client: AgentClient) -> dict[str, float]
 
 
 async def never_asks(task: Task, client: AgentClient) -> float:
+    return 1.0
+
+
+async def swallows_a_refusal(task: Task, client: AgentClient) -> float:
+    with suppress(Exception):
+        await ask(client, [{"role": "user", "content": "long " * 9999}])
     return 1.0
 
 

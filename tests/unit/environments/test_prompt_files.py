@@ -99,7 +99,7 @@ def test_text_that_is_not_utf8_is_a_bad_line(tmp_path: Path) -> None:
 
 
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PromptFileError, match="holds no prompts"):
+    with pytest.raises(PromptFileError, match="holds no rows"):
         prompts(jsonl(tmp_path, "\n  \n"))
     with pytest.raises(PromptFileError, match="No such file"):
         prompts(tmp_path / "absent.jsonl")
@@ -168,7 +168,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
         ({"prompt": ["a"], "x": [float("nan")]}, "parquet:1: holds a number that is not finite"),
         ({"prompt": ["a"], "image": [b"png"]}, "column 'image' of type binary, which no prompt"),
         ({"prompt": ["a"], "when": [[date(2020, 1, 1)]]}, "column 'when' of type list"),
-        ({"prompt": pa.array([], pa.string())}, "holds no prompts"),
+        ({"prompt": pa.array([], pa.string())}, "holds no rows"),
         ({"prompt": ["a" * (17 * 2**20)]}, "parquet:1: has more than 16 MiB"),
     ],
 )
@@ -184,6 +184,14 @@ def test_a_column_that_no_prompt_can_hold_is_no_problem_where_it_is_not_read(
 ) -> None:
     file = parquet(tmp_path, {"prompt": ["a"], "image": [b"png"]})
     assert rows_of(file, columns={"prompt": "prompt"}) == [{"prompt": "a"}]
+
+
+def test_a_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["prompt", "prompt"])
+    file = tmp_path / "twice.parquet"
+    pq.write_table(table, file)
+    with pytest.raises(PromptFileError, match=r"column 'prompt' 2 times \(columns: prompt, prompt"):
+        prompts(file)
 
 
 @pytest.mark.parametrize("damage", [slice(0, 40), slice(0, -9)])

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.agent import check_agent
 from offbeat.launch.checks.finding import Finding, Level
+from offbeat.launch.checks.user_code import check_targets
 from offbeat.launch.dry_run import dry
 from tests.support.agent_endpoint import CHATML, byte_tokenizer
 
@@ -47,3 +50,37 @@ def test_an_agents_recipe_can_be_dried(tmp_path: Path) -> None:
     dried = dry(recipe(tmp_path))
     assert (dried.environment.name, dried.environment.variables) == ("stub", ())
     assert (dried.rollout.on_failed_sample, dried.rollout.min_valid_samples) == ("retry", 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("def run(task, client): ...", "is not async: write async def run(task, client)"),
+        ("async def run(task): ...", "takes 1 arguments; an agent gets a task and a client"),
+        (
+            "async def run(task, client, *, tool): ...",
+            "needs 'tool': add it to environment.options",
+        ),
+        ("async def run(task, client, tool, depth=1): ...", "needs 'tool'"),
+        ("run = 5", "is a constant, and cannot be called"),
+    ],
+)
+def test_an_agent_that_cannot_be_called_is_refused_before_a_run(
+    tmp_path: Path, code: str, problem: str
+) -> None:
+    (tmp_path / "lone_agent.py").write_text(code)
+    config = recipe(tmp_path)
+    config = config.model_copy(
+        update={"environment": config.environment.model_copy(update={"target": "lone_agent:run"})}
+    )
+    (found,) = check_targets(config, tmp_path)
+    assert found.level is Level.ERROR and problem in found.message
+
+
+def test_options_give_an_agent_the_arguments_that_have_no_default(tmp_path: Path) -> None:
+    (tmp_path / "lone_agent.py").write_text("async def run(task, client, *, tool): ...")
+    config = recipe(tmp_path)
+    given = {"target": "lone_agent:run", "options": {"tool": "search"}}
+    config = config.model_copy(update={"environment": config.environment.model_copy(update=given)})
+    (found,) = check_targets(config, tmp_path)
+    assert found.level is Level.OK

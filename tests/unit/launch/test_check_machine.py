@@ -614,6 +614,28 @@ def test_rows_that_leave_no_room_for_a_response_are_told_before_a_run_draws_them
     assert "row 300" in found[0].message and "eval.path" in found[1].message
 
 
+def test_rows_that_are_sure_to_end_the_run_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"prompt": "{"1+" * 60}1="}}\n' * 3 + '{"prompt": "1+1="}\n')
+
+    def level(**changes: Any) -> Level:
+        recipe = config(
+            model={"path": str(ROOT / "models" / "tiny-addition")},
+            generator={"max_model_len": 64},
+            data={"path": str(path)},
+            environment={"name": "function", "target": "mine:reward"},
+            groups_per_step=2,
+            **changes,
+        )
+        return one(check_prompt_lengths(recipe)).level
+
+    assert level(steps=2, rollout={"drop_budget": 2}) is Level.ERROR
+    assert level(steps=2, rollout={"drop_budget": 3}) is Level.WARNING
+    assert level(steps=1, rollout={"drop_budget": 2}) is Level.WARNING, "it may draw others"
+    path.write_text(f'{{"prompt": "{"1+" * 60}1="}}\n' * 3)
+    assert level(steps=1, rollout={"drop_budget": 9}) is Level.ERROR
+
+
 def test_built_in_environments_need_no_target() -> None:
     assert list(check_targets(config(), Path())) == []
 

@@ -80,4 +80,6 @@ def test_an_evaluation_has_one_engine_no_trainer_and_nothing_to_save() -> None:
 def test_engines_that_serve_a_trainers_release_alone_are_refused() -> None:
     with pytest.raises(NothingToEvaluate, match=r"^generator\.backend=vllm is not evaluated"):
         check_can_evaluate(run_config(generator={"backend": "vllm"}))
+    with pytest.raises(NothingToEvaluate, match=r"offbeat eval RECIPE model\.path=DIRECTORY"):
+        check_can_evaluate(run_config(generator={"backend": "none"}))
     check_can_evaluate(run_config())

@@ -61,4 +61,5 @@ def test_a_row_that_does_not_fit_fails_its_group_by_name() -> None:
     with pytest.raises(RolloutFailed) as caught:
         recorded(max_model_len=5)
     assert (caught.value.kind, caught.value.reason) == (FailureKind.DATA, "row_too_long")
+    assert "row 7 of data.path" in str(caught.value)
     assert "6 tokens do not fit generator.max_model_len=5" in str(caught.value)
