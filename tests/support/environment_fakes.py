@@ -41,9 +41,13 @@ class CharTokenizer:
         return_dict: bool,
     ) -> Any:
         assert not return_dict
-        turns = "".join(f"{turn['role']}:{turn['content']};" for turn in conversation)
-        text = turns + "assistant:" * add_generation_prompt
+        text = self.written(conversation, opens_answer=add_generation_prompt)
         return self.encode(text) if tokenize else text
+
+    def written(self, conversation: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
+        """Return a conversation as text. Tokenizers with another template override this."""
+        turns = "".join(f"{turn['role']}:{turn['content']};" for turn in conversation)
+        return turns + "assistant:" * opens_answer
 
 
 def task(

@@ -20,18 +20,9 @@ USER, ASSISTANT = "user", "assistant"
 class ChatTokenizer(CharTokenizer):
     """Writes ``<user>text`` and ``<assistant>text``, the end token, and a line break behind it."""
 
-    def apply_chat_template(
-        self,
-        conversation: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool,
-        tokenize: bool,
-        return_dict: bool,
-    ) -> Any:
-        assert not return_dict
+    def written(self, conversation: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
         text = "".join(f"<{each['role']}>{each['content']}\0\n" for each in conversation)
-        text += "<assistant>" * add_generation_prompt
-        return self.encode(text) if tokenize else text
+        return text + "<assistant>" * opens_answer
 
 
 class ForgetfulTokenizer(ChatTokenizer):

@@ -44,16 +44,8 @@ TEXTS = [
 class SymbolTokenizer(CharTokenizer):
     """A chat template in characters below 64, the vocabulary of the tiny models."""
 
-    def apply_chat_template(
-        self,
-        conversation: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool,
-        tokenize: bool,
-        return_dict: bool,
-    ) -> Any:
-        assert not (tokenize or return_dict)
-        del add_generation_prompt  # answers open with nothing
+    def written(self, conversation: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
+        del opens_answer  # by nothing
         return "".join(
             f"({each['content']})" if each["role"] == "user" else f"{each['content']}\0\n"
             for each in conversation
