@@ -8,8 +8,8 @@ assistant calls the calculator for each multiplication and answers with its last
 others it guesses a number. So a sample drawn at temperature 1 is right about one time in three:
 what is left to learn is to call, and to copy numbers without a slip.
 
-Seeds, thread count and kernels are fixed, so one machine always writes the same bytes; another
-machine's rounding may differ. Nothing is downloaded.
+Seeds, thread count and kernels are fixed; another machine's rounding may differ. Nothing is
+downloaded.
 
 Legend: B rows, T tokens, V vocabulary.
 """
