@@ -10,6 +10,7 @@ from typing import Final
 from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes
+from offbeat.config.crosschecks_data import data_clashes
 from offbeat.config.crosschecks_demonstrations import demonstration_clashes
 from offbeat.config.crosschecks_eval import eval_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
@@ -21,7 +22,6 @@ from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.graders import GRADERS
 from offbeat.config.limits import max_group_bytes, max_outstanding_groups
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.environment import MAKE_PROMPTS
 from offbeat.config.sections.generator import GeneratorConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
 from offbeat.config.sections.trainer import TrainerConfig
@@ -284,40 +284,6 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
-    name, path = config.environment.name, config.data.path
-    if name in MAKE_PROMPTS and path is not None:
-        yield Clash(
-            ("data.path", "environment.name"),
-            f"data.path is not used: environment.name={name} makes its own prompts",
-            "Leave data.path out, or set environment.name to function to score the rows of your file.",
-        )
-    elif name == "function" and path is None:
-        yield Clash(
-            ("data.path", "environment.name"),
-            "environment.name=function has no prompts: a reward function makes none",
-            "Set data.path to a file with a `prompt` or `messages` in each row.",
-        )
-    elif name == "agent" and path is None:
-        yield Clash(
-            ("data.path", "environment.name"),
-            "environment.name=agent has no tasks: an agent makes none",
-            "Set data.path to a JSON Lines file; each row is the task of a call of the agent.",
-        )
-    elif name == "gsm8k" and path is None:
-        yield Clash(
-            ("data.path", "environment.name"),
-            "environment.name=gsm8k has no prompts of its own",
-            "Set data.path to a file with `question` and `answer` in each row.",
-        )
-    if config.data.columns and path is None:
-        yield Clash(
-            ("data.columns", "data.path"),
-            "data.columns is not used: there is no data.path",
-            "Set data.path to the file that has these columns, or leave data.columns out.",
-        )
-
-
 # --- what this version can run -------------------------------------------------------------------
 
 
@@ -386,7 +352,7 @@ _ALWAYS = (
     _user_code_is_named,
     reward_call_clashes,
     agent_clashes,
-    _prompts_have_one_source,
+    data_clashes,
     eval_clashes,
     demonstration_clashes,
 )

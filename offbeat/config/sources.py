@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config import schema, yaml_text
+from offbeat.config.hub_path import is_on_hub
 from offbeat.config.merge import join
 from offbeat.config.problems import ABSENT, Location, Problem
 from offbeat.config.secrets import is_secret_key
@@ -164,7 +165,7 @@ def _make_paths_absolute(layer: Section, folder: Path) -> None:
     for key in (place for path in paths for place in _places(layer, path)):
         section, name = layer.parent(key)
         leaf = section.children.get(name) if section else None
-        if section and isinstance(leaf, Leaf) and leaf.text:
+        if section and isinstance(leaf, Leaf) and leaf.text and not is_on_hub(leaf.text):
             whole = os.path.normpath(folder.absolute() / leaf.text)
             section.children[name] = Leaf(whole, whole, leaf.location)
 

@@ -1,6 +1,6 @@
 """Creates a prompt source and an environment from the config sections."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -74,9 +74,11 @@ class ArithmeticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS) -> PromptSource:
     """Create the prompt source of the run: ``data.path``, or the environment's own prompts.
 
-    ``began_with`` maps keys to the digests of the run's inputs at its start.
+    ``began_with`` maps keys to the digests of the run's inputs at its start, and paths on the hub to
+    their commits.
 
     Raises:
+        HubFilesError: Files on the hub cannot be had.
         InputChanged: The file has other content than when the run began.
         PromptFileError: The file cannot be used.
         BadEnvironment: The environment has no prompts of its own, or cannot use its options.
@@ -86,7 +88,8 @@ def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS)
     if name == "gsm8k":
         _gsm8k_options(config.environment)  # report a mistake in the options before anything starts
     if data.path is not None:
-        prompts = _file_prompts(config, data.path, data.columns, shuffle=shuffle, epochs=epochs)
+        files = prompt_files(data.path, began_with)
+        prompts = _file_prompts(config, files, data.columns, shuffle=shuffle, epochs=epochs)
         check_same(DATA, data.path, prompts.digest, began_with)
         return prompts
     if name == "stub":
@@ -107,6 +110,7 @@ def make_evaluation_sets(
     """Create the prompt sources of ``eval`` by set, each in its own order; none without evaluations.
 
     Raises:
+        HubFilesError: Files on the hub cannot be had.
         InputChanged: A file has other content than when the run began.
         PromptFileError: A file cannot be used.
     """
@@ -122,7 +126,8 @@ def _evaluation_prompts(
     config: RunConfig, name: str, one: EvalSetConfig, began_with: Mapping[str, str]
 ) -> PromptSource:
     if one.path is not None:
-        prompts = _file_prompts(config, one.path, one.columns, shuffle=False, epochs=1)
+        files = prompt_files(one.path, began_with)
+        prompts = _file_prompts(config, files, one.columns, shuffle=False, epochs=1)
         check_same(eval_key(name), one.path, prompts.digest, began_with)
         return prompts
     # One epoch: a short source gives no row twice
@@ -226,14 +231,14 @@ def make_agent(
 
 def _file_prompts(
     config: RunConfig,
-    path: str,
+    files: Sequence[Path],
     columns: Mapping[str, str],
     *,
     shuffle: bool,
     epochs: int | None,
 ) -> FilePrompts:
     return FilePrompts(
-        prompt_files(path),
+        files,
         shuffle=shuffle,
         seed=config.seed,
         epochs=epochs,

@@ -15,6 +15,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from offbeat.config.hub_path import is_on_hub
+from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commit
 from offbeat.environments.prompts import RowPrompts
 from offbeat.environments.row_store import RowStore
 from offbeat.messages.failures import OffbeatError
@@ -91,12 +93,17 @@ class FilePrompts(RowPrompts):
         return msgspec.json.decode(self._store[row], type=dict[str, Any])
 
 
-def prompt_files(path: str) -> list[Path]:
+def prompt_files(path: str, commits: Mapping[str, str] = NO_COMMITS) -> list[Path]:
     """Return the files behind ``data.path``: itself, or the files of a directory by their names.
 
     A directory gives its ``*.parquet``, without any its ``*.jsonl``, and without both itself, which
-    cannot be read.
+    cannot be read. Files on the hub are downloaded, at the commit that ``commits`` has for the path.
+
+    Raises:
+        HubFilesError: Files on the hub cannot be had.
     """
+    if is_on_hub(path):
+        return hub_files(path, commits.get(path) or resolved_commit(path))
     whole = Path(path)
     return sorted(whole.glob("*.parquet")) or sorted(whole.glob("*.jsonl")) or [whole]
 

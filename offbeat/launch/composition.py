@@ -38,7 +38,7 @@ from offbeat.launch.controller_host import ControllerHost, segments_needed
 from offbeat.launch.evaluate import NoPrompts
 from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
-from offbeat.messages.fixed_times import READ_JOURNAL_S
+from offbeat.messages.fixed_times import READ_JOURNAL_S, READ_PROMPTS_S
 from offbeat.run_files.sharing import Sharing
 from offbeat.runs.directory import JOURNAL
 from offbeat.runs.inputs import record_input, targets
@@ -92,6 +92,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     redactor = Redactor.from_environment(config=config)
     configure_logging("controller", run_dir / "logs", run_id=spec.run_id, redactor=redactor)
     ledger, journal = await _journal_of(spec)
+    prompts, evaluation = await _prompts_of(spec)
     incarnation = ledger.incarnation + 1
     trace = TraceFile(run_dir / TRACE_FILE, asyncio.get_running_loop().time)
     telemetry = run_telemetry(
@@ -105,7 +106,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     scores = EvaluationFiles(run_dir)
     rollouts = RayRollouts(actors.workers, spool.hold)
     ports = Ports(
-        prompts=NoPrompts() if spec.evaluates_only else _prompts(spec),
+        prompts=prompts,
         rollouts=rollouts,
         generators=_generators(spec, actors),
         trainer=_trainer(spec, actors),
@@ -113,7 +114,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         telemetry=telemetry,
         trace=trace,
         payloads=spool,
-        evaluation=make_evaluation_sets(config, spec.inputs),
+        evaluation=evaluation,
         scores=scores,
     )
     controller = Controller(
@@ -159,6 +160,22 @@ def _trainer(spec: RunSpec, actors: Actors) -> Trainer:
         return NoTrainer(spec.config.model.path)
     kind = UnpublishedTrainer if spec.config.generator.backend == "none" else RayTrainer
     return kind(actors.ranks, spec.config.trainer)
+
+
+async def _prompts_of(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:
+    """Read the prompts of training and evaluation in a thread: this machine may have to fetch them."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(READ_PROMPTS_S):
+            return await loop.run_in_executor(None, _read_prompts, spec)
+    except TimeoutError as late:
+        who = "start of the controller"
+        raise DeadlineExceeded(who, "its prompt files", READ_PROMPTS_S) from late
+
+
+def _read_prompts(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:
+    prompts = NoPrompts() if spec.evaluates_only else _prompts(spec)
+    return prompts, make_evaluation_sets(spec.config, spec.inputs)
 
 
 def _prompts(spec: RunSpec) -> PromptSource:

@@ -11,7 +11,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +29,9 @@ from offbeat.actors.handles import Handle
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover
-from offbeat.launch.checks.finding import Level
-from offbeat.launch.checks.report import find
-from offbeat.launch.checks.software import check_ray_address
-from offbeat.launch.checks.user_code import check_secrets
+from offbeat.environments.hub_files import HubFilesError
+from offbeat.launch.checks.hub import fetched_commits
+from offbeat.launch.checks.report import problems_before_start
 from offbeat.launch.cluster import (
     check_alive,
     check_room,
@@ -150,13 +149,22 @@ def drive(
     console, errors = screen(sys.stdout), screen(sys.stderr)
     config = dry(loaded.config) if dry_run else loaded.config
     config = evaluation_only(config) if evaluates_only else config
-    if _cannot_work(config, run_dir, errors, dry_run=dry_run):
+    try:
+        commits = fetched_commits(config, read_inputs(resume) if resume is not None else {})
+    except (HubFilesError, DeadlineExceeded) as error:
+        _print_error(errors, error)
+        return REFUSED
+    if found := problems_before_start(config, run_dir, commits, dry_run=dry_run):
+        for finding in found:
+            _print_error(errors, finding)
         return REFUSED
     with ExitStack() as ours:
         try:
-            run_id, directory = _opened(config, run_dir, resume, ours, changed_code=changed_code)
+            run_id, directory = _opened(
+                config, run_dir, resume, ours, commits, changed_code=changed_code
+            )
         except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
-            errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+            _print_error(errors, error)
             return REFUSED
         spec = RunSpec(
             config,
@@ -175,17 +183,18 @@ def _opened(
     run_dir: Path | None,
     resume: Path | None,
     ours: ExitStack,
+    commits: Mapping[str, str],
     *,
     changed_code: bool,
 ) -> tuple[str, Path]:
     """Open a new or resumed run; return its name and its directory, locked until ``ours`` ends."""
     new_id = f"{config.name}-{secrets.token_hex(4)}"
     if resume is None:
-        directory = make_run_dir(config, run_dir)
+        directory = make_run_dir(config, run_dir, commits)
         ours.enter_context(locked(directory))
         return new_id, directory
     ours.enter_context(locked(resume.absolute()))
-    directory = reopen_run_dir(config, resume, changed_code=changed_code)
+    directory = reopen_run_dir(config, resume, changed_code=changed_code, commits=commits)
     take_commands(directory)  # discard commands for an earlier driver
     return recover(directory / JOURNAL).run_id or new_id, directory
 
@@ -238,22 +247,8 @@ def _outcome(signals: Signals, problem: str) -> tuple[Outcome, str]:
     return "aborted", f"{signals.received.name} before an orderly end: {problem}"
 
 
-def _cannot_work(
-    config: RunConfig, run_dir: Path | None, errors: Console, *, dry_run: bool
-) -> bool:
-    """Report errors of ``offbeat check`` before anything is started; return whether there are any.
-
-    A run that joins a cluster is not checked against this machine, and a dry run is not checked.
-    """
-    if os.environ.get("RAY_ADDRESS"):
-        recipe = () if dry_run else check_secrets(config)
-        findings = (*check_ray_address(os.environ), *recipe)
-    else:
-        findings = () if dry_run else find(config, run_dir)
-    found = [each for each in findings if each.level is Level.ERROR]
-    for finding in found:
-        errors.print(str(finding), style="red", markup=False, highlight=False, soft_wrap=True)
-    return bool(found)
+def _print_error(errors: Console, error: object) -> None:
+    errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(spec: RunSpec, token: RunDirToken, console: Console, signals: Signals) -> Summary:

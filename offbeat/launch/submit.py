@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from offbeat.config.dump import to_yaml
+from offbeat.config.hub_path import is_on_hub
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.secrets import is_secret_key
 from offbeat.launch.checks.finding import size
@@ -196,7 +197,7 @@ def _paths_not_packed(loaded: LoadedRecipe, working_dir: Path) -> list[str]:
     return [
         f"{key}={path}"
         for key, path in paths.items()
-        if path is not None and not _is_packed(Path(path), working_dir)
+        if path is not None and not is_on_hub(path) and not _is_packed(Path(path), working_dir)
     ]
 
 

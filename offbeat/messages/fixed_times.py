@@ -8,5 +8,8 @@ from typing import Final
 RETRY_S: Final = 0.25
 """Seconds between two attempts to reach a process that is starting."""
 
+READ_PROMPTS_S: Final = 3600.0
+"""Seconds to download and read the prompt files: tens of gigabytes, from the hub."""
+
 READ_JOURNAL_S: Final = 900.0
 """Seconds to read the journal of a former controller: ten million groups, from a slow disk."""

@@ -14,6 +14,7 @@ from offbeat.config.base import is_uri
 from offbeat.config.dump import to_yaml
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import redacted_keys
+from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import DATA, ENVIRONMENT, SAMPLER
 from offbeat.messages.failures import OffbeatError
 from offbeat.runs.inputs import (
@@ -42,11 +43,14 @@ class RunDirUnusable(OffbeatError):
         return f"run directory {self.path}: {self.problem}. {self.fix}"
 
 
-def make_run_dir(config: RunConfig, requested: Path | None) -> Path:
+def make_run_dir(
+    config: RunConfig, requested: Path | None, commits: Mapping[str, str] = NO_COMMITS
+) -> Path:
     """Create the run's directory and write the resolved config into it.
 
     A directory passed as ``requested`` must be free. The recipe's own ``run_dir`` gets the first free
-    number as suffix, so that a recipe can be run again unchanged.
+    number as suffix, so that a recipe can be run again unchanged. ``commits`` are those of its paths
+    on the hub.
 
     Raises:
         RunDirUnusable: It contains a run already, cannot be written, or is a URI.
@@ -65,7 +69,7 @@ def make_run_dir(config: RunConfig, requested: Path | None) -> Path:
             with (candidate / CONFIG).open("x", encoding="utf-8") as file:
                 ours = candidate / CONFIG
                 file.write(to_yaml(config, os.environ))
-            write_inputs(config, candidate, Path.cwd())
+            write_inputs(config, candidate, Path.cwd(), commits)
         except FileExistsError:
             continue
         except OSError as error:
@@ -80,10 +84,17 @@ def make_run_dir(config: RunConfig, requested: Path | None) -> Path:
     raise RunDirUnusable(str(wanted), "it holds another run", fix)
 
 
-def reopen_run_dir(config: RunConfig, run_dir: Path, *, changed_code: bool = False) -> Path:
+def reopen_run_dir(
+    config: RunConfig,
+    run_dir: Path,
+    *,
+    changed_code: bool = False,
+    commits: Mapping[str, str] = NO_COMMITS,
+) -> Path:
     """Check the directory of a run to resume against the recipe, and return it.
 
     ``changed_code`` allows changes in the source of the user's modules since the run began.
+    ``commits`` are those of paths on the hub that the run did not name before.
 
     The stored config is replaced by this one. The summary of a run that has ended is removed. A run
     that ended before its first record is started anew.
@@ -101,8 +112,8 @@ def reopen_run_dir(config: RunConfig, run_dir: Path, *, changed_code: bool = Fal
     content = to_yaml(config, os.environ)
     try:
         before = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
-        known = read_inputs(directory)
-        inputs = _changed_inputs(config, known, changed_code=changed_code)
+        known = {**commits, **read_inputs(directory)}
+        inputs = _changed_inputs(config, known, before, changed_code=changed_code)
         _check_fixed(before, yaml.safe_load(content), directory, inputs)
         _check_journal(directory)
         _check_unfinished(config, directory)
@@ -191,17 +202,18 @@ _FIXED: Final = (
 
 
 def _changed_inputs(
-    config: RunConfig, before: Mapping[str, str], *, changed_code: bool
+    config: RunConfig, before: Mapping[str, str], recipe: object, *, changed_code: bool
 ) -> dict[str, str]:
     """Return the problem of each input of the run by recipe key; empty if unchanged.
 
-    A missing key was not recorded, or is not a local file: then only its name is compared.
+    ``recipe`` is the one that the run had. A missing key was not recorded, or is not a local file: then only its name is compared.
     """
     here = Path.cwd()
-    now = input_digests(config, here)
+    now = input_digests(config, here, before)
     code = targets(config)
     problems = {
-        DATA: "has other prompts than those the run has drawn from",
+        DATA: "has other prompts than those the run has drawn from"
+        + _commits(config, now, before, recipe),
         MODEL: "has another config, tokenizer or code than the run began with",
     } | dict.fromkeys(code, _other_code(before.get(WORKING_DIR, ""), here))
     scored = "has other prompts under the same name than those the run was scored on"
@@ -210,6 +222,15 @@ def _changed_inputs(
     if changed_code:
         same |= dict.fromkeys(same.keys() & code.keys(), True)
     return {key: "" if same[key] else f"{key} {problems[key]}" for key in same}
+
+
+def _commits(
+    config: RunConfig, now: Mapping[str, str], before: Mapping[str, str], recipe: object
+) -> str:
+    """Return which commits on the hub the prompts are of, now and before; empty unless both are."""
+    was = before.get(str(dict(_leaves(recipe)).get(DATA)))
+    is_now = now.get(config.data.path or "")
+    return f": commit {is_now}, and the run began with commit {was}" if was and is_now else ""
 
 
 def _other_code(before: str, here: Path) -> str:
@@ -223,7 +244,9 @@ def _still_named(known: Mapping[str, str], before: object, config: RunConfig) ->
     """Return the digests of inputs with the same name as before, for those that cannot be read."""
     was, now = dict(_leaves(before)), dict(_leaves(config.model_dump()))
     keys = (DATA, *config.eval.paths, MODEL, ENVIRONMENT, SAMPLER)
-    return {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}
+    same = {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}
+    paths = (config.data.path, *config.eval.paths.values())
+    return same | {path: known[path] for path in paths if path is not None and path in known}
 
 
 def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ import yaml
 from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
+from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
 from offbeat.environments.inputs import DATA, ENVIRONMENT, SAMPLER, digest_of, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
@@ -26,10 +27,12 @@ _DESCRIBES_MODEL: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"
 _NOT_DESCRIBING: Final = (".index.json", "generation_config.json")
 
 
-def input_digests(config: RunConfig, working_dir: Path) -> dict[str, str]:
-    """Return the SHA-256 of the run's inputs by recipe key; inputs that are not local are left out.
+def input_digests(
+    config: RunConfig, working_dir: Path, known: Mapping[str, str] = NO_COMMITS
+) -> dict[str, str]:
+    """Return the SHA-256 of the run's inputs by recipe key; those that cannot be read are left out.
 
-    Those that are no local files are left out.
+    And the commit of each path on the hub by that path: the one in ``known``, else today's.
 
     For the model, all files except the weights, which the trainer verifies. For code, the target's
     module and its imports from below ``working_dir``.
@@ -37,11 +40,12 @@ def input_digests(config: RunConfig, working_dir: Path) -> dict[str, str]:
     Of the generation config only the end tokens count, because sampling is set by the recipe.
 
     Raises:
+        HubFilesError: Files on the hub cannot be had.
         OSError: A file exists and cannot be read.
     """
-    digests = dict[str, str]()
+    digests = fetch_commits(config, known)
     for key, path in {DATA: config.data.path, **config.eval.paths}.items():
-        files = prompt_files(path) if path is not None else []
+        files = prompt_files(path, digests) if path is not None else []
         if files and all(file.is_file() for file in files):
             digests[key] = files_digest(files)
     model = Path(config.model.path)
@@ -81,9 +85,11 @@ def write_inputs(
 ) -> None:
     """Write the digests of the run's inputs into its directory.
 
-    ``before`` provides the digests of inputs that cannot be read now.
+    ``before`` provides the digests of inputs that cannot be read now, and the commits of paths on the
+    hub.
     """
-    inputs = {**(before or {}), **input_digests(config, working_dir)}
+    before = before or {}
+    inputs = {**before, **input_digests(config, working_dir, before)}
     _write(directory, inputs | {WORKING_DIR: str(working_dir)})
 
 

@@ -12,8 +12,10 @@ class DataConfig(Config):
 
     path: RecipePath | None = None
     """File of prompts, one a row: JSON Lines or Parquet, or a directory of such files; relative to
-    the recipe. None: the environment makes its own. A resume wants the same content. JSON Lines is read and edited with
-    any tool; Parquet is what data sets are published as, and needs no conversion."""
+    the recipe. Or files on the hub, `hf://datasets/OWNER/NAME[@REVISION]/FILES`, with `*` in FILES for
+    several. None: the environment makes its own. A resume wants the same content. JSON Lines is read and
+    edited with any tool; Parquet is what data sets are published as, and needs no conversion; a
+    revision keeps new runs from reading what was changed meanwhile."""
 
     columns: dict[str, str] = {}
     """Column of the file under which each key of a row stands, as in `{prompt: problem, answer:

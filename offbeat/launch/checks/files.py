@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,7 @@ from offbeat.environments.factory import (
     make_evaluation_sets,
     make_prompts,
 )
+from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
 from offbeat.environments.prompt_files import PromptFileError
 from offbeat.environments.prompts import PromptSource
@@ -70,9 +71,12 @@ def _check_disk(folder: Path, model: ModelFiles | None, checkpoints: int) -> Ite
         yield ok("disk", seen)
 
 
-def check_prompts(config: RunConfig) -> Iterator[Finding]:
-    """Check every line of the prompt files, with the code that a run reads them with."""
-    rows = yield from _read(config, make_prompts, "data.path")
+def check_prompts(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -> Iterator[Finding]:
+    """Check every line of the prompt files, with the code that a run reads them with.
+
+    ``commits`` are those of paths on the hub.
+    """
+    rows = yield from _read(config, make_prompts, "data.path", commits)
     if rows is not None:
         yield from _check_enough(config, rows)
     if not config.eval.interval:
@@ -84,22 +88,25 @@ def check_prompts(config: RunConfig) -> Iterator[Finding]:
             yield warning("evaluation", seen, f"Name a file of held-out prompts in {key}.")
             continue
         only = config.eval.model_copy(update={"sets": {name: one} if name else {}})
-        rows = yield from _read(config.model_copy(update={"eval": only}), _only_set, key)
+        rows = yield from _read(config.model_copy(update={"eval": only}), _only_set, key, commits)
         if rows is not None:
             yield ok("prompts", f"{rows} rows in {one.path}, for evaluation")
 
 
-def _only_set(config: RunConfig) -> PromptSource:
-    (prompts,) = make_evaluation_sets(config).values()
+def _only_set(config: RunConfig, commits: Mapping[str, str]) -> PromptSource:
+    (prompts,) = make_evaluation_sets(config, commits).values()
     return prompts
 
 
 def _read(
-    config: RunConfig, make: Callable[[RunConfig], PromptSource], key: str
+    config: RunConfig,
+    make: Callable[[RunConfig, Mapping[str, str]], PromptSource],
+    key: str,
+    commits: Mapping[str, str],
 ) -> Generator[Finding, None, int | None]:
     """Return the number of rows; None, and a finding, if they cannot be read."""
     try:
-        prompts = make(config)
+        prompts = make(config, commits)
     except PromptFileError as broken:
         columns = key.replace("path", "columns")
         fix = f"Point {key} at JSON Lines or Parquet, and {columns} at its columns."

@@ -5,13 +5,14 @@
 # transformers leaves its configs and its loading functions untyped.
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from offbeat.config.run import RunConfig
 from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.factory import make_environment, make_evaluation_sets, make_prompts
+from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import Environment
@@ -24,8 +25,13 @@ _LONGEST_ROWS: Final = 200
 _WITHIN_S: Final = 2.0  # for each file
 
 
-def check_prompt_lengths(config: RunConfig) -> Iterator[Finding]:
-    """Tokenise the longest rows of the prompt files; code of custom environments is not run."""
+def check_prompt_lengths(
+    config: RunConfig, commits: Mapping[str, str] = NO_COMMITS
+) -> Iterator[Finding]:
+    """Tokenise the longest rows of the prompt files; code of custom environments is not run.
+
+    ``commits`` are those of paths on the hub.
+    """
     if config.environment.name not in {"function", "gsm8k", "demonstrations"}:
         return
     from transformers import AutoTokenizer
@@ -37,8 +43,10 @@ def check_prompt_lengths(config: RunConfig) -> Iterator[Finding]:
             trust_remote_code=config.model.trust_remote_code,
         )
         environment = make_environment(config.environment, tokenizer, Path.cwd())
-        sets = {eval_key(name): each for name, each in make_evaluation_sets(config).items()}
-        files = {"data.path": make_prompts(config), **sets}
+        sets = {
+            eval_key(name): each for name, each in make_evaluation_sets(config, commits).items()
+        }
+        files = {"data.path": make_prompts(config, commits), **sets}
     except (OSError, ValueError, OffbeatError):
         return  # reported by the checks of the model, the files and the target
     for key, prompts in files.items():

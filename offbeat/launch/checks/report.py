@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -10,11 +10,13 @@ import typer
 
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.run import RunConfig
+from offbeat.environments.hub_files import HubFilesError
 from offbeat.launch.checks.agent import check_agent
 from offbeat.launch.checks.checkpoints import check_checkpoints
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
-from offbeat.launch.checks.finding import Finding, Level, ok
+from offbeat.launch.checks.finding import Finding, Level, error, ok
 from offbeat.launch.checks.gym import check_gym
+from offbeat.launch.checks.hub import fetched_commits
 from offbeat.launch.checks.machine import (
     check_cores,
     check_memory,
@@ -36,6 +38,7 @@ from offbeat.launch.checks.teacher import check_teacher
 from offbeat.launch.checks.user_code import check_command, check_secrets, check_targets
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
 from offbeat.messages.exit_codes import REFUSED
+from offbeat.messages.failures import DeadlineExceeded
 
 _COLOURS = {
     Level.OK: typer.colors.GREEN,
@@ -55,8 +58,22 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
     return REFUSED if any(finding.level is Level.ERROR for finding in findings) else 0
 
 
-def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
-    """Yield all findings about running ``config`` here, in ``run_dir`` if it is given."""
+def find(
+    config: RunConfig, run_dir: Path | None, commits: Mapping[str, str] | None = None
+) -> Iterator[Finding]:
+    """Yield all findings about running ``config`` here, in ``run_dir`` if it is given.
+
+    ``commits`` are those of its paths on the hub; None: they are resolved.
+    """
+    if commits is None:
+        try:
+            commits = fetched_commits(config, {})
+        except HubFilesError as missing:
+            yield error("prompts", f"{missing.path}: {missing.problem}", f"{missing.fix}.")
+        except DeadlineExceeded as late:
+            yield error("prompts", str(late), "Download the files first, with hf download.")
+    for path, commit in (commits or {}).items():
+        yield ok("prompts", f"{path} at commit {commit}")
     folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
     machine = this_machine()
@@ -69,8 +86,8 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_model_proof(config) if model else (),
         check_vllm_positions(config) if model else (),
         check_teacher(config) if model else (),
-        check_prompts(config),
-        check_prompt_lengths(config) if model else (),
+        check_prompts(config, commits) if commits is not None else (),
+        check_prompt_lengths(config, commits) if model and commits is not None else (),
         check_checkpoints(config),
         check_failed_samples(config),
         check_targets(config, Path.cwd()),
@@ -92,6 +109,21 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_wandb(config, os.environ),
         check_ray_address(os.environ),
     )
+
+
+def problems_before_start(
+    config: RunConfig, run_dir: Path | None, commits: Mapping[str, str], *, dry_run: bool
+) -> list[Finding]:
+    """Return the errors of ``offbeat check``, before anything is started.
+
+    A run that joins a cluster is not checked against this machine, and a dry run is not checked.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        recipe = () if dry_run else check_secrets(config)
+        findings = (*check_ray_address(os.environ), *recipe)
+    else:
+        findings = () if dry_run else find(config, run_dir, commits)
+    return [each for each in findings if each.level is Level.ERROR]
 
 
 def summary(findings: Iterable[Finding]) -> str:

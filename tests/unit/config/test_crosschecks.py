@@ -286,6 +286,16 @@ def test_a_reward_function_is_scored_on_a_file_or_on_its_own_prompts() -> None:
     assert not messages(function, {"eval": {"interval": 5}})
 
 
+@pytest.mark.parametrize("path", ["hf://owner/name/a.parquet", "hf://datasets/owner/name", "hf://"])
+def test_a_path_on_the_hub_names_files_of_a_dataset(path: str) -> None:
+    function = {"environment": {"name": "function", "target": "a:b"}}
+    text = only(function, {"data": {"path": path}})
+    assert f"data.path={path} names no files on the hub" in text
+    assert "Write hf://datasets/OWNER/NAME[@REVISION]/FILES" in text
+    good = "hf://datasets/owner/name@refs%2Fconvert%2Fparquet/main/train/*.parquet"
+    assert not messages(function, {"data": {"path": good}})
+
+
 def test_questions_come_from_a_file() -> None:
     text = only({"environment": {"name": "gsm8k"}})
     assert "Set data.path to a file with `question` and `answer` in each row" in text

@@ -71,6 +71,14 @@ def test_a_path_that_is_not_packed_is_passed_in_full(project: Path) -> None:
     assert given == [overrides[-1], overrides[-2]]
 
 
+def test_a_path_on_the_hub_is_the_same_for_every_machine(project: Path) -> None:
+    path = "hf://datasets/owner/name/train.jsonl"
+    overrides = ["environment.name=function", "environment.target=a:b", f"data.path={path}"]
+    loaded = load(project, *overrides)
+    assert loaded.config.data.path == path, "it is relative to no file"
+    assert "data.path" not in plan(loaded, [], project, "/py").entrypoint
+
+
 def test_the_same_configuration_has_the_same_name_and_another_has_another(project: Path) -> None:
     def name(*overrides: str) -> str:
         return plan(load(project, *overrides), overrides, project, "/py").submission_id

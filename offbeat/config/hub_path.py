@@ -1,0 +1,37 @@
+"""Names of files on the Hugging Face Hub, as recipes write them."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+HUB: Final = "hf://"
+FORM: Final = "hf://datasets/OWNER/NAME[@REVISION]/FILES"
+
+_NAME: Final = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class HubPath:
+    """Files of one dataset, at a branch, tag or commit."""
+
+    dataset: str  # OWNER/NAME
+    revision: str | None  # None: the dataset's default branch
+    pattern: str  # a file, or with * several
+
+
+def is_on_hub(path: str | None) -> bool:
+    """Return whether a path of a recipe names files on the hub, correctly or not."""
+    return path is not None and path.startswith(HUB)
+
+
+def hub_path(path: str) -> HubPath | None:
+    """Return the parts of a path of ``FORM``; None for any other.
+
+    A slash inside REVISION is written %2F, as in ``refs%2Fconvert%2Fparquet``.
+    """
+    found = _NAME.fullmatch(path)
+    if found is None:
+        return None
+    dataset, revision, pattern = found.groups()
+    return HubPath(dataset, unquote(revision) if revision else None, pattern)

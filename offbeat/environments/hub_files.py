@@ -1,0 +1,151 @@
+"""Downloads prompt files of datasets on the Hugging Face Hub.
+
+Only the files that a recipe names are fetched and read; no script of a dataset is run. A revision is
+resolved to its commit once, which the run records; from then on that commit is read.
+"""
+
+# pyright: reportPrivateImportUsage=false, reportUnknownVariableType=false
+# huggingface_hub leaves a few parameters untyped, and re-exports the errors of its HTTP client.
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from offbeat.config.hub_path import FORM, HubPath, hub_path, is_on_hub
+from offbeat.config.run import RunConfig
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import first_line
+
+NO_COMMITS: Final[Mapping[str, str]] = MappingProxyType({})
+"""Nothing is pinned: each path on the hub is read as it is now."""
+
+_SHOWN_FILES: Final = 12
+_READABLE: Final = (".parquet", ".jsonl")
+
+
+class HubFilesError(OffbeatError):
+    """Prompt files on the hub cannot be had."""
+
+    path: str
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}. {self.fix}"
+
+
+def fetch_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]:
+    """Download the prompt files on the hub that a recipe names; return the commit of each path.
+
+    A path in ``known`` is read at the commit there.
+
+    Raises:
+        HubFilesError: A file cannot be had.
+    """
+    paths = [path for path in (config.data.path, *config.eval.paths.values()) if path is not None]
+    commits = dict[str, str]()
+    for path in filter(is_on_hub, paths):
+        if path not in commits:
+            commits[path] = known.get(path) or resolved_commit(path)
+            hub_files(path, commits[path])
+    return commits
+
+
+def resolved_commit(path: str) -> str:
+    """Return the commit that the revision of a path names now.
+
+    Raises:
+        HubFilesError: It cannot be resolved.
+    """
+    # Imported where it is used, here and below: most runs read local files.
+    from huggingface_hub import resolve_revision  # noqa: PLC0415
+
+    wanted = _parsed(path)
+    with _as_hub_files_error(path, wanted):
+        return resolve_revision(
+            wanted.dataset, repo_type="dataset", revision=wanted.revision
+        ).resolved
+
+
+def hub_files(path: str, commit: str) -> list[Path]:
+    """Return the files of a path at a commit, by their names; those in the cache are not fetched.
+
+    Raises:
+        HubFilesError: No file has such a name, or one cannot be had.
+    """
+    from huggingface_hub import get_cached_repo_tree, snapshot_download  # noqa: PLC0415
+    from huggingface_hub.utils import filter_repo_objects  # noqa: PLC0415
+
+    wanted = _parsed(path)
+    dataset, pattern = wanted.dataset, wanted.pattern
+    with _as_hub_files_error(path, wanted):
+        folder = snapshot_download(
+            dataset, repo_type="dataset", revision=commit, allow_patterns=[pattern]
+        )
+        # The listing says which files there are; the folder may hold a part of them.
+        tree = get_cached_repo_tree(dataset, repo_type="dataset", revision=commit)
+    names = sorted(file.path for file in tree)
+    found = list(filter_repo_objects(names, allow_patterns=[pattern]))
+    if not found:
+        problem = f"no file of {dataset} at commit {commit} is named {pattern!r}"
+        raise HubFilesError(path, problem, _those_there(names))
+    return [Path(folder) / name for name in found]
+
+
+def _parsed(path: str) -> HubPath:
+    wanted = hub_path(path)
+    if wanted is None:
+        raise HubFilesError(path, "names no files on the hub", f"Write {FORM}")
+    return wanted
+
+
+def _those_there(names: list[str]) -> str:
+    readable = [name for name in names if name.endswith(_READABLE)]
+    if not readable:
+        return f"It has no Parquet and no JSON Lines files, but: {_listing(names)}"
+    return f"It has {_listing(readable)}"
+
+
+def _listing(names: list[str]) -> str:
+    more = len(names) - _SHOWN_FILES
+    shown = ", ".join(names[:_SHOWN_FILES]) or "none"
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+@contextmanager
+def _as_hub_files_error(path: str, wanted: HubPath) -> Generator[None]:
+    """Raise the errors of the hub's client as one that says what to do."""
+    from huggingface_hub import errors  # noqa: PLC0415
+
+    dataset = wanted.dataset
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        fix = "Accept its terms on its page, and set HF_TOKEN to a token of that account"
+        raise HubFilesError(path, f"access to {dataset} has to be granted", fix) from error
+    except errors.RepositoryNotFoundError as error:
+        problem = f"there is no dataset {dataset} on the hub, or it is private"
+        fix = "Correct the name, or set HF_TOKEN to a token that may read it"
+        raise HubFilesError(path, problem, fix) from error
+    except errors.RevisionNotFoundError as error:
+        problem = f"{dataset} has no revision {wanted.revision!r}"
+        raise HubFilesError(path, problem, "Name a branch, a tag or a commit of it") from error
+    except (
+        OSError,
+        ValueError,
+        errors.HTTPError,
+        errors.RevisionResolutionError,
+        errors.CachedRepoTreeNotFoundError,
+        errors.XetDownloadError,
+    ) as error:
+        problem = (
+            f"the hub cannot be reached or is switched off by HF_HUB_OFFLINE, and the cache lacks "
+            f"files ({type(error).__name__}: {first_line(error)})"
+        )
+        fix = (
+            f"Go online, or fetch them elsewhere with: hf download {dataset} --repo-type dataset "
+            f"--include '{wanted.pattern}' --local-dir DIRECTORY, and name that directory"
+        )
+        raise HubFilesError(path, problem, fix) from error
