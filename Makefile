@@ -36,7 +36,7 @@ help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
 	@echo 'make run-agent   an agent learns to use a calculator, over HTTP, with the client of OpenAI (some minutes)'
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
-	@echo 'make test-agents clients of agents (openai, smolagents) against the endpoint; installs them'
+	@echo 'make test-agents clients of agents (openai, openai-agents, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
@@ -159,7 +159,7 @@ $(ENVIRONMENTS_STAMP): $(DEV_STAMP)
 	@touch $@
 
 $(AGENT_CLIENTS_STAMP): $(DEV_STAMP)
-	@$(PIP) --editable '.[agents,smolagents]'
+	@$(PIP) --editable '.[agents,openai-agents,smolagents]'
 	@touch $@
 
 $(TRL_STAMP): benchmarks/trl/requirements.txt

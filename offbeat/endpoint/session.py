@@ -117,7 +117,7 @@ class SampleSession:
     open_requests: int = 0
     _failed: asyncio.Event = field(default_factory=asyncio.Event)
     _numbers: "count[int]" = field(default_factory=count)
-    _by_conversation: dict[int, list[Turn]] = field(default_factory=dict[int, list[Turn]])
+    _by_question: dict[int, list[Turn]] = field(default_factory=dict[int, list[Turn]])
     _parents: set[int] = field(default_factory=set[int])  # numbers of turns that were continued
     _tokens: int = 0
 
@@ -134,7 +134,8 @@ class SampleSession:
         """
         parent, reason, prompt = await self._prompt(request)
         number, result = await self._generated(prompt, parent, request)
-        text = self._text(result, request.stop)
+        drawn = self._drawn_text(result)
+        text = _before_stop(drawn, result, request.stop)
         content, calls = parse_tool_calls(text) if request.parses_tool_calls else (text, ())
         if not request.parallel_tool_calls:
             calls = calls[:1]
@@ -163,6 +164,7 @@ class SampleSession:
                     request.tools,
                     prompt.text,
                     (*prompt.token_ids, *result.token_ids.tolist()),
+                    "" if calls or result.finish_reasons[0] == "stop" else drawn,
                 ),
                 content,
                 "tool_calls" if calls else ended,
@@ -187,7 +189,7 @@ class SampleSession:
         number, result = await self._generated(prompt, parent, request)
         history = AnsweredChat((), (), "", (*ids, *result.token_ids.tolist()))
         ended = "length" if result.finish_reasons[0] == "length" else "stop"
-        text = self._text(result, request.stop)
+        text = _before_stop(self._drawn_text(result), result, request.stop)
         return self._record(Turn(number, parent, reason, prompt, result, history, text, ended))
 
     def was_continued(self, turn: Turn) -> bool:
@@ -239,11 +241,11 @@ class SampleSession:
     def _continued_by(self, messages: tuple[ChatMessage, ...]) -> Sequence[Turn]:
         """Return the turns whose whole conversation these messages begin with; the longest only."""
         chain, found = 0, list[Turn]()
-        for length, message in enumerate(messages, 1):
-            chain = hash((chain, message))
-            ended_here = self._by_conversation.get(chain, ())
-            same = [turn for turn in ended_here if turn.history.messages == messages[:length]]
+        for message in messages:
+            asked_here = self._by_question.get(chain, ()) if message.role == "assistant" else ()
+            same = [turn for turn in asked_here if turn.history.is_followed_by(messages)]
             found = same or found
+            chain = hash((chain, message))
         return found[::-1]  # of equal ones the newest
 
     async def _generated(
@@ -294,10 +296,10 @@ class SampleSession:
             raise LimitExceeded("max_requests", limits.max_requests)
         return number
 
-    def _text(self, result: GenerateResult, stop: Sequence[str]) -> str:
-        reason, ids = result.finish_reasons[0], result.token_ids.tolist()
-        text = self.bridge.template.decode(ids[:-1] if reason == "stop" else ids)
-        return text_before_stop(text, stop) if reason == STOPPED_AT_STRING else text
+    def _drawn_text(self, result: GenerateResult) -> str:
+        """Return the text of the tokens that were drawn, without the one that ended the turn."""
+        ids = result.token_ids.tolist()
+        return self.bridge.template.decode(ids[:-1] if result.finish_reasons[0] == "stop" else ids)
 
     def _record(self, turn: Turn) -> Turn:
         self.turns.append(turn)
@@ -305,10 +307,10 @@ class SampleSession:
         if turn.parent is not None:
             self._parents.add(turn.parent.number)
         chain = 0
-        for message in turn.history.messages:
+        for message in turn.history.messages[:-1]:
             chain = hash((chain, message))
         if turn.history.messages:
-            self._by_conversation.setdefault(chain, []).append(turn)
+            self._by_question.setdefault(chain, []).append(turn)
         return turn
 
 
@@ -317,6 +319,10 @@ async def _apart(request: ChatTurn, make: Callable[[], T]) -> T:
     if sum(len(message.content) for message in request.messages) < _LONG_TEXT:
         return make()
     return await asyncio.to_thread(make)
+
+
+def _before_stop(text: str, result: GenerateResult, stop: Sequence[str]) -> str:
+    return text_before_stop(text, stop) if result.finish_reasons[0] == STOPPED_AT_STRING else text
 
 
 def _is_the_agents(error: Exception) -> bool:

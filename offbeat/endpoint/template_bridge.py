@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from offbeat.endpoint.chat import ChatMessage, Tools
 
 
@@ -71,6 +73,26 @@ class AnsweredChat:
     tools: Tools
     prompt_text: str  # ``RenderedPrompt.text`` of the turn
     token_ids: tuple[int, ...]  # prompt and completion, as drawn
+    open_text: str = ""  # of an answer that the model did not end itself, its stop string included
+
+    def is_followed_by(self, messages: Sequence[ChatMessage]) -> bool:
+        """Return whether a conversation begins with this one, its answer as it was or gone on with."""
+        length = len(self.messages)
+        return (
+            len(messages) >= length
+            and tuple(messages[: length - 1]) == self.messages[:-1]
+            and (messages[length - 1] == self.messages[-1] or self.is_continued_in(messages))
+        )
+
+    def is_continued_in(self, messages: Sequence[ChatMessage]) -> bool:
+        """Return whether the client goes on with the answer where the model was stopped in it."""
+        sent, answer = messages[len(self.messages) - 1], self.messages[-1]
+        return (
+            bool(self.open_text)
+            and sent.content.startswith(self.open_text)
+            and sent != answer
+            and msgspec.structs.replace(sent, content=answer.content) == answer
+        )
 
 
 class TemplateBridge:
@@ -97,27 +119,33 @@ class TemplateBridge:
         """Return the prompt that continues ``history``, or why there is none.
 
         The prompt begins with ``history.token_ids``. A turn that was cut is closed with the token
-        by which the template ends it.
+        by which the template ends it, behind what the client has added to it.
 
         Raises:
             TemplateRefused: The template does not take these messages.
         """
-        if tuple(messages[: len(history.messages)]) != history.messages:
+        if not history.is_followed_by(messages):
             return BranchReason.HISTORY_EDITED
         if tools != history.tools:
             return BranchReason.TOOLS_CHANGED
         render, asked = self.template.render, self._asked(history)
-        answered = render(history.messages, tools, opens_answer=False)
+        sent = messages[: len(history.messages)]
+        answered = render(sent, tools, opens_answer=False)
         following = render(messages, tools, opens_answer=True)
-        answer, content = answered[len(asked) :], history.messages[-1].content.strip()
+        answer, content = answered[len(asked) :], sent[-1].content.strip()
+        drawn = history.prompt_text[len(asked) :] + history.open_text  # as the answer was opened
+        goes_on = history.is_continued_in(messages)
         if not (
             history.prompt_text.startswith(asked)
             and answered.startswith(asked)
-            and content in answer
+            and (answer.startswith(drawn) if goes_on else content in answer)
             and following.startswith(answered)
         ):
             return BranchReason.TEMPLATE_REWRITES_HISTORY
-        behind = self._behind(answer, content, last=history.token_ids[-1])
+        if goes_on:
+            behind = answer[len(drawn) :]
+        else:
+            behind = self._behind(answer, content, last=history.token_ids[-1])
         new_ids = tuple(self.template.encode(behind + following[len(answered) :]))
         return RenderedPrompt(following, (*history.token_ids, *new_ids), new_ids)
 

@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SampleSession, SessionLimits
-from tests.support.agent_endpoint import DrawnBytes, encode, session
+from tests.support.agent_endpoint import DrawnBytes, encode, session, trained_tokens
 
 openai = pytest.importorskip("openai", reason="the extra agents is not installed")
 httpx2 = pytest.importorskip("httpx2")
@@ -44,14 +44,7 @@ def play(
 
 def sampled_tokens(on: SampleSession) -> list[int]:
     """Tokens that are trained, over all branches."""
-    return [
-        token
-        for branch in on.finish()
-        for token, is_trained in zip(
-            branch.transcript.token_ids, branch.transcript.mask, strict=True
-        )
-        if is_trained
-    ]
+    return [token for branch in on.finish() for token in trained_tokens(branch)]
 
 
 def test_the_sync_client_plays_a_conversation_with_a_tool_as_one_branch() -> None:

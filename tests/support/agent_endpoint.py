@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from offbeat.endpoint.session import SampleSession, SessionLimits
+from offbeat.endpoint.session import Branch, SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.generators.stop_strings import StopMatcher
@@ -44,6 +44,12 @@ STRIPS_EARLIER_THINKING: Final = CHATML.replace(
 STRIPS_ALL_THINKING: Final = CHATML.replace(
     "{{ message.content }}", "{{ message.content.split('</think>')[-1] }}"
 )
+SHORTENS_EARLIER_ANSWERS: Final = CHATML.replace(
+    "{{ message.content }}",
+    "{{ message.content[:-1] if message.role == 'assistant' and not loop.last"
+    " else message.content }}",
+)
+COUNTS_MESSAGES: Final = "{{ messages | length }} messages\n" + CHATML
 KEEPS_THINKING_SINCE_THE_LAST_QUESTION: Final = """\
 {%- set seen = namespace(question=0) %}
 {%- for message in messages %}{% if message.role == "user" %}
@@ -98,6 +104,11 @@ def template(chat_template: str = CHATML) -> TokenizerTemplate:
 
 def encode(text: str) -> list[int]:
     return template().encode(text)
+
+
+def trained_tokens(branch: Branch) -> list[int]:
+    drawn = zip(branch.transcript.token_ids, branch.transcript.mask, strict=True)
+    return [token for token, is_trained in drawn if is_trained]
 
 
 @dataclass(slots=True)

@@ -10,12 +10,22 @@ from hypothesis import strategies as st
 
 from offbeat.endpoint.chat import ChatMessage
 from offbeat.endpoint.errors import LimitExceeded, SessionFinished
-from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, SessionLimits, TokenTurn
+from offbeat.endpoint.session import (
+    Branch,
+    ChatTurn,
+    SampleSession,
+    SessionLimits,
+    TokenTurn,
+    Turn,
+)
 from offbeat.endpoint.template_bridge import BranchReason
 from tests.support.agent_endpoint import (
+    CHATML,
+    COUNTS_MESSAGES,
     END,
     KEEPS_THINKING_SINCE_THE_LAST_QUESTION,
     NO_END_TOKENS,
+    SHORTENS_EARLIER_ANSWERS,
     STRIPS_ALL_THINKING,
     STRIPS_EARLIER_THINKING,
     DrawnBytes,
@@ -89,6 +99,71 @@ def test_a_stop_string_is_kept_in_the_tokens_and_not_in_the_text() -> None:
     assert "Observation:<|im_end|>\n<|im_start|>user\ngo on" in text_of(branch)
 
 
+def test_a_client_may_go_on_where_a_stop_string_ended_the_answer() -> None:
+    on = session(DrawnBytes(["a</code> never seen", "done<|im_end|>"]))
+
+    async def main() -> Turn:
+        asked = ChatTurn((user("hello"),), stop=("</code>",))
+        turn = await on.chat(asked)
+        assert turn.answer.content == "a"
+        said = ChatMessage("assistant", "a</code>\nRunning it.")
+        return await on.chat(ChatTurn((user("hello"), said, user("so?"))))
+
+    assert asyncio.run(main()).reason is None
+    (branch,) = on.finish()
+    assert text_of(branch) == (
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\na</code>\nRunning it.<|im_end|>\n"
+        "<|im_start|>user\nso?<|im_end|>\n<|im_start|>assistant\ndone<|im_end|>"
+    )
+    assert sampled(branch) == [encode("a</code>"), encode("done<|im_end|>")]
+
+
+def test_a_client_may_go_on_with_an_answer_that_was_cut() -> None:
+    """What was drawn is also a part of what opens the answer: it is joined at the right place."""
+    on = session(DrawnBytes(["assistant", "b"]), max_new_tokens=1)
+
+    async def main() -> None:
+        await on.chat(ChatTurn((user("hello"),)))
+        said = ChatMessage("assistant", "a, so to speak")
+        await on.chat(ChatTurn((user("hello"), said, user("so?"))))
+
+    asyncio.run(main())
+    (branch,) = on.finish()
+    assert text_of(branch).split("hello")[1] == (
+        "<|im_end|>\n<|im_start|>assistant\na, so to speak<|im_end|>\n"
+        "<|im_start|>user\nso?<|im_end|>\n<|im_start|>assistant\nb"
+    )
+
+
+@pytest.mark.parametrize(
+    ("drawn", "sent"),
+    [("a<|im_end|>", "a and more"), ("a</code>", "a and more"), ("a</code>", "A</code> more")],
+    ids=["the_model_ended_it", "without_the_stop_string", "other_text"],
+)
+def test_an_answer_that_is_not_gone_on_with_as_drawn_is_an_edited_history(
+    drawn: str, sent: str
+) -> None:
+    on = session(DrawnBytes([drawn]))
+
+    async def main() -> Turn:
+        await on.chat(ChatTurn((user("hello"),), stop=("</code>",)))
+        return await on.chat(ChatTurn((user("hello"), ChatMessage("assistant", sent), user("so?"))))
+
+    assert asyncio.run(main()).reason is BranchReason.HISTORY_EDITED
+
+
+def test_a_template_that_trims_what_was_drawn_before_the_stop_string_opens_a_branch() -> None:
+    trims = CHATML.replace("{{ message.content }}", "{{ message.content | trim }}")
+    on = session(DrawnBytes(["  a</code>"]), trims)
+
+    async def main() -> Turn:
+        await on.chat(ChatTurn((user("hello"),), stop=("</code>",)))
+        said = ChatMessage("assistant", "  a</code> so")
+        return await on.chat(ChatTurn((user("hello"), said, user("so?"))))
+
+    assert asyncio.run(main()).reason is BranchReason.TEMPLATE_REWRITES_HISTORY
+
+
 def test_a_tool_call_is_not_written_anew_however_the_model_spaced_it() -> None:
     call = '<tool_call>{"name":   "add", "arguments": {"b": 1,"a":2}}</tool_call><|im_end|>'
     on = session(DrawnBytes(["Let me see. " + call, "3<|im_end|>"]))
@@ -117,15 +192,30 @@ def test_a_template_without_end_tokens_is_bridged_as_well() -> None:
 # --- branches -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rewriting", [STRIPS_EARLIER_THINKING, STRIPS_ALL_THINKING])
-def test_a_template_that_drops_what_the_model_thought_opens_a_branch(rewriting: str) -> None:
+@pytest.mark.parametrize(
+    "rewriting",
+    [
+        STRIPS_EARLIER_THINKING,
+        STRIPS_ALL_THINKING,
+        SHORTENS_EARLIER_ANSWERS,
+        COUNTS_MESSAGES,
+    ],
+)
+def test_a_template_that_rewrites_what_was_said_opens_a_branch(rewriting: str) -> None:
     on = session(DrawnBytes(["<think>hm</think>5<|im_end|>", "6<|im_end|>"]), rewriting)
     asyncio.run(talk(on, "and one more?"))
     first, second = on.finish()
     assert second.reason is BranchReason.TEMPLATE_REWRITES_HISTORY
     assert sampled(first) == [encode("<think>hm</think>5<|im_end|>")]
     assert sampled(second) == [encode("6<|im_end|>")]
-    assert "<think>" not in text_of(second)
+    rendered = template(rewriting).render(
+        (user("hello"), first_answer(on), user("and one more?")), (), opens_answer=True
+    )
+    assert text_of(second) == rendered + "6<|im_end|>"
+
+
+def first_answer(on: SampleSession) -> ChatMessage:
+    return on.turns[0].answer
 
 
 def test_reasoning_is_kept_over_tool_turns_where_the_template_keeps_it() -> None:
@@ -258,17 +348,32 @@ def test_equal_seeds_of_an_agent_do_not_make_equal_turns() -> None:
 
 # --- any conversation -----------------------------------------------------------------------------
 
-STEPS = st.sampled_from(["user", "tool", "edit", "fork", "tools", "restart"])
+STEPS = st.sampled_from(["user", "tool", "go_on", "edit", "fork", "tools", "restart"])
+TEMPLATES = st.sampled_from(
+    [
+        CHATML,
+        STRIPS_EARLIER_THINKING,
+        STRIPS_ALL_THINKING,
+        KEEPS_THINKING_SINCE_THE_LAST_QUESTION,
+        SHORTENS_EARLIER_ANSWERS,
+        COUNTS_MESSAGES,
+    ]
+)
+CALL = '<tool_call>{"name": "add",  "arguments": {"b":1}}</tool_call>'
+SAID = ("a", "€", "\n", " ", "b}", "<think>", "</think>", "assistant\n", CALL, "<|im_end|>")
+ANSWERS = st.lists(
+    st.lists(st.sampled_from(SAID), min_size=1, max_size=6).map("".join), min_size=9, max_size=9
+)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(STEPS, max_size=8), st.integers(1, 200), st.booleans(), st.integers(0))
+@given(st.lists(STEPS, max_size=8), st.integers(1, 80), st.booleans(), ANSWERS, TEMPLATES)
 def test_every_drawn_token_is_trained_once_with_its_logprob_and_nothing_else_is(
-    steps: list[str], most: int, stops: bool, seed: int
+    steps: list[str], most: int, stops: bool, answers: list[str], chat_template: str
 ) -> None:
-    engine = DrawnBytes()
-    on = session(engine, max_new_tokens=most, seed=seed)
-    asyncio.run(_wander(on, steps, ("b}",) if stops else ()))
+    engine = DrawnBytes(answers)
+    on = session(engine, chat_template, max_new_tokens=most)
+    asked = asyncio.run(_wander(on, steps, ("b}",) if stops else ()))
     branches = on.finish()
     trained = list[float]()
     for branch in branches:
@@ -285,13 +390,38 @@ def test_every_drawn_token_is_trained_once_with_its_logprob_and_nothing_else_is(
     for request, ids, _ in engine.calls:
         seen = (*request.prompt_ids, *ids)
         assert any(line[: len(seen)] == seen for line in lines)
+    made = template(chat_template)
+    for turn, request in zip(on.turns, asked, strict=True):
+        _check_prompt(
+            turn, request, made.render(request.messages, request.tools, opens_answer=True)
+        )
 
 
-async def _wander(on: SampleSession, steps: list[str], stop: tuple[str, ...]) -> None:
-    messages, tools = (user("hello"),), (TOOL,)
+def _check_prompt(turn: Turn, request: ChatTurn, rendered: str) -> None:
+    """Check that the model read what the template writes, but for how it had spelled its answers."""
+    prompt, parent = turn.prompt, turn.parent
+    read = _whole().decode(prompt.token_ids)
+    if parent is None:
+        assert read == rendered
+        return
+    assert prompt.token_ids == (*parent.history.token_ids, *prompt.new_ids)
+    assert rendered.endswith(_whole().decode(prompt.new_ids))
+    sent = request.messages[len(parent.history.messages) - 1]
+    as_drawn = not sent.tool_calls and sent.content.startswith(decoded(parent))
+    if parent.parent is None and as_drawn:
+        assert read == rendered
+
+
+def decoded(turn: Turn) -> str:
+    return template().decode(turn.completion_ids)
+
+
+async def _wander(on: SampleSession, steps: list[str], stop: tuple[str, ...]) -> list[ChatTurn]:
+    messages, tools, asked = (user("hello"),), (TOOL,), list[ChatTurn]()
     seen = list[tuple[ChatMessage, ...]]()
     for step in ("user", *steps):
-        turn = await on.chat(ChatTurn(messages, tools, stop))
+        asked.append(ChatTurn(messages, tools, stop))
+        turn = await on.chat(asked[-1])
         said = (*messages, turn.answer)
         seen.append(said)
         match step:
@@ -299,6 +429,9 @@ async def _wander(on: SampleSession, steps: list[str], stop: tuple[str, ...]) ->
                 messages = (*said, user("go on"))
             case "tool":
                 messages = (*said, ChatMessage("tool", "3€", tool_call_id="x"))
+            case "go_on":
+                more = turn.history.open_text + "a and on"
+                messages = (*messages, ChatMessage("assistant", more), user("so?"))
             case "edit":
                 messages = (*messages, ChatMessage("assistant", "edited"), user("so?"))
             case "fork":
@@ -307,6 +440,7 @@ async def _wander(on: SampleSession, steps: list[str], stop: tuple[str, ...]) ->
                 messages, tools = (*said, user("other tools")), (*tools, TOOL)
             case _:
                 messages = (user("anew"),)
+    return asked
 
 
 def _token_of(engine: DrawnBytes, logprob: float) -> int:
