@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from offbeat.controller.errors import BudgetSpent, EngineNotStarted
-from offbeat.controller.events import Retired
+from offbeat.controller.events import EngineLost, Retired
 from offbeat.controller.health import Health
 from offbeat.controller.ports import Generator
 from offbeat.controller.starting import first_answer
@@ -196,6 +196,8 @@ class EnginePump:
         self._state.fleet.dead(self._name)
         self._sync.canaries.replaced(self._name)
         self._state.observer.engine_ended(self._name, "lost", gone=self._gone)
+        reason = self._last_failure or "its requests or weight syncs failed"
+        self._state.count(EngineLost(engine=self._name, reason=reason))
 
     def _is_retired(self) -> bool:
         """Return whether the dead engine stays down for good instead of being restarted.

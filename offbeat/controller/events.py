@@ -249,6 +249,13 @@ class Joined(Event, frozen=True):
     initial_weights: str = ""  # for the trainer: digest of the weights at model.path
 
 
+class EngineLost(Event, frozen=True):
+    """An engine's process was given up: dead, silent or failing. ``Served`` says that it is back."""
+
+    engine: str
+    reason: str
+
+
 class Retired(Event, frozen=True):
     """An engine was retired: no process of it is started until the run is resumed."""
 
@@ -276,6 +283,7 @@ class Spent(Event, frozen=True):
 AnyEvent = (
     Opened
     | Joined
+    | EngineLost
     | Retired
     | TrainerReplaced
     | Spent

@@ -18,6 +18,7 @@ from offbeat.controller.events import (
     Dispatched,
     Dropped,
     DropReason,
+    EngineLost,
     Joined,
     Opened,
     Released,
@@ -246,7 +247,7 @@ class GroupTable:
                 self.run_id, self.incarnation = event.run_id, event.incarnation
             case Joined():
                 self.initial_weights = self.initial_weights or event.initial_weights
-            case Served() | Retired() | TrainerReplaced() | Spent():
+            case Served() | EngineLost() | Retired() | TrainerReplaced() | Spent():
                 pass  # the fleet's business, and the tally's; a reader of the journal wants to know
 
     # --- moves -----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from offbeat.controller.events import (
     Dispatched,
     Dropped,
     DropReason,
+    EngineLost,
     Joined,
     Opened,
     Released,
@@ -298,7 +299,7 @@ class Ledger(GroupTable):
         """Record that an engine has verified a release and serves it."""
         self._do(Served(ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest))
 
-    def note(self, event: Joined | Retired | TrainerReplaced | Spent) -> None:
+    def note(self, event: Joined | EngineLost | Retired | TrainerReplaced | Spent) -> None:
         """Record what moves no group: what the run costs."""
         self._do(event)
 

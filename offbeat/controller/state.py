@@ -4,7 +4,7 @@ import asyncio
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.engine_record import EngineRecord
-from offbeat.controller.events import AnyEvent, Joined, Retired, Spent, TrainerReplaced
+from offbeat.controller.events import AnyEvent, EngineLost, Joined, Retired, Spent, TrainerReplaced
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle
@@ -89,7 +89,7 @@ class RunState:
         if self.tally.is_new(name, incarnation):
             self.count(Joined(component, name, incarnation, initial_weights))
 
-    def count(self, event: Joined | Retired | TrainerReplaced | Spent) -> None:
+    def count(self, event: Joined | EngineLost | Retired | TrainerReplaced | Spent) -> None:
         """Count a cost of the run, for this incarnation and those after it."""
         self.tally.take(event)
         self.ledger.note(event)

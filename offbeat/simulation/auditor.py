@@ -24,6 +24,7 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    EngineLost,
     Joined,
     Opened,
     Released,
@@ -132,6 +133,7 @@ def _read_journal(
         Served: engines.served,
         Retired: engines.retired,
         Joined: _skip,
+        EngineLost: _skip,
         TrainerReplaced: _skip,
         Spent: _skip,
     }

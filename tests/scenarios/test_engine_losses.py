@@ -9,7 +9,7 @@ import pytest
 
 from offbeat.controller.commands import Pause, Resume
 from offbeat.controller.errors import BudgetSpent, EngineNotStarted, RunFailed
-from offbeat.controller.events import Served
+from offbeat.controller.events import EngineLost, Served
 from offbeat.controller.health import Health
 from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
@@ -299,3 +299,14 @@ def test_the_engine_of_a_late_rollout_is_probed_at_once() -> None:
 
     late = DeadlineExceeded("rollout of g-000005", "environment-0", 30.0, Component.WORKER)
     assert probes({5: [late]}) == probes({}) + 1
+
+
+def test_the_loss_of_an_engine_is_in_the_journal_before_its_return() -> None:
+    world = World(engines=2)
+    play(world, (4.0, world.generators["generator-0"].die))
+    (lost,) = world.events(EngineLost)
+    assert lost.engine == "generator-0"
+    assert "generator-0" in lost.reason
+    events = world.journal.events
+    later = events[events.index(lost) :]
+    assert any(isinstance(event, Served) and event.engine == lost.engine for event in later)
