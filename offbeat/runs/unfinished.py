@@ -79,15 +79,37 @@ def journalled_summary(
     ledger, history = Ledger(), History()
     if journal.exists():
         ledger, history = recover_with_history(journal)
+    return folded_summary(
+        ledger,
+        history,
+        run_id=run_id,
+        name=config.name,
+        steps_asked=config.steps,
+        outcome=outcome,
+        error=error,
+    )
+
+
+def folded_summary(
+    ledger: Ledger,
+    history: History,
+    *,
+    run_id: str,
+    name: str,
+    steps_asked: int,
+    outcome: Outcome,
+    error: str | None,
+) -> Summary:
+    """Return the summary of a run from the two folds of its journal's events."""
     staleness, tally = ledger.steps.staleness, history.tally
     trainer, engines = tally.shares()
     return Summary(
         run_id=run_id,
-        name=config.name,
+        name=name,
         outcome=outcome,
         error=error,
         steps=ledger.trainer_version,
-        steps_asked=config.steps,
+        steps_asked=steps_asked,
         trainer_version=ledger.trainer_version,
         groups=GroupCounts(**ledger.counts(), dropped=ledger.totals.dropped),
         reward_first=ledger.steps.first,

@@ -100,26 +100,62 @@ def why(run_dir: Path, group: str) -> GroupHistory:
     named = _GROUP.fullmatch(group.strip())
     if named is None:
         raise NoSuchGroup(group, 0, "name")
-    ledger = Ledger()
-    describer = _Teller(int(named[1]), ledger)
-    moments = list[GroupEvent]()
-    version, until_unix_s = 0, 0.0
+    prompt_index, ledger = int(named[1]), Ledger()
+    histories = GroupHistories([prompt_index], ledger)
     for number, event in folded(journal_of(run_dir), ledger):
-        moments += (
-            GroupEvent(number, event.unix_s, version, *described)
-            for described in describer.describe(event)
+        histories.take(number, event)
+    found = histories.of(prompt_index)
+    if not found.moments:
+        raise NoSuchGroup(found.group, ledger.totals.drawn, "range")
+    return found
+
+
+class GroupHistories:
+    """Histories of some groups, event by event.
+
+    Each event is given to the groups that it may be about: a thousand groups cost little more than
+    one.
+    """
+
+    def __init__(self, prompt_indices: Iterable[int], ledger: Ledger) -> None:
+        """``ledger`` is the fold of the events; each has been applied to it before ``take``."""
+        self._ledger = ledger
+        self._tellers = {each: _Teller(each, ledger) for each in prompt_indices}
+        self._moments = {each: list[GroupEvent]() for each in self._tellers}
+        self._version, self._until_unix_s = 0, 0.0
+
+    def take(self, number: int, event: AnyEvent) -> None:
+        """Add the next event, which is the journal's ``number``-th."""
+        for prompt_index in self._about(event):
+            self._moments[prompt_index] += (
+                GroupEvent(number, event.unix_s, self._version, *described)
+                for described in self._tellers[prompt_index].describe(event)
+            )
+        self._version, self._until_unix_s = self._ledger.trainer_version, event.unix_s
+
+    def of(self, prompt_index: int) -> GroupHistory:
+        """Return the history of one of the groups; without moments if it was never drawn."""
+        return GroupHistory(
+            run_id=self._ledger.run_id,
+            group=group_id(prompt_index),
+            moments=self._moments[prompt_index],
+            now=self._tellers[prompt_index].now(),
+            until_unix_s=self._until_unix_s,
         )
-        version, until_unix_s = ledger.trainer_version, event.unix_s
-    name = group_id(describer.prompt_index)
-    if not moments:
-        raise NoSuchGroup(name, ledger.totals.drawn, "range")
-    return GroupHistory(
-        run_id=ledger.run_id,
-        group=name,
-        moments=moments,
-        now=describer.now(),
-        until_unix_s=until_unix_s,
-    )
+
+    def _about(self, event: AnyEvent) -> Iterable[int]:
+        match event:
+            case Admitted() | Dispatched() | Returned() | Dropped():
+                return (event.prompt_index,) if event.prompt_index in self._tellers else ()
+            case Committed():
+                index = event.receipt.prompt_index
+                return (index,) if index in self._tellers else ()
+            case Claimed() | StepIntent() | StepApplied():
+                return [index for index in event.prompt_indices if index in self._tellers]
+            case Opened() | Rewound() | StepRefused() | Unclaimed() | Checkpointed():
+                return self._tellers
+            case _:
+                return ()
 
 
 class _Teller:
