@@ -318,3 +318,23 @@ def why(
     with told_in_one_line():
         history = group_history(run, group)
     typer.echo(history.to_json() if as_json else history.to_text(), nl=False)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN [RUN2]...", help="Directories of runs; the first in full."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="HTML file; default: report.html in the first run."),
+    ] = None,
+) -> None:
+    """Write one self-contained page on a run: outcome, time line, curves, groups. Opens offline."""
+    from offbeat.runs.past_run import told_in_one_line
+    from offbeat.runs.report.write import write_report
+
+    with told_in_one_line():
+        written = write_report(runs, output)
+    typer.echo(f"{written.path}  {written.nbytes / 1e3:,.0f} kB")

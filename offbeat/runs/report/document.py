@@ -1,0 +1,156 @@
+"""Content of the page: a tree of plain values and columns, for one run or several."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from offbeat.messages.groups import group_id
+from offbeat.runs.past_run import clock_time
+from offbeat.runs.report.steps import binned, last_of_bins
+from offbeat.runs.report.story import RunStory
+from offbeat.runs.report.timeline import as_bytes
+from offbeat.runs.report.told import prompt_of, told_samples
+from offbeat.runs.report.verdicts import NOTHING, duration, verdict_of
+from offbeat.telemetry.metric_table import ROWS
+from offbeat.telemetry.summary import Summary
+
+Facts = dict[str, Any]
+TOLD_GROUPS: Final = 160
+_BINS: Final = 1000  # of the curves in the panels
+_COARSE_BINS: Final = 250  # of all other metrics
+_HEAT_BINS: Final = 200
+_TEXT_CHARACTERS: Final = 500_000  # of all told groups; about a fifth of it after compression
+_AXES: Final = ("step", "time", "samples")
+_CURVES: Final = (
+    "train/reward", "train/zero_variance_groups", "rollout/response_tokens_mean",
+    "rollout/truncated_fraction", "rollout/masked_fraction",
+    "off_policy/staleness_mean", "off_policy/staleness_max", "off_policy/logprob_gap_mean",
+    "off_policy/logprob_gap_max", "train/grad_norm", "train/clip_fraction_low",
+    "train/clip_fraction_high", "throughput/samples_per_s", "throughput/tokens_per_s",
+    "sync/pause_s", "sync/transfer_s", "sync/bytes", "time/step_s",
+)  # fmt: skip
+_LONGEST_VALUE: Final = 300  # characters of a config value
+
+
+def document(run_dirs: Sequence[Path]) -> Facts:
+    """Return the tree of the page: the first run in full, of the others what is compared.
+
+    Raises the errors of ``RunStory``.
+    """
+    told = TOLD_GROUPS
+    stories = [RunStory(run_dir, 0 if number else told) for number, run_dir in enumerate(run_dirs)]
+    names = {name for story in stories for name in story.columns}
+    return {
+        "made": clock_time(datetime.now(UTC).timestamp()),
+        "runs": [run_facts(story, full=not number) for number, story in enumerate(stories)],
+        "meaning": _meaning(names),
+    }
+
+
+def run_facts(story: RunStory, *, full: bool) -> Facts:
+    """Return the facts of one run; without ``full`` only what is compared with another one."""
+    facts: Facts = {
+        "name": story.name,
+        "run_id": story.ledger.run_id,
+        "directory": story.run_dir.name,
+        "began": clock_time(story.began_unix_s),
+        "bound": story.bound,
+        "problems": story.problems,
+        "config": {key: _short(value) for key, value in sorted(story.config.items())},
+        "summary": list(_summary_rows(story.summary, story.timeline.end_s)),
+        **_curves(story, full=full),
+    }
+    timeline = story.timeline
+    verdict = verdict_of(
+        story.state, story.summary, story.bound, timeline.all_incidents(), timeline.end_s
+    )
+    facts["verdict"] = msgspec.to_builtins(verdict)
+    if full:
+        facts |= timeline.to_facts()
+        facts["heat"] = [as_bytes(row) for row in story.heat.staleness_shares(_HEAT_BINS)]
+        facts["groups"] = story.groups.to_facts()
+        facts["told"] = dict(_told(story))
+    return facts
+
+
+def _curves(story: RunStory, *, full: bool) -> Facts:
+    columns = story.columns
+    fine = [name for name in columns if name in _CURVES or _is_fine(name)]
+    coarse = sorted(set(columns) - set(fine) - set(_AXES)) if full else []
+    return {
+        "x": {axis: last_of_bins(columns[axis], _BINS) for axis in _AXES},
+        "curves": {name: binned(columns[name], _BINS) for name in fine if name not in _AXES},
+        "coarse_x": {axis: last_of_bins(columns[axis], _COARSE_BINS) for axis in _AXES},
+        "coarse": {name: binned(columns[name], _COARSE_BINS) for name in coarse},
+        "steps_per_point": max(1.0, len(columns["step"]) / _BINS),
+    }
+
+
+def _is_fine(name: str) -> bool:
+    """Return whether a metric of many members belongs to a panel."""
+    return (name.startswith("eval/") and name.endswith(("/reward", "/reward_se"))) or (
+        name.startswith("staleness/ratio_p")
+    )
+
+
+def _meaning(names: set[str]) -> dict[str, list[str]]:
+    """Return unit, meaning and what to do when it rises, of the metrics that there are."""
+    return {name: [unit, says, rises] for name, unit, _, says, rises in ROWS if name in names}
+
+
+def _summary_rows(summary: Summary, end_s: float) -> Iterator[tuple[str, str]]:
+    """Yield what a comparison of runs shows side by side."""
+    yield "outcome", summary.outcome
+    yield "steps", f"{summary.steps:,}"
+    yield "reward, first 20 steps", _figure(summary.reward_first)
+    yield "reward, last 20 steps", _figure(summary.reward_last)
+    yield "duration", duration(end_s)
+    yield "samples/s", f"{summary.samples_per_s:,.0f}"
+    yield "tokens/s", f"{summary.tokens_per_s:,.0f}"
+    yield "bottleneck", summary.verdict or NOTHING
+    yield "trainer busy", f"{summary.trainer_busy_fraction:.0%}"
+    yield "engines busy", f"{summary.generator_busy_fraction:.0%}"
+    yield "staleness, most", f"{summary.max_staleness_trained}"
+    yield "groups trained", f"{summary.groups.trained:,}"
+    yield "groups dropped", f"{sum(summary.groups.dropped.values()):,}"
+    yield "restarts of engines", f"{summary.restarts}"
+    yield "rewinds", f"{summary.rewinds}"
+    yield from ((name, _figure(value)) for name, value in sorted(summary.evaluation.items()))
+
+
+def _told(story: RunStory) -> Iterator[tuple[str, Facts]]:
+    """Yield the told groups, as many as ``_TEXT_CHARACTERS`` has room for."""
+    left = _TEXT_CHARACTERS
+    for prompt_index in story.told:
+        receipt = story.receipts.get(prompt_index)
+        rows = story.rows.get((prompt_index, receipt.attempt)) if receipt else None
+        samples = list(told_samples(receipt, rows, story.text)) if receipt else []
+        history = story.histories.of(prompt_index)
+        facts: Facts = {
+            "name": group_id(prompt_index),
+            "now": history.now,
+            "prompt": prompt_of(rows, story.text),
+            "samples": msgspec.to_builtins(samples),
+            "moments": [
+                [each.unix_s - story.began_unix_s if each.unix_s else None, each.what, each.detail]
+                for each in history.moments
+            ],
+        }
+        left -= sum(len(text) for sample in samples for _, text in sample.spans)
+        left -= len(facts["prompt"] or "") + sum(len(each.detail) for each in history.moments)
+        if left < 0:
+            return
+        yield str(prompt_index), facts
+
+
+def _short(value: object) -> str:
+    text = NOTHING if value is None else str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} …"
+
+
+def _figure(value: float | None) -> str:
+    return NOTHING if value is None or not np.isfinite(value) else f"{value:.4g}"

@@ -1,0 +1,52 @@
+"""Sizes beyond which a file of a run directory is not read.
+
+A run directory may come from anybody: a file is measured before it is decompressed or parsed.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from offbeat.messages.failures import OffbeatError
+
+CONFIG_BYTES: Final = 4 * 2**20
+SUMMARY_BYTES: Final = 4 * 2**20
+STATUS_BYTES: Final = 2**20
+TOKENIZER_BYTES: Final = 64 * 2**20
+METRICS_BYTES: Final = 64 * 2**20
+"""Of a longer file, ``SAMPLED_LINES`` lines at equal distances are read."""
+SAMPLED_LINES: Final = 2000
+LINE_BYTES: Final = 2**20
+CONFIG_KEYS: Final = 5000
+METRIC_NAMES: Final = 500
+ROLLOUT_FILE_BYTES: Final = 256 * 2**20
+"""Decompressed, by the file's own table of contents; a larger file is left out."""
+ROLLOUT_BYTES: Final = 1024 * 2**20
+"""Decompressed, over all files."""
+
+
+class FileTooLarge(OffbeatError):
+    """A file of a run directory is larger than any that a run writes."""
+
+    path: str
+    nbytes: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} has {self.nbytes:,} bytes; at most {self.limit:,} are read. "
+            "Is it the file that the run wrote?"
+        )
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """Return the content of a file of at most ``limit`` bytes.
+
+    Raises:
+        FileTooLarge: It has more.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise FileTooLarge(str(path), path.stat().st_size, limit)
+    return content

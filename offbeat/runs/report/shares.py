@@ -1,0 +1,52 @@
+"""Shares of time: how much of each of many equal intervals was spent on what. Pure."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Spans = Sequence[tuple[float, float]]
+
+
+def covered_shares(spans: Spans, end_s: float, intervals: int) -> Floats:
+    """Return the share of each interval of ``[0, end_s]`` that disjoint spans cover."""
+    edges = np.linspace(0.0, end_s, intervals + 1)
+    if not spans or end_s <= 0:
+        return np.zeros(intervals)
+    starts, ends = np.array(spans, dtype=np.float64).T
+    covered = np.diff(_time_since(np.sort(starts), edges) - _time_since(np.sort(ends), edges))
+    return np.clip(covered * intervals / end_s, 0.0, 1.0)
+
+
+def _time_since(moments: Floats, edges: Floats) -> Floats:
+    """Return at each edge the sum of the times since the moments before it."""
+    before = np.searchsorted(moments, edges)
+    sums = np.concatenate(([0.0], np.cumsum(moments)))
+    return edges * before - sums[before]
+
+
+def merged(spans: Spans) -> list[tuple[float, float]]:
+    """Return the union of spans as disjoint spans, ascending."""
+    union = list[tuple[float, float]]()
+    for start, end in sorted(spans):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
+        else:
+            union.append((start, end))
+    return union
+
+
+def spread(laps: Sequence[tuple[float, float, float]], end_s: float, intervals: int) -> Floats:
+    """Return per interval the seconds of laps ``(start, end, seconds)``, evenly over each lap.
+
+    Laps are ascending and do not overlap.
+    """
+    edges = np.linspace(0.0, end_s, intervals + 1)
+    if not laps or end_s <= 0:
+        return np.zeros(intervals)
+    starts, ends, seconds = np.array(laps, dtype=np.float64).T
+    times = np.column_stack((starts, np.maximum(ends, starts + 1e-9))).ravel()
+    totals = np.cumsum(seconds)
+    reached = np.column_stack((totals - seconds, totals)).ravel()
+    return np.diff(np.interp(edges, times, reached))

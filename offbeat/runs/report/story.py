@@ -1,0 +1,163 @@
+"""Reads a run directory once, for the page: every fold of its journal, and what stands beside it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+import yaml
+
+from offbeat.controller.events import AnyEvent, Committed
+from offbeat.controller.history import History
+from offbeat.controller.ledger import Ledger
+from offbeat.messages.groups import Receipt
+from offbeat.runs.directory import CONFIG, SUMMARY
+from offbeat.runs.past_run import folded, journal_of
+from offbeat.runs.report.group_rows import GroupRows
+from offbeat.runs.report.limits import (
+    CONFIG_BYTES,
+    CONFIG_KEYS,
+    SUMMARY_BYTES,
+    FileTooLarge,
+    read_limited,
+)
+from offbeat.runs.report.steps import MetricsFile, StepFold, joined, read_metrics_file
+from offbeat.runs.report.timeline import Timeline
+from offbeat.runs.report.told import Samples, TokenText, logged_rows, token_text
+from offbeat.runs.report.verdicts import State
+from offbeat.runs.unfinished import folded_summary
+from offbeat.runs.why import GroupHistories
+from offbeat.telemetry.summary import Summary
+
+METRICS: Final = "metrics.jsonl"
+
+
+class RunStory:
+    """Everything that the page says about one run."""
+
+    def __init__(self, run_dir: Path, told_groups: int) -> None:
+        """Read the directory. ``told_groups``: how many groups get text and history.
+
+        Raises:
+            NotARun: There is no journal.
+            JournalCorrupt: A file of the journal is damaged.
+            JournalVersion: Another version of offbeat wrote it.
+            ImpossibleEvent: An event does not fit those before it.
+        """
+        self.run_dir = run_dir
+        self.problems = list[str]()
+        """Files that could not be read, one sentence each."""
+        self.config = self._read_config()
+        self.ledger, self._history = Ledger(), History()
+        self.timeline, self.groups, self._steps = Timeline(), GroupRows(), StepFold()
+        self.began_unix_s = self.last_unix_s = 0.0
+        events = self._fold()
+        self.state: State
+        self.state, self.summary = self._ended()
+        metrics = read_metrics_file(run_dir / METRICS)
+        self._note(metrics)
+        self.columns = joined(self._steps.columns(), metrics)
+        self._tell(events, self.groups.telling(told_groups))
+
+    @property
+    def name(self) -> str:
+        """Return the recipe's name."""
+        return str(self.config.get("name", self.run_dir.name))
+
+    @property
+    def bound(self) -> int | None:
+        """Return ``sampler.max_staleness``; None where the config does not hold it."""
+        bound = self.config.get("sampler.max_staleness")
+        return bound if isinstance(bound, int) else None
+
+    @property
+    def heat(self) -> StepFold:
+        """Return the fold of the applied steps."""
+        return self._steps
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def _fold(self) -> list[AnyEvent]:
+        events = list[AnyEvent]()
+        began_s = 0.0
+        for _, event in folded(journal_of(self.run_dir), self.ledger):
+            if not events:
+                self.began_unix_s = began_s = event.unix_s
+            at_s = max(0.0, event.unix_s - began_s)  # a clock that was set back
+            self.last_unix_s = event.unix_s
+            self._history.take(event)
+            self.timeline.take(event, at_s)
+            self.groups.take(event)
+            self._steps.take(event, at_s)
+            events.append(event)
+        return events
+
+    def _read_config(self) -> dict[str, object]:
+        """Return the values of ``config.yaml`` by dotted key."""
+        try:
+            tree: object = yaml.safe_load(read_limited(self.run_dir / CONFIG, CONFIG_BYTES))
+        except (OSError, FileTooLarge, yaml.YAMLError, UnicodeDecodeError) as error:
+            self.problems.append(f"{CONFIG} cannot be read: {error}")
+            return {}
+        found = dict[str, object]()
+        _flatten(tree, "", found)
+        return found
+
+    def _ended(self) -> tuple[State, Summary]:
+        """Return how the run ended: by its summary, if that is of the last controller."""
+        try:
+            written = Summary.from_json(read_limited(self.run_dir / SUMMARY, SUMMARY_BYTES))
+        except FileNotFoundError:
+            pass
+        except (OSError, FileTooLarge, msgspec.DecodeError) as error:
+            self.problems.append(f"{SUMMARY} cannot be read: {error}")
+        else:
+            if written.controller_incarnations >= self.ledger.incarnation:
+                return written.outcome, written
+        steps = self.config.get("steps")
+        return "unfinished", folded_summary(
+            self.ledger,
+            self._history,
+            run_id=self.ledger.run_id,
+            name=self.name,
+            steps_asked=steps if isinstance(steps, int) else 0,
+            outcome="aborted",
+            error=None,
+        )
+
+    def _note(self, metrics: MetricsFile) -> None:
+        if metrics.unreadable:
+            self.problems.append(f"{METRICS} has {metrics.unreadable} lines that are no records")
+        if metrics.sampled:
+            self.problems.append(f"{METRICS} is long: only some of its lines were read")
+
+    def _tell(self, events: list[AnyEvent], groups: list[int]) -> None:
+        ledger = Ledger()
+        self.histories = GroupHistories(groups, ledger)
+        self.receipts = dict[int, Receipt]()
+        wanted = set(groups)
+        for number, event in enumerate(events, start=1):
+            ledger.apply(event)
+            self.histories.take(number, event)
+            if isinstance(event, Committed) and event.receipt.prompt_index in wanted:
+                self.receipts[event.receipt.prompt_index] = event.receipt
+        self.told = groups
+        self.rows: Samples
+        self.rows, skipped = logged_rows(self.run_dir, groups)
+        if skipped:
+            self.problems.append(
+                f"{skipped} files of rollouts/ were left out: damaged or too large"
+            )
+        model = self.config.get("model.path")
+        self.text: TokenText = token_text(self.run_dir, str(model or ""))
+
+
+def _flatten(tree: object, prefix: str, found: dict[str, object]) -> None:
+    """Write the leaves of a tree by dotted key, as many as a recipe could have."""
+    if isinstance(tree, dict):
+        for key, value in cast("Mapping[Any, object]", tree).items():
+            if len(found) >= CONFIG_KEYS:
+                return
+            _flatten(value, f"{prefix}.{key}" if prefix else str(key), found)
+    else:
+        found[prefix] = tree

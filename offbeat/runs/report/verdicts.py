@@ -1,0 +1,132 @@
+"""Outcome of a run, cards and advice: the top of the page."""
+
+from typing import Final, Literal
+
+import msgspec
+
+from offbeat.runs.report.timeline import Incident
+from offbeat.telemetry.summary import Summary
+from offbeat.telemetry.time_accounting import Bottleneck
+
+State = Literal["finished", "aborted", "failed", "running", "unfinished"]
+Tone = Literal["", "good", "bad", "warn"]
+NOTHING: Final = "\N{EN DASH}"
+"""In the place of a figure that does not exist."""
+
+_ADVICE: Final = {
+    Bottleneck.GENERATORS: "The trainer waits for groups: more generator.engines or generator.threads, or shorter answers.",
+    Bottleneck.REWARD: "Groups wait in environment and reward: a cheaper reward, more environment.reward_workers or environment.workers.",
+    Bottleneck.TRAINER: "The engines wait for the trainer: more trainer.data_parallel or trainer.threads, or fewer samples per step.",
+    Bottleneck.STALENESS: "Trainer and engines wait in turns: sampler.max_staleness one higher, if the reward allows it.",
+    Bottleneck.SYNC: "Weight syncs take the time: a larger sync.interval, sync.mode=keep, another sync.transport.",
+    Bottleneck.INCIDENT: "Failures take the time: see the incidents below, and logs/controller.log.",
+    Bottleneck.BALANCED: "Nobody waits for more than a tenth of the time.",
+}
+
+
+class Card(msgspec.Struct, frozen=True):
+    """One fact at the top of the page."""
+
+    title: str
+    value: str
+    note: str = ""
+    tone: Tone = ""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """State of a run with its cards and one sentence on what to do."""
+
+    state: State
+    tone: Tone
+    headline: str
+    advice: str
+    cards: list[Card]
+
+
+def verdict_of(
+    state: State, summary: Summary, bound: int | None, incidents: list[Incident], end_s: float
+) -> Verdict:
+    """Return what the page says first. Tuning advice is given to a healthy run only."""
+    tone: Tone = {"finished": "good", "failed": "bad", "running": ""}.get(state, "warn")  # pyright: ignore[reportAssignmentType]
+    return Verdict(
+        state, tone, _headline(state, summary), _advice(state, summary, incidents),
+        list(_cards(state, summary, bound, incidents, end_s)),
+    )  # fmt: skip
+
+
+def _headline(state: State, summary: Summary) -> str:
+    if summary.error:
+        return summary.error
+    steps = f"{summary.steps:,} of {summary.steps_asked:,} steps"
+    match state:
+        case "running":
+            return f"{steps} so far"
+        case "unfinished":
+            return f"{steps}; it wrote no summary: it goes on, or everything was killed at once"
+        case _:
+            return steps
+
+
+def _advice(state: State, summary: Summary, incidents: list[Incident]) -> str:
+    down = [each for each in incidents if each.back_s is None and each.what.endswith("lost")]
+    if state in {"failed", "aborted"}:
+        return "Fix what the error names; then offbeat train --resume RUN goes on from the last checkpoint."
+    if state == "unfinished":
+        return "offbeat train --resume RUN finds out: it refuses if the run is alive, else goes on."
+    if down and state == "running":
+        return f"{down[-1].who} is not back since {down[-1].at_s:,.0f} s: see logs/controller.log."
+    if not summary.verdict:
+        return "No step has been trained yet."
+    try:
+        return _ADVICE[Bottleneck(summary.verdict)]
+    except ValueError:  # the file is of another version
+        return ""
+
+
+def _cards(
+    state: State, summary: Summary, bound: int | None, incidents: list[Incident], end_s: float
+) -> list[Card]:
+    groups, dropped = summary.groups, sum(summary.groups.dropped.values())
+    outstanding = groups.admitted + groups.in_flight + groups.ready + groups.training
+    by_reason = ", ".join(f"{label} {count:,}" for label, count in sorted(groups.dropped.items()))
+    adds_up = groups.drawn == groups.trained + dropped + outstanding
+    kept = bound is None or summary.max_staleness_trained <= bound
+    broken = [each for each in incidents if each.what not in {"rewound", "quiet", "resumed"}]
+    quiet = sum(each.what == "quiet" for each in incidents)
+    rewinds = f"{summary.rewinds} rewound" if summary.rewinds else ""
+    spells = f"{quiet} quiet spells" if quiet else ""
+    return [
+        Card("reward", f"{_number(summary.reward_first)} → {_number(summary.reward_last)}",
+             "means of the first and the last 20 steps"),
+        Card("samples trained", f"{_whole(summary.samples_per_s)}/s",
+             f"{_whole(summary.tokens_per_s)} tokens/s; {duration(end_s)} in all"),
+        Card("bottleneck", summary.verdict or NOTHING,
+             f"busy: trainer {summary.trainer_busy_fraction:.0%}, engines {summary.generator_busy_fraction:.0%}"),
+        Card("staleness", f"at most {summary.max_staleness_trained}",
+             f"the bound is {bound}" if bound is not None else "the recipe names no bound",
+             "good" if kept else "bad"),
+        Card("groups", f"{groups.trained:,} trained",
+             f"{groups.drawn:,} drawn = {groups.trained:,} trained + {dropped:,} dropped + {outstanding:,} outstanding"
+             + (f" ({by_reason})" if by_reason else ""),
+             "bad" if not adds_up else "warn" if dropped else ""),
+        Card("incidents", f"{len(broken)}",
+             ", ".join(filter(None, [rewinds, spells])) or ("none" if state != "running" else "none so far"),
+             "warn" if broken else "good"),
+    ]  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"  # noqa: PLR2004  two digits
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people: ``3 h 05 min``."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    if hours:
+        return f"{hours:,} h {minutes:02d} min"
+    return f"{minutes} min {rest:02.0f} s" if minutes else f"{rest:.1f} s"

@@ -1,0 +1,58 @@
+/* Draws the page from its data, and again when the reader or the machine changes something. */
+
+function draw(page) {
+  const [run] = page.runs;
+  view.page = page;
+  drawHead(run, page.made);
+  drawComparison(page.runs);
+  drawLanes(run);
+  drawPanels(run);
+  drawAttribution(run);
+  drawGroups(run);
+  drawMetrics(run, page.meaning);
+  $('config').replaceChildren(el('details', {}, el('summary', {}, `${Object.keys(run.config).length} keys of config.yaml`),
+    el('div', { class: 'scroll' }, table(['key', 'value'], Object.entries(run.config).map(([key, value]) =>
+      el('tr', {}, el('th', { scope: 'row' }, key), el('td', { class: 'wrap' }, value)))))));
+  if (view.group == null) view.group = worthReading(run);
+  if (view.group != null) drawStory(run, view.group);
+  redrawAll();
+}
+
+/* The group that is told first: one that something happened to, in the middle of the run. */
+function worthReading(run) {
+  const { first, columns } = run.groups, all = Object.keys(run.told).map(Number);
+  const special = all.filter(index => columns.span[index - first] > 0 || columns.attempts[index - first] > 1);
+  const mixed = all.filter(index => columns.spread[index - first] > 0);
+  const pool = special.length ? special : mixed.length ? mixed : all;
+  return pool.length ? pool[Math.floor(pool.length / 2)] : null;
+}
+
+function listen() {
+  $('axis').addEventListener('change', event => { view.axis = event.target.value; redrawAll(); });
+  $('smoothing').addEventListener('input', event => {
+    view.smoothing = Number(event.target.value);
+    $('smoothing-value').value = view.smoothing.toFixed(2);
+    redrawAll();
+  });
+  $('whole').addEventListener('click', redrawAll);
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redrawAll);
+  // Paper is white: what the canvases hold has to be drawn in its colours.
+  addEventListener('beforeprint', () => { document.documentElement.dataset.print = ''; redrawAll(); });
+  addEventListener('afterprint', () => { delete document.documentElement.dataset.print; redrawAll(); });
+  let width = innerWidth, later;
+  addEventListener('resize', () => {
+    if (innerWidth === width) return;   // on a phone the address bar comes and goes
+    width = innerWidth;
+    clearTimeout(later);
+    later = setTimeout(redrawAll, 150);
+  });
+}
+
+async function start() {
+  const data = $('data');
+  listen();
+  if (data) draw(await unpack(data.textContent));
+  document.body.dataset.ready = '1';
+}
+
+start();

@@ -1,0 +1,56 @@
+/* Every metric of the run, in sections by prefix; a chart is drawn when its section is opened. */
+
+function drawMetrics(run, meaning) {
+  const names = [...Object.keys(run.curves), ...Object.keys(run.coarse)].sort();
+  const filter = el('input', { id: 'metric-filter', placeholder: 'filter, as in time/|busy', 'aria-label': 'Names that match this regular expression', size: 28 });
+  const said = el('span', { class: 'dim', 'aria-live': 'polite' });
+  const sections = el('div', {});
+  const open = new Set();
+  const draw = () => {
+    const keep = matcher(filter.value), shown = names.filter(name => keep(name));
+    said.textContent = `${shown.length} of ${names.length} metrics`;
+    const prefixes = [...new Set(shown.map(name => name.split('/')[0]))];
+    sections.replaceChildren(...prefixes.map(prefix =>
+      metricSection(run, meaning, prefix, shown.filter(name => name.split('/')[0] === prefix), filter.value !== '' || open.has(prefix), open)));
+    redrawAll();
+  };
+  filter.addEventListener('input', draw);
+  $('metrics').replaceChildren(el('div', { class: 'bar' }, filter, said), sections);
+  draw();
+}
+
+/* What is no regular expression yet, because it is being typed, is searched as it stands. */
+function matcher(text) {
+  try {
+    const pattern = new RegExp(text, 'i');
+    return name => pattern.test(name);
+  } catch {
+    return name => name.includes(text);
+  }
+}
+
+function metricSection(run, meaning, prefix, names, isOpen, open) {
+  const body = el('div', { class: 'panels' });
+  const section = el('details', { open: isOpen }, el('summary', {}, el('b', {}, prefix), el('span', { class: 'dim' }, ` ${names.length}`)), body);
+  const fill = () => {
+    if (body.childElementCount) return;
+    for (const name of names) metricChart(body, run, name, meaning[name]);
+  };
+  section.addEventListener('toggle', () => {
+    if (!section.open) { open.delete(prefix); return; }
+    open.add(prefix);
+    fill();
+    redrawAll();
+  });
+  if (isOpen) fill();
+  return section;
+}
+
+function metricChart(parent, run, name, meaning) {
+  const [unit, says] = meaning || ['', ''];
+  const fine = run.curves[name];
+  chart(parent, {
+    title: name, note: [unit && unit !== '1' ? unit : '', says].filter(Boolean).join(' · '), x: fine ? run.x : run.coarse_x, format: formatOf(unit),
+    series: [{ label: name.split('/').slice(1).join('/') || name, color: '--c0', values: gaps(fine || run.coarse[name]), smooth: !name.startsWith('eval/'), points: name.startsWith('eval/') }],
+  });
+}

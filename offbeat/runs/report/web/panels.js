@@ -1,0 +1,76 @@
+/* The charts that answer the questions, in the order in which they are asked. */
+
+function curve(run, name, label, color, more = {}) {
+  const values = run.curves[name];
+  return values ? { label, color, values: gaps(values), ...more } : null;
+}
+
+/* Where an incident stands on each axis: a rewind undoes steps, so time decides. */
+function marksOf(run) {
+  const times = Array.from(run.x.time);
+  return run.incidents.filter(each => each.what !== 'quiet').map(each => {
+    let at = times.findIndex(time => time >= each.at_s);
+    if (at < 0) at = times.length - 1;
+    return { time: each.at_s, step: run.x.step[at], samples: run.x.samples[at] };
+  });
+}
+
+function drawPanels(run) {
+  const marks = marksOf(run), x = run.x;
+  const put = (parent, spec) => chart(parent, { x, marks, ...spec });
+  const learning = $('learning-charts'), age = $('age-charts'), sync = $('sync-charts');
+  for (const parent of [learning, age, sync]) parent.replaceChildren();
+
+  put(learning, { title: 'Reward', note: 'mean of the samples trained', series: [
+    curve(run, 'train/reward', 'reward', '--c0', { smooth: true })] });
+  const scores = evaluations(run);
+  if (scores.length) put(learning, { title: 'Evaluation', note: 'mean reward by set, at one weight version', series: scores });
+  put(learning, { title: 'Signal', note: 'groups whose samples all got one reward: nothing to learn from', format: percent, range: [0, 1], series: [
+    curve(run, 'train/zero_variance_groups', 'without signal', '--c1', { smooth: true })] });
+  put(learning, { title: 'Response length', note: 'tokens, mean of a sample', series: [
+    curve(run, 'rollout/response_tokens_mean', 'tokens', '--c0', { smooth: true })] });
+  put(learning, { title: 'Cut off, masked', note: 'share of the samples', format: percent, range: fromZero, series: [
+    curve(run, 'rollout/truncated_fraction', 'out of tokens', '--c0'),
+    curve(run, 'rollout/masked_fraction', 'failed and masked', '--c1', { dash: [6, 4] })] });
+  put(learning, { title: 'Gradient', note: 'L2 norm before clipping', range: fromZero, series: [
+    curve(run, 'train/grad_norm', 'norm', '--c0', { smooth: true })] });
+  put(learning, { title: 'Speed', note: 'samples trained per second', range: fromZero, series: [
+    curve(run, 'throughput/samples_per_s', 'samples/s', '--c0', { smooth: true })] });
+
+  const bound = run.bound == null ? null : { label: 'bound', color: '--bad', dash: [6, 4], values: Array.from(x.step, () => run.bound) };
+  const top = Math.max(run.bound ?? 0, ...Array.from(run.curves['off_policy/staleness_max'] || [0]).filter(Number.isFinite), 1);
+  put(age, { title: 'Staleness', note: 'weight versions behind; the bound holds for the oldest token', range: [0, top + 0.5], series: [
+    curve(run, 'off_policy/staleness_mean', 'mean', '--c0'), curve(run, 'off_policy/staleness_max', 'most', '--c4'), bound] });
+  drawHeat(age, run);
+  put(age, { title: 'Probability ratio by age', note: 'trained to sampled policy: median of the tokens; dotted: 5th and 95th percentile', series: ratios(run) });
+  put(age, { title: 'Engine against trainer', note: 'distance of a token\'s two logprobs, nats', range: fromZero, series: [
+    curve(run, 'off_policy/logprob_gap_mean', 'mean', '--c0', { smooth: true })] });
+  put(age, { title: 'Clipped tokens', note: 'lost their gradient to a bound of the loss', format: percent, range: fromZero, series: [
+    curve(run, 'train/clip_fraction_low', 'lower bound', '--c0'), curve(run, 'train/clip_fraction_high', 'upper bound', '--c1', { dash: [6, 4] })] });
+
+  put(sync, { title: 'Pause', note: 'of the slowest engine\'s decoding', format: seconds, range: fromZero, series: [
+    curve(run, 'sync/pause_s', 'paused', '--c1')] });
+  put(sync, { title: 'Transfer', note: 'to receive and verify the weights', format: seconds, range: fromZero, series: [
+    curve(run, 'sync/transfer_s', 'transfer', '--c0')] });
+  put(sync, { title: 'Bytes', note: 'of one copy of the weights', format: bytes, range: fromZero, series: [
+    curve(run, 'sync/bytes', 'copied', '--c2')] });
+}
+
+/* Axes of quantities that cannot be negative start at zero; 1.05 leaves air above the highest. */
+const fromZero = (_, low, high) => [Math.min(0, low ?? 0), (high > 0 ? high : 1) * 1.05];
+
+const COLORS = ['--c0', '--c1', '--c2', '--c3', '--c4', '--c5'];
+
+function evaluations(run) {
+  const names = Object.keys(run.curves).filter(name => /^eval\/(.*\/)?reward$/.test(name)).sort();
+  return names.slice(0, COLORS.length).map((name, i) =>
+    curve(run, name, name.replace(/^eval\/?/, '').replace(/\/?reward$/, '') || 'eval', COLORS[i], { points: true }));
+}
+
+function ratios(run) {
+  const found = Object.keys(run.curves).map(name => /^staleness\/ratio_p(\d+)_at_(\w+)$/.exec(name)).filter(Boolean);
+  const ages = [...new Set(found.map(each => each[2]))].slice(0, COLORS.length);
+  return ages.flatMap((age, i) => found.filter(each => each[2] === age).map(each =>
+    curve(run, each[0], `${age.replace('_up', ' or more').replace('_', ' to ')} behind`, COLORS[i],
+      each[1] === '50' ? {} : { dash: [2, 3], width: 1, quiet: true })));
+}

@@ -1,0 +1,38 @@
+/* One group: its prompt, its responses shaded by weight version, and what became of it. */
+
+function drawStory(run, index) {
+  const told = run.told[index], box = $('story');
+  box.replaceChildren(el('h3', {}, groupName(index)));
+  if (!told) {
+    box.append(el('p', { class: 'dim' }, 'Its text is not in this page. The run directory has it: '),
+      el('code', {}, `offbeat why RUN ${index}`));
+    return;
+  }
+  box.append(el('p', {}, told.now));
+  if (told.prompt != null) box.append(el('h4', {}, 'Prompt'), el('pre', { class: 'text' }, told.prompt || '(empty)'));
+  const oldest = Math.min(...told.samples.flatMap(sample => sample.spans.map(([version]) => version)));
+  if (told.samples.length) {
+    box.append(el('h4', {}, `${told.samples.length} samples`), versionKey(told.samples, oldest));
+    box.append(el('ol', { class: 'responses' }, told.samples.map(sample => response(sample, oldest))));
+  }
+  box.append(el('h4', {}, 'What became of it'), el('ol', { class: 'moments' }, told.moments.map(([at, what, detail]) =>
+    el('li', {}, el('span', { class: 'dim number' }, at == null ? '' : seconds(at)), el('b', {}, what), el('span', {}, detail)))));
+}
+
+const shadeOf = (version, oldest) => `v${Math.min(version - oldest, 3)}`;
+
+function versionKey(samples, oldest) {
+  const versions = [...new Set(samples.flatMap(sample => sample.spans.map(([version]) => version)))].sort((a, b) => a - b);
+  if (!versions.length) return el('p', { class: 'dim small' }, 'No text was logged for this attempt.');
+  return el('p', { class: 'dim small' }, 'sampled under version ', versions.map(version => el('span', { class: `version ${shadeOf(version, oldest)}` }, version)));
+}
+
+function response(sample, oldest) {
+  const facts = [sample.reward == null ? 'masked' : `reward ${figure(sample.reward)}`, `${figure(sample.tokens)} tokens`, sample.finish];
+  if (sample.turns > 1) facts.push(`${sample.turns} turns`);
+  const text = el('div', { class: 'text' }, sample.spans.map(([version, part]) =>
+    el('span', { class: shadeOf(version, oldest), title: `version ${version}` }, part)));
+  if (sample.cut) text.append(el('span', { class: 'dim' }, ` … ${figure(sample.cut)} more tokens`));
+  const tone = sample.reward == null ? 'masked' : sample.reward > 0 ? 'good' : '';
+  return el('li', { class: tone }, el('div', { class: 'dim small' }, facts.join(' · ')), text);
+}

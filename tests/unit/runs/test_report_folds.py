@@ -1,0 +1,262 @@
+"""What the page of a run is made of: shares of time, columns, lanes, incidents, group rows."""
+
+import base64
+import gzip
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from offbeat.controller.events import (
+    Admitted,
+    AnyEvent,
+    Claimed,
+    Committed,
+    Dispatched,
+    EngineLost,
+    Joined,
+    Opened,
+    Released,
+    Returned,
+    ReturnKind,
+    Rewound,
+    Served,
+    Spent,
+    StepApplied,
+    TrainerReplaced,
+    UndoneStep,
+)
+from offbeat.messages.failures import Component
+from offbeat.runs.report.group_rows import GroupRows
+from offbeat.runs.report.packing import packed
+from offbeat.runs.report.shares import covered_shares, merged, spread
+from offbeat.runs.report.steps import (
+    MetricsFile,
+    StepFold,
+    binned,
+    joined,
+    last_of_bins,
+    read_metrics_file,
+)
+from offbeat.runs.report.timeline import Timeline
+from offbeat.telemetry.records import MetricRecord, encode_line
+from tests.support.recorded_runs import RecordedRun, receipt
+
+
+def test_a_share_is_the_part_of_an_interval_that_spans_cover() -> None:
+    spans = [(0.0, 1.0), (2.5, 3.0), (3.5, 5.5)]
+    shares = covered_shares(spans, 6.0, 6)
+    assert shares == pytest.approx([1, 0, 0.5, 0.5, 1, 0.5])
+    assert covered_shares([], 6.0, 3) == pytest.approx([0, 0, 0])
+    assert merged([(2.0, 3.0), (0.0, 1.0), (0.5, 2.5)]) == [(0.0, 3.0)]
+
+
+def test_seconds_spread_over_laps_are_neither_lost_nor_made() -> None:
+    laps = [(0.0, 2.0, 1.0), (2.0, 2.0, 0.5), (4.0, 7.9, 3.0)]
+    per_interval = spread(laps, 8.0, 16)
+    assert per_interval.sum() == pytest.approx(4.5)
+    assert per_interval[:4] == pytest.approx([0.25] * 4)
+    assert per_interval[5:8] == pytest.approx([0, 0, 0]), "nothing between the laps"
+
+
+def unpacked(text: str) -> tuple[Any, bytes]:
+    blob = gzip.decompress(base64.b64decode(text))
+    (length,) = struct.unpack_from("<I", blob)
+    return msgspec.json.decode(blob[4 : 4 + length]), blob[4 + length :]
+
+
+def column(reference: Any, columns: bytes) -> np.ndarray[Any, Any]:
+    kind, offset, count = reference["$"]
+    width = int(kind[1])
+    planes = np.frombuffer(columns, np.uint8, count * width, offset).reshape(width, count)
+    return np.frombuffer(planes.T.tobytes(), f"<{kind}")
+
+
+def test_columns_come_back_to_four_digits_with_what_is_no_number() -> None:
+    numbers = np.array([0.0, 1.0, -123.456, 1e-20, 3e38, np.nan, np.inf, 2.0e9])
+    tree, columns = unpacked(packed({"a": [{"b": numbers}], "n": np.arange(300, dtype=np.uint16)}))
+    found = column(tree["a"][0]["b"], columns)
+    finite = np.isfinite(numbers)
+    assert found[finite] == pytest.approx(numbers[finite], rel=2**-13)
+    assert np.isnan(found[5]) and np.isposinf(found[6])
+    assert column(tree["n"], columns).tolist() == list(range(300))
+
+
+def test_no_text_of_a_run_stands_in_the_packed_data() -> None:
+    text = packed({"name": "</script><img src=x onerror=alert(1)>\u2028"})
+    assert set(text) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=")
+
+
+# --- time line -----------------------------------------------------------------------------------
+
+
+def timeline_of(*events: tuple[float, AnyEvent]) -> Timeline:
+    timeline = Timeline()
+    for at_s, event in events:
+        timeline.take(event, at_s)
+    return timeline
+
+
+def opened(incarnation: int = 1, driver: str = "d") -> Opened:
+    return Opened("run-1", incarnation, driver)
+
+
+def served(engine: str = "generator-0", version: int = 0) -> Served:
+    return Served(engine, "a", 1, version, "digest")
+
+
+def applied(step: int) -> StepApplied:
+    return StepApplied(step, 1, step, (step,), step, samples=2, reward=0.5, staleness=((1, 2),))
+
+
+def test_an_engine_is_down_from_its_loss_until_it_serves_again() -> None:
+    timeline = timeline_of(
+        (0.0, opened()),
+        (1.0, served()),
+        (1.0, Dispatched(0, 1, "generator-0", 0)),
+        (4.0, EngineLost("generator-0", "it was killed")),
+        (4.0, Returned(0, 1, ReturnKind.INFRASTRUCTURE, "engine_lost")),
+        (6.0, served()),
+        (8.0, Released(0, "digest")),
+    )
+    (incident,) = timeline.incidents
+    assert (incident.what, incident.at_s, incident.back_s) == ("engine lost", 4.0, 6.0)
+    lane = next(lane for lane in timeline.lanes() if lane.name == "generator-0")
+    assert lane.down == [(4.0, 6.0)]
+    assert lane.busy.mean() == pytest.approx(3 / 8)
+
+
+def test_a_lost_trainer_is_back_when_its_new_process_answers() -> None:
+    timeline = timeline_of(
+        (0.0, opened()),
+        (1.0, Claimed(1, 1, (0,))),
+        (2.0, TrainerReplaced("it was killed")),
+        (3.0, Rewound(0, 1, "it was killed")),
+        (5.0, Joined(Component.TRAINER, "trainer", "b")),
+    )
+    lost, rewound = timeline.incidents
+    assert (lost.what, lost.back_s) == ("trainer lost", 5.0)
+    assert (rewound.what, rewound.back_s) == ("rewound", None)
+    trainer = next(lane for lane in timeline.lanes() if lane.name == "trainer")
+    assert trainer.down == [(2.0, 5.0)]
+    assert trainer.busy.sum() == pytest.approx(len(trainer.busy) / 5)
+
+
+def test_nothing_is_up_between_two_controllers_and_a_resume_is_no_loss() -> None:
+    timeline = timeline_of(
+        (0.0, opened()),
+        (1.0, served()),
+        (1.0, Dispatched(0, 1, "generator-0", 0)),
+        (2.0, Dispatched(1, 1, "generator-0", 0)),
+        (5.0, opened(2)),
+        (6.0, served()),
+        (9.0, opened(3, driver="another")),
+        (10.0, served()),
+    )
+    assert [(each.what, each.at_s, each.back_s) for each in timeline.incidents] == [
+        ("controller lost", 2.0, 5.0),
+        ("resumed", 6.0, 9.0),
+    ]
+    lanes = {lane.name: lane for lane in timeline.lanes()}
+    assert lanes["controller"].down == [(2.0, 5.0), (6.0, 9.0)]
+    assert lanes["generator-0"].busy.sum() == pytest.approx(len(lanes["generator-0"].busy) / 10)
+
+
+def test_a_pause_without_any_record_is_a_quiet_spell_if_steps_have_none_like_it() -> None:
+    events: list[tuple[float, AnyEvent]] = [(0.0, opened()), (5.0, served())]
+    events += [(5.0 + 0.1 * step, applied(step)) for step in range(1, 20)]
+    events += [(20.0, applied(20))]
+    (quiet,) = timeline_of(*events).all_incidents()
+    assert (quiet.what, quiet.at_s, quiet.back_s) == ("quiet", pytest.approx(6.9), 20.0)
+    slow: list[tuple[float, AnyEvent]] = [(0.0, opened()), (5.0, served())]
+    slow += [(5.0 + 30.0 * step, applied(step)) for step in range(1, 20)]
+    assert timeline_of(*slow).all_incidents() == [], "steps of half a minute are no incident"
+
+
+def test_attributed_time_adds_up_to_the_time_that_a_controller_was_up() -> None:
+    spent = Spent(trainer={"compute": 3.0, "sync": 1.0}, engines={"compute": 4.0, "sync": 4.0})
+    timeline = timeline_of(
+        (0.0, opened()),
+        (0.0, served("generator-0")),
+        (0.0, served("generator-1")),
+        (4.0, spent),
+        (6.0, opened(2)),
+        (10.0, spent),
+    )
+    for shares in timeline.attribution().values():
+        total = sum(shares.values(), start=np.zeros(150))
+        assert total[:60] == pytest.approx(np.ones(60))
+        assert total[60:90] == pytest.approx(np.zeros(30)), "between two controllers"
+        assert total[90:] == pytest.approx(np.ones(60))
+
+
+# --- steps and metrics ---------------------------------------------------------------------------
+
+
+def test_the_journal_decides_which_steps_there_are(tmp_path: Path) -> None:
+    fold = StepFold()
+    for number in (1, 2, 3):
+        fold.take(applied(number), float(number))
+    fold.take(Rewound(1, 1, "lost"), 4.0)
+    fold.take(applied(2), 5.0)
+    path = tmp_path / "metrics.jsonl"
+    records = [
+        MetricRecord(v, v, 0.0, {"a/b": v + extra}) for v, extra in ((2, 0.25), (3, 0), (2, 0.5))
+    ]
+    path.write_bytes(b"".join(map(encode_line, records)) + b"no record\n" + b'{"torn')
+    found = read_metrics_file(path)
+    assert found.unreadable == 1
+    columns = joined(fold.columns(), found)
+    assert columns["step"].tolist() == [1, 2]
+    assert columns["time"].tolist() == [1.0, 5.0]
+    assert columns["samples"].tolist() == [2, 4]
+    assert columns["a/b"].tolist() == pytest.approx([np.nan, 2.5], nan_ok=True)
+    assert fold.staleness_shares(10)[1].tolist() == [1, 1]
+
+
+def test_points_are_means_of_equal_runs_of_steps() -> None:
+    numbers = np.array([1.0, np.nan, 3.0, 5.0, np.nan, np.nan])
+    assert binned(numbers, 3).tolist() == pytest.approx([1.0, 4.0, np.nan], nan_ok=True)
+    assert last_of_bins(np.arange(6.0), 3).tolist() == [1, 3, 5]
+    assert binned(numbers, 100) is numbers
+    assert joined(StepFold().columns(), MetricsFile())["step"].tolist() == []
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+def test_a_row_has_what_the_receipt_says_and_a_rewind_takes_the_step_back(tmp_path: Path) -> None:
+    run, rows = RecordedRun(tmp_path), GroupRows()
+    record = run.ledger.record
+    run.ledger.record = lambda event: (rows.take(event), record(event))[1]
+    run.train(run.ready(2))
+    assert list(rows.step) == [1, 1]
+    assert (rows.reward[0], rows.spread[0], rows.tokens[0]) == (0.5, 0.5, 7.0)
+    assert (rows.oldest[0], rows.span[0], rows.attempts[0]) == (0, 1, 1)
+    rows.take(
+        Rewound(
+            0,
+            1,
+            "x",
+            (UndoneStep(1, (0,), (1,), has_target_step=False, batch_deficit=0, staleness=()),),
+        )
+    )
+    assert list(rows.step) == [0, 1]
+    run.close()
+
+
+def test_groups_worth_telling_are_those_that_something_happened_to() -> None:
+
+    rows = GroupRows()
+    for index in range(1000):
+        rows.take(Admitted(index, None))
+        rows.take(Dispatched(index, 3 if index == 517 else 1, "generator-0", 0))
+        rows.take(Committed(receipt(index, 1, 0)))
+    told = rows.telling(40)
+    assert 517 in told
+    assert len(told) == 40
+    assert told[-1] == 999
+    assert GroupRows().telling(40) == []

@@ -1,0 +1,212 @@
+"""`offbeat report`: one file, from the run directory alone, whatever stands in it."""
+
+import base64
+import gzip
+import hashlib
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from offbeat.cli.main import app
+from offbeat.controller.events import DropReason, ReturnKind
+from offbeat.runs.report import limits
+from offbeat.runs.report.document import document
+from offbeat.runs.report.limits import FileTooLarge, read_limited
+from offbeat.runs.report.page import SCRIPTS, page
+from offbeat.runs.report.story import RunStory
+from offbeat.runs.why import why
+from offbeat.telemetry.summary import Summary
+from tests.support.recorded_runs import RecordedRun
+
+HOSTILE = "</script></title><img src=x onerror=\"document.title='taken'\"><!--\u2028'"
+
+
+def offbeat(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RecordedRun:
+    times = itertools.count(1_700_000_000)
+    return RecordedRun(tmp_path, unix_s=lambda: float(next(times)))
+
+
+def trained(run: RecordedRun) -> Path:
+    """Two steps, a retry and a drop."""
+    ledger = run.ledger
+    lost = ledger.admit(None)
+    ledger.dispatch(lost, "generator-3", 0)
+    ledger.retry(lost, ReturnKind.INFRASTRUCTURE, "engine_lost")
+    run.rolled_out(lost, 0)
+    run.train([lost, *run.ready(1)])
+    (filtered,) = run.ready(1)
+    ledger.drop(filtered, DropReason.FILTERED, "zero_variance")
+    run.train(run.ready(2))
+    run.summarise(reward_first=0.5, reward_last=0.5)
+    (run.run_dir / "config.yaml").write_text("name: tiny\nsteps: 2\nsampler: {max_staleness: 1}\n")
+    run.close()
+    return run.run_dir
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes, and the text of its scripts and style."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found = list[tuple[str, dict[str, str | None]]]()
+        self.inside = list[str]()
+        self.open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self.open = tag
+        if tag in {"script", "style"}:
+            self.inside.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.open in {"script", "style"}:
+            self.inside[-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = ""
+
+
+def test_the_command_writes_one_file_beside_the_run_or_where_it_is_told(run: RecordedRun) -> None:
+    run_dir = trained(run)
+    told = offbeat("report", run_dir)
+    assert told.exit_code == 0, told.output
+    assert (run_dir / "report.html").stat().st_size < 200_000
+    elsewhere = run_dir / "other.html"
+    assert offbeat("report", run_dir, "-o", elsewhere).exit_code == 0
+    assert elsewhere.exists()
+
+
+def test_the_page_loads_nothing_and_its_policy_names_its_script_and_style(run: RecordedRun) -> None:
+    text = page(document([trained(run)]))
+    elements = Elements(text)
+    loading = [each for each in elements.found if {"src", "href", "action", "data"} & set(each[1])]
+    assert loading == [("a", {"class": "skip", "href": "#learning"})]
+    policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv")) or ""
+    style, _, script = elements.inside
+    for code, directive in ((script, "script-src"), (style, "style-src")):
+        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+
+
+def test_no_file_of_the_page_builds_html_from_text_or_evaluates_any() -> None:
+    web = Path(limits.__file__).parent / "web"
+    own = [web / name for name in SCRIPTS if not name.startswith("vendor/")]
+    assert {path.name for path in web.glob("*.js")} == {path.name for path in own}
+    forbidden = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function"
+    )
+    assert [path.name for path in own if forbidden.search(path.read_text())] == []
+
+
+def test_names_that_are_markup_stay_text(run: RecordedRun) -> None:
+    run_dir = trained(run)
+    (run_dir / "config.yaml").write_text(json.dumps({"name": HOSTILE, HOSTILE: HOSTILE}))
+    text = page(document([run_dir]))
+    tags = [tag for tag, _ in Elements(text).found]
+    assert "img" not in tags
+    assert tags.count("script") == 2
+    assert HOSTILE not in text
+
+
+def test_page_summary_and_why_tell_the_same_story(run: RecordedRun) -> None:
+    run_dir = trained(run)
+    (facts,) = document([run_dir])["runs"]
+    summary = Summary.from_json((run_dir / "summary.json").read_bytes())
+    assert facts["verdict"]["state"] == summary.outcome
+    cards = {card["title"]: card for card in facts["verdict"]["cards"]}
+    assert cards["groups"]["note"].startswith("5 drawn = 4 trained + 1 dropped + 0 outstanding")
+    assert cards["staleness"]["value"] == "at most 0"
+    groups = facts["groups"]["columns"]
+    assert groups["step"].tolist() == [1, 1, 0, 2, 2]
+    assert groups["attempts"].tolist() == [2, 1, 1, 1, 1]
+    assert facts["groups"]["drop_labels"] == ["zero_variance"]
+    for prompt_index, told in facts["told"].items():
+        history = why(run_dir, prompt_index)
+        assert told["now"] == history.now
+        assert [moment[1:] for moment in told["moments"]] == [
+            [each.what, each.detail] for each in history.moments
+        ]
+
+
+def test_a_run_that_was_killed_is_told_from_its_journal(run: RecordedRun) -> None:
+    run_dir = trained(run)
+    written = Summary.from_json((run_dir / "summary.json").read_bytes())
+    (run_dir / "summary.json").unlink()
+    story = RunStory(run_dir, 0)
+    assert story.state == "unfinished"
+    assert story.summary.groups == written.groups
+    assert story.summary.steps == written.steps
+
+
+def test_a_run_without_a_step_has_a_page_too(run: RecordedRun) -> None:
+    run.close()
+    (facts,) = document([run.run_dir])["runs"]
+    assert facts["groups"]["count"] == 0
+    assert facts["problems"] == [facts["problems"][0]], "there is no config.yaml"
+    assert page(document([run.run_dir]))
+
+
+def test_runs_are_compared_by_keys_curves_and_results(tmp_path: Path) -> None:
+    dirs = [tmp_path / "one", tmp_path / "two"]
+    for directory in dirs:
+        directory.mkdir()
+        trained(RecordedRun(directory))
+    (dirs[1] / "config.yaml").write_text("name: tiny\nsteps: 3\n")
+    first, second = document(dirs)["runs"]
+    assert (first["config"]["steps"], second["config"]["steps"]) == ("2", "3")
+    assert second["curves"]["train/reward"].tolist() == [0.5, 0.5]
+    assert "groups" not in second
+
+
+def test_damaged_files_beside_the_journal_are_named_and_hide_nothing(run: RecordedRun) -> None:
+    run_dir = trained(run)
+    (run_dir / "summary.json").write_text("{")
+    (run_dir / "config.yaml").write_text("a: [")
+    (run_dir / "metrics.jsonl").write_bytes(b"\xff\n{}\n")
+    (run_dir / "rollouts").mkdir()
+    (run_dir / "rollouts" / "x.parquet").write_bytes(b"PAR1 no PAR1")
+    story = RunStory(run_dir, 10)
+    assert [problem.split()[0] for problem in story.problems] == [
+        "config.yaml", "summary.json", "metrics.jsonl", "1",
+    ]  # fmt: skip
+    assert story.summary.groups.trained == 4
+
+
+def test_a_file_larger_than_any_that_a_run_writes_is_not_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"x" * 101)
+    assert read_limited(path, 101)
+    with pytest.raises(FileTooLarge, match=r"101 bytes; at most 100 are read"):
+        read_limited(path, 100)
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    told = offbeat("report", tmp_path)
+    assert told.exit_code == 2
+    assert told.stderr.count("\n") == 1
+    assert "it holds no journal" in told.stderr
+
+
+def test_the_same_run_gives_the_same_data(run: RecordedRun) -> None:
+    run_dir = trained(run)
+
+    def data() -> Any:
+        text = page(document([run_dir]))
+        found = re.search(r'id="data">([^<]+)<', text)
+        assert found
+        return gzip.decompress(base64.b64decode(found[1]))
+
+    assert re.sub(rb'"made":"[^"]+"', b"", data()) == re.sub(rb'"made":"[^"]+"', b"", data())
