@@ -259,6 +259,42 @@ def control(
     typer.echo(f"{run}: {command}")
 
 
+@app.command("plan-sync")
+def plan_sync(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RECIPE]", help="YAML recipe; gives what no option does."),
+    ] = None,
+    overrides: OverridesArgument = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", help="config.json of a model, or its directory; no weights needed."
+        ),
+    ] = None,
+    senders: Annotated[
+        str,
+        typer.Option(
+            "--senders", help="Trainer: tensor=8,pipeline=4,expert=16,expert_tensor=1,data=2."
+        ),
+    ] = "",
+    receivers: Annotated[
+        str, typer.Option("--receivers", help="Engines: tensor=8,data=4 are four of eight ranks.")
+    ] = "",
+    per_machine: Annotated[
+        int, typer.Option("--per-machine", min=1, help="Ranks on one machine.")
+    ] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Plan a weight sync between two layouts, without weights or a GPU: who sends what to whom."""
+    from offbeat.cli.plan_sync import plan_or_exit
+
+    typer.echo(
+        plan_or_exit(recipe, overrides, model, senders, receivers, per_machine, as_json=as_json),
+        nl=False,
+    )
+
+
 @config_app.command("explain")
 def config_explain(
     key: Annotated[

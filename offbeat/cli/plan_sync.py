@@ -1,0 +1,57 @@
+"""Puts together what ``offbeat plan-sync`` is asked for: a recipe, options, or both."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from offbeat.cli.recipes import read_or_exit
+from offbeat.messages.exit_codes import REFUSED
+from offbeat.messages.failures import OffbeatError
+from offbeat.planning.grid_text import parse_grid
+from offbeat.planning.sync_plan import MIB, NothingToPlan, SyncLayouts, layouts_of, plan_of
+from offbeat.weight_sync.dtypes import WirePolicy
+
+_PIECE_BYTES = 64 * MIB
+
+
+def plan_or_exit(
+    recipe: Path | None,
+    overrides: Sequence[str] | None,
+    model: Path | None,
+    senders: str,
+    receivers: str,
+    per_machine: int,
+    *,
+    as_json: bool,
+) -> str:
+    """Return the plan as text or JSON; what cannot be planned ends the process with code 2."""
+    try:
+        layouts = _layouts(recipe, overrides, model, senders, receivers, per_machine)
+        _, report = plan_of(layouts)
+    except OffbeatError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(REFUSED) from None
+    return report.to_json() if as_json else report.to_text()
+
+
+def _layouts(
+    recipe: Path | None,
+    overrides: Sequence[str] | None,
+    model: Path | None,
+    senders: str,
+    receivers: str,
+    per_machine: int,
+) -> SyncLayouts:
+    if recipe is None:
+        if model is None or not senders or not receivers:
+            raise NothingToPlan("give a RECIPE, or all of --model, --senders and --receivers")
+        grids = parse_grid(senders), parse_grid(receivers)
+        return SyncLayouts(model, WirePolicy(), *grids, per_machine, _PIECE_BYTES)
+    found = layouts_of(read_or_exit(recipe, overrides).config, per_machine)
+    if model is not None:
+        found = replace(found, model=model, policy=WirePolicy())
+    if senders:
+        found = replace(found, senders=parse_grid(senders))
+    return replace(found, receivers=parse_grid(receivers)) if receivers else found

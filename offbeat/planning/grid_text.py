@@ -1,0 +1,45 @@
+"""Parallel sizes in text: ``tensor=8,pipeline=4,data=2``."""
+
+from dataclasses import fields
+from typing import Final
+
+from offbeat.weight_sync.reshard.errors import LayoutRefused
+from offbeat.weight_sync.reshard.grid import ModelGrid
+
+_STAGES: Final = "stages"
+_NAMES: Final = tuple(field.name for field in fields(ModelGrid))
+
+
+def parse_grid(text: str) -> ModelGrid:
+    """Return the grid of a text; ``stages`` takes its numbers as ``stages=10+9+9``.
+
+    Raises:
+        LayoutRefused: An unknown name, or what is no number.
+    """
+    values = dict[str, int | tuple[int, ...]]()
+    for item in filter(None, text.replace(" ", "").split(",")):
+        name, _, value = item.partition("=")
+        if name not in _NAMES:
+            raise LayoutRefused("size", repr(name), f"one of {', '.join(_NAMES)}")
+        numbers = value.split("+")
+        if not all(number.isdecimal() and int(number) for number in numbers):
+            raise LayoutRefused(name, repr(value), "a positive number, as in tensor=8")
+        if name == _STAGES:
+            values[name] = tuple(map(int, numbers))
+        elif len(numbers) > 1:
+            raise LayoutRefused(name, repr(value), "one number")
+        else:
+            values[name] = int(value)
+    return ModelGrid(**values)  # pyright: ignore[reportArgumentType] -- each is of its field's type
+
+
+def describe_grid(grid: ModelGrid) -> str:
+    """Return the sizes of a grid that differ from one rank, and its ranks."""
+    alone = ModelGrid()
+    said = [
+        f"{field.name} {value if field.name != _STAGES else '+'.join(map(str, value))}"
+        for field in fields(grid)
+        if (value := getattr(grid, field.name)) != getattr(alone, field.name)
+    ]
+    ranks = f"{grid.ranks} rank{'s' if grid.ranks > 1 else ''}"
+    return f"{ranks}: {', '.join(said)}" if said else ranks

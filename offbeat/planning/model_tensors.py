@@ -1,0 +1,88 @@
+"""Names, shapes and wire types of a model's tensors, from its config alone."""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.trainers.expert_names import metas_apart
+from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy
+from offbeat.weight_sync.reshard.declared import DeclaredTensor, ModelSizes
+from offbeat.weight_sync.source import dtype_name
+
+_EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
+
+
+class UnreadableModelConfig(OffbeatError):
+    """A config that names no model whose tensors can be listed."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.problem}. Give a Hugging Face config.json, or its directory, of a "
+            "model that transformers knows"
+        )
+
+
+def model_tensors(path: Path, policy: WirePolicy) -> tuple[list[DeclaredTensor], ModelSizes]:
+    """List the tensors of a model as its files name them, without allocating one.
+
+    Args:
+        path: ``config.json``, or the directory that contains it.
+        policy: Wire types; without one of its own, tensors travel in the config's type.
+
+    Raises:
+        UnreadableModelConfig: No such file, or a model that transformers does not know.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UnreadableModelConfig(str(file), f"cannot be read ({error})") from error
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise UnreadableModelConfig(str(file), "has no model_type")
+    try:
+        config = AutoConfig.for_model(**values)
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UnreadableModelConfig(str(file), f"is not understood ({error})") from error
+    tied = bool(values.get("tie_word_embeddings", config.tie_word_embeddings))
+    served = str(values.get("dtype") or values.get("torch_dtype") or "bfloat16")
+    wire = WirePolicy(policy.dtype or served, policy.preserve)
+    metas = (
+        (name, tuple(each.shape), dtype_name(each))
+        for name, each in module.state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    )
+    tensors = [
+        DeclaredTensor(name, shape, ITEMSIZE[wire(name, dtype)])
+        for name, shape, dtype in metas_apart(metas)
+    ]
+    return tensors, _sizes(config.to_dict(), config.num_hidden_layers, tied=tied)
+
+
+def _sizes(values: dict[str, Any], layers: int, *, tied: bool) -> ModelSizes:
+    heads = values.get("num_attention_heads") or 1
+    segments, groups = (), 1
+    if width := values.get("mamba_num_heads"):
+        inner, groups = width * values["mamba_head_dim"], values["n_groups"]
+        state = groups * values["ssm_state_size"]
+        segments = (inner, inner, state, state, width)
+    return ModelSizes(
+        layers=layers,
+        key_value_heads=values.get("num_key_value_heads") or heads,
+        experts=next((values[key] for key in _EXPERTS if values.get(key)), 0),
+        tied=tied,
+        segments=segments,
+        state_space_groups=groups,
+    )

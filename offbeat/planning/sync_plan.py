@@ -1,0 +1,201 @@
+"""Plan of the weight sync between two layouts, as a table: ``offbeat plan-sync``."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from offbeat.config.run import RunConfig
+from offbeat.messages.failures import OffbeatError
+from offbeat.planning.grid_text import describe_grid
+from offbeat.planning.model_tensors import model_tensors
+from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.reshard.account import ByteAccount, account
+from offbeat.weight_sync.reshard.declared import placed
+from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.reshard.plan import RankMachines, ReshardPlan, plan_reshard
+
+MIB: Final = 1 << 20
+_GB: Final = 1e9
+_LINKS: Final = ("network", "machine", "shared copy")
+
+
+class NothingToPlan(OffbeatError):
+    """A recipe without weights to send, or a request that lacks a side."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"no weight sync to plan: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncLayouts:
+    """The two sides of a sync."""
+
+    model: Path
+    policy: WirePolicy
+    senders: ModelGrid
+    receivers: ModelGrid
+    ranks_per_machine: int
+    max_piece_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPlanReport:
+    """A plan in numbers."""
+
+    model: str
+    tensors: int
+    senders: str
+    receivers: str
+    ranks_per_machine: int
+    bytes: ByteAccount
+    pieces: int
+    transfers: int
+    seconds: float  # of CPU, to plan
+    digest: str
+    gathered: int  # bytes into trainer ranks if each receives the whole model
+    stored: int  # bytes out of rank 0 if it sends the model once to each machine of receivers
+    broadcast: int  # bytes into receivers if each receives the whole model
+
+    def to_json(self) -> str:
+        """Return the report as one JSON object; sizes are bytes."""
+        found = asdict(self)
+        moved = {kind: dict.fromkeys(_LINKS, 0) for kind, _ in self.bytes.moved}
+        for (kind, link), nbytes in self.bytes.moved.items():
+            moved[kind][link] = nbytes
+        found["bytes"] |= {
+            "moved": moved,
+            "over_network": self.bytes.over_network,
+            "ratio": self.bytes.ratio,
+            "busiest": self.bytes.busiest,
+        }
+        return json.dumps(found) + "\n"
+
+    def to_text(self) -> str:
+        """Return the report as a table, in GB (1e9 bytes) or MB (1e6 bytes)."""
+        return "".join(f"{line}\n" for line in self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        found = self.bytes
+        unit, divisor = ("GB", 1e9) if found.model >= _GB else ("MB", 1e6)
+
+        def said(nbytes: float) -> str:
+            return f"{nbytes / divisor:,.2f} {unit}"
+
+        def row(name: str, values: list[int]) -> str:
+            return f"{name:<14}" + "".join(f"{value / divisor:>14,.2f}" for value in values)
+
+        yield f"{self.model}: {said(found.model)} in {self.tensors:,} tensors"
+        yield f"senders    {self.senders}"
+        yield f"receivers  {self.receivers}"
+        yield f"{self.ranks_per_machine} ranks on a machine, none of both sides"
+        yield "declared by the names of tensors, not recorded from engines"
+        yield ""
+        yield f"{unit:<14}" + "".join(f"{link:>14}" for link in _LINKS)
+        kinds = list(dict.fromkeys(kind for kind, _ in found.moved))
+        for kind in kinds:
+            yield row(kind, [found.moved.get((kind, link), 0) for link in _LINKS])
+        yield row(
+            "in all",
+            [sum(found.moved.get((kind, link), 0) for kind in kinds) for link in _LINKS],
+        )
+        yield ""
+        mean = found.over_network / len(found.sent)
+        yield f"each byte that has to cross the network crosses it {found.ratio:.2f} times"
+        yield (
+            f"busiest sender {said(found.busiest)} (mean {said(mean)}), "
+            f"busiest receiver {said(max(found.received))}"
+        )
+        yield f"{self.transfers:,} transfers of {self.pieces:,} pieces, planned in {self.seconds:.1f} s of CPU"
+        yield f"plan {self.digest}"
+        yield ""
+        yield "beside it, whole weights through rank 0:"
+        yield f"  into trainer ranks  {said(self.gathered)} to gather, the model into each other rank"
+        yield f"  out of rank 0       {said(self.stored)} (object_store), {said(found.model)} (gloo)"
+        yield f"  into receivers      {said(self.broadcast)}"
+
+
+def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
+    """Return the layouts of a recipe's trainer and engines.
+
+    Raises:
+        NothingToPlan: Its trainer or its engines are stubs, or it has no engines.
+    """
+    if config.trainer.backend == "stub":
+        raise NothingToPlan("trainer.backend is stub, which has no weights")
+    if config.generator.backend not in ("embedded", "vllm"):
+        raise NothingToPlan(
+            f"generator.backend is {config.generator.backend}, which has no weights"
+        )
+    return SyncLayouts(
+        Path(config.model.path),
+        WirePolicy(config.sync.wire_dtype or config.model.dtype, config.sync.keep_float32),
+        _senders(config),
+        _receivers(config),
+        ranks_per_machine,
+        round(config.sync.chunk_mib * MIB),
+    )
+
+
+def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
+    """Plan a sync from the model's config alone, without weights, processes or a GPU.
+
+    Raises:
+        UnreadableModelConfig: The model cannot be read.
+        LayoutRefused: The layouts do not divide the model.
+    """
+    tensors, sizes = model_tensors(layouts.model, layouts.policy)
+    source, target = layouts.senders, layouts.receivers
+    machines = RankMachines.of_size(source.ranks, target.ranks, layouts.ranks_per_machine)
+    started = time.process_time()
+    plan = plan_reshard(
+        placed(tensors, sizes, source, target), machines, max_piece_bytes=layouts.max_piece_bytes
+    )
+    seconds = time.process_time() - started
+    found = account(plan)
+    report = SyncPlanReport(
+        model=layouts.model.stem if layouts.model.suffix == ".json" else layouts.model.name,
+        tensors=len(tensors),
+        senders=describe_grid(source),
+        receivers=describe_grid(target),
+        ranks_per_machine=layouts.ranks_per_machine,
+        bytes=found,
+        pieces=len(plan.pieces),
+        transfers=len(plan),
+        seconds=seconds,
+        digest=plan.digest,
+        gathered=found.model * (source.ranks - 1),
+        stored=found.model * len(set(machines.receivers)),
+        broadcast=found.model * target.ranks,
+    )
+    return plan, report
+
+
+def _senders(config: RunConfig) -> ModelGrid:
+    trainer = config.trainer
+    if trainer.backend == "megatron":
+        return ModelGrid(
+            tensor=trainer.tensor_parallel,
+            pipeline=trainer.pipeline_parallel,
+            data=trainer.data_parallel,
+            expert=trainer.expert_parallel,
+        )
+    return ModelGrid(shards=trainer.data_parallel if trainer.backend == "torch" else 1)
+
+
+def _receivers(config: RunConfig) -> ModelGrid:
+    generator = config.generator
+    if generator.backend != "vllm":
+        return ModelGrid(data=generator.engines)
+    vllm = generator.vllm
+    return ModelGrid(
+        tensor=vllm.tensor_parallel,
+        pipeline=vllm.pipeline_parallel,
+        data=generator.engines,
+        expert=vllm.tensor_parallel if vllm.expert_parallel else 1,
+        expert_tensor=1 if vllm.expert_parallel else None,
+    )

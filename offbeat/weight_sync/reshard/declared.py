@@ -1,0 +1,244 @@
+"""Placements by the names of tensors, for models and engines that are not there. Pure.
+
+A live sync learns what an engine rank needs from the engine itself. A plan for a cluster that does
+not exist yet has names and shapes alone, so it declares how trainers and engines cut each of them:
+
+    rows        first axis over tensor-parallel ranks           queries, gate, up, what leaves MLA's ranks
+    columns     second axis                                     output of attention, down
+    heads       first axis in key-value heads, repeated where there are fewer heads than ranks
+    vocabulary  first axis, padded to equal numbers of rows     embedding, output head
+    segments    first axis in segments that are cut each alone  input of a state space layer
+    whole       every rank                                      norms, routers, what MLA compresses to
+    expert      one of these, for one expert, over expert and expert-tensor ranks
+
+What no rule knows is whole on every receiver: that costs bytes and is never wrong. A sender, which
+has to hold it somewhere, holds it whole as well.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Final, Literal
+
+from offbeat.weight_sync.reshard.errors import LayoutRefused
+from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement
+from offbeat.weight_sync.reshard.region import Region, Shape, chunk_cuts, part_of
+
+Cut = Literal["rows", "columns", "heads", "vocabulary", "segments", "whole"]
+
+_RULES: Final[tuple[tuple[str, Cut], ...]] = (
+    (r"(embed_tokens|embeddings|lm_head)\.weight", "vocabulary"),
+    (r"[kv]_proj\.(weight|bias)", "heads"),
+    (r"(q|gate|up|q_b|kv_b)_proj\.(weight|bias)", "rows"),
+    (r"(o|down|out)_proj\.weight", "columns"),
+    (r"mixer\.(in_proj|conv1d)\.(weight|bias)", "segments"),
+    (r"mixer\.(A_log|D|dt_bias|norm\.weight)", "rows"),
+)
+_CUTS: Final[tuple[tuple[re.Pattern[str], Cut], ...]] = tuple(
+    (re.compile(rf"(?:.*\.)?{pattern}"), cut) for pattern, cut in _RULES
+)
+_EXPERT: Final = re.compile(r".*\.experts\.(\d+)\.(?:gate|up|down)_proj\.weight")
+_LAYER: Final = re.compile(r"(?:.*\.)?layers\.(\d+)\..*")
+_FIRST_STAGE: Final = re.compile(r"(?:.*\.)?(embed_tokens|embeddings)\.weight")
+_LAST_STAGE: Final = re.compile(r"(?:.*\.)?(norm|norm_f|final_layernorm|lm_head)\.(weight|bias)")
+_STATE_SPACE: Final = re.compile(r".*\.mixer\.(in_proj|conv1d|A_log|D|dt_bias|norm|out_proj)\b.*")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Sizes of a model that placements depend on, beside the shapes of its tensors."""
+
+    layers: int
+    key_value_heads: int
+    experts: int = 0
+    tied: bool = False  # whether the output head is the embedding
+    # Rows of a state space layer's input: gate, values, B, C, time steps
+    segments: tuple[int, ...] = ()
+    state_space_groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """A tensor of a model: its Hugging Face name, shape, and bytes of an element on the wire."""
+
+    name: str
+    shape: Shape
+    itemsize: int
+
+
+def placed(
+    tensors: Iterable[DeclaredTensor], sizes: ModelSizes, source: ModelGrid, target: ModelGrid
+) -> list[PlacedTensor]:
+    """Return every tensor with its placement on both sides, in the order of pipeline stages.
+
+    Receivers take the tensors of state space layers whole: engines rearrange them as they load.
+
+    Raises:
+        LayoutRefused: Parallel sizes do not divide a tensor, or a tensor is in no known stage.
+    """
+    order = sorted(
+        enumerate(tensors), key=lambda each: (_stages(each[1].name, sizes, source)[0], each[0])
+    )
+    return [
+        PlacedTensor(
+            each.name,
+            each.shape,
+            each.itemsize,
+            placement(each, sizes, source),
+            placement(each, sizes, target, rearranges=True),
+            kind_of(each.name),
+        )
+        for _, each in order
+    ]
+
+
+def kind_of(name: str) -> str:
+    """Return the class under which a tensor's bytes are counted."""
+    if _EXPERT.fullmatch(name):
+        return "experts"
+    if _STATE_SPACE.fullmatch(name):
+        return "state space"
+    return "vocabulary" if _cut_of(name) == "vocabulary" else "dense"
+
+
+def placement(
+    tensor: DeclaredTensor, sizes: ModelSizes, grid: ModelGrid, *, rearranges: bool = False
+) -> Placement:
+    """Return which ranks of a grid hold which regions of a tensor.
+
+    Args:
+        tensor: The tensor.
+        sizes: Of its model.
+        grid: The ranks.
+        rearranges: Whether the ranks take tensors of state space layers whole.
+    """
+    stages = _stages(tensor.name, sizes, grid)
+    cut = "whole" if rearranges and _STATE_SPACE.fullmatch(tensor.name) else _cut_of(tensor.name)
+    expert = _EXPERT.fullmatch(tensor.name)
+    if grid.shards > 1:
+        return (
+            _sharded_expert(tensor.shape, grid, int(expert[1]), sizes.experts)
+            if expert
+            else _sharded(tensor.shape, grid)
+        )
+    if expert:
+        if sizes.experts % grid.expert:
+            want = f"a divisor of {sizes.experts} experts"
+            raise LayoutRefused("expert", str(grid.expert), want)
+        rank = int(expert[1]) // (sizes.experts // grid.expert)
+        return _of_expert(tensor.shape, cut, grid, rank, stages[0])
+    return _dense(tensor.shape, cut, grid, stages, sizes)
+
+
+def _cut_of(name: str) -> Cut:
+    for pattern, cut in _CUTS:
+        if pattern.fullmatch(name):
+            return cut
+    return "whole"
+
+
+def _stages(name: str, sizes: ModelSizes, grid: ModelGrid) -> tuple[int, ...]:
+    """Return the pipeline stages that hold a tensor."""
+    if found := _LAYER.fullmatch(name):
+        return (grid.stage_of(int(found[1]), sizes.layers),)
+    last = grid.pipeline - 1
+    if _FIRST_STAGE.fullmatch(name):
+        return (0, last) if sizes.tied and last else (0,)
+    if _LAST_STAGE.fullmatch(name):
+        return (last,)
+    raise LayoutRefused(
+        "tensor", name, "one of a layer, the embedding, the last norm or the output head"
+    )
+
+
+@cache
+def _sharded(shape: Shape, grid: ModelGrid) -> Placement:
+    cuts = chunk_cuts(shape[0], grid.shards) if shape else []
+    if not cuts:
+        return Placement(((Region.whole(shape), tuple(range(grid.ranks))),))
+    parts = ((part_of(shape, 0, cuts, at), grid.shard(at)) for at in range(grid.shards))
+    return Placement(tuple(each for each in parts if each[0].elements))
+
+
+@cache
+def _sharded_expert(shape: Shape, grid: ModelGrid, expert: int, experts: int) -> Placement:
+    """Place one expert of a layer whose experts are one tensor of the trainer, cut between experts."""
+    rank = bisect_right(chunk_cuts(experts, grid.shards), expert) - 1
+    return Placement(((Region.whole(shape), grid.shard(rank)),))
+
+
+@cache
+def _of_expert(shape: Shape, cut: Cut, grid: ModelGrid, expert_rank: int, stage: int) -> Placement:
+    ranks = grid.expert_tensor_ranks
+    axis = 1 if cut == "columns" else 0
+    cuts = _equal_cuts("expert_tensor", shape[axis], ranks)
+    return Placement(
+        tuple(
+            (part_of(shape, axis, cuts, at), grid.of_expert(expert_rank, at, stage))
+            for at in range(ranks)
+        )
+    )
+
+
+@cache
+def _dense(
+    shape: Shape, cut: Cut, grid: ModelGrid, stages: tuple[int, ...], sizes: ModelSizes
+) -> Placement:
+    parts = list[tuple[Region, tuple[int, ...]]]()
+    for at in range(grid.tensor):
+        ranks = tuple(rank for stage in stages for rank in grid.dense(at, stage))
+        parts += [(region, ranks) for region in _regions(shape, cut, grid, sizes, at)]
+    merged = dict[Region, tuple[int, ...]]()
+    for region, ranks in parts:
+        merged[region] = tuple(sorted({*merged.get(region, ()), *ranks}))
+    return Placement(tuple(merged.items()))
+
+
+def _regions(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes, at: int) -> list[Region]:
+    """Return the regions of one tensor-parallel rank."""
+    if cut == "whole" or grid.tensor == 1:
+        return [Region.whole(shape)]
+    if cut == "vocabulary":
+        rows = shape[0]
+        block = grid.vocabulary_multiple * grid.tensor
+        each = -(-rows // block) * grid.vocabulary_multiple
+        region = part_of(shape, 0, [min(rows, each * part) for part in range(grid.tensor + 1)], at)
+        return [region] if region.elements else []
+    if cut == "heads":
+        heads = sizes.key_value_heads
+        if heads < grid.tensor:
+            if grid.tensor % heads:
+                want = f"a multiple or a divisor of {heads} key-value heads"
+                raise LayoutRefused("tensor", str(grid.tensor), want)
+            return [part_of(shape, 0, chunk_cuts(shape[0], heads), at * heads // grid.tensor)]
+    if cut == "segments":
+        return _of_segments(shape, grid, sizes, at)
+    axis = 1 if cut == "columns" else 0
+    return [part_of(shape, axis, _equal_cuts("tensor", shape[axis], grid.tensor), at)]
+
+
+def _of_segments(shape: Shape, grid: ModelGrid, sizes: ModelSizes, at: int) -> list[Region]:
+    segments: Sequence[int] = sizes.segments
+    if sum(segments) != shape[0]:
+        segments = segments[1:-1]  # the convolution has neither gate nor time steps
+    if sum(segments) != shape[0]:
+        want = f"rows of gate, values, B, C and time steps: {' + '.join(map(str, sizes.segments))}"
+        raise LayoutRefused("state space layer", f"{shape[0]} rows", want)
+    if sizes.state_space_groups % grid.tensor:
+        want = f"a divisor of {sizes.state_space_groups} state space groups"
+        raise LayoutRefused("tensor", str(grid.tensor), want)
+    regions = list[Region]()
+    for start, stop in pairwise((0, *accumulate(segments))):
+        cuts = [start + cut for cut in _equal_cuts("tensor", stop - start, grid.tensor)]
+        regions.append(part_of(shape, 0, cuts, at))
+    return regions
+
+
+def _equal_cuts(what: str, length: int, parts: int) -> list[int]:
+    if length % parts:
+        raise LayoutRefused(what, str(parts), f"a divisor of {length}")
+    return chunk_cuts(length, parts)

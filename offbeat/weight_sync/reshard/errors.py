@@ -1,0 +1,28 @@
+"""Errors of reshard plans; each names the tensor and the region."""
+
+from offbeat.messages.failures import OffbeatError
+
+
+class PlanHasHole(OffbeatError):
+    """A region that a receiver needs and no sender holds."""
+
+    tensor: str
+    region: str  # as in [0:128, 0:64]
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensor}: no sender holds {self.region}, which receivers "
+            f"{', '.join(map(str, self.ranks))} need. Both sides must describe the same model"
+        )
+
+
+class LayoutRefused(OffbeatError):
+    """Parallel sizes that do not go together, or do not divide a model."""
+
+    what: str
+    got: str
+    want: str
+
+    def __str__(self) -> str:
+        return f"{self.what} is {self.got}, expected {self.want}"

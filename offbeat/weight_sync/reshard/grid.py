@@ -1,0 +1,109 @@
+"""Parallel sizes of one side of a sync, and the ranks of each coordinate. Pure.
+
+Ranks are numbered as megatron-core numbers them: tensor-parallel neighbours first, then context,
+data and pipeline. The experts have a second numbering of the same ranks within a pipeline stage:
+expert-tensor first, then expert, then the copies. With ``expert_tensor`` 1 a rank is one of several
+tensor-parallel ranks and one of several expert ranks at once, so neither numbering is a product of
+the other.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from offbeat.weight_sync.reshard.errors import LayoutRefused
+from offbeat.weight_sync.reshard.placement import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGrid:
+    """Ranks that share one or several copies of a model.
+
+    Raises:
+        LayoutRefused: The experts' sizes do not divide the ranks of a stage.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    data: int = 1  # copies
+    expert: int = 1
+    expert_tensor: int | None = None  # None: as ``tensor``
+    shards: int = 1  # FSDP ranks: each tensor in parts along its first axis, as torch.chunk cuts it
+    vocabulary_multiple: int = 1  # rows of embeddings are padded to a multiple of this times tensor
+    stages: tuple[int, ...] = ()  # layers of each pipeline stage; empty: equal numbers
+
+    def __post_init__(self) -> None:
+        if self.shards > 1 and self.model_ranks * self.expert > 1:
+            got = f"{self.shards} beside tensor, pipeline, context or expert parallelism"
+            raise LayoutRefused("fsdp", got, "1, or the only kind of parallelism")
+        if self.stage_ranks % (self.expert * self.expert_tensor_ranks):
+            raise LayoutRefused(
+                "expert x expert_tensor",
+                f"{self.expert} x {self.expert_tensor_ranks}",
+                f"a divisor of tensor x context x data = {self.stage_ranks}",
+            )
+        if self.stages and len(self.stages) != self.pipeline:
+            want = f"{self.pipeline} numbers, one for each pipeline stage"
+            raise LayoutRefused("stages", str(list(self.stages)), want)
+
+    @property
+    def expert_tensor_ranks(self) -> int:
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks of one copy, without the shards."""
+        return self.tensor * self.context * self.pipeline
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tensor * self.context * self.data
+
+    @property
+    def ranks(self) -> int:
+        return self.stage_ranks * self.pipeline * self.shards
+
+    def dense(self, tensor_rank: int, stage: int) -> Ranks:
+        """Return the ranks that hold the same part of the dense weights of a stage."""
+        first = stage * self.stage_ranks + tensor_rank
+        return tuple(range(first, (stage + 1) * self.stage_ranks, self.tensor))
+
+    def of_expert(self, expert_rank: int, tensor_rank: int, stage: int) -> Ranks:
+        """Return the ranks that hold the same part of the same experts of a stage."""
+        block = self.expert_tensor_ranks * self.expert
+        first = stage * self.stage_ranks + expert_rank * self.expert_tensor_ranks + tensor_rank
+        return tuple(range(first, (stage + 1) * self.stage_ranks, block))
+
+    def shard(self, part: int) -> Ranks:
+        """Return the ranks that hold the same shard: one of each copy."""
+        return tuple(range(part, self.ranks, self.shards))
+
+    def stage_of(self, layer: int, layers: int) -> int:
+        """Return the pipeline stage of a layer.
+
+        Raises:
+            LayoutRefused: The stages do not add up to the model's layers.
+        """
+        counts = self.stages or _equal_stages(layers, self.pipeline)
+        if sum(counts) != layers:
+            want = f"a total of {layers} layers"
+            raise LayoutRefused("stages", f"{' + '.join(map(str, counts))}", want)
+        return _stage_of(layer, counts)
+
+
+@cache
+def _equal_stages(layers: int, stages: int) -> tuple[int, ...]:
+    if layers % stages:
+        want = f"a divisor of {layers} layers, or stages=N,N,... that add up to them"
+        raise LayoutRefused("pipeline", str(stages), want)
+    return (layers // stages,) * stages
+
+
+@cache
+def _stage_of(layer: int, counts: tuple[int, ...]) -> int:
+    for stage, count in enumerate(counts):
+        if layer < count:
+            return stage
+        layer -= count
+    return len(counts) - 1

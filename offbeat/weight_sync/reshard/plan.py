@@ -1,0 +1,230 @@
+"""Plan of a sync: which sender gives which region of which tensor to which receiver. Pure.
+
+Every tensor is cut at the borders of both sides, so that each piece lies wholly inside or outside of
+what any rank holds or needs. Each needed piece then travels once to each receiver, or once to each
+machine of receivers, from one of the senders that hold it. Pieces with few holders are assigned
+first and large ones before small ones, each to the least loaded holder, so that those that many
+ranks hold fill up what is left.
+
+Every rank computes the same plan from the same two layouts, and compares its digest with the others'
+before the first byte is sent.
+"""
+
+import heapq
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from typing import Final, NamedTuple
+
+import msgspec
+import xxhash
+
+from offbeat.weight_sync.reshard.errors import PlanHasHole
+from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement, Ranks
+from offbeat.weight_sync.reshard.region import Region, Shape
+
+DIRECT: Final = -1
+"""``Transfer.via`` of bytes that come from the sender itself."""
+
+
+class TensorPiece(NamedTuple):
+    """A region of a tensor that travels as one."""
+
+    tensor: int  # index in the plan's tensors
+    region: Region
+    nbytes: int
+
+
+class Transfer(NamedTuple):
+    """One piece on its way to one receiver."""
+
+    piece: TensorPiece
+    sender: int
+    receiver: int
+    via: int = DIRECT
+    """Receiver on the same machine that got the piece from the sender, and shares its copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMachines:
+    """The machine of every sender and of every receiver, by number."""
+
+    senders: Sequence[int]
+    receivers: Sequence[int]
+
+    @classmethod
+    def of_size(cls, senders: int, receivers: int, per_machine: int) -> "RankMachines":
+        """Return machines of ``per_machine`` ranks each, none with ranks of both sides."""
+        first = -(-senders // per_machine)
+        return cls(
+            [rank // per_machine for rank in range(senders)],
+            [first + rank // per_machine for rank in range(receivers)],
+        )
+
+
+@dataclass(frozen=True)
+class ReshardPlan:
+    """All transfers of a sync, in the order in which each sender sends its own."""
+
+    tensors: tuple[PlacedTensor, ...]
+    machines: RankMachines
+    pieces: tuple[TensorPiece, ...]
+    _piece: "array[int]"
+    _sender: "array[int]"
+    _receiver: "array[int]"
+    _via: "array[int]"
+
+    def __len__(self) -> int:
+        return len(self._piece)
+
+    def transfers(self) -> Iterator[Transfer]:
+        """Yield every transfer, in the order of the tensors."""
+        columns = zip(self._piece, self._sender, self._receiver, self._via, strict=True)
+        for piece, sender, receiver, via in columns:
+            yield Transfer(self.pieces[piece], sender, receiver, via)
+
+    def buckets(self, sender: int, receiver: int, max_bytes: int) -> Iterator[list[TensorPiece]]:
+        """Yield what one sender sends to one receiver, in messages of at most ``max_bytes``.
+
+        A larger piece is a message of its own.
+        """
+        bucket, filled = list[TensorPiece](), 0
+        for each in self.transfers():
+            if (each.sender, each.receiver, each.via) != (sender, receiver, DIRECT):
+                continue
+            if bucket and filled + each.piece.nbytes > max_bytes:
+                yield bucket
+                bucket, filled = [], 0
+            bucket.append(each.piece)
+            filled += each.piece.nbytes
+        if bucket:
+            yield bucket
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of everything that ranks have to agree on before the first byte."""
+        found = xxhash.xxh3_128()
+        for each in self.tensors:
+            found.update(msgspec.msgpack.encode((each.name, each.shape, each.itemsize)))
+        found.update(msgspec.msgpack.encode(self.pieces))
+        for column in (self._piece, self._sender, self._receiver, self._via):
+            found.update(column.tobytes())
+        return found.hexdigest()
+
+
+def plan_reshard(
+    tensors: Sequence[PlacedTensor], machines: RankMachines, *, max_piece_bytes: int
+) -> ReshardPlan:
+    """Plan the sync of ``tensors``, given in the order in which they are to be sent.
+
+    Args:
+        tensors: Every tensor of the model with its placement on both sides.
+        machines: Where the ranks are. Receivers on one machine share one copy of what they all need.
+        max_piece_bytes: Pieces that may be split are cut to this size, so that several holders share
+            a large one.
+
+    Raises:
+        PlanHasHole: A receiver needs a region that no sender holds.
+    """
+    planner = _Planner(machines)
+    pieces, holders = list[TensorPiece](), list[tuple[Ranks, Ranks]]()
+    for index, each in enumerate(tensors):
+        for region, held_by, needed_by in planner.atoms(each):
+            size = max_piece_bytes // each.itemsize
+            for part in region.sliced(size) if each.split else [region]:
+                pieces.append(TensorPiece(index, part, part.elements * each.itemsize))
+                holders.append((held_by, needed_by))
+    order = sorted(range(len(pieces)), key=lambda at: (len(holders[at][0]), -pieces[at].nbytes, at))
+    routes = dict[int, list[tuple[int, int, int]]]()
+    for at in order:
+        routes[at] = planner.routes(pieces[at].nbytes, *holders[at])
+    columns = [array("q") for _ in range(4)]
+    for at in range(len(pieces)):
+        for route in routes[at]:
+            for column, value in zip(columns, (at, *route), strict=True):
+                column.append(value)
+    return ReshardPlan(tuple(tensors), machines, tuple(pieces), *columns)
+
+
+class _Planner:
+    """Assigns senders; keeps the bytes that each rank has to move so far."""
+
+    def __init__(self, machines: RankMachines) -> None:
+        self._machines = machines
+        self._shared = set(machines.senders) & set(machines.receivers)
+        self._sent = [0] * len(machines.senders)
+        self._received = [0] * len(machines.receivers)
+        self._atoms = dict[tuple[Placement, Placement, Shape], list[tuple[Region, Ranks, Ranks]]]()
+        self._heads = dict[Ranks, list[Ranks]]()
+
+    def atoms(self, tensor: PlacedTensor) -> list[tuple[Region, Ranks, Ranks]]:
+        """Return the needed pieces of a tensor, each with its holders and its receivers."""
+        key = tensor.source, tensor.target, tensor.shape
+        if key not in self._atoms:
+            self._atoms[key] = list(_atoms(tensor))
+        return self._atoms[key]
+
+    def routes(self, nbytes: int, holders: Ranks, receivers: Ranks) -> list[tuple[int, int, int]]:
+        """Return (sender, receiver, via) for every receiver of one piece."""
+        found = list[tuple[int, int, int]]()
+        least = [(self._sent[rank], rank) for rank in holders]
+        heapq.heapify(least)
+        for together in self._by_machine(receivers):
+            head = min(together, key=self._received.__getitem__)
+            near = self._near(holders, self._machines.receivers[head])
+            if near:  # inside the machine: not a load on its network
+                sender = near[0]
+            else:
+                load, sender = least[0]
+                heapq.heapreplace(least, (load + nbytes, sender))
+                self._sent[sender] = load + nbytes
+            self._received[head] += nbytes
+            found.append((sender, head, DIRECT))
+            found += [(sender, each, head) for each in together if each != head]
+        return found
+
+    def _by_machine(self, receivers: Ranks) -> list[Ranks]:
+        if receivers not in self._heads:
+            groups = dict[int, list[int]]()
+            for rank in receivers:
+                groups.setdefault(self._machines.receivers[rank], []).append(rank)
+            self._heads[receivers] = [tuple(each) for each in groups.values()]
+        return self._heads[receivers]
+
+    def _near(self, holders: Ranks, machine: int) -> list[int]:
+        if machine not in self._shared:
+            return []
+        return [rank for rank in holders if self._machines.senders[rank] == machine]
+
+
+def _atoms(tensor: PlacedTensor) -> Iterator[tuple[Region, Ranks, Ranks]]:
+    """Cut a tensor at the borders of both sides; yield the cells that someone needs."""
+    cuts = [{0, size} for size in tensor.shape]
+    for region, _ in (*tensor.source.parts, *tensor.target.parts):
+        if region.elements:
+            for axis, ends in enumerate(zip(region.start, region.stop, strict=True)):
+                cuts[axis].update(ends)
+    axes = [sorted(each) for each in cuts]
+    held, needed = (_cells(axes, side) for side in (tensor.source, tensor.target))
+    spans = [list(pairwise(axis)) for axis in axes]
+    for cell in sorted(needed):
+        ends = [spans[axis][at] for axis, at in enumerate(cell)]
+        region = Region(tuple(start for start, _ in ends), tuple(stop for _, stop in ends))
+        if cell not in held:
+            raise PlanHasHole(tensor.name, str(region), needed[cell])
+        yield region, held[cell], needed[cell]
+
+
+def _cells(axes: list[list[int]], placement: Placement) -> dict[tuple[int, ...], Ranks]:
+    """Return the ranks of every cell that a part of the placement covers, in rising order."""
+    numbers = [{cut: at for at, cut in enumerate(axis)} for axis in axes]
+    covered = dict[tuple[int, ...], set[int]]()
+    for region, ranks in placement.parts:
+        if not region.elements:
+            continue
+        ends = zip(numbers, region.start, region.stop, strict=True)
+        for cell in product(*(range(at[start], at[stop]) for at, start, stop in ends)):
+            covered.setdefault(cell, set()).update(ranks)
+    return {cell: tuple(sorted(ranks)) for cell, ranks in covered.items()}

@@ -1,0 +1,104 @@
+"""Regions of a tensor, and the cuts that sharding makes. Pure.
+
+A region is a half-open box in the coordinates of the Hugging Face tensor. Whatever says which rank
+has which elements says it in regions, so that two layouts can be compared element by element.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+class Region(NamedTuple):
+    """The elements from ``start`` to ``stop``, exclusive, on every axis."""
+
+    start: Shape
+    stop: Shape
+
+    @classmethod
+    def whole(cls, shape: Shape) -> "Region":
+        """Return the region of a whole tensor."""
+        return cls((0,) * len(shape), shape)
+
+    def __str__(self) -> str:
+        spans = zip(self.start, self.stop, strict=True)
+        return f"[{', '.join(f'{start}:{stop}' for start, stop in spans)}]"
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(
+            max(0, stop - start) for start, stop in zip(self.start, self.stop, strict=True)
+        )
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    def contains(self, other: "Region") -> bool:
+        """Return whether every element of ``other`` is in this region."""
+        return all(
+            start <= theirs for start, theirs in zip(self.start, other.start, strict=True)
+        ) and all(theirs <= stop for stop, theirs in zip(self.stop, other.stop, strict=True))
+
+    def intersection(self, other: "Region") -> "Region | None":
+        """Return the common elements, or None if there are none."""
+        start = tuple(max(pair) for pair in zip(self.start, other.start, strict=True))
+        stop = tuple(min(pair) for pair in zip(self.stop, other.stop, strict=True))
+        found = Region(start, stop)
+        return found if found.elements else None
+
+    def within(self, outer: "Region") -> tuple[slice, ...]:
+        """Return the index of this region in an array that holds ``outer``."""
+        return tuple(
+            slice(start - origin, stop - origin)
+            for start, stop, origin in zip(self.start, self.stop, outer.start, strict=True)
+        )
+
+    def sliced(self, max_elements: int) -> list["Region"]:
+        """Cut along the first axis into regions of at most ``max_elements``, or of one row each."""
+        rows = self.shape[0] if self.start else 1
+        if self.elements <= max_elements or rows <= 1:
+            return [self]
+        step = max(1, max_elements * rows // self.elements)
+        first, last = self.start[0], self.stop[0]
+        return [
+            Region((at, *self.start[1:]), (min(at + step, last), *self.stop[1:]))
+            for at in range(first, last, step)
+        ]
+
+
+def chunk_cuts(length: int, parts: int) -> list[int]:
+    """Return the ``parts + 1`` cuts of ``torch.chunk``: equal parts, a shorter one, then empty ones."""
+    size = -(-length // parts)
+    return [min(length, size * part) for part in range(parts + 1)]
+
+
+def part_of(shape: Shape, axis: int, cuts: Sequence[int], part: int) -> Region:
+    """Return the region between two neighbouring cuts of one axis."""
+    start, stop = [0] * len(shape), list(shape)
+    start[axis], stop[axis] = cuts[part], cuts[part + 1]
+    return Region(tuple(start), tuple(stop))
+
+
+def union_elements(regions: Iterable[Region]) -> int:
+    """Return the number of elements that are in at least one region."""
+    some = [region for region in regions if region.elements]
+    if not some or not some[0].start:
+        return len(some[:1])
+    axes = range(len(some[0].start))
+    cuts = [sorted({end for each in some for end in (each.start[a], each.stop[a])}) for a in axes]
+    covered = np.zeros([len(each) - 1 for each in cuts], bool)
+    for region in some:
+        at = [
+            slice(cuts[axis].index(region.start[axis]), cuts[axis].index(region.stop[axis]))
+            for axis in axes
+        ]
+        covered[tuple(at)] = True
+    sizes = np.ones((), np.int64)
+    for each in cuts:
+        sizes = np.multiply.outer(sizes, np.diff(each))
+    return int(sizes[covered].sum())
