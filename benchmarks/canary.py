@@ -63,7 +63,7 @@ def main() -> None:
     engine = EmbeddedEngine(
         load_model(MODEL, torch.float32, "cpu", trust_remote_code=False),
         name="generator-0",
-        incarnation="life",
+        incarnation="incarnation",
         eos_token_ids=[],
         max_sequences=256,
         max_model_len=64,

@@ -117,7 +117,7 @@ async def run_ledger(config: RunConfig, directory: Path, growth: Growth) -> None
         digest = f"digest-{step}"
         ledger.released(step, digest)
         for name in names(ENGINES):
-            ledger.served(WeightsAck(name, "life", step, step, digest, 0.0, 0.0))
+            ledger.served(WeightsAck(name, "incarnation", step, step, digest, 0.0, 0.0))
         if step % STEPS_PER_BARRIER == 0:
             await journal.barrier()
         growth.step()

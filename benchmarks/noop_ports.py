@@ -46,11 +46,13 @@ class NoopGenerator:
         self.name, self.version = name, -1
 
     async def state(self, fence: Fence) -> EngineState:
-        return EngineState(self.name, "life", self.version, "", 0, 0, 0.0, 0)
+        return EngineState(self.name, "incarnation", self.version, "", 0, 0, 0.0, 0)
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         self.version = release.version
-        return WeightsAck(self.name, "life", epoch, release.version, release.digest, 0.0, 0.0)
+        return WeightsAck(
+            self.name, "incarnation", epoch, release.version, release.digest, 0.0, 0.0
+        )
 
     async def restart(self) -> None: ...
     async def retire(self) -> None: ...
@@ -142,7 +144,7 @@ def receipt(task: RolloutTask, spans: VersionSpans) -> Receipt:
         prompt_index=task.prompt_index,
         attempt=task.attempt,
         engine=task.engine,
-        engine_incarnation="life",
+        engine_incarnation="incarnation",
         rewards=(0.0, 1.0) * (n // 2),
         prompt_tokens=(64,) * n,
         response_tokens=(tokens,) * n,

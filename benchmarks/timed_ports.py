@@ -75,7 +75,14 @@ class TimedEngine(NoopGenerator):
         self._served.append(release.version)
         self.version = release.version
         return WeightsAck(
-            self.name, "life", epoch, release.version, release.digest, load_s, load_s, self.busy_s
+            self.name,
+            "incarnation",
+            epoch,
+            release.version,
+            release.digest,
+            load_s,
+            load_s,
+            self.busy_s,
         )
 
     @property

@@ -80,7 +80,7 @@ async def measure(arguments: argparse.Namespace, engine: Any) -> dict[str, Any]:
     """Rounds of one turn each; the first is left out."""
 
     async def exchange(asked: Any, cancelled: Any) -> Any:  # noqa: ANN401
-        ref = engine.exchange.remote("bench", "life", asked, cancelled)
+        ref = engine.exchange.remote("bench", "incarnation", asked, cancelled)
         return await reply_of(ref, "engine", "generate")
 
     ask = CallBatcher[GenerateRequest, GenerateResult](exchange)

@@ -32,11 +32,11 @@ class Checkpoints:
         Raises:
             TrainerLost: It has another version: its process was replaced without notice.
         """
-        state, who = self._state, f"checkpoint of version {version}"
+        state, waiter = self._state, f"checkpoint of version {version}"
         with state.observer.trainer_in(TrainerTime.CHECKPOINT, Failpoint.CHECKPOINTING):
             try:
                 made = await self._trainer_client.call(
-                    who,
+                    waiter,
                     partial(self._trainer_client.trainer.save_checkpoint, state.fence, version),
                     state.config.checkpoint.deadline_s,
                 )
@@ -44,7 +44,7 @@ class Checkpoints:
                 log.error("checkpoint.failed", version=version, error=str(failure))  # noqa: TRY400
                 return
             except TrainStepFailed as failure:
-                raise TrainerLost(who, str(failure)) from failure
+                raise TrainerLost(waiter, str(failure)) from failure
         state.ledger.checkpointed(made.version, made.digest)
 
     async def save_model(self) -> None:
@@ -53,10 +53,10 @@ class Checkpoints:
         version = state.ledger.trainer_version
         if not (checkpoint.final and version):
             return
-        who = f"model of version {version}"
+        waiter = f"model of version {version}"
         with state.observer.trainer_in(TrainerTime.CHECKPOINT):
             try:
                 save = partial(self._trainer_client.trainer.save, state.fence, version)
-                await self._trainer_client.call(who, save, checkpoint.deadline_s)
+                await self._trainer_client.call(waiter, save, checkpoint.deadline_s)
             except TrainStepFailed as failure:  # it holds other weights: started anew, unasked
-                raise TrainerLost(who, str(failure)) from failure
+                raise TrainerLost(waiter, str(failure)) from failure

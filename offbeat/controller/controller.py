@@ -249,7 +249,7 @@ class Controller:
             # A run without progress, also a paused one, leaves no unwritten records.
             await waits.call(
                 "watchdog",
-                on="the journal",
+                target="the journal",
                 component=Component.JOURNAL,
                 deadline_s=limit,
                 reply=state.journal.barrier(),

@@ -86,7 +86,7 @@ class EnginePump:
         deadline_s = self._config.start_deadline_s
         await self._state.waits.call(
             f"start of {self._name}",
-            on="its first answer (is there room for it in the cluster?)",
+            target="its first answer (is there room for it in the cluster?)",
             component=Component.ENGINE,
             deadline_s=deadline_s,
             reply=self._first_answer(),
@@ -114,7 +114,7 @@ class EnginePump:
             strikes += not state.sync.is_lost  # otherwise the engine is not at fault
             if self._sync.canaries.must_be_replaced(self._name):
                 return False
-            await state.waits.pause(self._name, on="another sync", for_s=RETRY_S)
+            await state.waits.pause(self._name, target="another sync", for_s=RETRY_S)
             if not await self._probe():
                 return False
         return False
@@ -180,7 +180,7 @@ class EnginePump:
         state = self._state
         answer = await state.waits.call(
             f"probe of {self._name}",
-            on=self._name,
+            target=self._name,
             component=Component.ENGINE,
             deadline_s=self._config.probe_deadline_s,
             reply=self._generator.state(state.fence),

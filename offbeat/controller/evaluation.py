@@ -193,7 +193,7 @@ class Evaluation:
             async with self._room:
                 receipt, _ = await self._state.waits.call(
                     f"evaluation of {place}",
-                    on=f"a worker and {task.engine}",
+                    target=f"a worker and {task.engine}",
                     component=Component.WORKER,
                     deadline_s=task.deadline_s,
                     reply=self._workers.rollout(self._state.fence, task),

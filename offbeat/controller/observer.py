@@ -49,9 +49,9 @@ class Observer:
         if point := _POINTS.get(event):
             self.reached(point)
 
-    def waited(self, pump: Pump, on: str, since_s: float) -> None:
+    def waited(self, pump: Pump, target: str, since_s: float) -> None:
         """Observe the end of a pump's wait for a change."""
-        self._trace.span(("pump", pump), on, since_s, self._clock())
+        self._trace.span(("pump", pump), target, since_s, self._clock())
 
     # --- the trainer -----------------------------------------------------------------------------
 
@@ -75,14 +75,14 @@ class Observer:
             yield
 
     @contextmanager
-    def trainer_call(self, who: str) -> Generator[None, None, None]:
+    def trainer_call(self, waiter: str) -> Generator[None, None, None]:
         """Observe a call of the trainer."""
         since_s = self._clock()
         try:
             with self.times.trainer_in(TrainerTime.COMPUTE):
                 yield
         finally:
-            self._trace.span(("rank", "0"), who, since_s, self._clock())
+            self._trace.span(("rank", "0"), waiter, since_s, self._clock())
 
     # --- engines ---------------------------------------------------------------------------------
 

@@ -26,8 +26,8 @@ class Pump(enum.StrEnum):
 class PendingWait:
     """One wait in progress. Times are of the event loop's clock."""
 
-    who: str
-    on: str
+    waiter: str
+    target: str
     since: float
     deadline: float  # inf for a wait on run state: the watchdog judges it
     pump: Pump | None = None  # whose wait on run state it is
@@ -51,9 +51,9 @@ class PendingWaits:
 
     async def call(
         self,
-        who: str,
+        waiter: str,
         *,
-        on: str,
+        target: str,
         component: Component,
         deadline_s: float,
         reply: Awaitable[T],
@@ -69,7 +69,7 @@ class PendingWaits:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         now = loop.time()
         entry = PendingWait(
-            who, on, now, now + deadline_s, None, component, background=background, task=task
+            waiter, target, now, now + deadline_s, None, component, background=background, task=task
         )
         already = 0 if task is None else task.cancelling()
         timer = loop.call_at(entry.deadline, entry.expire)
@@ -79,13 +79,13 @@ class PendingWaits:
         except asyncio.CancelledError:
             # Ours, unless another task has cancelled as well: as in asyncio.timeout, at half its cost.
             if entry.expired and task is not None and task.uncancel() <= already:
-                raise DeadlineExceeded(who, on, deadline_s, component) from None
+                raise DeadlineExceeded(waiter, target, deadline_s, component) from None
             raise
         except Exception as error:
             # The clean-up of a call that we cancelled failed: it is late all the same, and a cancel
             # that stayed counted would be taken for another task's.
             if entry.expired and task is not None and task.uncancel() <= already:
-                raise DeadlineExceeded(who, on, deadline_s, component) from error
+                raise DeadlineExceeded(waiter, target, deadline_s, component) from error
             raise
         else:
             if entry.expired and task is not None:
@@ -96,20 +96,25 @@ class PendingWaits:
             del self._open[entry]
 
     async def local(
-        self, who: str, *, on: str, until: Awaitable[None], pump: Pump | None = None
+        self, waiter: str, *, target: str, until: Awaitable[None], pump: Pump | None = None
     ) -> None:
         """Await a change of run state under a name; the watchdog reports it when it stalls."""
-        await self._listed(who, on, _NEVER, until, pump)
+        await self._listed(waiter, target, _NEVER, until, pump)
 
-    async def pause(self, who: str, *, on: str, for_s: float) -> None:
+    async def pause(self, waiter: str, *, target: str, for_s: float) -> None:
         """Back off; until it is over, the watchdog waits too."""
-        await self._listed(who, on, for_s, asyncio.sleep(for_s))
+        await self._listed(waiter, target, for_s, asyncio.sleep(for_s))
 
     async def _listed(
-        self, who: str, on: str, for_s: float, until: Awaitable[None], pump: Pump | None = None
+        self,
+        waiter: str,
+        target: str,
+        for_s: float,
+        until: Awaitable[None],
+        pump: Pump | None = None,
     ) -> None:
         now = asyncio.get_running_loop().time()
-        entry = PendingWait(who, on, now, now + for_s, pump)
+        entry = PendingWait(waiter, target, now, now + for_s, pump)
         self._open[entry] = None
         try:
             await until
@@ -130,16 +135,20 @@ class PendingWaits:
         """Describe the longest wait for another party in a few words; empty when there is none."""
         remote = (entry for entry in self._open if entry.deadline != _NEVER)
         first = next((entry for entry in remote if not entry.background), None)
-        return "" if first is None else f"{first.who}: {first.on}"
+        return "" if first is None else f"{first.waiter}: {first.target}"
 
     def waits_of(self, pump: Pump) -> str:
         """Describe what one pump waits for; empty when it waits for nothing."""
-        return next((f"{each.who}: {each.on}" for each in self._open if each.pump is pump), "")
+        return next(
+            (f"{each.waiter}: {each.target}" for each in self._open if each.pump is pump), ""
+        )
 
     def describe(self, now: float) -> str:
         """Describe all waits in progress, for a person."""
         entries = [entry for entry in self._open if not entry.background]
-        lines = [f"{e.who} waits for {e.on} for {now - e.since:.3g} s" for e in entries[:_SHOWN]]
+        lines = [
+            f"{e.waiter} waits for {e.target} for {now - e.since:.3g} s" for e in entries[:_SHOWN]
+        ]
         if (more := len(entries) - _SHOWN) > 0:
             lines += [f"{more} more wait"]
         return "; ".join(lines) or "nobody waits for a remote call"

@@ -137,7 +137,7 @@ class Recovery:
         """
         after = await self._state.waits.call(
             f"rewind to version {to_version}",
-            on="the journal, for the steps since",
+            target="the journal, for the steps since",
             deadline_s=READ_JOURNAL_S,
             component=Component.JOURNAL,
             reply=self._state.journal.steps_after(to_version),
@@ -199,7 +199,7 @@ class Recovery:
         try:
             return await state.waits.call(
                 "search for lost payloads",
-                on="the object store",
+                target="the object store",
                 component=Component.OBJECT_STORE,
                 deadline_s=_SEARCH_S,
                 reply=self._payloads.lost(held),

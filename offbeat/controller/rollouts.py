@@ -222,7 +222,7 @@ class RolloutPump:
         try:
             receipt, payload = await state.waits.call(
                 f"rollout {task.group_id}",
-                on=f"a worker and {task.engine}",
+                target=f"a worker and {task.engine}",
                 component=Component.WORKER,
                 deadline_s=task.deadline_s + _REPORT_S,
                 reply=self._workers.rollout(state.fence, task),
@@ -287,12 +287,12 @@ class RolloutPump:
             # A task that waits for the next trial of an environment that is out of service is woken.
             if rest_s := self._retries.outage.remaining_s(asyncio.get_running_loop().time()):
                 trial = f"a trial of the environment after {task.group_id}"
-                await state.waits.pause(trial, on="its back-off", for_s=rest_s)
+                await state.waits.pause(trial, target="its back-off", for_s=rest_s)
             return
         if wait_s:
-            who = f"retry of {task.group_id}"
+            waiter = f"retry of {task.group_id}"
             self._waiting.back_off(task.prompt_index)
-            await state.waits.pause(who, on="its back-off", for_s=wait_s)
+            await state.waits.pause(waiter, target="its back-off", for_s=wait_s)
         if self._retries.outage.is_open:
             self._waiting.after_all_others(task.prompt_index)
         else:

@@ -128,10 +128,10 @@ class WeightSync:
         sync.asked, sync.release, sync.is_lost = None, None, False
         self._republished = 0
 
-    async def _until(self, on: str, predicate: Callable[[], bool]) -> None:
+    async def _until(self, target: str, predicate: Callable[[], bool]) -> None:
         state = self._state
         await state.waits.until(
-            Pump.TRAIN, on, lambda: predicate() or state.trainer.lost is not None
+            Pump.TRAIN, target, lambda: predicate() or state.trainer.lost is not None
         )
         state.trainer.check()
 
@@ -175,19 +175,19 @@ class WeightSync:
         sync.is_busy = True
         if state.lifecycle.phase is RunPhase.RUNNING:
             state.lifecycle.enter(RunPhase.SYNCING)
-        who = f"publish of version {version}"
+        waiter = f"publish of version {version}"
         lineage = state.ledger.lineage
         try:
             with state.observer.trainer_in(TrainerTime.SYNC, Failpoint.PUBLISHING):
                 release = await self._trainer_client.call(
-                    who,
+                    waiter,
                     lambda: trainer.publish_weights(state.fence, version),
                     state.config.sync.deadline_s,
                 )
         except (TrainerLost, TrainStepFailed) as failure:
             if state.ledger.lineage == lineage and sync.asked is not None:
                 lost = failure if isinstance(failure, TrainerLost) else None
-                state.trainer.lost = lost or TrainerLost(who, str(failure))
+                state.trainer.lost = lost or TrainerLost(waiter, str(failure))
                 sync.asked = None
             return None  # after a rewind another version may be requested: that one is next
         if sync.asked is None or state.ledger.lineage != lineage:
@@ -199,12 +199,12 @@ class WeightSync:
         self._released.notify()
         return release
 
-    async def first_release(self, who: str) -> None:
+    async def first_release(self, waiter: str) -> None:
         """Wait until there is a release for an engine to load."""
         sync = self._state.sync
         if not sync.is_there:
             until = self._released.wait_for(lambda: sync.is_there)
-            await self._state.waits.local(who, on="weights to serve", until=until)
+            await self._state.waits.local(waiter, target="weights to serve", until=until)
 
     def is_behind(self, engine: EngineRecord) -> bool:
         """Return whether the engine serves an older release and no sync of it is in progress."""
@@ -273,7 +273,7 @@ class WeightSync:
             with state.observer.times.syncing(state.fleet.engines[name]):
                 ack = await state.waits.call(
                     f"sync of version {release.version}",
-                    on=name,
+                    target=name,
                     component=Component.ENGINE,
                     deadline_s=state.config.sync.deadline_s,
                     reply=self._generators[name].load_weights(state.fence, epoch, release),
@@ -314,8 +314,8 @@ class WeightSync:
             self._republished += 1
             sync.is_lost = True
         if self._republished > _REPUBLISHED:
-            who = f"publish of version {release.version}"
-            state.trainer.lost = TrainerLost(who, f"lost {_REPUBLISHED} times in a row: {lost}")
+            waiter = f"publish of version {release.version}"
+            state.trainer.lost = TrainerLost(waiter, f"lost {_REPUBLISHED} times in a row: {lost}")
 
 
 def _check_ack(ack: WeightsAck, release: WeightRelease) -> None:

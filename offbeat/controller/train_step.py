@@ -125,7 +125,7 @@ class TrainStep:
         return await self._queue(calls, f"finish of step {key.step}", call)
 
     async def _queue(
-        self, calls: asyncio.TaskGroup, who: str, call: Callable[[], Awaitable[T]]
+        self, calls: asyncio.TaskGroup, waiter: str, call: Callable[[], Awaitable[T]]
     ) -> "asyncio.Task[T]":
         """Send the next call of the step as soon as few enough are unanswered; keeps the order.
 
@@ -134,7 +134,7 @@ class TrainStep:
         """
         state = self._state
         await state.waits.until(
-            Pump.TRAIN, "the trainer's queue", lambda: self._queued < _QUEUED_CALLS, who=who
+            Pump.TRAIN, "the trainer's queue", lambda: self._queued < _QUEUED_CALLS, waiter=waiter
         )
         sent = asyncio.Event()
 
@@ -144,12 +144,12 @@ class TrainStep:
             try:
                 one_s = state.config.trainer.step_deadline_s
                 return await self._trainer_client.call(
-                    who, call, one_s * self._queued
+                    waiter, call, one_s * self._queued
                 )  # those before it too
             finally:
                 self._queued -= 1  # the answer of the call has notified already
 
-        task = calls.create_task(send(), name=who)
+        task = calls.create_task(send(), name=waiter)
         await sent.wait()
         return task
 

@@ -35,7 +35,7 @@ class TrainerClient:
     def __init__(self, state: RunState, trainer: Trainer) -> None:
         self._state, self.trainer = state, trainer
 
-    async def call(self, who: str, reply: Callable[[], Awaitable[T]], deadline_s: float) -> T:
+    async def call(self, waiter: str, reply: Callable[[], Awaitable[T]], deadline_s: float) -> T:
         """Await a reply of the trainer.
 
         Raises:
@@ -45,16 +45,16 @@ class TrainerClient:
         state = self._state
         state.trainer.open_calls += 1
         try:
-            with state.observer.trainer_call(who):
+            with state.observer.trainer_call(waiter):
                 return await state.waits.call(
-                    who,
-                    on="the trainer",
+                    waiter,
+                    target="the trainer",
                     component=Component.TRAINER,
                     deadline_s=deadline_s,
                     reply=reply(),
                 )
         except (ActorLost, DeadlineExceeded) as failure:
-            raise TrainerLost(who, str(failure)) from failure
+            raise TrainerLost(waiter, str(failure)) from failure
         finally:
             state.trainer.open_calls -= 1
 
@@ -64,12 +64,12 @@ class TrainerClient:
         Raises:
             TrainerLost: Also if a live rank cannot abort: its state is then unknown.
         """
-        who = f"abort of step {key.step}"
+        waiter = f"abort of step {key.step}"
         abort = partial(self.trainer.abort_train_step, self._state.fence, key)
         try:
-            await self.call(who, abort, deadline_s)
+            await self.call(waiter, abort, deadline_s)
         except TrainStepFailed as failure:
-            raise TrainerLost(who, str(failure)) from failure
+            raise TrainerLost(waiter, str(failure)) from failure
 
     async def first_answer(self) -> TrainerState:
         """Wait until the ranks are up.
@@ -80,7 +80,7 @@ class TrainerClient:
         """
         answer = await self._state.waits.call(
             "start of the trainer",
-            on="its first answer (is there room for it in the cluster?)",
+            target="its first answer (is there room for it in the cluster?)",
             component=Component.TRAINER,
             deadline_s=self._state.config.trainer.start_deadline_s,
             reply=first_answer(

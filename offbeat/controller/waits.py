@@ -34,23 +34,23 @@ class Waits(PendingWaits):
         self._signal.notify()
 
     async def until(
-        self, pump: Pump, on: str, predicate: Callable[[], bool], *, who: str = ""
+        self, pump: Pump, target: str, predicate: Callable[[], bool], *, waiter: str = ""
     ) -> None:
-        """Wait until ``predicate`` holds, under the name of the pump or of its call ``who``.
+        """Wait until ``predicate`` holds, under the name of the pump or of its call ``waiter``.
 
         It still holds for the caller until the caller awaits.
         """
         if not predicate():
             since = self._clock()
             until = self._signal.wait_for(predicate)
-            await self.local(who or pump, on=on, until=until, pump=pump)
-            self._observer.waited(pump, on, since)
+            await self.local(waiter or pump, target=target, until=until, pump=pump)
+            self._observer.waited(pump, target, since)
 
     async def unlisted(self, predicate: Callable[[], bool]) -> None:
         """Wait until ``predicate`` holds; the watchdog does not list the wait."""
         await self._signal.wait_for(predicate)
 
-    async def durable(self, who: str) -> None:
+    async def durable(self, waiter: str) -> None:
         """Wait until everything recorded so far would survive a crash.
 
         Raises:
@@ -59,14 +59,14 @@ class Waits(PendingWaits):
             JournalTaken: A newer controller writes this journal.
         """
         await self.call(
-            who,
-            on="the journal",
+            waiter,
+            target="the journal",
             component=Component.JOURNAL,
             deadline_s=_JOURNAL_DEADLINE_S,
             reply=self._journal.barrier(),
         )
 
-    async def pause(self, who: str, *, on: str, for_s: float) -> None:
+    async def pause(self, waiter: str, *, target: str, for_s: float) -> None:
         """Back off; until it is over, the watchdog waits too. Its end is a change."""
-        await super().pause(who, on=on, for_s=for_s)
+        await super().pause(waiter, target=target, for_s=for_s)
         self.changed()

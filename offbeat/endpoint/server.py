@@ -103,7 +103,7 @@ class AgentEndpoint:
         self._socket_folder: Path | None = None
         self.port = 0
 
-    # --- its life ---------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Listen on a free port of 127.0.0.1 and on ``socket_path``."""

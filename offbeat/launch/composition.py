@@ -208,8 +208,8 @@ async def _journal_of(spec: RunSpec) -> tuple[Ledger, FileJournal]:
         async with asyncio.timeout(READ_JOURNAL_S):
             ledger, journal = await loop.run_in_executor(None, opening)
     except TimeoutError as late:
-        who, on = "start of the controller", f"its journal in {spec.run_dir / JOURNAL}"
-        raise DeadlineExceeded(who, on, READ_JOURNAL_S) from late
+        waiter, target = "start of the controller", f"its journal in {spec.run_dir / JOURNAL}"
+        raise DeadlineExceeded(waiter, target, READ_JOURNAL_S) from late
     took_s = round(loop.time() - began_at, 3)
     log.info("journal.read", incarnation=ledger.incarnation, took_s=took_s)
     return ledger, journal

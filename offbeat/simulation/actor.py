@@ -23,17 +23,17 @@ class Actor:
 
     in_order = False
 
-    def __init__(self, name: str, around: SimulationContext) -> None:
-        self.name, self.around = name, around
+    def __init__(self, name: str, context: SimulationContext) -> None:
+        self.name, self.context = name, context
         self.incarnation_number, self.is_retired = 0, False
-        self._begin_life()
+        self._begin_incarnation()
 
-    def _begin_life(self) -> None:
+    def _begin_incarnation(self) -> None:
         is_there = self.incarnation_number > 0 and self.process.alive
         if self.is_retired or is_there:  # decided while this process was starting
             return
         self.incarnation_number += 1
-        self.process = Process(f"{self.name} life {self.incarnation_number}")
+        self.process = Process(f"{self.name} incarnation {self.incarnation_number}")
         self._guard = FenceGuard(self.name)
         self._highest = 0  # highest incarnation seen, counted separately from the guard
         self.born()
@@ -50,17 +50,17 @@ class Actor:
 
     def die(self) -> bool:
         """Kill the process; the owner starts a new one a little later. False if there was none."""
-        process, loop = self.process, self.around.loop
+        process, loop = self.process, self.context.loop
         if not process.alive:
             return False
         loop.kill(process)
-        self.around.network.died(process)
+        self.context.network.died(process)
         self.ended()
         if self.is_retired:
             return True
-        late = self.around.faults.at(FaultMoment.BIRTH, self.name)
-        start_s = self.around.rng.uniform(*(LATE_START_S if late else START_S))
-        loop.at(loop.time() + start_s, OUTSIDE, self._begin_life)
+        late = self.context.faults.at(FaultMoment.BIRTH, self.name)
+        start_s = self.context.rng.uniform(*(LATE_START_S if late else START_S))
+        loop.at(loop.time() + start_s, OUTSIDE, self._begin_incarnation)
         return True
 
     def retire(self) -> None:
@@ -72,15 +72,15 @@ class Actor:
         """Change the owner: the new driver starts a process under this name, retired or not."""
         was_retired, self.is_retired = self.is_retired, False
         if was_retired and not self.process.alive:
-            loop = self.around.loop
-            start_s = self.around.rng.uniform(*START_S)
-            loop.at(loop.time() + start_s, OUTSIDE, self._begin_life)
+            loop = self.context.loop
+            start_s = self.context.rng.uniform(*START_S)
+            loop.at(loop.time() + start_s, OUTSIDE, self._begin_incarnation)
         else:
             self.die()
 
     def later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
         """Run the callback in this process later, if the process is still alive then."""
-        loop = self.around.loop
+        loop = self.context.loop
         loop.at(loop.time() + delay_s, self.process, callback, *args)
 
     def check_fence(self, call: SimulatedCall) -> None:
@@ -89,14 +89,14 @@ class Actor:
         Raises:
             StaleFence: Its controller was replaced.
         """
-        got, record = call.fence.incarnation, self.around.record
+        got, record = call.fence.incarnation, self.context.record
         try:
             self._guard.check(call.fence)
         except StaleFence:
-            record(FenceRefused(self.around.loop.time(), self.name, got, self._highest))
+            record(FenceRefused(self.context.loop.time(), self.name, got, self._highest))
             raise
         if got < self._highest:
-            record(FenceObeyed(self.around.loop.time(), self.name, got, self._highest))
+            record(FenceObeyed(self.context.loop.time(), self.name, got, self._highest))
         elif got > self._highest:
             self._highest = got
             self.superseded(got)

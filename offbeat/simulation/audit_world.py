@@ -118,7 +118,7 @@ class World:
         findings.source = "records"
         handlers: dict[type[WorldRecord], Callable[[Any], None]] = {
             Fault: self._fault,
-            ControllerStarted: self._controller_life,
+            ControllerStarted: self._controller_started,
             ControllerEnd: self.controller_ends.append,
             Closed: self._close,
             Generated: self._generated,
@@ -129,7 +129,7 @@ class World:
             Evaluated: self._evaluations.evaluated,
             EngineComputesOther: self._takes_other,
             EngineServes: self._serves,
-            TrainerStarted: self._trainer_life,
+            TrainerStarted: self._trainer_started,
             TrainerRestored: self._trainer_restored,
             TrainerApplied: self._applied,
             ReleasePublished: self._published,
@@ -222,7 +222,7 @@ class World:
         self._digests[version] = digest
         self._known.setdefault(version, set()).add(digest)
 
-    def _trainer_life(self, record: TrainerStarted) -> None:
+    def _trainer_started(self, record: TrainerStarted) -> None:
         """Handle a lost trainer: its weights are gone.
 
         After the end of the run this affects the next controller only.
@@ -241,7 +241,7 @@ class World:
     def _close(self, record: Closed) -> None:
         self._closed = self._closed or record.actor == "trainer"
 
-    def _controller_life(self, record: ControllerStarted) -> None:
+    def _controller_started(self, record: ControllerStarted) -> None:
         del record
         self._closed = False
         if self._gone:

@@ -55,14 +55,14 @@ class SimulatedController:
     """One controller process with everything that belongs to it."""
 
     def __init__(
-        self, around: SimulationContext, incarnation: int, events: list[msgspec.Struct]
+        self, context: SimulationContext, incarnation: int, events: list[msgspec.Struct]
     ) -> None:
         self.incarnation = incarnation
         self.process = Process(f"controller {incarnation}")
-        self.caller = Caller(around, self.process, Fence(RUN_ID, incarnation))
-        self.journal = SimulatedJournal(around, self.process, events)
+        self.caller = Caller(context, self.process, Fence(RUN_ID, incarnation))
+        self.journal = SimulatedJournal(context, self.process, events)
         self.first_record = len(events)
-        self.telemetry = SimulatedTelemetry(around)
+        self.telemetry = SimulatedTelemetry(context)
         self.controller: Controller | None = None
         self.rollouts: SimulatedRollouts | None = None
 
@@ -81,18 +81,18 @@ class Cluster:
     def __init__(
         self,
         plan: EpisodePlan,
-        around: SimulationContext,
+        context: SimulationContext,
         rng: random.Random,
         controller_cls: type[Controller] = Controller,
     ) -> None:
         self._controller_cls = controller_cls
-        self._plan, self._around, self._rng = plan, around, rng
-        self._loop: VirtualLoop = around.loop
-        self.trainer = FakeTrainer(around, plan.config.groups_per_step)
+        self._plan, self._context, self._rng = plan, context, rng
+        self._loop: VirtualLoop = context.loop
+        self.trainer = FakeTrainer(context, plan.config.groups_per_step)
         names = [f"generator-{index}" for index in range(plan.config.generator.engines)]
-        self.engines = {name: FakeEngine(name, around) for name in names}
+        self.engines = {name: FakeEngine(name, context) for name in names}
         self.workers = [
-            FakeWorker(f"environment-{index}", around, self.engines)
+            FakeWorker(f"environment-{index}", context, self.engines)
             for index in range(plan.workers)
         ]
         for worker in self.workers:
@@ -104,7 +104,7 @@ class Cluster:
         self.controllers: list[SimulatedController] = []
         self._drivers = 1
         self.over: asyncio.Future[ControllerEnd] = self._loop.create_future()
-        around.faults.strike = self.strike
+        context.faults.strike = self.strike
 
     @property
     def latest(self) -> SimulatedController:
@@ -115,9 +115,9 @@ class Cluster:
 
     def start_controller(self) -> None:
         """Start a new incarnation that continues from the journal."""
-        simulated = SimulatedController(self._around, len(self.controllers) + 1, self.events)
+        simulated = SimulatedController(self._context, len(self.controllers) + 1, self.events)
         self.controllers.append(simulated)
-        self._around.record(ControllerStarted(self._loop.time(), simulated.incarnation))
+        self._context.record(ControllerStarted(self._loop.time(), simulated.incarnation))
         context = simulated.process.context
         self._loop.create_task(self._live(simulated), name="controller", context=context)
 
@@ -133,12 +133,12 @@ class Cluster:
             outcome, error, cause = "failed", str(bug), type(bug).__name__
         if simulated.process.alive:
             end = ControllerEnd(self._loop.time(), simulated.incarnation, outcome, error, cause)
-            self._around.record(end)
+            self._context.record(end)
             if not self.over.done():
                 self.over.set_result(end)
 
     def _controller(self, simulated: SimulatedController) -> Controller:
-        around, caller, config = self._around, simulated.caller, self._plan.config
+        context, caller, config = self._context, simulated.caller, self._plan.config
         simulated.rollouts = SimulatedRollouts(caller, self.workers, simulated.held)
         prompts = SimulatedPrompts(self._plan.prompts)
         ports = Ports(
@@ -152,9 +152,9 @@ class Cluster:
             telemetry=simulated.telemetry,
             trace=NoTrace(),
             payloads=SpooledPayloads(caller),
-            failpoints=SimulatedFailpoints(around, simulated.process),
+            failpoints=SimulatedFailpoints(context, simulated.process),
             evaluation=_evaluation_sets(config),
-            scores=SimulatedEvaluationLog(around, simulated.process),
+            scores=SimulatedEvaluationLog(context, simulated.process),
         )
         simulated.controller = self._controller_cls(
             config,
@@ -198,8 +198,8 @@ class Cluster:
             return False
         self._loop.kill(latest.process)
         latest.journal.cut(self._rng)
-        self._around.lost_controllers.add(latest.incarnation)
-        self._around.record(ControllerEnd(self._loop.time(), latest.incarnation, "killed"))
+        self._context.lost_controllers.add(latest.incarnation)
+        self._context.record(ControllerEnd(self._loop.time(), latest.incarnation, "killed"))
         return True
 
     # --- faults ----------------------------------------------------------------------------------
@@ -229,19 +229,19 @@ class Cluster:
             case Effect.FREEZES:
                 self._freeze(actor.process)
             case _ if kind == "partition":
-                self._around.network.partition(actor.name, self._loop.time() + PARTITION_S)
+                self._context.network.partition(actor.name, self._loop.time() + PARTITION_S)
             case _:
                 self._hamper(self.engines[actor.name], kind)
         return actor.process.alive
 
     def _begin_outage(self) -> bool:
-        self._around.out_of_service_until = self._loop.time() + self._rng.uniform(*_OUTAGE_S)
+        self._context.out_of_service_until = self._loop.time() + self._rng.uniform(*_OUTAGE_S)
         return True
 
     def _poison_a_prompt(self, kind: str) -> bool:
         """Make one of the next prompts hang or kill each engine that it is sent to."""
         drawn = sum(isinstance(event, Admitted) for event in self.events)
-        self._around.poison[drawn + self._rng.randrange(self._plan.config.groups_per_step)] = kind
+        self._context.poison[drawn + self._rng.randrange(self._plan.config.groups_per_step)] = kind
         return True
 
     def _victim(self, kind: str, target: str) -> Actor:
@@ -303,20 +303,20 @@ class Cluster:
 
         Its actors do not return.
         """
-        around, now = self._around, self._loop.time()
-        machine = machine or next(iter(around.machines.mortal), "")
-        names = around.machines.actors_on(machine)
+        context, now = self._context, self._loop.time()
+        machine = machine or next(iter(context.machines.mortal), "")
+        names = context.machines.actors_on(machine)
         living = [self.actors[name] for name in names if self.actors[name].process.alive]
-        if not living or around.machines.is_gone(around.machines.memory_of(living[0].name)):
+        if not living or context.machines.is_gone(context.machines.memory_of(living[0].name)):
             return False
         at_s = now + (self._rng.uniform(*_CUT_OFF_S) if kind == "machine_cut_off" else 0.0)
-        around.record(MachineLost(now, machine, tuple(names)))
-        around.machines.die(machine, at_s)
+        context.record(MachineLost(now, machine, tuple(names)))
+        context.machines.die(machine, at_s)
         if at_s == now:
             self._give_up(machine, [(actor, actor.process) for actor in living])
             return True
         for actor in living:
-            around.network.partition(actor.name, at_s)
+            context.network.partition(actor.name, at_s)
         self._loop.at(
             at_s, OUTSIDE, self._give_up, machine, [(actor, actor.process) for actor in living]
         )
@@ -324,9 +324,9 @@ class Cluster:
 
     def _give_up(self, machine: str, living: list[tuple[Actor, Process]]) -> None:
         """Replace a machine, except for processes that were replaced meanwhile."""
-        names = tuple(self._around.machines.actors_on(machine))
-        self._around.record(MachineLost(self._loop.time(), machine, names))
-        self._around.machines.replace(machine)
+        names = tuple(self._context.machines.actors_on(machine))
+        self._context.record(MachineLost(self._loop.time(), machine, names))
+        self._context.machines.replace(machine)
         for actor, process in living:
             if actor.process is process:
                 actor.die()

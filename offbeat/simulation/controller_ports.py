@@ -35,17 +35,17 @@ from offbeat.simulation.worker import FakeWorker
 class Caller:
     """A controller's end of the network."""
 
-    def __init__(self, around: SimulationContext, process: Process, fence: Fence) -> None:
-        self.around, self.process, self.fence = around, process, fence
+    def __init__(self, context: SimulationContext, process: Process, fence: Fence) -> None:
+        self.context, self.process, self.fence = context, process, fence
         self.told_to_close: set[str] = set()
 
     async def ask(self, host: Actor, method: str, fence: Fence, *args: object) -> Any:  # noqa: ANN401
         """Make a remote call; cancelling it notifies the callee."""
-        call = self.around.network.send(self.process, host, method, fence, *args)
+        call = self.context.network.send(self.process, host, method, fence, *args)
         try:
             return await call.reply
         except asyncio.CancelledError:
-            self.around.network.cancel(call)
+            self.context.network.cancel(call)
             raise
 
     async def close(self, *hosts: Actor) -> None:
@@ -55,9 +55,9 @@ class Caller:
         calls = list[SimulatedCall]()
         for host in hosts:
             self.told_to_close.add(host.name)
-            self.around.record(Closed(self.around.loop.time(), host.name))
+            self.context.record(Closed(self.context.loop.time(), host.name))
             if host.process.alive:
-                calls.append(self.around.network.send(self.process, host, "close", self.fence))
+                calls.append(self.context.network.send(self.process, host, "close", self.fence))
         for call in calls:
             await call.reply
 
@@ -67,7 +67,7 @@ class Caller:
 
     def retire(self, host: Actor) -> None:
         if self.process.alive:
-            self.around.record(EngineRetired(self.around.loop.time(), host.name))
+            self.context.record(EngineRetired(self.context.loop.time(), host.name))
             host.retire()
 
 
@@ -113,7 +113,7 @@ class SimulatedRollouts:
         """Count after all events of this moment: a cancelled call leaves late."""
         if not self._looks:
             self._looks = True
-            loop = self._caller.around.loop
+            loop = self._caller.context.loop
             loop.at(loop.time() + 1e-9, self._caller.process, self._look)
 
     def _look(self) -> None:
@@ -123,8 +123,8 @@ class SimulatedRollouts:
             first, second, third = map(max, now, peaks)
             self._peaks = first, second, third
             caller = self._caller
-            at = caller.around.loop.time()
-            caller.around.record(PermitsUsed(at, caller.fence.incarnation, *self._peaks))
+            at = caller.context.loop.time()
+            caller.context.record(PermitsUsed(at, caller.fence.incarnation, *self._peaks))
 
     async def close(self) -> None:
         await self._caller.close(*self._workers)
@@ -200,22 +200,22 @@ class SimulatedJournal:
     """Journal in memory with a durable prefix; the rest may be lost when its writer is killed."""
 
     def __init__(
-        self, around: SimulationContext, process: Process, events: list[msgspec.Struct]
+        self, context: SimulationContext, process: Process, events: list[msgspec.Struct]
     ) -> None:
-        self._around, self._process = around, process
+        self._context, self._process = context, process
         self.events = events
         self.durable = len(events)
 
     def append(self, event: msgspec.Struct) -> None:
         if self._process.alive:
             self.events.append(event)
-            self._around.faults.record(len(self.events))
+            self._context.faults.record(len(self.events))
 
     async def barrier(self) -> None:
-        reached, loop = len(self.events), self._around.loop
+        reached, loop = len(self.events), self._context.loop
         if reached > self.durable:
             synced = loop.create_future()
-            takes_s = 0.002 + self._around.network.latency()
+            takes_s = 0.002 + self._context.network.latency()
             loop.at(loop.time() + takes_s, self._process, self._synced, synced, reached)
             await synced
 
@@ -237,32 +237,32 @@ class SimulatedJournal:
 class SimulatedTelemetry:
     """Telemetry sink. Only records that the controller did not emit count as lost."""
 
-    def __init__(self, around: SimulationContext) -> None:
-        self._around = around
+    def __init__(self, context: SimulationContext) -> None:
+        self._context = context
         self.emitted: dict[int, None] = {}  # emitted versions
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
         del step
         if "eval/version" not in metrics:
-            self._around.faults.at(FaultMoment.EMIT, "controller")
+            self._context.faults.at(FaultMoment.EMIT, "controller")
             self.emitted[version] = None
 
 
 class SimulatedEvaluationLog:
     """Evaluations in the run directory, which outlives the controller that wrote them."""
 
-    def __init__(self, around: SimulationContext, process: Process) -> None:
-        self._around, self._process = around, process
+    def __init__(self, context: SimulationContext, process: Process) -> None:
+        self._context, self._process = context, process
 
     def has(self, due: int) -> bool:
-        return due in self._around.disk.evaluations
+        return due in self._context.disk.evaluations
 
     def take(self, evaluated: EvaluatedVersion) -> None:
         if self._process.alive:
-            self._around.disk.evaluations.add(evaluated.due)
+            self._context.disk.evaluations.add(evaluated.due)
             samples = tuple((each.set, each.prompt_index) for each in evaluated.samples)
-            at = self._around.loop.time()
-            self._around.record(Evaluated(at, evaluated.due, evaluated.version, samples))
+            at = self._context.loop.time()
+            self._context.record(Evaluated(at, evaluated.due, evaluated.version, samples))
 
 
 class SpooledPayloads:
@@ -275,12 +275,12 @@ class SpooledPayloads:
         self._caller = caller
 
     def readable(self, receipt: Receipt) -> object | None:
-        around, incarnation = self._caller.around, self._caller.fence.incarnation
+        context, incarnation = self._caller.context, self._caller.fence.incarnation
         if receipt.spooled is None:
             return None
-        copy = around.disk.spooled[receipt.spooled]
+        copy = context.disk.spooled[receipt.spooled]
         return replace(
-            copy, incarnation=incarnation, memory=around.machines.memory_of("controller")
+            copy, incarnation=incarnation, memory=context.machines.memory_of("controller")
         )
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
@@ -288,20 +288,20 @@ class SpooledPayloads:
 
         Those on a machine that is cut off but not given up may still return.
         """
-        around = self._caller.around
+        context = self._caller.context
         return {
             prompt_index
             for prompt_index, (columns, *_) in payloads.items()
-            if around.is_gone(columns) and not around.machines.noticed_in_s(columns.memory)
+            if context.is_gone(columns) and not context.machines.noticed_in_s(columns.memory)
         }
 
 
 class SimulatedFailpoints:
     """Reports the failpoints that one controller incarnation reaches to the faults."""
 
-    def __init__(self, around: SimulationContext, process: Process) -> None:
-        self._around, self._process = around, process
+    def __init__(self, context: SimulationContext, process: Process) -> None:
+        self._context, self._process = context, process
 
     def __call__(self, point: Failpoint) -> None:
         if self._process.alive:
-            self._around.faults.failpoint(point)
+            self._context.faults.failpoint(point)

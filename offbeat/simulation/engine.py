@@ -46,10 +46,10 @@ class Decoding:
 class FakeEngine(Actor):
     """Fake of one engine. It takes weights wholly and verified, or not at all."""
 
-    def __init__(self, name: str, around: SimulationContext) -> None:
-        self.sync_s = around.config.stub.sync_s
+    def __init__(self, name: str, context: SimulationContext) -> None:
+        self.sync_s = context.config.stub.sync_s
         self.flaps = self.hangs_in_loads = False  # permanent, whatever process the engine has
-        super().__init__(name, around)
+        super().__init__(name, context)
 
     def born(self) -> None:
         self.version: int | None = None
@@ -62,11 +62,11 @@ class FakeEngine(Actor):
 
     @property
     def incarnation(self) -> str:
-        return f"{self.name}-life-{self.incarnation_number}"
+        return f"{self.name}-incarnation-{self.incarnation_number}"
 
     def ended(self) -> None:
-        loop = self.around.loop
-        self.around.record(EngineDied(loop.time(), self.name, self.incarnation))
+        loop = self.context.loop
+        self.context.record(EngineDied(loop.time(), self.name, self.incarnation))
         for decoding in self._open:
             decoding.on_end(decoding, False)  # noqa: FBT003
         self._open.clear()
@@ -80,13 +80,13 @@ class FakeEngine(Actor):
         on_end: Callable[[Decoding, bool], None],
     ) -> Decoding:
         """Start a group; ``on_end`` is called in this engine's process, or when that dies."""
-        now = self.around.loop.time()
+        now = self.context.loop.time()
         if now < self.slow_until:
             seconds *= SLOW
         decoding = Decoding(lengths, seconds, now, on_end)
         self._open[decoding] = None
         if not self.wedged:
-            loop = self.around.loop
+            loop = self.context.loop
             decoding.entry = loop.at(now + seconds, self.process, self._decoded, decoding)
         return decoding
 
@@ -163,15 +163,15 @@ class FakeEngine(Actor):
 
     def _load(self, call: SimulatedCall, epoch: int, release: WeightRelease) -> None:
         """Begin a transfer; it supersedes an older one."""
-        if self.around.machines.is_gone(_memory_of(release)):
+        if self.context.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
             return
         if epoch <= self._epoch:
             detail = f"a newer transfer was begun: epoch {self._epoch}"
             raise WeightSyncFailed(self.name, epoch, release.version, detail)
         self._epoch = epoch
-        kind = self.around.faults.at(FaultMoment.LOAD, self.name)
-        takes_s = self.sync_s * (0.6 + self.around.rng.expovariate(1.6))
+        kind = self.context.faults.at(FaultMoment.LOAD, self.name)
+        takes_s = self.sync_s * (0.6 + self.context.rng.expovariate(1.6))
         if kind == "load_kills":
             self.later(0.5 * takes_s, self.die)
         elif kind != "load_hangs" and not self.hangs_in_loads:
@@ -180,7 +180,7 @@ class FakeEngine(Actor):
     def _lack(self, call: SimulatedCall, release: WeightRelease) -> None:
         """Fail the call because the machine of the release is gone, once that is known."""
         lost = ReleaseLost(self.name, release.version, "the machine that held it died")
-        self.later(self.around.machines.noticed_in_s(_memory_of(release)), call.fail, lost)
+        self.later(self.context.machines.noticed_in_s(_memory_of(release)), call.fail, lost)
 
     def _canary_gap(self, epoch: int, release: WeightRelease, held: str) -> float | None:
         """Return the gap between the release's canary and the engine's result for it."""
@@ -202,7 +202,7 @@ class FakeEngine(Actor):
         self, call: SimulatedCall, epoch: int, release: WeightRelease, took_s: float, kind: str
     ) -> None:
         """Verify a received release and serve it from now on."""
-        if self.around.machines.is_gone(_memory_of(release)):
+        if self.context.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
             return
         if epoch != self._epoch or kind not in ("", "load_computes_other"):
@@ -212,11 +212,11 @@ class FakeEngine(Actor):
             }.get(kind, f"superseded by epoch {self._epoch}")
             call.fail(WeightSyncFailed(self.name, epoch, release.version, problem))
             return
-        now = self.around.loop.time()
+        now = self.context.loop.time()
         held = release.digest
         if kind:
             held = f"not {held}"
-            self.around.record(
+            self.context.record(
                 EngineComputesOther(now, self.name, self.incarnation, epoch, release.version)
             )
         try:
@@ -227,12 +227,12 @@ class FakeEngine(Actor):
             return
         self.version, self.digest = release.version, release.digest
         self.since.append((now, release.version))
-        self.around.record(
+        self.context.record(
             EngineServes(now, self.name, self.incarnation, epoch, release.version, release.digest)
         )
         if self.flaps:
             self.later(FLAPS_AFTER_S, self.die)
-        said = self.around.faults.at(FaultMoment.ACK, self.name)
+        said = self.context.faults.at(FaultMoment.ACK, self.name)
         digest = "of-something-else" if said == "ack_lies" else release.digest
         ack = WeightsAck(
             self.name,
@@ -250,8 +250,8 @@ class FakeEngine(Actor):
             call.answered = True
             return
         if said == "ack_doubled":
-            self.around.network.answer(call, ack, None, 1.0)
-        call.answer(ack) if said != "ack_doubled" else self.around.network.answer(
+            self.context.network.answer(call, ack, None, 1.0)
+        call.answer(ack) if said != "ack_doubled" else self.context.network.answer(
             call, ack, None, 0.0
         )
 

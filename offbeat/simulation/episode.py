@@ -78,8 +78,8 @@ def play(
     faults = Faults(plan.planned_faults, loop, fired)
     network = SimulatedNetwork(loop, rng, faults)
     machines = Machines(loop, plan.machines)
-    around = SimulationContext(plan.config, loop, rng, faults, network, records, machines)
-    cluster = Cluster(plan, around, rng, controller_cls)
+    context = SimulationContext(plan.config, loop, rng, faults, network, records, machines)
+    cluster = Cluster(plan, context, rng, controller_cls)
     try:
         outcome, error = _run(loop, cluster, faults)
         records.append(_ended(loop, cluster, outcome))

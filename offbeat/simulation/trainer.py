@@ -63,10 +63,10 @@ class FakeTrainer(Actor):
 
     in_order = True
 
-    def __init__(self, around: SimulationContext, groups_per_step: int) -> None:
+    def __init__(self, context: SimulationContext, groups_per_step: int) -> None:
         self._groups_per_step = groups_per_step
-        self.step_s = around.config.stub.step_s
-        super().__init__("trainer", around)
+        self.step_s = context.config.stub.step_s
+        super().__init__("trainer", context)
 
     def born(self) -> None:
         """Start new ranks with the initial model."""
@@ -77,7 +77,7 @@ class FakeTrainer(Actor):
         self._last_step = self._last_attempt = 0
         self._open: list[tuple[SimulatedPayload, tuple[float, ...]]] = []
         self._chunks = 0
-        self.around.record(TrainerStarted(self.around.loop.time(), self.incarnation_number))
+        self.context.record(TrainerStarted(self.context.loop.time(), self.incarnation_number))
 
     # --- one call at a time ----------------------------------------------------------------------
 
@@ -94,9 +94,9 @@ class FakeTrainer(Actor):
             if call.cancelled:
                 continue
             moment = _MOMENTS.get(call.method)
-            kind = self.around.faults.at(moment, self.name) if moment else ""
+            kind = self.context.faults.at(moment, self.name) if moment else ""
             self._busy = True
-            takes_s = self._duration(call) * self.around.rng.uniform(0.7, 1.5)
+            takes_s = self._duration(call) * self.context.rng.uniform(0.7, 1.5)
             takes_s += self._waits_for_columns(call)
             self.later(takes_s, self._done, call, kind)
             return
@@ -119,7 +119,7 @@ class FakeTrainer(Actor):
         """Return the seconds until the loss of columns with their machine is known."""
         if call.method not in ("train_microbatch", "prepare_logprobs"):
             return 0.0
-        machines = self.around.machines
+        machines = self.context.machines
         payloads = _columns_of(call.args[call.method == "train_microbatch"])
         return max((machines.noticed_in_s(each.memory) for each in payloads), default=0.0)
 
@@ -215,7 +215,7 @@ class FakeTrainer(Actor):
         The object store names one at a time.
         """
         for payload in _columns_of(chunk):
-            if self.around.is_gone(payload):
+            if self.context.is_gone(payload):
                 raise PayloadLost((payload.prompt_index,), during, "the machine that held it died")
 
     def _finish(self, call: SimulatedCall, kind: str) -> StepResult:
@@ -231,9 +231,9 @@ class FakeTrainer(Actor):
         content = sorted((payload.prompt_index, payload.seed) for payload in groups)
         text = f"{self._digest}{content}"
         self._digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        self.around.record(
+        self.context.record(
             TrainerApplied(
-                at=self.around.loop.time(),
+                at=self.context.loop.time(),
                 incarnation=self.incarnation_number,
                 step=key.step,
                 attempt=key.attempt,
@@ -248,7 +248,7 @@ class FakeTrainer(Actor):
                 advantages=advantages,
             )
         )
-        self.around.faults.step(self._version)
+        self.context.faults.step(self._version)
         return StepResult(True, 0.5, 1.0, 1e-3, 100, 10, chunks, {}, "", self.step_s)  # noqa: FBT003
 
     def _abort(self, key: StepKey) -> None:
@@ -261,16 +261,16 @@ class FakeTrainer(Actor):
         if version != self._version:
             detail = f"it holds version {self._version}"
             raise TrainStepFailed(0, version, TrainerCall.PUBLISH, detail)
-        self.around.record(
+        self.context.record(
             ReleasePublished(
-                self.around.loop.time(), self.incarnation_number, version, self._digest
+                self.context.loop.time(), self.incarnation_number, version, self._digest
             )
         )
-        memory = self.around.machines.memory_of(self.name)
+        memory = self.context.machines.memory_of(self.name)
         return WeightRelease(version, self._digest, None, (memory,), _NBYTES, self._canary(version))
 
     def _canary(self, version: int) -> Canary | None:
-        interval = self.around.config.sync.canary_interval
+        interval = self.context.config.sync.canary_interval
         if not interval or version % interval:
             return None
         return Canary((), *invented(self._digest), tolerance("float32"))
@@ -284,24 +284,24 @@ class FakeTrainer(Actor):
             raise CheckpointFailed(0, version, "a step is open")
         if kind == "checkpoint_fails":
             raise CheckpointFailed(0, version, "no space left on device")
-        now = self.around.loop.time()
+        now = self.context.loop.time()
         model = SavedModel(version, self._digest, self._last_step, self._last_attempt)
-        self.around.disk.write(now, model)
+        self.context.disk.write(now, model)
         if kind == "checkpoint_untold":
             self.die()
         else:
-            self.around.disk.move_latest(now, version)
+            self.context.disk.move_latest(now, version)
         return Checkpoint(version, self._digest, _NBYTES)
 
     def _restore(self, at_most: int) -> TrainerState:
-        now, disk = self.around.loop.time(), self.around.disk
+        now, disk = self.context.loop.time(), self.context.disk
         model = disk.newest(at_most) or SavedModel(0, INITIAL_DIGEST, 0, 0)
         disk.abandon_after(now, model.version)
         self._version, self._digest = model.version, model.digest
         self._last_step, self._last_attempt = model.step, model.attempt
         self._steps.close()
         self._open, self._chunks = [], 0
-        self.around.record(
+        self.context.record(
             TrainerRestored(now, self.incarnation_number, model.version, model.digest)
         )
         return self._state()

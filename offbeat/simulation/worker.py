@@ -31,14 +31,14 @@ class FakeWorker(Actor):
     """Fake of one environment worker. It drops the work of a replaced controller."""
 
     def __init__(
-        self, name: str, around: SimulationContext, engines: dict[str, FakeEngine]
+        self, name: str, context: SimulationContext, engines: dict[str, FakeEngine]
     ) -> None:
         self._engines = engines
-        stub = around.config.stub
+        stub = context.config.stub
         self._mu, self._sigma = math.log(stub.median_rollout_s), stub.tail_sigma
         self.spooled_share = 0.0  # share of the finished groups that are written to disk
         self.sample_failures = 0.0  # share of the tries of a sample that fail
-        super().__init__(name, around)
+        super().__init__(name, context)
 
     def born(self) -> None:
         self._open: dict[SimulatedCall, _Rollout] = {}
@@ -80,11 +80,11 @@ class FakeWorker(Actor):
 
     def _strike_with(self, task: RolloutTask, engine: FakeEngine) -> None:
         """Make a poison prompt kill its engine; one that hangs has no end (see ``opened``)."""
-        kind = "" if task.evaluation else self.around.poison.get(task.prompt_index, "")
+        kind = "" if task.evaluation else self.context.poison.get(task.prompt_index, "")
         if not kind:
             return
-        loop = self.around.loop
-        self.around.record(PoisonTaken(loop.time(), task.prompt_index, task.attempt, task.engine))
+        loop = self.context.loop
+        self.context.record(PoisonTaken(loop.time(), task.prompt_index, task.attempt, task.engine))
         if kind == "prompt_kills":
             loop.at(loop.time() + _DEADLY_AFTER_S, engine.process, engine.die)
 
@@ -100,9 +100,9 @@ class FakeWorker(Actor):
         self._open[call] = rollout
         call.on_cancel = rollout.drop
         task = rollout.content.task
-        if not task.evaluation and task.prompt_index in self.around.poison:
+        if not task.evaluation and task.prompt_index in self.context.poison:
             return _ENDLESS_S
-        return math.exp(self.around.rng.gauss(self._mu, self._sigma))
+        return math.exp(self.context.rng.gauss(self._mu, self._sigma))
 
     def is_open(self, call: SimulatedCall) -> bool:
         """Return whether the engine has not finished decoding."""
@@ -122,10 +122,10 @@ class _Rollout:
         self, worker: FakeWorker, call: SimulatedCall, task: RolloutTask, engine: FakeEngine
     ) -> None:
         self.worker, self.call, self.engine = worker, call, engine
-        self.content = Content(task, worker.around.config)
+        self.content = Content(task, worker.context.config)
         seconds = worker.opened(call, self)
         self.decoding = engine.decode(self.content.lengths, seconds, self.decoded)
-        loop = worker.around.loop
+        loop = worker.context.loop
         self.deadline = loop.at(loop.time() + task.deadline_s, worker.process, self.late)
 
     def drop(self) -> None:
@@ -157,7 +157,7 @@ class _Rollout:
         worker, call = self.worker, self.call
         if not worker.closed_call(call):
             return
-        loop, task = worker.around.loop, self.content.task
+        loop, task = worker.context.loop, self.content.task
         now = loop.time()
         if complete:
             spans = self.engine.spans(decoding)
@@ -169,12 +169,12 @@ class _Rollout:
 
     def rewarded(self, receipt: Receipt) -> None:
         """Send receipt and payload after the rewards. Runs in the worker's process."""
-        call, around, task = self.call, self.worker.around, self.content.task
-        kind = around.faults.at(FaultMoment.ROLLOUT, self.worker.name)
+        call, context, task = self.call, self.worker.context, self.content.task
+        kind = context.faults.at(FaultMoment.ROLLOUT, self.worker.name)
         if kind == "rollout_hangs" or call.cancelled:
             return
         self.deadline.cancel()
-        if around.loop.time() < around.out_of_service_until:
+        if context.loop.time() < context.out_of_service_until:
             call.fail(unavailable(task))
             return
         if kind == "reward_raises":
@@ -186,7 +186,7 @@ class _Rollout:
             return
         oldest, newest = receipt.oldest_version, receipt.newest_version
         if share := self.worker.sample_failures:
-            drawn = with_failed_samples(receipt, task, around.config, share)
+            drawn = with_failed_samples(receipt, task, context.config, share)
             if isinstance(drawn, RolloutFailed):
                 call.fail(drawn)
                 return
@@ -194,13 +194,13 @@ class _Rollout:
         masked = tuple(sample for sample, valid in enumerate(receipt.valid) if not valid)
         if kind:
             receipt = poisoned(receipt, kind)
-        now, spans = around.loop.time(), receipt.version_spans
+        now, spans = context.loop.time(), receipt.version_spans
         made_by = receipt.engine, receipt.engine_incarnation
         if task.evaluation:
-            around.record(
+            context.record(
                 Scored(now, task.prompt_index, task.attempt, *made_by, spans, kind, task.eval_set)
             )
-        memory = around.machines.memory_of(self.worker.name)
+        memory = context.machines.memory_of(self.worker.name)
         payload = SimulatedPayload(
             task.prompt_index,
             task.attempt,
@@ -213,12 +213,12 @@ class _Rollout:
             masked,
         )
         share = self.worker.spooled_share
-        spooled = bool(share) and not task.evaluation and around.rng.random() < share
+        spooled = bool(share) and not task.evaluation and context.rng.random() < share
         if spooled:
-            receipt = msgspec.structs.replace(receipt, spooled=around.disk.spool(payload))
+            receipt = msgspec.structs.replace(receipt, spooled=context.disk.spool(payload))
         if not task.evaluation:
             where = memory.machine, spooled
-            around.record(
+            context.record(
                 Generated(now, task.prompt_index, task.attempt, *made_by, spans, kind, *where)
             )
         call.answer((receipt, payload))

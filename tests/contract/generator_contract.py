@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 from in_process import InProcessGenerator
-from lives import next_life
+from incarnations import next_incarnation
 
 from offbeat.controller.ports import Generator
 from offbeat.messages.failures import ActorLost, StaleFence, WeightSyncFailed
@@ -41,8 +41,8 @@ class Bench(ABC):
         return await self.generator.load_weights(FENCE, epoch, self.release(version))
 
     async def up(self, *, after: str = "") -> EngineState:
-        """Its state, once a process has started; not that of the life ``after`` which it comes."""
-        return await next_life(self.generator, FENCE, after)
+        """Its state, once a process has started; not that of the incarnation ``after`` which it comes."""
+        return await next_incarnation(self.generator, FENCE, after)
 
 
 class HoldingBench(Bench):
@@ -74,7 +74,7 @@ def served(told: EngineState | WeightsAck) -> tuple[str, int | None, str | None]
 class GeneratorContract:
     """``play`` tells a story on a fresh bench, to its end."""
 
-    def test_a_fresh_engine_has_a_name_and_a_life_and_no_version(self, play: Play) -> None:
+    def test_a_fresh_engine_has_a_name_and_an_incarnation_and_no_version(self, play: Play) -> None:
         async def story(on: Bench) -> None:
             state = await on.generator.state(FENCE)
             assert (state.name, state.version, state.digest) == (on.generator.name, None, None)
@@ -151,13 +151,13 @@ class GeneratorContract:
 
         play(story)
 
-    def test_a_restarted_engine_is_another_life_without_weights(self, play: Play) -> None:
+    def test_a_restarted_engine_is_another_incarnation_without_weights(self, play: Play) -> None:
         async def story(on: Bench) -> None:
             ack = await on.load(7, 1)
             await on.generator.restart()
             state = await on.up(after=ack.incarnation)
             assert (state.version, state.digest) == (None, None)
-            again = await on.load(1, 1)  # epochs are counted in each life anew
+            again = await on.load(1, 1)  # epochs are counted in each incarnation anew
             assert (again.version, again.digest) == (ack.version, ack.digest)
             assert served(again) == served(await on.generator.state(FENCE)) != served(ack)
 

@@ -99,7 +99,7 @@ class InProcessGenerator:
 
     def __init__(self, name: str, make: Callable[[], EngineActor]) -> None:
         self.name, self._make = name, make
-        self.engine, self._lives, self._is_retired = make(), 1, False
+        self.engine, self._incarnation_number, self._is_retired = make(), 1, False
         self._open = set[asyncio.Future[Any]]()
 
     async def state(self, fence: Fence) -> EngineState:
@@ -111,12 +111,14 @@ class InProcessGenerator:
 
     async def exchange(
         self,
-        life: str,
+        incarnation: str,
         asked: Sequence[tuple[int, GenerateRequest]],
         cancelled: Sequence[int],
     ) -> list[BatchedReply[GenerateResult]]:
         """What the one environment worker sends."""
-        return await self._reply(self.engine.exchange("environment-0", life, asked, cancelled))
+        return await self._reply(
+            self.engine.exchange("environment-0", incarnation, asked, cancelled)
+        )
 
     async def restart(self) -> None:
         await self._kill()
@@ -127,7 +129,7 @@ class InProcessGenerator:
         await self._kill()
 
     async def _kill(self) -> None:
-        self._lives += 1
+        self._incarnation_number += 1
         for call in self._open:
             call.cancel()
         await self.engine.close()
@@ -140,12 +142,12 @@ class InProcessGenerator:
         if self._is_retired:
             work.close()
             raise ActorLost(self.name, "a call", "its process was killed for good")
-        life, call = self._lives, asyncio.ensure_future(work)
+        incarnation, call = self._incarnation_number, asyncio.ensure_future(work)
         self._open.add(call)
         try:
             return await call
         except asyncio.CancelledError:
-            if life == self._lives:
+            if incarnation == self._incarnation_number:
                 raise  # it is the caller who was cancelled
             raise ActorLost(self.name, "a call", "its process was killed") from None
         finally:
@@ -158,7 +160,7 @@ class InProcessWorker(EnvironmentActor):
     def __init__(self, spec: EnvironmentSpec, engines: Mapping[str, InProcessGenerator]) -> None:
         super().__init__(dataclasses.replace(spec, engines={}))
         self._engines = {
-            name: CallBatcher(partial(engine.exchange, "life-1"))
+            name: CallBatcher(partial(engine.exchange, "incarnation-1"))
             for name, engine in engines.items()
         }
 

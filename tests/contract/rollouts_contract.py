@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
-from lives import next_life
+from incarnations import next_incarnation
 
 from offbeat.controller.ports import Generator, Rollouts
 from offbeat.controller.receipts import refusal
@@ -63,7 +63,7 @@ class Bench(ABC):
         generator = self.generators[name]
         before = (await generator.state(FENCE)).incarnation
         await generator.restart()
-        return await next_life(generator, FENCE, before)
+        return await next_incarnation(generator, FENCE, before)
 
     async def until_running(self, groups: int) -> None:
         async with asyncio.timeout(20):

@@ -23,11 +23,13 @@ def simulate(
     loop = VirtualLoop(random.Random(0), max_events=10_000, max_s=1000)
     dice = random.Random(1)
     faults = Faults(planned_faults, loop, lambda *_: None)
-    around = SimulationContext(config, loop, dice, faults, SimulatedNetwork(loop, dice, faults), [])
+    context = SimulationContext(
+        config, loop, dice, faults, SimulatedNetwork(loop, dice, faults), []
+    )
     controller = Process("controller")
 
     async def body() -> None:
-        await main(around, Caller(around, controller, Fence("run", 1)))
+        await main(context, Caller(context, controller, Fence("run", 1)))
 
     try:
         loop.run_until_complete(loop.create_task(body(), context=controller.context))

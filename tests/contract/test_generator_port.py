@@ -89,9 +89,9 @@ TORN_AGAIN = msgspec.structs.replace(TORN, nth=2)
 
 
 class SimulatedBench(VirtualBench):
-    def __init__(self, around: SimulationContext, caller: Caller) -> None:
-        super().__init__(SimulatedGenerator(caller, FakeEngine(NAME, around)))
-        self._faults = around.faults
+    def __init__(self, context: SimulationContext, caller: Caller) -> None:
+        super().__init__(SimulatedGenerator(caller, FakeEngine(NAME, context)))
+        self._faults = context.faults
 
     def release(self, version: int) -> WeightRelease:
         return named(version)
@@ -102,8 +102,8 @@ class SimulatedBench(VirtualBench):
 
 
 def play_in_simulation(story: Story) -> None:
-    async def main(around: SimulationContext, caller: Caller) -> None:
-        await story(SimulatedBench(around, caller))
+    async def main(context: SimulationContext, caller: Caller) -> None:
+        await story(SimulatedBench(context, caller))
 
     simulate(CONFIG, main, TORN, TORN_AGAIN)
 

@@ -75,15 +75,15 @@ def play_on_fake(story: Story) -> None:
 
 
 class SimulatedBench(Bench):
-    def __init__(self, around: SimulationContext, caller: Caller) -> None:
-        engines = {name: FakeEngine(name, around) for name in (QUICK, SLOW)}
+    def __init__(self, context: SimulationContext, caller: Caller) -> None:
+        engines = {name: FakeEngine(name, context) for name in (QUICK, SLOW)}
         engines[SLOW].wedge()
-        workers = [FakeWorker("environment-0", around, engines)]
+        workers = [FakeWorker("environment-0", context, engines)]
         super().__init__(
             SimulatedRollouts(caller, workers, lambda: (0, 0)),
             {name: SimulatedGenerator(caller, engine) for name, engine in engines.items()},
         )
-        self._faults = around.faults
+        self._faults = context.faults
 
     def impossible(self, prompt_index: int) -> RolloutTask:
         self._faults.failpoint(Failpoint.DISPATCHED)
@@ -91,8 +91,8 @@ class SimulatedBench(Bench):
 
 
 def play_in_simulation(story: Story) -> None:
-    async def main(around: SimulationContext, caller: Caller) -> None:
-        bench = SimulatedBench(around, caller)
+    async def main(context: SimulationContext, caller: Caller) -> None:
+        bench = SimulatedBench(context, caller)
         await bench.serve()
         await story(bench)
 

@@ -74,10 +74,10 @@ NEVER_HEARD_OF = 0  # incarnation of a controller whose payloads are gone
 
 
 class SimulatedBench(Bench):
-    def __init__(self, around: SimulationContext, caller: Caller, gang: SimulatedGang) -> None:
+    def __init__(self, context: SimulationContext, caller: Caller, gang: SimulatedGang) -> None:
         super().__init__(SimulatedTrainer(caller, gang))
-        around.lost_controllers.add(NEVER_HEARD_OF)
-        self._faults = around.faults
+        context.lost_controllers.add(NEVER_HEARD_OF)
+        self._faults = context.faults
 
     def chunk(self, *prompt_indices: int, incarnation: int = 1) -> Chunk:
         payloads = [
@@ -94,8 +94,8 @@ class SimulatedBench(Bench):
 
 
 def play_in_simulation(story: Story) -> None:
-    async def main(around: SimulationContext, caller: Caller) -> None:
-        await story(SimulatedBench(around, caller, SimulatedGang(around, 4)))
+    async def main(context: SimulationContext, caller: Caller) -> None:
+        await story(SimulatedBench(context, caller, SimulatedGang(context, 4)))
 
     simulate(CONFIG, main, PlannedFault("gradient_nan", "trainer", failpoint=Failpoint.CLAIMED))
 

@@ -4,7 +4,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 
-from lives import answer_of
+from incarnations import answer_of
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.ports import Trainer

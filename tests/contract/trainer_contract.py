@@ -345,7 +345,7 @@ class TrainerContract:
 
         play(story)
 
-    # --- process lives ---------------------------------------------------------------------------
+    # --- incarnations ---------------------------------------------------------------------------
 
     def test_new_processes_hold_the_initial_model_and_restore_what_was_kept(
         self, play: Play

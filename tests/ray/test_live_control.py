@@ -86,8 +86,8 @@ def test_a_stopped_run_finishes_in_order(stopped: LiveRun) -> None:
 def test_a_next_controller_is_told_what_the_one_before_was(stopped: LiveRun) -> None:
     told = asked_of_controllers(stopped)
     assert told == ["Pause", "Pause", "Resume", "Stop"]
-    lives = [e for e in RunRecords.read(stopped.run_dir).events if isinstance(e, Opened)]
-    assert len(lives) == 2
+    incarnations = [e for e in RunRecords.read(stopped.run_dir).events if isinstance(e, Opened)]
+    assert len(incarnations) == 2
 
 
 def test_a_run_that_has_ended_takes_no_commands(stopped: LiveRun) -> None:

@@ -100,13 +100,13 @@ class Bench:
             await self.trainer.abort_train_step(FENCE, key)
             raise
 
-    async def life(self, rank: int) -> str:
+    async def incarnation(self, rank: int) -> str:
         """A name for the process of a rank."""
-        life, _ = await self.ranks[rank].standing.remote(FENCE)
-        return life
+        incarnation, _ = await self.ranks[rank].standing.remote(FENCE)
+        return incarnation
 
     async def pid(self, rank: int) -> int:
-        return int((await self.life(rank)).split("-")[-2])
+        return int((await self.incarnation(rank)).split("-")[-2])
 
 
 def chunk_of(groups: list[dict[str, Any]], prompt_indices: tuple[int, ...]) -> Chunk:

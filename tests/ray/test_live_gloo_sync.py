@@ -52,7 +52,7 @@ def test_an_engine_that_is_killed_comes_back_and_the_other_serves_on(start: Star
     assert records.summary.trainer_version == 48
 
 
-def test_a_trainer_that_is_killed_sends_again_from_its_next_life(start: Start) -> None:
+def test_a_trainer_that_is_killed_sends_again_from_its_next_incarnation(start: Start) -> None:
     settings = ("steps=40", "generator.engines=2", "checkpoint.interval=4")
     with start("trainer", STUB, *settings, *GLOO) as run:
         run.trained_steps(7)

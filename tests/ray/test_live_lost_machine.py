@@ -105,7 +105,7 @@ def test_columns_that_died_with_a_machine_are_named_and_the_ranks_go_on(
         bench = bench_of(ranks, tmp_path, resources=HERE)
         await bench.up()
         held = Columns(cluster)
-        lives = [await bench.life(rank) for rank in range(ranks)]
+        incarnations = [await bench.incarnation(rank) for rank in range(ranks)]
         held.die()
         with pytest.raises(PayloadLost) as lost:
             async with asyncio.timeout(60):
@@ -114,7 +114,7 @@ def test_columns_that_died_with_a_machine_are_named_and_the_ranks_go_on(
         assert "the machine that held it died" in str(lost.value)
         assert await RaySpool(tmp_path).lost(held.payloads) == {2, 3}
         assert await trained(bench, 2, held.chunk(0, 1)), "the ranks are well"
-        assert [await bench.life(rank) for rank in range(ranks)] == lives
+        assert [await bench.incarnation(rank) for rank in range(ranks)] == incarnations
 
     asyncio.run(story())
 

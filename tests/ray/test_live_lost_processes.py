@@ -185,8 +185,8 @@ def test_a_controller_that_was_killed_is_replaced_and_goes_on_with_the_living_tr
             run.trains_on(6)  # more than the dead one had asked for
         assert trainer.is_running() and engine.is_running()
         records = _stopped_with_its_books_in_order(run)
-    lives = [event.incarnation for event in records.events if isinstance(event, Opened)]
-    assert lives == [1, 2, 3]
+    incarnations = [event.incarnation for event in records.events if isinstance(event, Opened)]
+    assert incarnations == [1, 2, 3]
     assert not any(isinstance(event, Rewound) for event in records.events)
     assert sum(records.summary.staleness_histogram.values()) == records.summary.groups.trained * 4
 

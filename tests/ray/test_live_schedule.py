@@ -81,7 +81,7 @@ def test_real_actors_and_the_simulator_end_a_schedule_of_faults_with_the_same_bo
     told = totals(Ledger.fold(records.events))
     assert told == totals(Ledger.fold(simulated(schedules[seed]).journal)), schedules[seed]
     assert (told["drawn"], told["trained"], told["dropped"]) == (4 * STEPS, 4 * STEPS, {})
-    assert (told["trainer_version"], told["lineage"], told["lives"]) == (STEPS, 1, 2)
+    assert (told["trainer_version"], told["lineage"], told["incarnations"]) == (STEPS, 1, 2)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -94,8 +94,8 @@ def test_the_records_of_a_run_agree_after_a_schedule_of_faults(
     records.no_token_is_from_the_future()
     assert records.summary.outcome == "finished"
     assert records.summary.max_staleness_trained <= 1
-    lives = {event.incarnation for event in records.events if isinstance(event, Served)}
-    assert len(lives) > ENGINES, "an engine came back"
+    incarnations = {event.incarnation for event in records.events if isinstance(event, Served)}
+    assert len(incarnations) > ENGINES, "an engine came back"
     for who in ("trainer", "generator"):
         column = [line[f"busy/{who}_unattributed_fraction"] for line in records.metrics]
         assert fmean(column) <= 0.01

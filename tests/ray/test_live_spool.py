@@ -31,7 +31,7 @@ def _groups_wait(run: LiveRun) -> None:
 
 
 def _kept(records: RunRecords) -> int:
-    """Groups that were ready or in training as the second life began; none was dispatched again."""
+    """Groups that were ready or in training as the second incarnation began; none was dispatched again."""
     second = next(
         at
         for at, event in enumerate(records.events)

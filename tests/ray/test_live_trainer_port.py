@@ -51,8 +51,8 @@ def test_a_rank_that_was_killed_comes_back_and_is_restored(tmp_path: Path) -> No
     )
 
     async def process() -> int:
-        life, _ = await rank.about.remote(FENCE)
-        return int(life.split("-")[-2])
+        incarnation, _ = await rank.about.remote(FENCE)
+        return int(incarnation.split("-")[-2])
 
     async def story() -> None:
         trainer = RayTrainer([rank])

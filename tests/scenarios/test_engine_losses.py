@@ -65,7 +65,7 @@ def test_the_death_of_an_idle_engine_is_noticed() -> None:
         (80.0, lambda: world.built.control(Resume())),
     )
     world.assert_books_agree()
-    assert world.generators["generator-0"].life == 2
+    assert world.generators["generator-0"].incarnation_number == 2
 
 
 @pytest.mark.parametrize("mode", ["keep", "drain"])
@@ -176,7 +176,7 @@ def test_an_engine_that_answers_requests_between_its_deaths_is_not_retired() -> 
     world = World({"steps": 60}, engines=3)
     engine = world.generators["generator-0"]
     play(world, *((10.0 * n, engine.die) for n in range(1, 9)))
-    assert engine.life == 9
+    assert engine.incarnation_number == 9
     assert world.built.state.fleet.retired == []
 
 
@@ -196,7 +196,7 @@ def test_the_last_engine_is_restarted_as_often_as_the_budget_allows() -> None:
     error, _ = outcome(world)
     assert isinstance(error, RunFailed)
     assert isinstance(error.causes[0], BudgetSpent)
-    assert engine.life == 1 + 7
+    assert engine.incarnation_number == 1 + 7
     assert not engine.retired
 
 

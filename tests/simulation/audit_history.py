@@ -82,14 +82,14 @@ class History:
         self.attempts = 0
         self.epoch = 0
         self.incarnation = 0
-        self.engine_life = f"{ENGINE}/1"
+        self.engine_incarnation = f"{ENGINE}/1"
         self.serving = 0
         self.receipts: dict[int, Receipt] = {}
         self.group_attempts: dict[int, int] = {}
         self.digests = {0: digest_of(0)}
         self.claimed: list[int] = []
 
-    # --- lives -----------------------------------------------------------------------------------
+    # --- incarnations -----------------------------------------------------------------------------------
 
     def open(self) -> None:
         self.incarnation += 1
@@ -105,7 +105,7 @@ class History:
         digest = self.digests[self.version]
         self.records.append(ReleasePublished(0.0, 1, self.version, digest))
         self.journal.append(Released(self.version, digest))
-        ack = ENGINE, self.engine_life, self.epoch, self.version, digest
+        ack = ENGINE, self.engine_incarnation, self.epoch, self.version, digest
         self.records.append(EngineServes(0.0, *ack))
         self.journal.append(Served(*ack))
 
@@ -132,7 +132,7 @@ class History:
             prompt_index=prompt_index,
             attempt=self.group_attempts[prompt_index],
             engine=ENGINE,
-            engine_incarnation=self.engine_life,
+            engine_incarnation=self.engine_incarnation,
             rewards=(0.0, 1.0),
             prompt_tokens=(2, 2),
             response_tokens=(3, 3),
@@ -144,7 +144,7 @@ class History:
         )
         self.receipts[prompt_index] = receipt
         self.records.append(
-            Generated(0.0, prompt_index, receipt.attempt, ENGINE, self.engine_life, spans)
+            Generated(0.0, prompt_index, receipt.attempt, ENGINE, self.engine_incarnation, spans)
         )
 
     def commit(self, prompt_index: int) -> None:

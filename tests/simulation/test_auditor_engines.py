@@ -60,10 +60,10 @@ def test_a_receipt_that_no_worker_sent_is_found() -> None:
     assert broken(killed(history)) == {"I6"}
 
 
-def test_a_receipt_of_an_engine_life_that_acked_nothing_is_found() -> None:
+def test_a_receipt_of_an_engine_incarnation_that_acked_nothing_is_found() -> None:
     history = started()
-    history.engine_life = f"{ENGINE}/2"
-    history.records.append(EngineServes(0.0, ENGINE, history.engine_life, 1, 0, "w0"))
+    history.engine_incarnation = f"{ENGINE}/2"
+    history.records.append(EngineServes(0.0, ENGINE, history.engine_incarnation, 1, 0, "w0"))
     history.ready(1)
     assert broken(killed(history)) == {"I6"}
 
@@ -100,7 +100,9 @@ def test_an_engine_that_computes_other_weights_than_it_acked_is_found() -> None:
     """In its ack, which is counted on, and in every group that comes of it."""
     history = started()
     history.step()
-    other = EngineComputesOther(0.0, ENGINE, history.engine_life, history.epoch, history.version)
+    other = EngineComputesOther(
+        0.0, ENGINE, history.engine_incarnation, history.epoch, history.version
+    )
     history.records.append(other)
     history.ready(1)
     assert broken(killed(history)) == {"I6"}
@@ -108,7 +110,7 @@ def test_an_engine_that_computes_other_weights_than_it_acked_is_found() -> None:
 
 def test_the_same_release_taken_as_it_is_makes_up_for_it() -> None:
     history = started()
-    other = EngineComputesOther(0.0, ENGINE, history.engine_life, history.epoch + 1, 0)
+    other = EngineComputesOther(0.0, ENGINE, history.engine_incarnation, history.epoch + 1, 0)
     history.records.append(other)
     history.epoch += 1
     history.sync()
@@ -129,7 +131,7 @@ def test_a_publication_of_other_weights_than_the_trainers_is_found() -> None:
 def test_an_evaluation_of_two_versions_is_found_unless_a_fault_explains_it() -> None:
     history = whole_run()
     mixed = (((0, 2), (1, 3)),)
-    history.records.insert(0, Scored(0.0, 0, 1, ENGINE, history.engine_life, mixed))
+    history.records.insert(0, Scored(0.0, 0, 1, ENGINE, history.engine_incarnation, mixed))
     assert broken(history) == {"I6"}
 
     history.records.insert(0, Fault(0.0, "engine_killed", ENGINE))
@@ -151,7 +153,7 @@ def test_metrics_lost_without_a_telemetry_fault_are_found() -> None:
     assert broken(history) == {"I14"}
 
 
-def test_metrics_of_a_step_that_a_later_life_adopted_are_excused() -> None:
+def test_metrics_of_a_step_that_a_later_incarnation_adopted_are_excused() -> None:
     history = whole_run()
     history.change(Ended, telemetry_lost=1)
     history.records.insert(0, ControllerEnd(0.0, 1, "killed"))
@@ -253,7 +255,7 @@ def scored(history: History, *places: tuple[str, int], version: int) -> None:
     for name, place in places:
         spans = (((version, 2),),)
         history.records.append(
-            Scored(0.0, place, 1, ENGINE, history.engine_life, spans, eval_set=name)
+            Scored(0.0, place, 1, ENGINE, history.engine_incarnation, spans, eval_set=name)
         )
 
 

@@ -54,7 +54,7 @@ def test_a_step_that_only_the_books_count_is_found() -> None:
     assert broken(killed(history)) == {"I2"}
 
 
-def test_a_step_whose_record_was_lost_may_be_adopted_by_the_next_life() -> None:
+def test_a_step_whose_record_was_lost_may_be_adopted_by_the_next_incarnation() -> None:
     history = started(steps=1)
     history.claim(history.ready())
     history.intend()
@@ -190,14 +190,14 @@ def test_a_trainer_that_skips_a_version_is_found() -> None:
 def test_an_engine_that_goes_back_a_version_is_found() -> None:
     history = started()
     history.step()
-    history.records.append(EngineServes(0.0, ENGINE, history.engine_life, 9, 0, "w0"))
+    history.records.append(EngineServes(0.0, ENGINE, history.engine_incarnation, 9, 0, "w0"))
     assert broken(killed(history)) == {"I5"}
 
 
 def test_an_engine_that_acks_an_older_version_than_before_is_found() -> None:
     history = started()
     history.step()
-    history.journal.append(Served(ENGINE, history.engine_life, 1, 0, "w0"))
+    history.journal.append(Served(ENGINE, history.engine_incarnation, 1, 0, "w0"))
     assert broken(killed(history)) == {"I5"}
 
 
@@ -305,7 +305,7 @@ def test_a_group_sampled_from_abandoned_weights_of_the_same_number_is_not_traine
     history.roll_out((0, 1))
     history.train((0, 1))
     history.sync()
-    serves = EngineServes(0.0, ENGINE, history.engine_life, history.epoch, 1, abandoned)
+    serves = EngineServes(0.0, ENGINE, history.engine_incarnation, history.epoch, 1, abandoned)
     history.records.append(serves)
     history.train(history.ready())
     assert broken(killed(history)) == {"I6"}

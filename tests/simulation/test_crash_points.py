@@ -95,8 +95,10 @@ def crashed(plan: EpisodePlan, *planned_faults: PlannedFault) -> EpisodeResult:
 
 def lost_records(result: EpisodeResult, record: int) -> int:
     """Of the unsynced tail, with the controller that died at this record."""
-    lives = [place for place, event in enumerate(result.journal) if isinstance(event, Opened)]
-    return record - lives[1]
+    incarnations = [
+        place for place, event in enumerate(result.journal) if isinstance(event, Opened)
+    ]
+    return record - incarnations[1]
 
 
 def problem_of(result: EpisodeResult) -> str:

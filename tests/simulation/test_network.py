@@ -25,7 +25,7 @@ class Echo:
     name: str = "echo"
     in_order: bool = False
     takes_s: float = 1.0
-    process: Process = field(default_factory=lambda: Process("echo life 1"))
+    process: Process = field(default_factory=lambda: Process("echo incarnation 1"))
     served: list[Any] = field(default_factory=list[Any])
     cancelled: list[Any] = field(default_factory=list[Any])
 

@@ -46,7 +46,7 @@ def crashed(at_record: int, action: str, *, spools: bool) -> EpisodeResult:
 
 
 def ends_of(result: EpisodeResult) -> tuple[set[int], set[int]]:
-    """Of the groups ready as the second life began: trained as they were, and said to be lost."""
+    """Of the groups ready as the second incarnation began: trained as they were, and said to be lost."""
     events = result.journal
     second = next(
         at for at, each in enumerate(events) if isinstance(each, Opened) and each.incarnation == 2

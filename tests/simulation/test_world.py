@@ -68,12 +68,12 @@ class Stage:
             ),
         )
         network = SimulatedNetwork(loop, rng, faults)
-        self.around = SimulationContext(CONFIG, loop, rng, faults, network, self.records)
-        self.engine = FakeEngine("generator-0", self.around)
-        self.actor = FakeTrainer(self.around, CONFIG.groups_per_step)
-        worker = FakeWorker("environment-0", self.around, {"generator-0": self.engine})
+        self.context = SimulationContext(CONFIG, loop, rng, faults, network, self.records)
+        self.engine = FakeEngine("generator-0", self.context)
+        self.actor = FakeTrainer(self.context, CONFIG.groups_per_step)
+        worker = FakeWorker("environment-0", self.context, {"generator-0": self.engine})
         self.process = Process("controller")
-        self.caller = Caller(self.around, self.process, FENCE)
+        self.caller = Caller(self.context, self.process, FENCE)
         self.generator = SimulatedGenerator(self.caller, self.engine)
         self.trainer = SimulatedTrainer(self.caller, self.actor)
         self.rollouts = SimulatedRollouts(self.caller, [worker], lambda: (0, 0))
@@ -155,7 +155,7 @@ def test_an_engine_without_weights_serves_nothing() -> None:
     play(main)
 
 
-def test_rollouts_of_an_engine_that_dies_fail_and_its_next_life_holds_no_weights() -> None:
+def test_rollouts_of_an_engine_that_dies_fail_and_its_next_incarnation_holds_no_weights() -> None:
     async def main(stage: Stage) -> None:
         await stage.load(1, 1)
         before = await stage.generator.state(FENCE)
@@ -295,7 +295,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_ones() -> None:
 
 def test_a_payload_is_gone_with_its_controller() -> None:
     async def main(stage: Stage) -> None:
-        stage.around.lost_controllers.add(1)
+        stage.context.lost_controllers.add(1)
         with pytest.raises(PayloadLost, match="groups 4 were lost"):
             await stage.train(1, 1, [[4]])
 
@@ -309,7 +309,7 @@ def test_a_killed_writer_keeps_what_was_synced_and_may_lose_the_rest() -> None:
     async def main(stage: Stage) -> list[int]:
         kept = list[int]()
         for seed in range(20):
-            journal = SimulatedJournal(stage.around, stage.process, [])
+            journal = SimulatedJournal(stage.context, stage.process, [])
             for _ in range(5):
                 journal.append(StepKey(1, 1, 1))
             await journal.barrier()

@@ -86,7 +86,7 @@ class FakeGenerator:
     load_s: float = 0.5
     version: int | None = None
     digest: str | None = None
-    life: int = 1
+    incarnation_number: int = 1
     dead: bool = False
     silent: bool = False  # answers nothing, ever
     broken: bool = False  # the process lives, the engine in it does not
@@ -95,7 +95,7 @@ class FakeGenerator:
     other_weights: int = 0  # loads of which it computes other weights than it took
     skips_canaries: bool = False
     loads: list[int] = field(default_factory=list[int])
-    epoch: int = 0  # of the newest transfer begun in this life
+    epoch: int = 0  # of the newest transfer begun in this incarnation
     restarts: int = 0
     retired: bool = False  # its process ended for good
     closed: bool = False
@@ -106,7 +106,7 @@ class FakeGenerator:
 
     @property
     def incarnation(self) -> str:
-        return f"{self.name}-life-{self.life}"
+        return f"{self.name}-incarnation-{self.incarnation_number}"
 
     def die(self) -> None:
         """Lose the process; its owner starts a new one a second later."""
@@ -116,12 +116,13 @@ class FakeGenerator:
     def _reborn(self) -> None:
         if self.retired:
             return
-        self.dead, self.silent, self.broken, self.life = False, False, False, self.life + 1
+        self.dead = self.silent = self.broken = False
+        self.incarnation_number += 1
         self.guard, self.epoch = HighestFence(self.name), 0
 
-    async def _answer(self, life: int | None = None) -> None:
-        """Return if it can be spoken to, and still lives the life in which it was asked."""
-        if life not in (None, self.life):
+    async def _answer(self, incarnation_number: int | None = None) -> None:
+        """Return if it can be spoken to, and still is the incarnation that was called."""
+        if incarnation_number not in (None, self.incarnation_number):
             raise ActorLost(self.name, "call", "the process was replaced")
         if self.dead:
             raise ActorLost(self.name, "call", "the process is gone")
@@ -142,9 +143,9 @@ class FakeGenerator:
         if epoch <= self.epoch:
             newer = f"a newer transfer was begun: epoch {self.epoch}"
             raise WeightSyncFailed(self.name, epoch, release.version, newer)
-        self.epoch, life = epoch, self.life
+        self.epoch, incarnation_number = epoch, self.incarnation_number
         await asyncio.sleep(self.load_s)
-        await self._answer(life)
+        await self._answer(incarnation_number)
         if self.refuse_loads:
             self.refuse_loads -= 1
             raise WeightSyncFailed(self.name, epoch, release.version, "a tensor is missing")
@@ -210,10 +211,10 @@ class FakeRollouts:
         if engine.dead:
             raise infrastructure(task, "engine_lost")
         if engine.version is None:
-            assert engine.life > 1, "dispatched to an engine that never had weights"
+            assert engine.incarnation_number > 1, "dispatched to an engine that never had weights"
             raise infrastructure(task, "engine_unavailable")
         self.started.append((task.prompt_index, task.attempt))
-        first, life = engine.version, engine.life
+        first, incarnation_number = engine.version, engine.incarnation_number
         self.running += 1
         self.peak = max(self.peak, self.running)
         try:
@@ -224,7 +225,7 @@ class FakeRollouts:
                 raise ActorLost("environment-0", "rollout", "a newer controller took over")
         finally:
             self.running -= 1
-        if engine.dead or engine.life != life:
+        if engine.dead or engine.incarnation_number != incarnation_number:
             raise infrastructure(task, "engine_lost")
         if engine.broken:
             raise infrastructure(task, "engine_unavailable")
@@ -277,7 +278,7 @@ class FakeTrainer:
     fail_at: dict[int, list[str]] = field(default_factory=dict[int, list[str]])  # step -> where
     lose_at_step: int | None = None  # its process dies in finish, before the optimizer steps
     dead: bool = False
-    lives: int = 1
+    incarnation_number: int = 1
     initial: str = "initial weights"  # digest of what model.path holds
     change_initial_at_restart: bool = False
     last: tuple[int, int] = (0, 0)  # (step, attempt) of the newest applied step
@@ -317,11 +318,11 @@ class FakeTrainer:
         self.guard.check(fence)
 
     async def _work(self, where: str, seconds: float) -> None:
-        """Take this long; who is asked in one life does not answer in the next."""
-        life = self.lives
+        """Take this long; a call of one incarnation is not answered by the next."""
+        incarnation_number = self.incarnation_number
         await asyncio.sleep(seconds)
         self._alive(where)
-        if self.lives != life:
+        if self.incarnation_number != incarnation_number:
             raise ActorLost("trainer rank 0", where, "the process was replaced")
 
     def die(self) -> None:
@@ -335,9 +336,9 @@ class FakeTrainer:
 
     async def state(self, fence: Fence) -> TrainerState:
         self._admit(fence, "state")
-        life = f"trainer-{self.lives}"
+        incarnation = f"trainer-{self.incarnation_number}"
         digest = self._digest()
-        return TrainerState(1, len(self.steps), *self.last, 10, digest, life, self.initial)
+        return TrainerState(1, len(self.steps), *self.last, 10, digest, incarnation, self.initial)
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         self._admit(fence, "prepare_logprobs")
@@ -431,7 +432,8 @@ class FakeTrainer:
         return await self.state(fence)
 
     async def restart(self) -> None:
-        self.dead, self.hang, self.lives = False, False, self.lives + 1
+        self.dead = self.hang = False
+        self.incarnation_number += 1
         if self.change_initial_at_restart:
             self.initial = "others"
         self._forget()

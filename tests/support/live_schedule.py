@@ -85,5 +85,5 @@ def totals(ledger: Ledger) -> dict[str, object]:
         "dropped": dict(ledger.totals.dropped),
         "trainer_version": ledger.trainer_version,
         "lineage": ledger.lineage,
-        "lives": ledger.incarnation,
+        "incarnations": ledger.incarnation,
     }

@@ -126,8 +126,10 @@ class RandomFaults:
 
     def _is_known(self, target: str, process: psutil.Process) -> bool:
         if target == "controller":
-            lives = [event.incarnation for event in self._events if isinstance(event, Opened)]
-            return len(lives) == self.dead("controller") + 1
+            incarnations = [
+                event.incarnation for event in self._events if isinstance(event, Opened)
+            ]
+            return len(incarnations) == self.dead("controller") + 1
         names = {"trainer-rank0": "trainer"}
         joined = [
             event.incarnation

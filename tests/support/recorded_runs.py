@@ -98,7 +98,7 @@ def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
         prompt_index=prompt_index,
         attempt=attempt,
         engine="generator-1",
-        engine_incarnation="life-1",
+        engine_incarnation="incarnation-1",
         rewards=(0.0, 1.0),
         prompt_tokens=(3, 3),
         response_tokens=(5, 9),

@@ -169,7 +169,7 @@ def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
         prompt_index=group.prompt_index,
         attempt=group.attempt,
         engine=group.engine,
-        engine_incarnation="life-1",
+        engine_incarnation="incarnation-1",
         rewards=(1.0,),
         prompt_tokens=(3,),
         response_tokens=(2,),

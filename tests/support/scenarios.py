@@ -203,7 +203,7 @@ class HangsInTransfer(FakeGenerator):
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         self.transfers += 1
-        if self.transfers > self.after and (self.for_good or self.life == 1):
+        if self.transfers > self.after and (self.for_good or self.incarnation_number == 1):
             await asyncio.Event().wait()
         return await super().load_weights(fence, epoch, release)
 
@@ -223,10 +223,10 @@ class PausingEngine(FakeGenerator):
         self.silent = False
         self.resumed.set()
 
-    async def _answer(self, life: int | None = None) -> None:
+    async def _answer(self, incarnation_number: int | None = None) -> None:
         if self.silent:
             waits = [asyncio.ensure_future(event.wait()) for event in (self.killed, self.resumed)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
-        await super()._answer(life)
+        await super()._answer(incarnation_number)

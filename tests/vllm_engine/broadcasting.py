@@ -40,7 +40,7 @@ class Packed:
 
 
 def sender_of(source: Packed, limits: TransferTimeouts = PATIENT) -> GlooSender:
-    return GlooSender(source, host="127.0.0.1", incarnation="life-1", limits=limits)
+    return GlooSender(source, host="127.0.0.1", incarnation="incarnation-1", limits=limits)
 
 
 @dataclass

@@ -47,11 +47,11 @@ STRIKES: Final = (
 """Each chunk of a release of two, and the swap; each time somebody else's turn."""
 
 
-@pytest.mark.timeout(600)  # four lives
-def test_an_engine_killed_at_any_chunk_says_so_at_once_and_the_next_life_is_exact(
+@pytest.mark.timeout(600)  # four incarnations
+def test_an_engine_killed_at_any_chunk_says_so_at_once_and_the_next_incarnation_is_exact(
     tmp_path: Path,
 ) -> None:
-    """While samples run. Each next life is the next victim. No deadline is waited for."""
+    """While samples run. Each next incarnation is the next victim. No deadline is waited for."""
 
     async def story() -> None:
         spec = spec_in(tmp_path, call_deadline_s=NEVER_S, heartbeat_deadline_s=NEVER_S)
@@ -66,7 +66,7 @@ def test_an_engine_killed_at_any_chunk_says_so_at_once_and_the_next_life_is_exac
 
 
 async def killed_at(spec: EngineSpec, victim: str, call: str, turn: int) -> None:
-    """One life: without weights, exact, and killed before a call of a sync."""
+    """One incarnation: without weights, exact, and killed before a call of a sync."""
     others = engine_processes(os.getpid())
     library, llm = start(spec)
     mine = [each for each in engine_processes(os.getpid()) if each not in others]

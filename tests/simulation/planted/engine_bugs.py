@@ -30,7 +30,7 @@ class AnEngineIsHealthyOnceHeard(Planted):
 
 
 class ARestartedEngineIsHealthy(Planted):
-    """It serves what its former life had acked, it is believed."""
+    """It serves what its former incarnation had acked, it is believed."""
 
     breaks = frozenset({"I6"})
     profile = "engines"
@@ -59,7 +59,7 @@ class ADigestIsNotChecked(Planted):
             try:
                 ack = await state.waits.call(
                     f"sync of version {release.version}",
-                    on=name,
+                    target=name,
                     component=Component.ENGINE,
                     deadline_s=state.config.sync.deadline_s,
                     reply=self._generators[name].load_weights(state.fence, epoch, release),

@@ -36,7 +36,7 @@ def killed_at(point: Failpoint, nth: int) -> PlannedFault:
 
 
 class Planted(Controller):
-    """A controller with one bug, in every life of the run.
+    """A controller with one bug, in every incarnation of the run.
 
     ``breaks``: invariants of which the auditor has to report one. ``profile``, ``settings`` and
     ``planned_faults``: the faults and the recipe under which the bug can show.

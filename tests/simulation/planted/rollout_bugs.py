@@ -27,7 +27,7 @@ class ReceiptsAreNotChecked(Planted):
 
     class Pump(RolloutPump):
         async def _commit(
-            self, task: RolloutTask, receipt: Receipt, payload: object, *life: str
+            self, task: RolloutTask, receipt: Receipt, payload: object, *incarnation: str
         ) -> None:
             state = self._state
             columns, nbytes = receipt.columns, receipt.payload_bytes
@@ -43,9 +43,9 @@ class AFailureIsRewardZero(Planted):
     profile = "data"
 
     class Pump(RolloutPump):
-        async def _failed(self, task: RolloutTask, failure: Any, *life: str) -> None:
+        async def _failed(self, task: RolloutTask, failure: Any, *incarnation: str) -> None:
             if not isinstance(failure, RolloutFailed) or failure.kind is not FailureKind.DATA:
-                await super()._failed(task, failure, *life)
+                await super()._failed(task, failure, *incarnation)
                 return
             n, version = task.samples, self._state.ledger.groups[task.prompt_index].oldest_version
             receipt = Receipt(
@@ -67,7 +67,7 @@ class AFailureIsRewardZero(Planted):
             payload = SimulatedPayload(
                 task.prompt_index, task.attempt, 1, 0, version, version, "", memory
             )
-            await self._commit(task, receipt, payload, *life)
+            await self._commit(task, receipt, payload, *incarnation)
 
     def plant(self) -> None:
         become(self._rollout_pump, self.Pump)
@@ -142,8 +142,8 @@ class AFailedGroupIsNotSentAgain(Planted):
     profile = "engines"
 
     class Pump(RolloutPump):
-        async def _failed(self, task: RolloutTask, failure: Any, *life: str) -> None:
-            self._retries.after(task, failure, *life)
+        async def _failed(self, task: RolloutTask, failure: Any, *incarnation: str) -> None:
+            self._retries.after(task, failure, *incarnation)
 
     def plant(self) -> None:
         become(self._rollout_pump, self.Pump)

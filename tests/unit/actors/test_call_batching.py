@@ -60,7 +60,7 @@ class Wire:
 
     callee: Callee
     name: str = "caller"
-    life: str = "first"
+    incarnation: str = "first"
     delay_s: Callable[[], float] = lambda: 0.0
     lost: Exception | None = None
     sent: list[tuple[list[int], list[int]]] = field(
@@ -92,12 +92,12 @@ class Wire:
     ) -> list[BatchedReply[str]]:
         callee = self.callee
         await asyncio.sleep(self.delay_s())
-        answers = await callee.outbox.exchange(self.name, self.life, asked, cancelled)
+        answers = await callee.outbox.exchange(self.name, self.incarnation, asked, cancelled)
         await asyncio.sleep(self.delay_s())
         return answers
 
     def replace_callee(self) -> None:
-        """Its process dies: all exchanges in transit fail, and the next ones reach a new life."""
+        """Its process dies: all exchanges in transit fail, and the next ones reach a new incarnation."""
         self.callee.outbox.cancel_all()
         self.callee = Callee(self.callee.weigh, self.callee.limit)
         for broken in self.in_transit:
@@ -284,7 +284,7 @@ def test_a_failure_is_delivered_as_its_own_class_to_its_own_caller() -> None:
     run(main())
 
 
-def test_a_caller_that_comes_back_with_another_life_cancels_the_former_ones_work() -> None:
+def test_a_caller_that_comes_back_with_another_incarnation_cancels_the_former_ones_work() -> None:
     async def main() -> None:
         callee = Callee()
         former = asyncio.ensure_future(
@@ -296,7 +296,7 @@ def test_a_caller_that_comes_back_with_another_life_cancels_the_former_ones_work
         await asyncio.sleep(1)
         answers = await callee.outbox.exchange("caller", "second", [(0, ("new", 1.0))], [])
         assert [answer.value for answer in answers] == ["new"]
-        assert await former == [], "an exchange of the former life does not stay open"
+        assert await former == [], "an exchange of the former incarnation does not stay open"
         assert [answer.value for answer in await other] == ["other"]
         assert callee.cancelled == ["former"]
 

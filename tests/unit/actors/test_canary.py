@@ -91,7 +91,7 @@ async def load(actor: EmbeddedEngineActor, epoch: int, new: WeightRelease) -> We
 
 async def generate(actor: EmbeddedEngineActor, id_: str, tokens: int = 4) -> GenerateResult:
     asked = GenerateRequest(id_, (1, 2, 3), 1, SamplingParams(max_new_tokens=tokens, seed=1))
-    (answer,) = await actor.exchange("worker", "life", [(abs(hash(id_)), asked)], [])
+    (answer,) = await actor.exchange("worker", "incarnation", [(abs(hash(id_)), asked)], [])
     if answer.failure is not None:
         raise answer.failure
     assert answer.value is not None

@@ -50,8 +50,8 @@ class Checking(EngineActor):
     """Verifies a release as the embedded engine does, and takes it by taking time."""
 
     def __init__(self, kind: type[StubEngine] = StubEngine) -> None:
-        self.stub = kind(StubConfig(), name="generator-0", incarnation="life-1", seed=0)
-        super().__init__(spec(), self.stub, "life-1")
+        self.stub = kind(StubConfig(), name="generator-0", incarnation="incarnation-1", seed=0)
+        super().__init__(spec(), self.stub, "incarnation-1")
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
@@ -95,10 +95,10 @@ def test_an_engine_holds_no_version_until_it_took_one_and_then_acks_what_it_serv
     async def main() -> None:
         actor = Checking()
         state = await actor.state(FENCE)
-        assert (state.version, state.digest, state.incarnation) == (None, None, "life-1")
+        assert (state.version, state.digest, state.incarnation) == (None, None, "incarnation-1")
         ack = await load(actor, release(3), epoch=7)
         assert (ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest) == (
-            *("generator-0", "life-1", 7, 3),
+            *("generator-0", "incarnation-1", 7, 3),
             release(3).digest,
         )
         state = await actor.state(FENCE)
@@ -139,9 +139,9 @@ def test_a_request_that_cannot_be_served_fails_as_its_own_class() -> None:
     async def main() -> None:
         actor = Checking()
         await load(actor, release(0))
-        first = asyncio.ensure_future(actor.exchange("worker", "life", [(0, REQUEST)], []))
+        first = asyncio.ensure_future(actor.exchange("worker", "incarnation", [(0, REQUEST)], []))
         await asyncio.sleep(0)
-        again = await actor.exchange("worker", "life", [(1, REQUEST)], [])
+        again = await actor.exchange("worker", "incarnation", [(1, REQUEST)], [])
         (refused,) = [*await first, *again]
         assert refused.id == 1
         assert isinstance(refused.failure, InvalidRequest)
@@ -175,11 +175,11 @@ def test_a_cancelled_request_is_no_longer_open_and_a_closed_engine_serves_none()
     async def main() -> None:
         actor = Checking()
         await load(actor, release(0))
-        asked = asyncio.ensure_future(actor.exchange("worker", "life", [(0, REQUEST)], []))
+        asked = asyncio.ensure_future(actor.exchange("worker", "incarnation", [(0, REQUEST)], []))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert (await actor.state(FENCE)).running == 1
-        assert await actor.exchange("worker", "life", [], [0]) == []
+        assert await actor.exchange("worker", "incarnation", [], [0]) == []
         assert await asked == []
         assert (await actor.state(FENCE)).running == 0
         await actor.close()

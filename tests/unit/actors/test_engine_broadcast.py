@@ -33,7 +33,7 @@ def source() -> ModuleSource:
 
 @pytest.fixture
 def sender(source: ModuleSource) -> Iterator[Sender]:
-    made = make_sender(GlooSyncConfig(), source, lambda: "127.0.0.1", "life-1")
+    made = make_sender(GlooSyncConfig(), source, lambda: "127.0.0.1", "incarnation-1")
     yield made
     made.close()
 

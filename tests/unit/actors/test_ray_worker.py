@@ -78,7 +78,7 @@ class Hanging:
     async def ping(self, during: str) -> str:
         if self.kills < self.hangs:
             await asyncio.get_running_loop().create_future()
-        return f"life-{self.kills}"
+        return f"incarnation-{self.kills}"
 
     def kill(self) -> None:
         self.kills += 1
@@ -136,7 +136,7 @@ def test_each_process_of_a_worker_is_reported_once_it_answers() -> None:
         await asyncio.sleep(121)
         worker.introduce()
         await asyncio.sleep(1)
-        assert heard == [("environment-0", "life-1")]
+        assert heard == [("environment-0", "incarnation-1")]
         worker.close()
 
     run(main())
@@ -148,9 +148,9 @@ def test_a_process_that_was_replaced_while_nobody_called_it_is_reported_with_the
     async def main() -> None:
         worker, heard = RayWorker("environment-0", None, Hanging(0)), list[str]()
         worker.on_joined = lambda name, incarnation: heard.append(incarnation)
-        for incarnation in ("life-0", "life-0", "life-1", "life-1"):
+        for incarnation in ("incarnation-0", "incarnation-0", "incarnation-1", "incarnation-1"):
             assert await worker.answer(reply((incarnation, "a group")), "rollout") == "a group"
-        assert heard == ["life-0", "life-1"]
+        assert heard == ["incarnation-0", "incarnation-1"]
 
     run(main())
 
@@ -159,8 +159,8 @@ def test_an_answer_that_comes_after_that_of_the_next_process_replaces_nobody() -
     async def main() -> None:
         worker, heard = RayWorker("environment-0", None, Hanging(0)), list[str]()
         worker.on_joined = lambda name, incarnation: heard.append(incarnation)
-        for incarnation in ("life-0", "life-1", "life-0"):
+        for incarnation in ("incarnation-0", "incarnation-1", "incarnation-0"):
             await worker.answer(reply((incarnation, "a group")), "rollout")
-        assert heard == ["life-0", "life-1"]
+        assert heard == ["incarnation-0", "incarnation-1"]
 
     run(main())

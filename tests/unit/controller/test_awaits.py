@@ -17,7 +17,7 @@ def test_a_reply_in_time_is_returned_and_no_longer_listed() -> None:
         awaits = PendingWaits()
         reply = awaits.call(
             "train pump",
-            on="the trainer",
+            target="the trainer",
             component=Component.TRAINER,
             deadline_s=5,
             reply=after(4, "reply"),
@@ -34,7 +34,7 @@ def test_an_overdue_call_is_cancelled_and_names_who_waited_for_whom_and_how_long
         with pytest.raises(DeadlineExceeded) as overdue:
             await awaits.call(
                 "sync of version 3",
-                on="generator-1",
+                target="generator-1",
                 component=Component.TRAINER,
                 deadline_s=2.5,
                 reply=reply,
@@ -57,7 +57,11 @@ def test_a_timeout_of_the_callee_is_not_ours() -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError, match="the callee's own"):
             await PendingWaits().call(
-                "a pump", on="an actor", component=Component.ENGINE, deadline_s=2, reply=times_out()
+                "a pump",
+                target="an actor",
+                component=Component.ENGINE,
+                deadline_s=2,
+                reply=times_out(),
             )
 
     run(main())
@@ -67,7 +71,7 @@ def test_a_cancel_from_outside_stays_a_cancel_and_reaches_the_reply() -> None:
     async def main() -> None:
         awaits, reply = PendingWaits(), asyncio.ensure_future(after(60))
         call = asyncio.ensure_future(
-            awaits.call("a", on="b", component=Component.TRAINER, deadline_s=9, reply=reply)
+            awaits.call("a", target="b", component=Component.TRAINER, deadline_s=9, reply=reply)
         )
         await asyncio.sleep(1)
         call.cancel()
@@ -79,17 +83,17 @@ def test_a_cancel_from_outside_stays_a_cancel_and_reaches_the_reply() -> None:
     run(main())
 
 
-def test_a_remote_call_within_its_deadline_is_a_sign_of_life_and_other_waits_are_none() -> None:
+def test_a_remote_call_within_its_deadline_is_a_sign_of_progress_and_other_waits_are_none() -> None:
     async def main() -> None:
         awaits = PendingWaits()
         assert awaits.healthy_until == -float("inf")
         waits = [
             asyncio.ensure_future(each)
             for each in (
-                awaits.local("a pump", on="room", until=asyncio.sleep(50)),
+                awaits.local("a pump", target="room", until=asyncio.sleep(50)),
                 awaits.call(
                     "a probe",
-                    on="b",
+                    target="b",
                     component=Component.TRAINER,
                     deadline_s=99,
                     reply=after(50),
@@ -101,7 +105,9 @@ def test_a_remote_call_within_its_deadline_is_a_sign_of_life_and_other_waits_are
         assert awaits.healthy_until == -float("inf")
         waits += [
             asyncio.ensure_future(
-                awaits.call("c", on="d", component=Component.TRAINER, deadline_s=s, reply=after(50))
+                awaits.call(
+                    "c", target="d", component=Component.TRAINER, deadline_s=s, reply=after(50)
+                )
             )
             for s in (70, 80)
         ]
@@ -122,7 +128,7 @@ def test_the_list_shows_the_oldest_waits_first_and_counts_the_others() -> None:
                 asyncio.ensure_future(
                     awaits.call(
                         f"pump {number}",
-                        on="x",
+                        target="x",
                         component=Component.TRAINER,
                         deadline_s=99,
                         reply=after(50),
@@ -155,7 +161,7 @@ def test_a_late_call_that_does_not_take_its_cancel_leaves_the_caller_uncancelled
 
     async def main() -> None:
         call = PendingWaits().call(
-            "a pump", on="an actor", component=Component.ENGINE, deadline_s=2, reply=cleans_up()
+            "a pump", target="an actor", component=Component.ENGINE, deadline_s=2, reply=cleans_up()
         )
         if answers:
             assert await call == "all the same"

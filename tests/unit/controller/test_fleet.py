@@ -11,16 +11,22 @@ from offbeat.messages.weights import EngineState, WeightsAck
 NAMES = ("generator-0", "generator-1", "generator-2")
 
 
-def state(name: str, life: int, version: int | None = None, tokens: int = 0) -> EngineState:
-    return EngineState(name, f"{name}-life-{life}", version, None, 0, 0, tokens / 10, tokens)
+def state(
+    name: str, incarnation_number: int, version: int | None = None, tokens: int = 0
+) -> EngineState:
+    return EngineState(
+        name, f"{name}-incarnation-{incarnation_number}", version, None, 0, 0, tokens / 10, tokens
+    )
 
 
-def ack(name: str, life: int, version: int) -> WeightsAck:
-    return WeightsAck(name, f"{name}-life-{life}", 1, version, "digest", 0.1, 0.1)
+def ack(name: str, incarnation_number: int, version: int) -> WeightsAck:
+    return WeightsAck(
+        name, f"{name}-incarnation-{incarnation_number}", 1, version, "digest", 0.1, 0.1
+    )
 
 
 def synced(*versions: int) -> Fleet:
-    """As many HEALTHY engines in their first life, serving these."""
+    """As many HEALTHY engines in their first incarnation, serving these."""
     names = [f"generator-{place}" for place in range(len(versions))]
     fleet = Fleet(names)
     for name, version in zip(names, versions, strict=True):
@@ -105,24 +111,26 @@ def test_a_suspect_that_serves_something_else_than_it_acked_has_to_sync_again(
     assert fleet.engines["generator-0"].health is Health.STALE
 
 
-def test_a_new_life_is_stale_whatever_it_says_and_counts_as_a_restart() -> None:
+def test_a_new_incarnation_is_stale_whatever_it_says_and_counts_as_a_restart() -> None:
     fleet = synced(1)
     fleet.probe_answered(state("generator-0", 2, version=1))
     assert fleet.engines["generator-0"].health is Health.STALE
     assert fleet.restarts == 1
-    assert not fleet.acked(ack("generator-0", 1, 2)), "the ack of the life before comes too late"
+    assert not fleet.acked(ack("generator-0", 1, 2)), (
+        "the ack of the incarnation before comes too late"
+    )
 
 
-def test_a_late_answer_of_a_former_life_does_not_bring_it_back() -> None:
+def test_a_late_answer_of_a_former_incarnation_does_not_bring_it_back() -> None:
     fleet = synced(1)
     fleet.probe_answered(state("generator-0", 2))
     fleet.acked(ack("generator-0", 2, 1))
     assert not fleet.probe_answered(state("generator-0", 1, version=1))
-    assert fleet.engines["generator-0"].incarnation == "generator-0-life-2"
+    assert fleet.engines["generator-0"].incarnation == "generator-0-incarnation-2"
     assert fleet.engines["generator-0"].health is Health.HEALTHY
 
 
-def test_an_engine_given_up_is_not_heard_until_its_next_life() -> None:
+def test_an_engine_given_up_is_not_heard_until_its_next_incarnation() -> None:
     fleet = synced(1)
     fleet.dead("generator-0")
     assert not fleet.probe_answered(state("generator-0", 1, version=1))
@@ -152,10 +160,10 @@ def test_an_ack_of_an_older_version_than_one_acked_before_is_refused() -> None:
     assert fleet.acked(ack("generator-0", 1, 3))
 
 
-def test_what_an_engine_did_adds_up_over_its_lives() -> None:
+def test_what_an_engine_did_adds_up_over_its_incarnations() -> None:
     fleet = Fleet(["generator-0"])
-    for life, tokens in ((1, 10), (1, 25), (2, 5), (2, 5)):
-        fleet.probe_answered(state("generator-0", life, tokens=tokens))
+    for incarnation_number, tokens in ((1, 10), (1, 25), (2, 5), (2, 5)):
+        fleet.probe_answered(state("generator-0", incarnation_number, tokens=tokens))
     assert fleet.engines["generator-0"].tokens == 30
     assert fleet.engines["generator-0"].busy_s == pytest.approx(3.0)
 
@@ -186,7 +194,7 @@ def test_requests_that_a_dead_process_took_with_it_are_no_strikes_against_the_ne
     fleet.restarting("generator-0")
     fleet.probe_answered(state("generator-0", 2))
     fleet.acked(ack("generator-0", 2, 1))
-    late = [fleet.request_failed("generator-0", "generator-0-life-1") for _ in range(9)]
+    late = [fleet.request_failed("generator-0", "generator-0-incarnation-1") for _ in range(9)]
     assert not any(late)
     assert fleet.engines["generator-0"].health is Health.HEALTHY
 

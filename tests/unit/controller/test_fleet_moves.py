@@ -1,4 +1,4 @@
-"""The fleet under any news in any order, late, twice and of former lives, against a naive model."""
+"""The fleet under any news in any order, late, twice and of former incarnations, against a naive model."""
 
 from dataclasses import dataclass
 
@@ -22,20 +22,20 @@ LEGAL = {
 }  # fmt: skip
 
 
-def incarnation(name: str, life: int) -> str:
-    return f"{name}-life-{life}"
+def incarnation(name: str, number: int) -> str:
+    return f"{name}-incarnation-{number}"
 
 
 @dataclass
 class Known:
     """What a plain reader of the news knows of one engine."""
 
-    life: int = 1  # of the process that runs
-    heard: int = 0  # the latest life that was taken in; 0 for none
+    number: int = 1  # incarnation number of the process that runs
+    heard: int = 0  # the latest incarnation number that was taken in; 0 for none
     former: int = 0  # the one that was taken in before it
     proven: int = -1  # version of the ack that nothing has cast doubt on since
     doubted: int = -1  # a proven version that a failed request cast doubt on
-    highest: int = -1  # acked by this life since the last rewind
+    highest: int = -1  # acked by this incarnation since the last rewind
     outstanding: int = 0
     turn: int = 0  # when it came to this load, or back to work
     strikes: int = 0
@@ -77,24 +77,26 @@ class FleetMoves(RuleBasedStateMachine):
 
     @rule(name=NAME)
     def a_process_is_replaced(self, name: str) -> None:
-        self.known[name].life += 1
+        self.known[name].number += 1
 
     # --- what they say ---------------------------------------------------------------------------
 
     @rule(name=NAME, back=st.sampled_from([0, 0, 0, 1]), honest=st.booleans())
     def hear(self, name: str, back: int, honest: bool) -> None:
         engine, known = self.fleet.engines[name], self.known[name]
-        life, was = known.former if back and known.former else known.life, self._health(name)
+        number, was = known.former if back and known.former else known.number, self._health(name)
         says = engine.version if honest else self.released - 1
-        late = was == "dead" or life < known.heard or (was == "restarting" and life == known.heard)
+        late = (
+            was == "dead" or number < known.heard or (was == "restarting" and number == known.heard)
+        )
         before = str(engine), engine.incarnation
-        answer = EngineState(name, incarnation(name, life), says, None, 0, 0, 0.0, 0)
+        answer = EngineState(name, incarnation(name, number), says, None, 0, 0, 0.0, 0)
         assert self.fleet.probe_answered(answer) is not late
         if late:
             assert (str(engine), engine.incarnation) == before
-        elif life > known.heard:
+        elif number > known.heard:
             self.restarts += known.heard > 0
-            known.former, known.heard = known.heard, life
+            known.former, known.heard = known.heard, number
             known.highest, known.strikes = -1, 0
             known.distrust()
         elif was == "suspect":
@@ -124,8 +126,8 @@ class FleetMoves(RuleBasedStateMachine):
 
     @rule(name=NAME, back=st.sampled_from([0, 0, 0, 1]))
     def ack_the_release(self, name: str, back: int) -> None:
-        life = incarnation(name, self.known[name].life - back)
-        ack = WeightsAck(name, life, 1, self.released, "digest", 0.1, 0.1)
+        its_incarnation = incarnation(name, self.known[name].number - back)
+        ack = WeightsAck(name, its_incarnation, 1, self.released, "digest", 0.1, 0.1)
         self.sent.append(ack)
         self._hand_in(ack)
 
@@ -135,7 +137,7 @@ class FleetMoves(RuleBasedStateMachine):
         self.several = True
         if self._health(name) == "dead":
             self.restart(name)
-            self.known[name].life += 1
+            self.known[name].number += 1
         self.hear(name, 0, honest=True)
         self.ack_the_release(name, 0)
 
@@ -183,9 +185,9 @@ class FleetMoves(RuleBasedStateMachine):
     @rule(name=NAME, former=st.booleans())
     def a_request_is_answered(self, name: str, former: bool) -> None:
         known = self.known[name]
-        life = known.heard - former
-        self.fleet.request_answered(name, incarnation(name, life) if life else None)
-        known.strikes = known.strikes if former and life else 0
+        number = known.heard - former
+        self.fleet.request_answered(name, incarnation(name, number) if number else None)
+        known.strikes = known.strikes if former and number else 0
 
     @rule(name=NAME)
     def a_sync_fails(self, name: str) -> None:

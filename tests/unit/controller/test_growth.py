@@ -127,22 +127,22 @@ def test_a_disk_that_does_not_give_the_steps_back_is_named(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("snapshot_records", [7, 100, 10**6])
-def test_times_and_rates_of_the_lives_so_far_are_in_the_snapshot(
+def test_times_and_rates_of_the_incarnations_so_far_are_in_the_snapshot(
     tmp_path: Path, snapshot_records: int
 ) -> None:
     seconds = itertools.count(1000.0)
 
-    async def one_life(life: int) -> None:
+    async def one_incarnation(incarnation: int) -> None:
         ledger, journal = open_journal(
             tmp_path, at_once, snapshot_records=snapshot_records, unix_s=lambda: next(seconds)
         )
-        ledger.open("run", life, f"driver-{life % 2}")
+        ledger.open("run", incarnation, f"driver-{incarnation % 2}")
         for _ in range(50):
             step(ledger)
         assert journal.close()
 
-    for life in (1, 2, 3):
-        asyncio.run(one_life(life))
+    for incarnation in (1, 2, 3):
+        asyncio.run(one_incarnation(incarnation))
     whole = History()
     for event in read_journal(tmp_path):
         whole.take(event)

@@ -57,7 +57,7 @@ RECEIPT = Receipt(
     prompt_index=0,
     attempt=1,
     engine="generator-0",
-    engine_incarnation="life-1",
+    engine_incarnation="incarnation-1",
     rewards=(0.5,),
     prompt_tokens=(3,),
     response_tokens=(2,),
@@ -69,11 +69,11 @@ RECEIPT = Receipt(
 )
 EVERY_KIND: list[AnyEvent] = [
     Opened("run-1", 1),
-    Joined(Component.ENGINE, "generator-0", "life-1"),
+    Joined(Component.ENGINE, "generator-0", "incarnation-1"),
     Retired("generator-1", "it died at every start"),
     TrainerReplaced("killed", found=True),
     Spent({"compute": 1.5}, {"compute": 2.5}, 0.5, 0.25, 1),
-    Served("generator-0", "life-1", 1, 0, "digest"),
+    Served("generator-0", "incarnation-1", 1, 0, "digest"),
     Admitted(0, 1),
     Dispatched(0, 1, "generator-0", 0),
     Committed(RECEIPT),
@@ -99,7 +99,7 @@ def opened(directory: Path, snapshot_records: int = 1000) -> tuple[Ledger, FileJ
 
 
 def written(directory: Path, events: list[AnyEvent]) -> Path:
-    """A life that appends these, and its only segment."""
+    """An incarnation that appends these, and its only segment."""
     _, journal = opened(directory)
     for event in events:
         journal.append(event)
@@ -182,7 +182,9 @@ def test_another_schema_is_refused_with_both_versions_and_what_to_do(
         list(read_journal(tmp_path))
     with pytest.raises(JournalVersion):
         opened(tmp_path)
-    assert list(tmp_path.glob("events-*")) == [file], "a refused life leaves no segment behind"
+    assert list(tmp_path.glob("events-*")) == [file], (
+        "a refused incarnation leaves no segment behind"
+    )
 
 
 def test_another_format_is_refused_whatever_its_header_looks_like(tmp_path: Path) -> None:
@@ -198,10 +200,10 @@ def test_a_file_that_is_no_segment_is_refused(tmp_path: Path) -> None:
         list(read_journal(tmp_path))
 
 
-# --- lives --------------------------------------------------------------------------------------
+# --- incarnations --------------------------------------------------------------------------------------
 
 
-def test_a_new_life_goes_on_from_the_state_and_in_its_own_segment(tmp_path: Path) -> None:
+def test_a_new_incarnation_goes_on_from_the_state_and_in_its_own_segment(tmp_path: Path) -> None:
     ledger, journal = opened(tmp_path)
     ledger.open("run-1", 1)
     ledger.dispatch(ledger.admit(1), "generator-0", 0)
@@ -218,14 +220,16 @@ def test_a_new_life_goes_on_from_the_state_and_in_its_own_segment(tmp_path: Path
     assert list(recover(tmp_path).ready) == [0]
 
 
-def test_a_torn_tail_of_a_former_life_is_followed_by_the_next_life(tmp_path: Path) -> None:
+def test_a_torn_tail_of_a_former_incarnation_is_followed_by_the_next_incarnation(
+    tmp_path: Path,
+) -> None:
     file = written(tmp_path, EVERY_KIND[:3])
     file.write_bytes(file.read_bytes()[:-1])
     written(tmp_path, [Admitted(0, 5)])
     assert list(read_journal(tmp_path)) == [*EVERY_KIND[:2], Admitted(0, 5)]
 
 
-def test_a_life_that_wrote_nothing_is_passed_over(tmp_path: Path) -> None:
+def test_an_incarnation_that_wrote_nothing_is_passed_over(tmp_path: Path) -> None:
     written(tmp_path, EVERY_KIND[:3])
     (tmp_path / "events-000002.bin").write_bytes(header(SEGMENT)[:-5])
     written(tmp_path, [Admitted(1, 5)])
@@ -349,21 +353,21 @@ def test_a_snapshot_that_the_disk_refuses_costs_only_the_snapshot(tmp_path: Path
     assert recover(tmp_path).groups == ledger.groups
 
 
-def test_lives_that_die_young_do_not_put_the_snapshot_off_for_ever(tmp_path: Path) -> None:
-    async def short_life() -> None:
+def test_incarnations_that_die_young_do_not_put_the_snapshot_off_for_ever(tmp_path: Path) -> None:
+    async def short_incarnation() -> None:
         ledger, journal = opened(tmp_path, snapshot_records=6)
         for _ in range(2):
             ledger.admit(1)
         await journal.barrier()
         journal.close()
 
-    for life in range(1, 4):
-        asyncio.run(short_life())
-        assert bool(list(tmp_path.glob("snapshot-*"))) == (life == 3)
+    for incarnation in range(1, 4):
+        asyncio.run(short_incarnation())
+        assert bool(list(tmp_path.glob("snapshot-*"))) == (incarnation == 3)
     assert len(recover(tmp_path).groups) == 6
 
 
-def test_an_unfinished_snapshot_is_cleared_away_by_the_next_life(tmp_path: Path) -> None:
+def test_an_unfinished_snapshot_is_cleared_away_by_the_next_incarnation(tmp_path: Path) -> None:
     snapshotted(tmp_path)
     (tmp_path / "snapshot-000004.bin.tmp").write_bytes(b"half of")
     opened(tmp_path)[1].close()

@@ -44,7 +44,7 @@ def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
         prompt_index=prompt_index,
         attempt=attempt,
         engine="generator-0",
-        engine_incarnation="life-1",
+        engine_incarnation="incarnation-1",
         rewards=(0.0, 1.0),
         prompt_tokens=(3, 3),
         response_tokens=(2, 2),
@@ -96,7 +96,9 @@ def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: 
         case 11:
             ledger.released(step - 1, f"digest-{step}")
         case 12:
-            ledger.served(WeightsAck("generator-0", "life-1", 1, step - 1, "digest", 0.0, 0.0))
+            ledger.served(
+                WeightsAck("generator-0", "incarnation-1", 1, step - 1, "digest", 0.0, 0.0)
+            )
         case _:
             ledger.admit(step if choice % 2 else None)
 
@@ -207,10 +209,10 @@ class ForgetfulDisk(Disk):
             self.calls_left -= 1
 
 
-# --- one life -----------------------------------------------------------------------------------
+# --- one incarnation -----------------------------------------------------------------------------------
 
 
-class Life:
+class Incarnation:
     """A controller, as far as the journal sees one."""
 
     def __init__(self, directory: Path, disk: ForgetfulDisk, snapshot_records: int) -> None:
@@ -291,7 +293,7 @@ class Life:
 
 
 class JournalLives(RuleBasedStateMachine):
-    """Lives of a controller over one directory; at most two at a time, the older one not knowing."""
+    """Incarnations of a controller over one directory; at most two at a time, the older one not knowing."""
 
     @initialize(snapshot_records=st.sampled_from([3, 7, 1000]))
     def begin(self, snapshot_records: int) -> None:
@@ -299,14 +301,16 @@ class JournalLives(RuleBasedStateMachine):
         self.directory = Path(self.room.name) / "journal"
         self.disk = ForgetfulDisk()
         self.snapshot_records = snapshot_records
-        self.zombie: Life | None = None
+        self.zombie: Incarnation | None = None
         self.durable = 0
-        self.life: Life | None = Life(self.directory, self.disk, snapshot_records)
+        self.incarnation: Incarnation | None = Incarnation(
+            self.directory, self.disk, snapshot_records
+        )
 
     @property
-    def alive(self) -> Life:
-        assert self.life is not None
-        return self.life
+    def alive(self) -> Incarnation:
+        assert self.incarnation is not None
+        return self.incarnation
 
     @rule(choices=st.lists(MOVES, min_size=1, max_size=8))
     def moves(self, choices: list[int]) -> None:
@@ -366,30 +370,30 @@ class JournalLives(RuleBasedStateMachine):
     def closed_and_begun_again(self) -> None:
         durable = self.alive.journal.close()
         events = len(self.alive.events)
-        self._next_life(self.disk.process_ends)
+        self._next_incarnation(self.disk.process_ends)
         assert not durable or len(self.alive.events) == events + 1
 
     @rule()
     def killed_and_begun_again(self) -> None:
-        self._next_life(self.disk.process_ends)
+        self._next_incarnation(self.disk.process_ends)
 
     @rule(data=st.data(), calls=st.none() | st.integers(0, 8))
     def power_cut_and_begun_again(self, data: st.DataObject, calls: int | None) -> None:
-        """``calls``: how far the next life comes before the disk fails it, and the power again."""
+        """``calls``: how far the next incarnation comes before the disk fails it, and the power again."""
 
         def cut() -> None:
             self.disk.power_cut(lambda most: data.draw(st.integers(0, most)) if most else 0)
 
-        self._next_life(cut, calls)
+        self._next_incarnation(cut, calls)
 
     @precondition(lambda self: self.zombie is None)
     @rule()
     def replaced_without_knowing(self) -> None:
         self.zombie, self.disk.calls_left = self.alive, None
         former = self.zombie.events
-        self.life = Life(self.directory, self.disk, self.snapshot_records)
-        assert self.durable <= len(self.life.events) - 1 <= len(former)
-        assert self.life.events[:-1] == former[: len(self.life.events) - 1]
+        self.incarnation = Incarnation(self.directory, self.disk, self.snapshot_records)
+        assert self.durable <= len(self.incarnation.events) - 1 <= len(former)
+        assert self.incarnation.events[:-1] == former[: len(self.incarnation.events) - 1]
 
     @precondition(lambda self: self.zombie is not None)
     @rule(choices=st.lists(MOVES, min_size=1, max_size=8))
@@ -413,28 +417,28 @@ class JournalLives(RuleBasedStateMachine):
         assert state_of(recover(self.directory)) == state_of(Ledger.fold(found))
 
     def teardown(self) -> None:
-        for life in (self.life, self.zombie):
-            if life is not None:
-                life.end()
+        for incarnation in (self.incarnation, self.zombie):
+            if incarnation is not None:
+                incarnation.end()
         self.disk.process_ends()
         self.room.cleanup()
         assert not self.disk.hasty_renames
 
-    def _next_life(self, crash: Callable[[], None], calls: int | None = None) -> None:
+    def _next_incarnation(self, crash: Callable[[], None], calls: int | None = None) -> None:
         former = self.alive.events
-        for life in (self.alive, self.zombie):
-            if life is not None:
-                life.end()
-        self.life = self.zombie = None
+        for incarnation in (self.alive, self.zombie):
+            if incarnation is not None:
+                incarnation.end()
+        self.incarnation = self.zombie = None
         crash()
         self.disk.calls_left = calls
         try:
-            self.life = Life(self.directory, self.disk, self.snapshot_records)
+            self.incarnation = Incarnation(self.directory, self.disk, self.snapshot_records)
         except JournalFailed:
             crash()
-            self.life = Life(self.directory, self.disk, self.snapshot_records)
-        assert self.durable <= len(self.life.events) - 1
-        assert self.life.events[:-1] == former[: len(self.life.events) - 1]
+            self.incarnation = Incarnation(self.directory, self.disk, self.snapshot_records)
+        assert self.durable <= len(self.incarnation.events) - 1
+        assert self.incarnation.events[:-1] == former[: len(self.incarnation.events) - 1]
 
 
 TestJournalLives = JournalLives.TestCase
@@ -449,13 +453,13 @@ def test_any_cut_of_a_segment_is_the_fold_of_a_beginning(
     snapshot_records: int,
 ) -> None:
     directory = tmp_path_factory.mktemp("journal")
-    life = Life(directory, ForgetfulDisk(), snapshot_records)
+    incarnation = Incarnation(directory, ForgetfulDisk(), snapshot_records)
     for choice in choices:
-        move(life.ledger, choice, life.events)
-    assert life.journal.close()
-    life.end()
+        move(incarnation.ledger, choice, incarnation.events)
+    assert incarnation.journal.close()
+    incarnation.end()
     file = directory / "events-000001.bin"
     os.truncate(file, int(where * file.stat().st_size))
     found = list(read_journal(directory))
-    assert found == life.events[: len(found)]
-    assert state_of(recover(directory)) == state_of(Ledger.fold(life.events[: len(found)]))
+    assert found == incarnation.events[: len(found)]
+    assert state_of(recover(directory)) == state_of(Ledger.fold(incarnation.events[: len(found)]))

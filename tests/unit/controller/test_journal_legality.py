@@ -31,7 +31,7 @@ def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
         prompt_index=prompt_index,
         attempt=attempt,
         engine="generator-0",
-        engine_incarnation="life-1",
+        engine_incarnation="incarnation-1",
         rewards=(0.5,),
         prompt_tokens=(3,),
         response_tokens=(2,),
@@ -44,7 +44,7 @@ def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
 
 
 def history() -> list[AnyEvent]:
-    """Two steps, a retry, an eviction, a drop, an aborted step, a rewind, and a second life."""
+    """Two steps, a retry, an eviction, a drop, an aborted step, a rewind, and a second incarnation."""
     events = list[AnyEvent]()
     ledger = Ledger(events.append)
 

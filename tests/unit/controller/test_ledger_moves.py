@@ -261,7 +261,7 @@ class LedgerMoves(RuleBasedStateMachine):
     def publish(self) -> None:
         version = self.ledger.trainer_version
         self.ledger.released(version, f"digest-{version}")
-        ack = WeightsAck("generator-0", "life-1", 1, version, f"digest-{version}", 0.1, 0.1)
+        ack = WeightsAck("generator-0", "incarnation-1", 1, version, f"digest-{version}", 0.1, 0.1)
         self.ledger.served(ack)
         assert self.ledger.digest == f"digest-{version}"
 

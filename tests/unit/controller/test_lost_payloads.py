@@ -79,7 +79,7 @@ def test_a_group_whose_columns_are_lost_is_rolled_out_again_and_no_rank_is_repla
     ledger = world.built.state.ledger
     assert sorted(world.trained) == list(range(40))
     assert ledger.totals.retried == {"payload_lost": 2}
-    assert (world.trainer.lives, ledger.lineage) == (1, 0)
+    assert (world.trainer.incarnation_number, ledger.lineage) == (1, 0)
     assert len(world.rollouts.started) == 42, "only the lost groups were rolled out again"
 
 
@@ -183,7 +183,7 @@ def test_weights_that_are_lost_on_their_way_are_published_again_and_no_engine_is
     if victims == 2:  # nobody took it, so nothing newer could come first
         assert trainer.published.count(3) == 2
     assert trainer.published == sorted(trainer.published)
-    assert (trainer.lives, world.built.state.ledger.lineage) == (1, 0)
+    assert (trainer.incarnation_number, world.built.state.ledger.lineage) == (1, 0)
     assert [each.restarts for each in world.generators.values()] == [0, 0]
     assert world.worst_staleness() <= 2
 
@@ -195,5 +195,5 @@ def test_weights_that_are_lost_each_time_are_the_fault_of_the_trainers_machine()
     )
     world.run()
     world.assert_books_agree()
-    assert (trainer.lives, world.built.state.ledger.lineage) == (2, 1)
+    assert (trainer.incarnation_number, world.built.state.ledger.lineage) == (2, 1)
     assert [each.restarts for each in world.generators.values()] == [0, 0]

@@ -157,7 +157,7 @@ def test_an_engine_whose_probes_answer_but_whose_requests_never_do_is_replaced()
 
     class OneIsDeaf(type(world.rollouts)):
         async def rollout(self, fence: Any, task: Any) -> Any:
-            if task.engine == deaf.name and deaf.life == 1:
+            if task.engine == deaf.name and deaf.incarnation_number == 1:
                 raise RolloutFailed(
                     FailureKind.INFRASTRUCTURE,
                     task.prompt_index,
@@ -170,7 +170,7 @@ def test_an_engine_whose_probes_answer_but_whose_requests_never_do_is_replaced()
     world.rollouts = OneIsDeaf(world.generators)
     world.run()
     world.assert_books_agree()
-    assert deaf.restarts == 1 and deaf.life == 2
+    assert deaf.restarts == 1 and deaf.incarnation_number == 2
 
 
 def test_a_step_without_prompts_ends_the_run_although_later_steps_have_theirs() -> None:

@@ -31,14 +31,14 @@ class Spool(NoPayloads):
         return object() if receipt.prompt_index in self.kept else None
 
 
-def former_life(steps: int = 4) -> World:
+def former_incarnation(steps: int = 4) -> World:
     """A run of some steps, its trainer and engines alive. It has kept no checkpoint."""
     world = World({"steps": steps, "checkpoint": {"interval": 0}})
     world.run()
     return world
 
 
-def next_life(
+def next_incarnation(
     before: World,
     events: int | None = None,
     *,
@@ -78,7 +78,7 @@ def test_a_stop_applies_no_fragment_of_a_batch_and_the_resumed_run_trains_the_wh
     assert 0 < sum(claimed) < 4, "the stop came within the step"
     assert before.trainer.steps == []
     assert before.built.state.ledger.training == {}
-    world = next_life(before, sampler=sampler)
+    world = next_incarnation(before, sampler=sampler)
     world.run()
     world.assert_books_agree()
     assert [len(step) for step in world.trainer.steps] == [4] * 10
@@ -92,7 +92,7 @@ def index_of(world: World, kind: str, nth: int) -> int:
 
 
 def test_the_next_controller_goes_on_where_the_trainer_stands() -> None:
-    world = next_life(former_life())
+    world = next_incarnation(former_incarnation())
     world.run()
     world.assert_books_agree()
     assert len(world.trained) == 40 and len(set(world.trained)) == 40
@@ -101,24 +101,24 @@ def test_the_next_controller_goes_on_where_the_trainer_stands() -> None:
 
 
 def test_an_intended_step_that_the_trainer_took_is_adopted() -> None:
-    before = former_life()
-    world = next_life(before, index_of(before, "StepApplied", 3))  # its outcome was lost
+    before = former_incarnation()
+    world = next_incarnation(before, index_of(before, "StepApplied", 3))  # its outcome was lost
     world.run()
     world.assert_books_agree()
     assert len(world.trained) == 40
     assert world.events(Rewound) == []
 
 
-def test_the_summary_counts_rewinds_and_lives_of_the_controller() -> None:
-    before = former_life()
+def test_the_summary_counts_rewinds_and_incarnations_of_the_controller() -> None:
+    before = former_incarnation()
     before.trainer = FakeTrainer(checkpoints={2: before.trainer.steps[:2]})
-    world = next_life(before)
+    world = next_incarnation(before)
     world.run()
     summary = world.built.progress.summary("run", "finished", None)
     assert (summary.rewinds, summary.controller_incarnations) == (1, 2)
 
 
-def test_the_summary_has_the_time_and_the_samples_of_all_lives() -> None:
+def test_the_summary_has_the_time_and_the_samples_of_all_incarnations() -> None:
     history, speeds = History(), list[float]()
     for samples, serving_s in ((0, 0.0), (1000, 50.0)):
         history.samples, history.serving_s, history.wall_s = samples, serving_s, 2 * serving_s
@@ -138,46 +138,48 @@ def test_the_summary_has_the_time_and_the_samples_of_all_lives() -> None:
 
 
 def test_the_samples_of_an_adopted_step_are_in_the_summary() -> None:
-    before = former_life()
-    world = next_life(before, index_of(before, "StepApplied", 3))
+    before = former_incarnation()
+    world = next_incarnation(before, index_of(before, "StepApplied", 3))
     world.run()
     staleness = world.built.state.ledger.steps.staleness
     assert sum(staleness.values()) == 10 * 4 * 2, "the adopted step among all ten"
 
 
 def test_a_step_begun_by_whoever_adopted_the_one_before_is_aborted() -> None:
-    before = former_life()
+    before = former_incarnation()
     key = StepKey(5, before.trainer.last[1] + 1, 0)
     before.trainer.keys.once(key, StepCall.BEGIN, lambda: None)
-    world = next_life(before, index_of(before, "StepApplied", 3))  # of both nothing was written
+    world = next_incarnation(
+        before, index_of(before, "StepApplied", 3)
+    )  # of both nothing was written
     world.run()
     world.assert_books_agree()
     assert len(world.trained) == 40
 
 
 def test_an_intended_step_that_the_trainer_did_not_take_is_trained_once() -> None:
-    before = former_life()
+    before = former_incarnation()
     before.trainer.steps.pop()
     before.trainer.last = (3, before.trainer.last[1] - 1)
-    world = next_life(before, index_of(before, "StepApplied", 3))
+    world = next_incarnation(before, index_of(before, "StepApplied", 3))
     world.run()
     world.assert_books_agree()
     assert len(world.trained) == 40
 
 
 def test_a_trainer_that_is_ahead_of_every_intent_is_refused() -> None:
-    before = former_life()
-    world = next_life(before, index_of(before, "StepIntent", 3))
+    before = former_incarnation()
+    world = next_incarnation(before, index_of(before, "StepIntent", 3))
     failure = world.fail()
     assert isinstance(failure.causes[0], TrainerAhead)
     assert "version 4" in str(failure) and "journal" in str(failure)
 
 
 def test_a_new_trainer_is_restored_and_what_it_lost_is_trained_again() -> None:
-    before = former_life()
+    before = former_incarnation()
     saved = {2: before.trainer.steps[:2]}
     before.trainer = FakeTrainer(checkpoints=saved)
-    world = next_life(before)
+    world = next_incarnation(before)
     world.run()
     world.assert_books_agree()
     assert [event.to_version for event in world.events(Rewound)] == [2]
@@ -185,10 +187,10 @@ def test_a_new_trainer_is_restored_and_what_it_lost_is_trained_again() -> None:
 
 
 def test_a_whole_checkpoint_that_another_run_has_written_is_refused() -> None:
-    before = former_life()
+    before = former_incarnation()
     before.journal.events.append(Checkpointed(2, "of this run"))
     before.trainer = FakeTrainer(checkpoints={2: before.trainer.steps[:2]})
-    failure = next_life(before).fail()
+    failure = next_incarnation(before).fail()
     assert isinstance(failure.causes[0], OtherWeights)
     assert "this run has written of this run" in str(failure)
 
@@ -196,9 +198,9 @@ def test_a_whole_checkpoint_that_another_run_has_written_is_refused() -> None:
 def test_a_trainer_that_began_with_other_initial_weights_than_the_run_is_refused_with_both() -> (
     None
 ):
-    before = former_life()
+    before = former_incarnation()
     before.trainer = FakeTrainer(checkpoints={2: before.trainer.steps[:2]}, initial="others")
-    failure = next_life(before).fail()
+    failure = next_incarnation(before).fail()
     assert isinstance(failure.causes[0], InitialWeightsChanged)
     assert "holds weights others, and this run began with initial weights" in str(failure)
 
@@ -212,21 +214,21 @@ def test_initial_weights_that_change_within_a_run_are_found_when_its_trainer_is_
 
 
 def test_the_digest_of_the_initial_weights_outlives_the_records_in_a_snapshot() -> None:
-    ledger = Ledger.fold(former_life().journal.events)  # type: ignore[arg-type]
+    ledger = Ledger.fold(former_incarnation().journal.events)  # type: ignore[arg-type]
     assert ledger.initial_weights == "initial weights"
     assert Ledger.fold([], ledger.snapshot()).initial_weights == "initial weights"
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["spooled", "gone"])
 def test_ready_groups_stay_only_if_their_payload_can_be_read(kept: bool) -> None:
-    before = former_life()
+    before = former_incarnation()
     cut = index_of(before, "StepIntent", 1) + 2  # version 2 is made, groups are ready
     before.trainer.steps = before.trainer.steps[:2]
     before.trainer.last = (2, before.trainer.last[1] - 2)
     known = Ledger.fold(before.journal.events[:cut])  # type: ignore[arg-type]
     ready = set(known.ready)
     assert ready
-    world = next_life(before, cut, spool=Spool(ready if kept else set()))
+    world = next_incarnation(before, cut, spool=Spool(ready if kept else set()))
     world.run()
     world.assert_books_agree()
     lost = {e.prompt_index for e in world.events(Returned) if e.reason == "payload_lost"}
@@ -235,10 +237,10 @@ def test_ready_groups_stay_only_if_their_payload_can_be_read(kept: bool) -> None
 
 
 def test_groups_in_flight_are_rolled_out_again_and_none_is_lost() -> None:
-    before = former_life()
+    before = former_incarnation()
     cut = index_of(before, "Dispatched", 3) + 1
     before.trainer = FakeTrainer()
-    world = next_life(before, cut)
+    world = next_incarnation(before, cut)
     world.run()
     world.assert_books_agree()
     returned = {e.prompt_index for e in world.events(Returned) if e.reason == "controller_lost"}

@@ -1,4 +1,4 @@
-"""What a run has cost is counted over all lives of its controller, and over all resumes."""
+"""What a run has cost is counted over all incarnations of its controller, and over all resumes."""
 
 import asyncio
 from typing import Any
@@ -14,12 +14,12 @@ from tests.support.virtual_time import run
 from tests.support.world import World
 
 
-def engine(index: int, life: int) -> Joined:
-    return Joined(Component.ENGINE, f"generator-{index}", f"life-{life}")
+def engine(index: int, incarnation_number: int) -> Joined:
+    return Joined(Component.ENGINE, f"generator-{index}", f"incarnation-{incarnation_number}")
 
 
-def trainer(life: int) -> Joined:
-    return Joined(Component.TRAINER, "trainer", f"life-{life}")
+def trainer(incarnation_number: int) -> Joined:
+    return Joined(Component.TRAINER, "trainer", f"incarnation-{incarnation_number}")
 
 
 def history_of(*events: Event) -> History:
@@ -61,7 +61,7 @@ def test_the_actors_of_a_resumed_run_are_new_and_replace_nobody() -> None:
     assert restarts(*before, *resumed) == {"engine": 2, "trainer": 2}
 
 
-def test_the_time_of_all_lives_is_added_up_but_not_that_of_their_starts() -> None:
+def test_the_time_of_all_incarnations_is_added_up_but_not_that_of_their_starts() -> None:
     first = Spent({"starting": 5.0, "compute": 3.0}, {"compute": 4.0, "starting": 9.0}, 2.0, 1.0, 1)
     second = Spent({"waiting_groups": 1.0}, {"episodes": 4.0}, 2.0, 9.0, 1)
     tally = history_of(FIRST, first, SECOND, second).tally
@@ -69,7 +69,7 @@ def test_the_time_of_all_lives_is_added_up_but_not_that_of_their_starts() -> Non
         {"compute": 0.75, "waiting_groups": 0.25},
         {"compute": 0.5, "episodes": 0.5},
     )
-    assert tally.verdict() == "reward", "the longer part of a group's life, over both lives"
+    assert tally.verdict() == "reward", "the longer part of a group's life, over both incarnations"
     assert tally.syncs == 2
 
 
@@ -91,7 +91,9 @@ async def story(world: World, strike: str, lasts_s: float) -> None:
 
 
 @pytest.mark.parametrize("strike", ["engine", "trainer"])
-def test_the_summary_counts_what_was_lost_in_every_life_of_the_controller(strike: str) -> None:
+def test_the_summary_counts_what_was_lost_in_every_incarnation_of_the_controller(
+    strike: str,
+) -> None:
     """Once under the first controller, which is killed, and once under the second."""
     overrides: dict[str, Any] = {"checkpoint": {"interval": 1}}
 

@@ -53,7 +53,7 @@ def test_a_lost_trainer_is_replaced_and_what_it_lost_is_trained_again() -> None:
     world.run()
     world.assert_books_agree()
     ledger = world.built.state.ledger
-    assert (ledger.lineage, ledger.trainer_version, world.trainer.lives) == (1, 10, 2)
+    assert (ledger.lineage, ledger.trainer_version, world.trainer.incarnation_number) == (1, 10, 2)
     rewound = next(event for event in world.journal.events if isinstance(event, Rewound))
     assert rewound.to_version == 3
     assert ledger.counts()["drawn"] == ledger.counts()["trained"] == 40
@@ -67,7 +67,7 @@ def test_a_trainer_lost_before_any_checkpoint_starts_over() -> None:
     world.trainer.lose_at_step = 3
     world.run()
     world.assert_books_agree()
-    assert len(world.trained) == 40 and world.trainer.lives == 2
+    assert len(world.trained) == 40 and world.trainer.incarnation_number == 2
 
 
 def test_a_failed_finish_is_not_guessed_about_but_rewound() -> None:
@@ -84,7 +84,7 @@ def test_a_silent_trainer_is_replaced_at_its_deadline() -> None:
     world.trainer.hang = True
     world.run()
     world.assert_books_agree()
-    assert world.trainer.lives == 2
+    assert world.trainer.incarnation_number == 2
 
 
 def test_a_run_that_ends_for_want_of_engines_leaves_a_checkpoint_of_its_last_version() -> None:
@@ -179,7 +179,7 @@ def test_a_trainer_that_cannot_abort_a_step_is_replaced() -> None:
 
     class Spoiled(FakeTrainer):
         async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
-            if self.lives == 1:
+            if self.incarnation_number == 1:
                 raise TrainStepFailed(0, key.step, TrainerCall.ABORT, "an illegal memory access")
             await super().abort_train_step(fence, key)
 

@@ -44,7 +44,7 @@ def test_a_pump_that_waits_for_state_is_woken_by_its_assignment() -> None:
 def test_the_end_of_a_back_off_is_a_change() -> None:
     async def wait() -> float:
         waits = waits_of_a_run()
-        await waits.pause("a group", on="its back-off", for_s=5)
+        await waits.pause("a group", target="its back-off", for_s=5)
         return waits.changed_at
 
     assert run(wait()) == 5

@@ -86,7 +86,9 @@ def test_a_command_that_was_taken_is_told_from_one_that_was_not(run_dir: Path) -
     assert not was_taken(leave(run_dir, "stop"), within_s=0)
 
 
-def test_a_command_nobody_took_is_withdrawn_so_that_no_later_life_obeys_it(run_dir: Path) -> None:
+def test_a_command_nobody_took_is_withdrawn_so_that_no_later_incarnation_obeys_it(
+    run_dir: Path,
+) -> None:
     was_taken(leave(run_dir, "stop"), within_s=0)
     assert take_commands(run_dir) == []
 

@@ -62,7 +62,7 @@ def test_a_group_is_looked_at_once_by_a_waiter_and_never_again() -> None:
 
 
 @pytest.mark.parametrize("depth", [10, 3000])
-def test_every_step_of_a_groups_life_costs_the_same_at_any_depth(depth: int) -> None:
+def test_every_step_of_a_group_costs_the_same_at_any_depth(depth: int) -> None:
     queue = Queue()
     for i in range(depth):
         queue.put(f"g-{i}")

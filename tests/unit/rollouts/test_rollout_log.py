@@ -42,10 +42,10 @@ def finished(prompt_index: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndar
 
 
 def logged(
-    directory: Path, groups: int, *, life: str = "environment-0-7-a"
+    directory: Path, groups: int, *, incarnation: str = "environment-0-7-a"
 ) -> list[dict[str, object]]:
     async def main() -> None:
-        log = RolloutLog(directory, life, groups_per_file=2)
+        log = RolloutLog(directory, incarnation, groups_per_file=2)
         for prompt_index in range(groups):
             log.add(*finished(prompt_index))
         await log.close()
@@ -78,9 +78,9 @@ def test_a_disk_that_refuses_costs_the_log_and_nothing_else(tmp_path: Path) -> N
     assert logged(taken, 3) == []
 
 
-def test_a_later_life_with_the_same_process_id_overwrites_nothing(tmp_path: Path) -> None:
-    logged(tmp_path, 1, life="environment-0-7-a")
-    assert len(logged(tmp_path, 1, life="environment-0-7-b")) == 4
+def test_a_later_incarnation_with_the_same_process_id_overwrites_nothing(tmp_path: Path) -> None:
+    logged(tmp_path, 1, incarnation="environment-0-7-a")
+    assert len(logged(tmp_path, 1, incarnation="environment-0-7-b")) == 4
 
 
 def large(prompt_index: int, tokens: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
@@ -93,7 +93,7 @@ def large(prompt_index: int, tokens: int) -> tuple[RolloutTask, Receipt, dict[st
 
 def test_a_file_ends_with_its_bytes_however_few_groups_it_has(tmp_path: Path) -> None:
     async def main() -> None:
-        log = RolloutLog(tmp_path, "life", file_bytes=4000)
+        log = RolloutLog(tmp_path, "incarnation", file_bytes=4000)
         for prompt_index in range(6):
             log.add(*large(prompt_index, 600))
         await log.close()
@@ -105,7 +105,7 @@ def test_a_file_ends_with_its_bytes_however_few_groups_it_has(tmp_path: Path) ->
 
 def test_groups_beyond_the_bound_of_bytes_are_counted_and_said(tmp_path: Path) -> None:
     async def main() -> None:
-        log = RolloutLog(tmp_path, "life", file_bytes=4000, held_bytes=8000)
+        log = RolloutLog(tmp_path, "incarnation", file_bytes=4000, held_bytes=8000)
         with capture_logs() as lines:
             for prompt_index in range(20):  # within one turn of the loop: no file can end meanwhile
                 log.add(*large(prompt_index, 600))
@@ -123,7 +123,7 @@ def test_groups_beyond_the_bound_of_bytes_are_counted_and_said(tmp_path: Path) -
 
 def test_a_log_whose_disk_is_free_again_goes_on(tmp_path: Path) -> None:
     async def main() -> None:
-        log = RolloutLog(tmp_path, "life", groups_per_file=1, held_bytes=5000)
+        log = RolloutLog(tmp_path, "incarnation", groups_per_file=1, held_bytes=5000)
         for prompt_index in range(3):
             log.add(*large(prompt_index, 600))
         assert log.not_logged == 1
@@ -144,7 +144,7 @@ def test_a_group_is_held_without_the_reply_that_it_was_a_part_of(tmp_path: Path)
 
     async def main() -> None:
         nonlocal reply
-        log = RolloutLog(tmp_path, "life")
+        log = RolloutLog(tmp_path, "incarnation")
         task, receipt, columns = finished(0)
         columns["response_ids"] = reply[:3]
         log.add(task, receipt, columns)
@@ -160,7 +160,7 @@ def test_a_disk_that_refuses_is_counted(tmp_path: Path) -> None:
     taken.write_text("a file where the directory should be")
 
     async def main() -> None:
-        log = RolloutLog(taken, "life", groups_per_file=2)
+        log = RolloutLog(taken, "incarnation", groups_per_file=2)
         for prompt_index in range(3):
             log.add(*finished(prompt_index))
         await log.close()

@@ -124,11 +124,11 @@ def test_a_cancelled_rollout_does_not_hold_up_the_others(tmp_path: Path) -> None
     assert spooling(tmp_path, work).spooled is not None
 
 
-def test_another_life_of_the_controller_has_segments_of_its_own(tmp_path: Path) -> None:
+def test_another_incarnation_of_the_controller_has_segments_of_its_own(tmp_path: Path) -> None:
     async def work(spool: Spooling) -> list[Receipt]:
         written = list[Receipt]()
-        for prompt_index, life in enumerate(("run/1", "run/1", "run/2")):
-            spool.begin(life)
+        for prompt_index, incarnation in enumerate(("run/1", "run/1", "run/2")):
+            spool.begin(incarnation)
             written.append(await spool.spooled(made(prompt_index, 1), columns(prompt_index)))
         return written
 
@@ -207,9 +207,11 @@ def test_segments_whose_groups_were_all_cancelled_go_when_their_producer_writes_
     assert None not in holds
 
 
-def test_a_replaced_producers_segments_go_once_its_next_life_is_heard_of(tmp_path: Path) -> None:
-    def write(life: str, prompt_index: int) -> Receipt:
-        place = SpoolWriter(tmp_path, "environment-0", life).write(columns(prompt_index))
+def test_a_replaced_producers_segments_go_once_its_next_incarnation_is_heard_of(
+    tmp_path: Path,
+) -> None:
+    def write(incarnation: str, prompt_index: int) -> Receipt:
+        place = SpoolWriter(tmp_path, "environment-0", incarnation).write(columns(prompt_index))
         return msgspec.structs.replace(made(prompt_index, 1), spooled=place)
 
     spool = RaySpool(tmp_path)
@@ -217,7 +219,9 @@ def test_a_replaced_producers_segments_go_once_its_next_life_is_heard_of(tmp_pat
     holds = [spool.hold(first)]
     (tmp_path / "environment-0.7-a.000002.spool").touch()  # cancelled, then the process died
     second = write("8-b", 1)
-    (tmp_path / "environment-0.9-c.000001.spool").touch()  # a life that has named nothing yet
+    (
+        tmp_path / "environment-0.9-c.000001.spool"
+    ).touch()  # an incarnation that has named nothing yet
     holds.append(spool.hold(second))
     spool.close({path.name for path in tmp_path.iterdir()})
     left = {path.name for path in tmp_path.iterdir()}

@@ -71,7 +71,7 @@ def test_a_run_that_agrees_exits_with_0_and_says_what_became_of_it(run: Recorded
         assert part in result.stdout
 
 
-def test_each_life_is_told_with_its_times_and_a_resume_as_one(tmp_path: Path) -> None:
+def test_each_incarnation_is_told_with_its_times_and_a_resume_as_one(tmp_path: Path) -> None:
     times = itertools.count(1795299600, 2)
     for incarnation, driver in ((1, "a"), (2, "a"), (3, "b")):
         run = RecordedRun(
@@ -79,7 +79,11 @@ def test_each_life_is_told_with_its_times_and_a_resume_as_one(tmp_path: Path) ->
         )
         run.ledger.admit(None)
         run.close()
-    assert [life.resumed for life in replay(tmp_path).incarnations] == [False, False, True]
+    assert [incarnation.resumed for incarnation in replay(tmp_path).incarnations] == [
+        False,
+        False,
+        True,
+    ]
     text = offbeat("replay", tmp_path).stdout
     assert "incarnation 1 from 2026-11-21T22:20:00.000Z to 2026-11-21T22:20:02.000Z\n" in text
     assert "incarnation 3 resumed from 2026-11-21T22:20:08.000Z to " in text
@@ -121,11 +125,11 @@ def test_a_summary_that_says_something_else_is_told_line_by_line(run: RecordedRu
 
 
 def has_lost_processes(run: RecordedRun) -> None:
-    for life in "abc":
-        run.ledger.note(Joined(Component.ENGINE, "generator-0", life))
-        run.ledger.note(Joined(Component.WORKER, "environment-0", life))
-    for life in "ab":
-        run.ledger.note(Joined(Component.TRAINER, "trainer", life))
+    for incarnation in "abc":
+        run.ledger.note(Joined(Component.ENGINE, "generator-0", incarnation))
+        run.ledger.note(Joined(Component.WORKER, "environment-0", incarnation))
+    for incarnation in "ab":
+        run.ledger.note(Joined(Component.TRAINER, "trainer", incarnation))
     run.ledger.note(Retired("generator-1", "it died at every start"))
 
 
@@ -140,7 +144,7 @@ def test_restarts_by_the_summary_are_held_against_the_journal(run: RecordedRun) 
     ]
 
 
-def test_a_summary_that_counts_all_lives_agrees(run: RecordedRun) -> None:
+def test_a_summary_that_counts_all_incarnations_agrees(run: RecordedRun) -> None:
     has_lost_processes(run)
     run.close()
     again = RecordedRun(run.run_dir, incarnation=2)
@@ -158,7 +162,7 @@ def test_a_summary_that_is_none_is_a_difference(run: RecordedRun) -> None:
     assert replay(run.run_dir).differences[0].startswith("summary.json cannot be read")
 
 
-def test_the_summary_of_an_earlier_life_is_no_difference(run: RecordedRun) -> None:
+def test_the_summary_of_an_earlier_incarnation_is_no_difference(run: RecordedRun) -> None:
     run.summarise()
     run.close()
     again = RecordedRun(run.run_dir, incarnation=2)
@@ -166,7 +170,7 @@ def test_the_summary_of_an_earlier_life_is_no_difference(run: RecordedRun) -> No
     again.close()
     found = replay(run.run_dir)
     assert (found.summary, found.differences) == ("of an earlier incarnation", [])
-    assert [life.incarnation for life in found.incarnations] == [1, 2]
+    assert [incarnation.incarnation for incarnation in found.incarnations] == [1, 2]
 
 
 def test_a_live_run_can_be_replayed(run: RecordedRun) -> None:

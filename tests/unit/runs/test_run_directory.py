@@ -134,7 +134,7 @@ def test_what_may_change_is_written_down_for_the_next_time(run_dir: Path) -> Non
 
 
 def test_a_run_that_goes_on_has_no_summary(run_dir: Path) -> None:
-    """What a former life told of its end would be taken for this one's."""
+    """What a former incarnation told of its end would be taken for this one's."""
     reopen_run_dir(config("unused"), run_dir)
     assert not (run_dir / SUMMARY).exists()
 

@@ -1,4 +1,4 @@
-"""`offbeat why`: the life of a group, as a person would tell it."""
+"""`offbeat why`: the incarnation of a group, as a person would tell it."""
 
 import itertools
 import json
@@ -105,8 +105,8 @@ def test_a_rewind_brings_a_trained_group_back(run: RecordedRun) -> None:
     (prompt_index,) = run.ready(1)
     run.train([prompt_index])
     run.rewind(0, "rank 0 was lost")
-    life = story(run, str(prompt_index))
-    assert life[-3:] == ["to be applied", "trained", "rewound"]
+    incarnation = story(run, str(prompt_index))
+    assert incarnation[-3:] == ["to be applied", "trained", "rewound"]
     again = why(run.run_dir, "0")
     assert "lineage 1: rank 0 was lost" in again.moments[-1].detail
     assert again.now == "admitted, to be dispatched as attempt 2"
@@ -152,9 +152,9 @@ def test_a_dropped_group_says_why_and_which_step_goes_without_it(
     (prompt_index,) = run.ready(1)
     run.ledger.drop(prompt_index, reason, "zero_variance", shrinks=1)
     assert story(run, "0")[-1] == what
-    life = why(run.run_dir, "0")
-    assert life.moments[-1].detail == "zero_variance; step 1 goes without it"
-    assert life.now == f"{what}: zero_variance"
+    incarnation = why(run.run_dir, "0")
+    assert incarnation.moments[-1].detail == "zero_variance; step 1 goes without it"
+    assert incarnation.now == f"{what}: zero_variance"
 
 
 def test_a_step_that_was_not_applied_drops_its_groups(run: RecordedRun) -> None:
@@ -166,7 +166,7 @@ def test_a_step_that_was_not_applied_drops_its_groups(run: RecordedRun) -> None:
     assert why(run.run_dir, "1").now.startswith("ready")
 
 
-def test_a_new_controller_is_part_of_the_life_of_what_it_took_over(run: RecordedRun) -> None:
+def test_a_new_controller_is_part_of_the_story_of_what_it_took_over(run: RecordedRun) -> None:
     run.ledger.dispatch(run.ledger.admit(None), "generator-0", 0)
     run.close()
     again = RecordedRun(run.run_dir, incarnation=2)

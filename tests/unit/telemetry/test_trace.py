@@ -340,10 +340,12 @@ def test_a_file_of_something_else_is_moved_aside(tmp_path: Path) -> None:
     assert "no trace" in (tmp_path / "trace.json.unreadable").read_text()
 
 
-def test_a_later_life_has_processes_of_its_own_and_the_same_time_axis(tmp_path: Path) -> None:
-    for life, (loop_s, unix_s) in enumerate([(50.0, 1000.0), (3.0, 1100.0), (9.0, 1200.0)]):
+def test_a_later_incarnation_has_processes_of_its_own_and_the_same_time_axis(
+    tmp_path: Path,
+) -> None:
+    for incarnation, (loop_s, unix_s) in enumerate([(50.0, 1000.0), (3.0, 1100.0), (9.0, 1200.0)]):
         trace = TraceFile(tmp_path / "trace.json", Clock(loop_s), unix_s=lambda at=unix_s: at)
-        trace.span(("pump", "train"), f"life {life}", loop_s, loop_s + 1)
+        trace.span(("pump", "train"), f"incarnation {incarnation}", loop_s, loop_s + 1)
         trace.close(30)
     events = read(tmp_path / "trace.json")
     check(events)

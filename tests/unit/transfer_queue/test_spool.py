@@ -95,7 +95,7 @@ def test_a_group_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> Non
     assert same(read(tmp_path, places[1]), group(1, 5000))
 
 
-def test_another_life_of_a_producer_writes_to_other_segments(tmp_path: Path) -> None:
+def test_another_incarnation_of_a_producer_writes_to_other_segments(tmp_path: Path) -> None:
     first = writer(tmp_path).write(group(1))
     second = writer(tmp_path, incarnation="2-b").write(group(2))
     assert first.segment != second.segment
@@ -245,7 +245,7 @@ def test_the_segment_that_is_being_written_is_needed_though_nobody_holds_a_group
     del later
 
 
-def test_a_new_life_of_a_producer_ends_the_last_segment_of_the_one_before() -> None:
+def test_a_new_incarnation_of_a_producer_ends_the_last_segment_of_the_one_before() -> None:
     holds = Holds()
     kept = [holds.hold(place(7))]
     kept.clear()

@@ -41,7 +41,7 @@ class Bench:
     """One model at the sender."""
 
     def __init__(
-        self, seed: int = 1, limits: TransferTimeouts = PATIENT, incarnation: str = "life-1"
+        self, seed: int = 1, limits: TransferTimeouts = PATIENT, incarnation: str = "incarnation-1"
     ) -> None:
         self.model = Model(seed)
         self.source = ModuleSource(self.model, CHUNK_BYTES)

@@ -246,7 +246,7 @@ def test_an_ack_is_lost(on: Replica) -> None:
 
 
 def test_an_engine_is_started_anew_in_the_middle() -> None:
-    """Its next life knows of no transfer: what still travels is of none that it has begun."""
+    """Its next incarnation knows of no transfer: what still travels is of none that it has begun."""
     for kind in ("staged", "in place"):
         old = replica(kind)
         manifest, _, chunks = release()

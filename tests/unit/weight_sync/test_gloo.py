@@ -201,12 +201,12 @@ def test_a_newer_release_has_taken_the_place_of_the_one_asked_for(bench: Bench) 
     assert all(equal(weights(model), weights(bench.model)) for model in models)
 
 
-def test_a_route_of_another_process_life_leads_nowhere(bench: Bench) -> None:
+def test_a_route_of_another_process_incarnation_leads_nowhere(bench: Bench) -> None:
     models, receivers = ends(1)
     manifest, digest, (route,) = bench.sender.publish(1)
-    former = msgspec.structs.replace(route, incarnation="life-0")
+    former = msgspec.structs.replace(route, incarnation="incarnation-0")
     sync(PublishedRelease(manifest, digest, (former,)), 1, receivers)
-    assert "life-0 is gone; life-1 has taken its place" in str(receivers[0].outcome)
+    assert "incarnation-0 is gone; incarnation-1 has taken its place" in str(receivers[0].outcome)
     heals(models, receivers)
 
 
@@ -290,8 +290,8 @@ def listening_badly(failures: int) -> Callable[[str], socket.socket]:
 
 def test_a_member_that_cannot_be_accepted_is_told_why_and_the_next_one_is_served() -> None:
     server = ControlServer(HOST, KEY, listen=listening_badly(1))
-    route = Route(HOST, server.port, 0, KEY, "life", 1, "digest", HASTY)
-    join = Join("1.g0", 1, ("g0",), "g0", "life", "digest")
+    route = Route(HOST, server.port, 0, KEY, "incarnation", 1, "digest", HASTY)
+    join = Join("1.g0", 1, ("g0",), "g0", "incarnation", "digest")
     with capture_logs() as told:
         turned_away = ControlClient(route, 1)
         turned_away.send(join)
@@ -310,8 +310,8 @@ def test_a_member_that_cannot_be_accepted_is_told_why_and_the_next_one_is_served
 
 def test_a_member_whose_connection_ends_is_reported_with_its_session() -> None:
     server = ControlServer(HOST, KEY)
-    route = Route(HOST, server.port, 0, KEY, "life", 1, "digest", HASTY)
-    join = Join("1.g0", 1, ("g0",), "g0", "life", "digest")
+    route = Route(HOST, server.port, 0, KEY, "incarnation", 1, "digest", HASTY)
+    join = Join("1.g0", 1, ("g0",), "g0", "incarnation", "digest")
     member, stranger = ControlClient(route, 1), ControlClient(route, 1)
     stranger.close()
     member.send(join)
@@ -336,7 +336,9 @@ def test_a_sender_whose_thread_has_ended_says_so_to_engines_and_to_the_trainer()
         raise RuntimeError("a bug in the thread")
 
     source = ModuleSource(Model(1), CHUNK_BYTES)
-    sender = GlooSender(source, host=HOST, incarnation="life-1", limits=PATIENT, clock=broken_clock)
+    sender = GlooSender(
+        source, host=HOST, incarnation="incarnation-1", limits=PATIENT, clock=broken_clock
+    )
     published = sender.publish(1)
     models, receivers = ends(1)
     with capture_logs() as told:

@@ -11,7 +11,7 @@ NAMES = ("g0", "g1", "g2", "g3")
 
 
 def join(member: str, members: tuple[str, ...] = NAMES) -> Join:
-    return Join("s", 7, members, member, "life", "digest")
+    return Join("s", 7, members, member, "incarnation", "digest")
 
 
 def report(member: str, round_: int, at: int, *, left: bool = False) -> Report:

@@ -23,7 +23,7 @@ async def answer_of(ask: Callable[[], Awaitable[T]]) -> T:
                 await asyncio.sleep(0.05)
 
 
-async def next_life(generator: Generator, fence: Fence, after: str) -> EngineState:
+async def next_incarnation(generator: Generator, fence: Fence, after: str) -> EngineState:
     """The state of the first process that is not the incarnation ``after``."""
 
     async def ask() -> EngineState:
