@@ -73,12 +73,12 @@ def main() -> None:
         timed("one pass of 8 tokens", lambda: model(input_ids=tokens))
     kind, config = type(model), model.config
     timed(
-        "rows, miniature",
+        "rows, tiny model",
         lambda: rows.prove_kind(kind, config, MAX_MODEL_LEN, shared_prompt=True),
     )
     proof = rows.prove_kind(kind, config, MAX_MODEL_LEN, shared_prompt=True)
     timed("rows, model", lambda: rows.prove_model(model, MAX_MODEL_LEN, proof, dtype))
-    timed("decoding, miniature", lambda: decoding.prove_kind(kind, config, MAX_MODEL_LEN))
+    timed("decoding, tiny model", lambda: decoding.prove_kind(kind, config, MAX_MODEL_LEN))
     decoded = DecodedModel(model)
     timed("decoding, model", lambda: decoding.prove_model(decoded, MAX_MODEL_LEN))
 

@@ -86,9 +86,9 @@ def core(depth: int, groups: int, at_once: int) -> Measured:
 
 def index(depth: int, groups: int, at_once: int) -> Measured:
     """The main job's index, ``at_once`` groups a round."""
-    held = QueueIndex()
+    queue_index = QueueIndex()
     for prompt_index in range(depth):
-        held.put(prompt_index, 1, NAMES, 1 << 18, None)
+        queue_index.put(prompt_index, 1, NAMES, 1 << 18, None)
     gc.collect()
     commit = claim = clear = 0.0
     clock = time.process_time
@@ -96,18 +96,20 @@ def index(depth: int, groups: int, at_once: int) -> Measured:
         new, oldest = range(first, first + at_once), range(first - depth, first - depth + at_once)
         start = clock()
         for prompt_index in new:
-            held.put(prompt_index, 1, NAMES, 1 << 18, None)
+            queue_index.put(prompt_index, 1, NAMES, 1 << 18, None)
         committed = clock()
         for prompt_index in oldest:
-            held.payloads(prompt_index)
+            queue_index.payloads(prompt_index)
         claimed = clock()
-        held.clear(oldest)
+        queue_index.clear(oldest)
         cleared = clock()
         commit += committed - start
         claim += claimed - committed
         clear += cleared - claimed
-    if held.bytes_held != depth << 18:
-        raise AssertionError(f"{held.bytes_held} bytes are held, not those of {depth} groups")
+    if queue_index.bytes_held != depth << 18:
+        raise AssertionError(
+            f"{queue_index.bytes_held} bytes are held, not those of {depth} groups"
+        )
     return _per_group(commit, claim, clear, groups)
 
 

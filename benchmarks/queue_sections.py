@@ -49,13 +49,15 @@ class Sizes:
     large_mib: int = 64
     large_calls: int = 5
     column_counts: tuple[int, ...] = (1, 8, 32)
-    held: int = 500
+    groups_held: int = 500
     names: tuple[str, ...] = payloads.NAMES
 
     @staticmethod
     def quick() -> "Sizes":
         """Seconds in all."""
-        return Sizes(cycles=10, paced=10, streamed=20, batched_calls=3, large_calls=2, held=30)
+        return Sizes(
+            cycles=10, paced=10, streamed=20, batched_calls=3, large_calls=2, groups_held=30
+        )
 
 
 def cycle(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
@@ -163,7 +165,7 @@ def memory(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
 
     With all groups held, and after a clear.
     """
-    payload_bytes: int = ray.get(pair.producer.prepare.remote(sizes.held, sizes.tokens))
+    payload_bytes: int = ray.get(pair.producer.prepare.remote(sizes.groups_held, sizes.tokens))
     ray.get(pair.producer.declare.remote(partition))
     pids = session_pids()
 
@@ -171,12 +173,12 @@ def memory(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
         return ray.get(pair.consumer.bytes_in_use.remote()), resident_bytes(pids)
 
     before = now()
-    ray.get(pair.producer.produce.remote(partition, sizes.held))
-    held = now()
+    ray.get(pair.producer.produce.remote(partition, sizes.groups_held))
+    usage = now()
     clear_s: float = ray.get(pair.producer.clear.remote(partition))
     time.sleep(SETTLE_S)
     figures = {"clear": clear_s * 1e3}
-    for when, (in_use, resident) in (("held", held), ("cleared", now())):
+    for when, (in_use, resident) in (("held", usage), ("cleared", now())):
         figures[f"resident_{when}"] = (resident - before[1]) / payload_bytes
         if in_use is not None and before[0] is not None:
             figures[f"in_use_{when}"] = (in_use - before[0]) / payload_bytes

@@ -143,9 +143,9 @@ class Soak:
         Their end would free what they still hold.
         """
         ends = time.monotonic() + FREED_S
-        while held := self._client.stats().arena_bytes:
+        while in_use := self._client.stats().arena_bytes:
             if time.monotonic() > ends:
-                self.wrong.append(f"{held:,} bytes of payload are in use by nobody")
+                self.wrong.append(f"{in_use:,} bytes of payload are in use by nobody")
                 break
             self._wait(0.2)
 

@@ -44,7 +44,7 @@ Rounds = list[tuple[float, float, float]]
 
 HOST = "127.0.0.1"
 MIB = 1 << 20
-LIMITS = TransferTimeouts(slowest_bytes_per_s=2e6, slack_s=60.0)
+TIMEOUTS = TransferTimeouts(slowest_bytes_per_s=2e6, slack_s=60.0)
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,11 @@ class Receiver:
     def bare(self, route: Route, plan: RoundPlan, rank: int, sizes: list[int]) -> float:
         """Seconds of nothing but broadcasts."""
         buffers = [np.ones(size, np.uint8) for size in sizes]  # touched: no page faults below
-        with joined(meet(route, "bare", plan, rank), Device(HOST, LIMITS.slack_s)) as group:
-            group.broadcast(np.zeros(1, np.uint8), LIMITS.slack_s)
+        with joined(meet(route, "bare", plan, rank), Device(HOST, TIMEOUTS.slack_s)) as group:
+            group.broadcast(np.zeros(1, np.uint8), TIMEOUTS.slack_s)
             since = time.perf_counter()
             for buffer in buffers:
-                group.broadcast(buffer, LIMITS.of(buffer.nbytes))
+                group.broadcast(buffer, TIMEOUTS.of(buffer.nbytes))
             return time.perf_counter() - since
 
 
@@ -184,7 +184,7 @@ def gloo(
 ) -> tuple[Rounds, float]:
     """Rounds of ``(publish, receive, commit)``, and the seconds of a bare broadcast."""
     source = ModuleSource(model(mib, tensors), chunk_mib * MIB)
-    sender = GlooSender(source, host=HOST, incarnation="bench", limits=LIMITS)
+    sender = GlooSender(source, host=HOST, incarnation="bench", timeouts=TIMEOUTS)
     group = Processes(receivers, mib, tensors)
     timings: Rounds = []
     for epoch in range(1, rounds + 1):
@@ -202,10 +202,10 @@ def gloo(
         plan = RoundPlan(round_, group.names)
         group.ask("bare", *[(route, plan, 1 + each, sizes) for each in range(receivers)])
         place = sender._meeting.of("bare", plan, 0)  # noqa: SLF001 -- a broadcast of our own
-        with joined(place, Device(HOST, LIMITS.slack_s)) as ranks:
-            ranks.broadcast(np.zeros(1, np.uint8), LIMITS.slack_s)
+        with joined(place, Device(HOST, TIMEOUTS.slack_s)) as ranks:
+            ranks.broadcast(np.zeros(1, np.uint8), TIMEOUTS.slack_s)
             for buffer in buffers:
-                ranks.broadcast(buffer, LIMITS.of(buffer.nbytes))
+                ranks.broadcast(buffer, TIMEOUTS.of(buffer.nbytes))
             bare.append(max(group.answers()))
     group.close()
     sender.close()

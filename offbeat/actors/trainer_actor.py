@@ -362,8 +362,8 @@ class TrainerActor:
         return merged(places, brought)
 
     def _check_holds(self, version: int, during: TrainerCall) -> None:
-        if version != (held := self._split.steps_applied):
-            raise TrainStepFailed(self._rank, version, during, f"it holds version {held}")
+        if version != (applied := self._split.steps_applied):
+            raise TrainStepFailed(self._rank, version, during, f"it holds version {applied}")
 
     def _together(self, during: str, work: Callable[[], T]) -> T:
         """Run ``work``, which all ranks do; losing another rank raises ``WorldBroken``."""

@@ -29,15 +29,15 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
     yield from _tries_leave_one_out(config)
 
 
-def _asked(loss: PolicyGradientLossConfig) -> dict[str, str]:
+def _corrections(loss: PolicyGradientLossConfig) -> dict[str, str]:
     """The corrections that are on, as they are written."""
-    asked = dict[str, str]()
+    keys = dict[str, str]()
     if loss.tis_cap is not None:
-        asked["tis_cap"] = f"{loss.tis_cap:g}"
+        keys["tis_cap"] = f"{loss.tis_cap:g}"
     for name, band in (("icepop_band", loss.icepop_band), ("sequence_band", loss.sequence_band)):
         if band is not None:
-            asked[name] = _written(band)
-    return asked
+            keys[name] = _written(band)
+    return keys
 
 
 def _written(band: tuple[float, float]) -> str:
@@ -45,7 +45,7 @@ def _written(band: tuple[float, float]) -> str:
 
 
 def _corrections_have_something_to_correct(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
-    for name, value in _asked(loss).items():
+    for name, value in _corrections(loss).items():
         if loss.old_logprobs == "generation":
             yield Clash(
                 (f"{_LOSS}.{name}", f"{_LOSS}.old_logprobs"),
@@ -103,10 +103,10 @@ def _a_sequence_has_one_weight(loss: PolicyGradientLossConfig) -> Iterator[Clash
             f"[0, 2], or leave {_LOSS}.sequence_weights out.",
         )
     for name in ("tis_cap", "icepop_band"):
-        if name in _asked(loss):
+        if name in _corrections(loss):
             yield Clash(
                 (f"{_LOSS}.sequence_weights", f"{_LOSS}.{name}"),
-                f"{_LOSS}.sequence_weights=true and {_LOSS}.{name}={_asked(loss)[name]} correct for the "
+                f"{_LOSS}.sequence_weights=true and {_LOSS}.{name}={_corrections(loss)[name]} correct for the "
                 "same difference twice: by sequence and by token",
                 "Leave one of them out.",
             )

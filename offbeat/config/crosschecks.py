@@ -91,15 +91,15 @@ def _lookahead_is_within_staleness(config: RunConfig) -> Iterator[Clash]:
 
 
 def _in_flight_is_reachable(config: RunConfig) -> Iterator[Clash]:
-    asked, reach = config.rollout.max_in_flight, max_outstanding_groups(config)
-    custom = isinstance(config.sampler, CustomSamplerConfig)  # only it knows its reach
-    if asked is not None and asked > reach and not custom:
+    max_in_flight, max_outstanding = config.rollout.max_in_flight, max_outstanding_groups(config)
+    custom = isinstance(config.sampler, CustomSamplerConfig)  # only it knows its own limit
+    if max_in_flight is not None and max_in_flight > max_outstanding and not custom:
         yield Clash(
             ("rollout.max_in_flight", "sampler.max_staleness", "groups_per_step"),
-            f"rollout.max_in_flight={asked} can never be reached: sampler.name={config.sampler.name} with "
+            f"rollout.max_in_flight={max_in_flight} can never be reached: sampler.name={config.sampler.name} with "
             f"sampler.max_staleness={config.sampler.max_staleness} and "
-            f"groups_per_step={config.groups_per_step} admits {reach} groups",
-            f"Set rollout.max_in_flight to {reach} or less, or raise sampler.max_staleness.",
+            f"groups_per_step={config.groups_per_step} admits {max_outstanding} groups",
+            f"Set rollout.max_in_flight to {max_outstanding} or less, or raise sampler.max_staleness.",
         )
 
 
@@ -119,14 +119,14 @@ def _buffer_holds_what_is_over_sampled(config: RunConfig) -> Iterator[Clash]:
     sampler, capacity = config.sampler, config.buffer.capacity_groups
     if not isinstance(sampler, WindowedConfig) or capacity is None:
         return
-    ratio, reach = sampler.over_sampling_ratio, max_outstanding_groups(config)
-    if ratio > 1 and capacity < reach:
+    ratio, max_outstanding = sampler.over_sampling_ratio, max_outstanding_groups(config)
+    if ratio > 1 and capacity < max_outstanding:
         yield Clash(
             ("sampler.over_sampling_ratio", "buffer.capacity_groups", "groups_per_step"),
             f"sampler.over_sampling_ratio={ratio:g} cannot be reached with "
-            f"buffer.capacity_groups={capacity}: over-sampling admits {reach} groups at once, and "
+            f"buffer.capacity_groups={capacity}: over-sampling admits {max_outstanding} groups at once, and "
             "those without room in the buffer are never generated",
-            f"Set buffer.capacity_groups to {reach} or more, leave it out, or set "
+            f"Set buffer.capacity_groups to {max_outstanding} or more, leave it out, or set "
             "sampler.over_sampling_ratio to 1.",
         )
 

@@ -53,16 +53,16 @@ def max_group_bytes(config: RunConfig) -> int:
 
 def on_failed_sample(config: RunConfig) -> OnFailedSample:
     """Return what is done about a failed sample: an agent's is drawn again by default."""
-    asked = config.rollout.on_failed_sample
-    if asked is not None:
-        return asked
+    configured = config.rollout.on_failed_sample
+    if configured is not None:
+        return configured
     return "retry" if config.environment.name == "agent" else "fail_group"
 
 
 def min_valid_samples(config: RunConfig) -> int:
     """Return the number of samples of a group without which it is not trained."""
-    asked = config.rollout.min_valid_samples
-    return min(2, config.samples_per_group) if asked is None else asked
+    configured = config.rollout.min_valid_samples
+    return min(2, config.samples_per_group) if configured is None else configured
 
 
 def trainer_ranks(config: RunConfig) -> int:

@@ -299,12 +299,12 @@ class Controller:
             default=None,
             key=lambda group: group.prompt_index,
         )
-        held = (
+        oldest_in_flight = (
             f"; oldest in flight {group_id(oldest.prompt_index)} on {oldest.engine}"
             if oldest
             else ""
         )
-        return f"step {state.step}: {state.ledger}; engines: {state.fleet}{held}"
+        return f"step {state.step}: {state.ledger}; engines: {state.fleet}{oldest_in_flight}"
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -329,8 +329,8 @@ class Controller:
     def _ended(self, group: BaseExceptionGroup[BaseException]) -> BaseException:
         """Enter the last phase; return the error that ``run`` raises."""
         cause, state = self._cause, self.state
-        asked = isinstance(cause, RunAborted | asyncio.CancelledError)
-        state.lifecycle.enter(RunPhase.ABORTED if asked else RunPhase.FAILED)
+        is_requested = isinstance(cause, RunAborted | asyncio.CancelledError)
+        state.lifecycle.enter(RunPhase.ABORTED if is_requested else RunPhase.FAILED)
         if isinstance(cause, asyncio.CancelledError):
             return cause  # a cancellation stays one, whatever clean-up raised
         first = set(leaves(cause)) if cause is not None else set[BaseException]()

@@ -93,9 +93,9 @@ class EnginePump:
         )
 
     async def _first_answer(self) -> None:
-        ask = partial(self._generator.state, self._state.fence)
+        get_state = partial(self._generator.state, self._state.fence)
         while True:
-            state = await first_answer(ask, self._config.start_deadline_s)
+            state = await first_answer(get_state, self._config.start_deadline_s)
             if self._state.fleet.probe_answered(state):
                 self._state.joined(Component.ENGINE, self._name, state.incarnation)
                 return
@@ -154,11 +154,11 @@ class EnginePump:
         An engine that misses a single probe may be compiling or short of CPU: it gets no work and
         is probed again, unless its requests fail as well.
         """
-        for asked in range(1, self._config.probe_strikes + 1):
+        for probe in range(1, self._config.probe_strikes + 1):
             try:
-                await self._ask()
+                await self._send_probe()
             except DeadlineExceeded as late:
-                last = asked == self._config.probe_strikes
+                last = probe == self._config.probe_strikes
                 if last or self._state.fleet.is_failing(self._name):
                     return self._lost(late)
                 log.warning("engine.silent", engine=self._name, error=str(late))
@@ -175,7 +175,7 @@ class EnginePump:
         log.warning("engine.lost", engine=self._name, error=str(failure))
         return False
 
-    async def _ask(self) -> None:
+    async def _send_probe(self) -> None:
         """Send one probe; raises the errors of the call."""
         state = self._state
         answer = await state.waits.call(

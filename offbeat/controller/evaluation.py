@@ -71,7 +71,7 @@ class Evaluation:
         self._sampling = sampling_identity(state.config)
         self._room = asyncio.Semaphore(_in_flight(state.config))
         if (owed := self._due_at_start()) is not None:
-            state.evaluation.asked = owed
+            state.evaluation.requested_version = owed
         self._engine: str | None = None  # pinned
 
     def is_due(self, version: int) -> bool:
@@ -86,21 +86,23 @@ class Evaluation:
         wanted = self._state.config.eval.at_start if last == 0 else True
         return last if self._sets and wanted and not self._record.has(last) else None
 
-    def ask(self, version: int) -> None:
+    def request(self, version: int) -> None:
         """Request the score of this version, or of a newer one if no engine serves it any more."""
-        self._state.evaluation.asked = version
+        self._state.evaluation.requested_version = version
 
     async def finished(self) -> None:
         """Wait until nothing is left to score; an evaluation ends by its deadline."""
         pending = self._state.evaluation
         await self._state.waits.until(
-            Pump.TRAIN, "the evaluation", lambda: pending.asked is None and not pending.is_busy
+            Pump.TRAIN,
+            "the evaluation",
+            lambda: pending.requested_version is None and not pending.is_busy,
         )
 
     async def run(self) -> NoReturn:
         """Score the requested versions, one after another."""
         state, pending = self._state, self._state.evaluation
-        if pending.asked is not None:
+        if pending.requested_version is not None:
             # The deadline is for scoring: how long the first weights may take has limits of its own
             fleet = state.fleet
             await state.waits.until(
@@ -108,25 +110,26 @@ class Evaluation:
             )
         while True:
             await state.waits.until(
-                Pump.EVALUATION, "a version to score", lambda: pending.asked is not None
+                Pump.EVALUATION, "a version to score", lambda: pending.requested_version is not None
             )
-            pending.is_busy, asked, pending.asked = True, pending.asked or 0, None
+            version = pending.requested_version or 0
+            pending.is_busy, pending.requested_version = True, None
             limit_s = state.config.eval.deadline_s
             try:
                 async with asyncio.timeout(limit_s):
-                    engine = await self._pinned(asked)
+                    engine = await self._pinned(version)
                     if engine is not None:
-                        await self._score(asked, engine)
+                        await self._score(version, engine)
             except (EvaluationFailed, TimeoutError) as failure:
                 error = str(failure) or f"eval.deadline_s={limit_s:g} is over"
-                log.warning("eval.given_up", version=asked, error=error)
+                log.warning("eval.given_up", version=version, error=error)
                 pending.failed_count += 1
                 pending.failure = error
             finally:
                 self._unpin()
                 pending.is_busy = False
 
-    async def _pinned(self, asked: int) -> EngineRecord | None:
+    async def _pinned(self, version: int) -> EngineRecord | None:
         """Pin an engine that serves the requested version or a newer one, and return it.
 
         None if that version was undone by a rewind: it is requested again once it is trained again.
@@ -134,18 +137,18 @@ class Evaluation:
         state, fleet = self._state, self._state.fleet
 
         def is_undone() -> bool:
-            return asked > state.ledger.trainer_version
+            return version > state.ledger.trainer_version
 
         await state.waits.until(
             Pump.EVALUATION,
-            f"an engine with version {asked}",
-            lambda: is_undone() or fleet.can_pin(max(asked, fleet.serving_version)),
+            f"an engine with version {version}",
+            lambda: is_undone() or fleet.can_pin(max(version, fleet.serving_version)),
         )
         if is_undone():
             return None
-        self._engine = fleet.pin(max(asked, fleet.serving_version))
+        self._engine = fleet.pin(max(version, fleet.serving_version))
         if self._engine is None:
-            raise LookupError(f"no engine serves version {asked}, and one did when it was chosen")
+            raise LookupError(f"no engine serves version {version}, and one did when it was chosen")
         return fleet.engines[self._engine]
 
     def _unpin(self) -> None:

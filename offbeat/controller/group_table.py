@@ -98,7 +98,7 @@ class TableSnapshot(msgspec.Struct, frozen=True):
     initial_weights: str = ""
 
 
-Held = OrderedDict[int, GroupRecord]
+OrderedGroups = OrderedDict[int, GroupRecord]
 """Groups by prompt index, in the order they came.
 
 An OrderedDict, because reading a plain dict from the front skips all its removed entries each time.
@@ -121,7 +121,7 @@ class GroupTable:
         self.lineage = 0
         self.rewinding_to: int | None = None  # a rewind to this version is recorded in part
         self.groups: dict[int, GroupRecord] = {}
-        self.ready: Held = OrderedDict()  # in arrival order
+        self.ready: OrderedGroups = OrderedDict()  # in arrival order
         self.training: dict[int, GroupRecord] = {}  # in claim order
         self.totals = Totals()
         self.trainer_version = 0
@@ -138,9 +138,9 @@ class GroupTable:
         self.outstanding_by_target_step: dict[int | None, int] = {}
         """Groups admitted, in flight or ready, by target step."""
         self.batch_deficits: dict[int, int] = {}  # by step, from the one in progress on
-        self.ready_at: dict[int, Held] = {}  # by bound version
-        self.ready_for: dict[int | None, Held] = {}  # by target step
-        self.in_flight_at: dict[int, Held] = {}  # by bound version
+        self.ready_at: dict[int, OrderedGroups] = {}  # by bound version
+        self.ready_for: dict[int | None, OrderedGroups] = {}  # by target step
+        self.in_flight_at: dict[int, OrderedGroups] = {}  # by bound version
 
     @property
     def outstanding(self) -> int:
@@ -386,8 +386,8 @@ class GroupTable:
         count(self.outstanding_by_target_step, group.target_step, 1)
 
 
-def _take(groups_at: dict[K, Held], key: K, prompt_index: int) -> None:
-    held = groups_at[key]
-    del held[prompt_index]
-    if not held:
+def _take(groups_at: dict[K, OrderedGroups], key: K, prompt_index: int) -> None:
+    groups = groups_at[key]
+    del groups[prompt_index]
+    if not groups:
         del groups_at[key]

@@ -179,9 +179,9 @@ class Ledger(GroupTable):
 
     def _rewind(self, event: Rewound, undone: Iterable[UndoneStep]) -> list[int]:
         """Record one part of a rewind; return the prompt indices to be rolled out again."""
-        held = [*self.training.values(), *self.ready.values()]
+        buffered = [*self.training.values(), *self.ready.values()]
         self._do(event)
-        again = [group.prompt_index for group in held if group.place is Place.ADMITTED]
+        again = [group.prompt_index for group in buffered if group.place is Place.ADMITTED]
         return [*again, *(prompt_index for step in undone for prompt_index in step.prompt_indices)]
 
     # --- prompt groups ---------------------------------------------------------------------------

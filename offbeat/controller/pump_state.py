@@ -32,7 +32,7 @@ class TrainerStatus(ObservableState):
 class SyncState(ObservableState):
     """Current release of the weights, the request for the next one, and the gate of rollouts."""
 
-    asked: int | None = None
+    requested_version: int | None = None
     """Version to publish; None once its snapshot is made."""
     is_busy: bool = False
     """A release is being made, or engines load it."""
@@ -51,13 +51,13 @@ class SyncState(ObservableState):
     @property
     def is_settled(self) -> bool:
         """Return whether nothing is requested or being made, and the release can be fetched."""
-        return self.asked is None and not (self.is_busy or self.is_lost)
+        return self.requested_version is None and not (self.is_busy or self.is_lost)
 
 
 class EvaluationState(ObservableState):
     """The version to score, and the evaluations that failed in this incarnation."""
 
-    asked: int | None = None
+    requested_version: int | None = None
     """Version to score; None once it is being scored."""
     is_busy: bool = False
     """A version is being scored."""

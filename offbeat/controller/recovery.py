@@ -191,7 +191,7 @@ class Recovery:
     async def _also_lost(self) -> set[int]:
         """Return ready groups whose columns are known to be lost."""
         state = self._state
-        held = {
+        payloads = {
             prompt_index: state.queue.payloads(prompt_index)
             for prompt_index in state.ledger.ready
             if prompt_index in state.queue
@@ -202,7 +202,7 @@ class Recovery:
                 target="the object store",
                 component=Component.OBJECT_STORE,
                 deadline_s=_SEARCH_S,
-                reply=self._payloads.lost(held),
+                reply=self._payloads.lost(payloads),
             )
         except DeadlineExceeded as late:  # lost ones will be found when they are trained
             log.warning("payloads.not_searched", error=str(late))

@@ -234,8 +234,8 @@ class RetryPolicy:
         in_flight = self._state.ledger.in_flight_at.values()
         self._counted_with = {
             (prompt_index, group.attempt)
-            for held in in_flight
-            for prompt_index, group in held.items()
+            for groups in in_flight
+            for prompt_index, group in groups.items()
         }
 
     def _drop(self, group: GroupRecord, reason: DropReason, detail: str) -> None:

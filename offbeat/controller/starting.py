@@ -11,14 +11,14 @@ T = TypeVar("T")
 _ATTEMPTS: Final = 5  # each has its part of the start deadline
 
 
-async def first_answer(ask: Callable[[], Awaitable[T]], start_deadline_s: float) -> T:
-    """Return the first reply to ``ask``; a lost call is repeated.
+async def first_answer(call: Callable[[], Awaitable[T]], start_deadline_s: float) -> T:
+    """Return the first reply to ``call``; a lost call is repeated.
 
     The caller bounds the total time.
     """
     while True:
         try:
             async with asyncio.timeout(start_deadline_s / _ATTEMPTS):
-                return await ask()
+                return await call()
         except (ActorLost, EngineUnavailable, TimeoutError):
             await asyncio.sleep(RETRY_S)

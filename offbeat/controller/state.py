@@ -59,7 +59,11 @@ class RunState:
         self.sync = SyncState(waits.changed)
         self.evaluation = EvaluationState(waits.changed)
         self.tally = RunCosts()  # what all incarnations of the controller have cost
-        self.view = LedgerView(ledger, self.fleet, lambda: self.groups_needed)
+        self.view = LedgerView(
+            ledger,
+            serving_version=lambda: self.fleet.serving_version,
+            groups_needed=lambda: self.groups_needed,
+        )
 
     @property
     def step(self) -> int:

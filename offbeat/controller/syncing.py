@@ -102,15 +102,17 @@ class WeightSync:
             TrainerLost: The trainer could not make a release.
         """
         sync = self._state.sync
-        sync.asked = version
-        await self._until("the call for a snapshot", lambda: sync.is_busy or sync.asked is None)
+        sync.requested_version = version
+        await self._until(
+            "the call for a snapshot", lambda: sync.is_busy or sync.requested_version is None
+        )
         if self._state.config.sync.mode == "drain":
             await self.wait_until_served()
 
     async def wait_for_snapshot(self) -> None:
         """Wait until no snapshot is pending: the weights may change."""
         sync = self._state.sync
-        await self._until("the snapshot of the last step", lambda: sync.asked is None)
+        await self._until("the snapshot of the last step", lambda: sync.requested_version is None)
 
     async def wait_until_served(self) -> None:
         """Wait until every live engine has loaded the release or was left behind."""
@@ -125,7 +127,7 @@ class WeightSync:
     def forget(self) -> None:
         """Forget the release before a rewind; results of transfers in progress are ignored."""
         sync = self._state.sync
-        sync.asked, sync.release, sync.is_lost = None, None, False
+        sync.requested_version, sync.release, sync.is_lost = None, None, False
         self._republished = 0
 
     async def _until(self, target: str, predicate: Callable[[], bool]) -> None:
@@ -144,9 +146,9 @@ class WeightSync:
             await state.waits.until(Pump.SYNC, "a version to publish", self._may_publish)
             if not self._may_publish():
                 continue  # a step is being finished by now
-            if sync.asked is None:
-                sync.asked = state.ledger.trainer_version
-            release = await self._publish(sync.asked)
+            if sync.requested_version is None:
+                sync.requested_version = state.ledger.trainer_version
+            release = await self._publish(sync.requested_version)
             if release is not None:
                 if state.config.sync.mode == "drain":
                     await self._drain()
@@ -164,7 +166,9 @@ class WeightSync:
     def _may_publish(self) -> bool:
         """Return whether a release is due and may be made while the weights stay as they are."""
         sync = self._state.sync
-        return sync.asked is not None or (sync.is_lost and self._state.ledger.intent is None)
+        return sync.requested_version is not None or (
+            sync.is_lost and self._state.ledger.intent is None
+        )
 
     async def _publish(self, version: int) -> WeightRelease | None:
         """Have the trainer publish a release.
@@ -185,15 +189,15 @@ class WeightSync:
                     state.config.sync.deadline_s,
                 )
         except (TrainerLost, TrainStepFailed) as failure:
-            if state.ledger.lineage == lineage and sync.asked is not None:
+            if state.ledger.lineage == lineage and sync.requested_version is not None:
                 lost = failure if isinstance(failure, TrainerLost) else None
                 state.trainer.lost = lost or TrainerLost(waiter, str(failure))
-                sync.asked = None
+                sync.requested_version = None
             return None  # after a rewind another version may be requested: that one is next
-        if sync.asked is None or state.ledger.lineage != lineage:
+        if sync.requested_version is None or state.ledger.lineage != lineage:
             return None  # forgotten meanwhile
         self.unchanged.released(sync.release, release)
-        sync.asked, sync.release, sync.is_lost = None, release, False
+        sync.requested_version, sync.release, sync.is_lost = None, release, False
         state.ledger.released(version, release.digest)
         state.fleet.released(version)
         self._released.notify()

@@ -46,7 +46,7 @@ class TrainPump:
     """Trains the steps of the run from the present one to the last.
 
     consumes   ready groups, through ``TrainStep``
-    produces   versions of the trainer, checkpoints, what sync and evaluation are asked for
+    produces   versions of the trainer, checkpoints, requests to sync and to evaluate
     waits for  what a step waits for, the acks of the release before last, a trainer to be replaced
     woken by   what wakes a step, the engines through the sync pump, the cluster
     """
@@ -175,7 +175,7 @@ class TrainPump:
             with measures.timed("checkpoint"):
                 await self._checkpoints.save(version)
         if evaluation_due:
-            self._evaluation.ask(version)
+            self._evaluation.request(version)
 
     # --- one step --------------------------------------------------------------------------------
 

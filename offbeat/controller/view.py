@@ -2,18 +2,24 @@
 
 from collections.abc import Callable, Mapping
 
-from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.sampler.policy import Groups
 
 
 class LedgerView:
-    """Satisfies ``offbeat.sampler.policy.View``; read only by contract."""
+    """What a sampler may read of a run: satisfies ``offbeat.sampler.policy.View`` without copies."""
 
-    __slots__ = ("_fleet", "_groups_needed", "_ledger")
+    __slots__ = ("_groups_needed", "_ledger", "_serving_version")
 
-    def __init__(self, ledger: Ledger, fleet: Fleet, groups_needed: Callable[[], int]) -> None:
-        self._ledger, self._fleet, self._groups_needed = ledger, fleet, groups_needed
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        serving_version: Callable[[], int],
+        groups_needed: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._serving_version, self._groups_needed = serving_version, groups_needed
 
     @property
     def trainer_version(self) -> int:
@@ -21,7 +27,7 @@ class LedgerView:
 
     @property
     def serving_version(self) -> int:
-        return self._fleet.serving_version
+        return self._serving_version()
 
     @property
     def groups_needed(self) -> int:

@@ -130,7 +130,7 @@ class SampleSession:
             SessionFinished: The sample is over.
             LimitExceeded: One of the sample's limits.
             TemplateRefused: The chat template does not take the messages.
-            RolloutFailed: As ``EngineClient.ask`` says; what the engine raises passes through.
+            RolloutFailed: As ``EngineClient.sample`` says; what the engine raises passes through.
         """
         parent, reason, prompt = await self._prompt(request)
         number, result = await self._generated(prompt, parent, request)
@@ -177,11 +177,11 @@ class SampleSession:
         Raises:
             SessionFinished: The sample is over.
             LimitExceeded: One of the sample's limits.
-            RolloutFailed: As ``EngineClient.ask`` says; what the engine raises passes through.
+            RolloutFailed: As ``EngineClient.sample`` says; what the engine raises passes through.
         """
         ids = request.token_ids
-        held = [turn for turn in self.turns if turn.history.token_ids == ids[: _length(turn)]]
-        parent = max(held, key=_length, default=None)
+        earlier = [turn for turn in self.turns if turn.history.token_ids == ids[: _length(turn)]]
+        parent = max(earlier, key=_length, default=None)
         reason = None
         if parent is None:
             reason = BranchReason.HISTORY_EDITED if self.turns else BranchReason.OPENING
@@ -268,7 +268,7 @@ class SampleSession:
         id_ = f"{task.request_prefix}-{self.sample}-{number}"
         self.open_requests += 1
         try:
-            result = await engine.ask(id_, prompt.token_ids, 1, dice.getrandbits(31))
+            result = await engine.sample(id_, prompt.token_ids, 1, dice.getrandbits(31))
         except Exception as error:
             if not _is_the_agents(error):
                 self.fail(error)

@@ -73,7 +73,7 @@ class EngineClient:
             detail = f"{len(history)} tokens leave no room in max_model_len={self.max_model_len}"
             raise failed(self.task, FailureKind.DATA, "prompt_too_long", detail)
 
-    async def ask(
+    async def sample(
         self, request_id: str, history: tuple[int, ...], samples: int, seed: int
     ) -> GenerateResult:
         """Continue ``history`` ``samples`` times, each with at least one token.

@@ -87,7 +87,7 @@ class _EpisodeRun:
         task, began = self.task, time.perf_counter()
         request_id = f"{task.request_prefix}-{self.sample}-{turn}"
         seed = seed_of_turn(task.seed, self.sample, turn, self.retry)
-        result = await self.engine.ask(request_id, history, 1, seed)
+        result = await self.engine.sample(request_id, history, 1, seed)
         self.transcript.generate_s += time.perf_counter() - began
         return result
 

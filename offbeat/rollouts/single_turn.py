@@ -32,7 +32,7 @@ async def run_single_turn(
         encoded = environment.encode(task.prompt)
     prompt_ids = checked_tokens(task, encoded, "the prompt")
     began = time.perf_counter()
-    result = await engine.ask(task.request_prefix, prompt_ids, task.samples, task.seed)
+    result = await engine.sample(task.request_prefix, prompt_ids, task.samples, task.seed)
     generated = time.perf_counter()
     try:
         rewards = await _scored(task, environment, result)
@@ -81,7 +81,7 @@ async def _scored_one_by_one(
             )
             if retry:
                 began = time.perf_counter()
-                result = await replace(engine, generate=generate).ask(
+                result = await replace(engine, generate=generate).sample(
                     f"{one.request_prefix}-{sample}-0",
                     first_tries.prompt_ids,
                     samples=1,

@@ -36,7 +36,7 @@ class CheckedSampler:
     max_outstanding_groups: int  # [groups]
 
     def admit(self, view: View) -> Admission | None:
-        admission = cast("object", self._ask("admit", lambda: self.inner.admit(view)))
+        admission = cast("object", self._call("admit", lambda: self.inner.admit(view)))
         step = view.trainer_version + 1
         if admission is None:
             return None
@@ -49,7 +49,7 @@ class CheckedSampler:
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
         may = cast(
-            "object", self._ask("may_dispatch", lambda: self.inner.may_dispatch(view, group))
+            "object", self._call("may_dispatch", lambda: self.inner.may_dispatch(view, group))
         )
         if isinstance(may, bool):
             return may
@@ -94,12 +94,12 @@ class CheckedSampler:
     def _prompt_indices(
         self,
         method: str,
-        ask: Callable[[], Iterable[int]],
+        call: Callable[[], Iterable[int]],
         place: str,
         known: Collection[int],
     ) -> list[int]:
         """Distinct prompt indices of groups that are at this place."""
-        answer: object = self._ask(method, ask)
+        answer: object = self._call(method, call)
         if not isinstance(answer, list | tuple):
             raise self._broken(method, answer, "a list of prompt indices")
         prompt_indices = list(cast("list[int]", answer))
@@ -110,9 +110,9 @@ class CheckedSampler:
             raise self._broken(method, prompt_indices, "each prompt index once")
         return prompt_indices
 
-    def _ask(self, method: str, ask: Callable[[], T]) -> T:
+    def _call(self, method: str, call: Callable[[], T]) -> T:
         try:
-            return ask()
+            return call()
         except BaseException as error:  # the policy's own code may raise anything, SystemExit too
             got = f"raised {type(error).__name__}: {error}"
             raise SamplerBroken(self.target, method, got, "an answer") from error

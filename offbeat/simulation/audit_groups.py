@@ -213,10 +213,10 @@ class AuditedGroups:
                 "I8",
                 f"{counts[IN_FLIGHT]} groups are in flight; at most {self._max_in_flight} may be",
             )
-        held = counts[IN_FLIGHT] + counts[READY] + counts[TRAINING]
-        if held > self._capacity:
+        buffered = counts[IN_FLIGHT] + counts[READY] + counts[TRAINING]
+        if buffered > self._capacity:
             self._findings.add(
-                "I8", f"{held} groups fill the buffer; its capacity is {self._capacity}"
+                "I8", f"{buffered} groups fill the buffer; its capacity is {self._capacity}"
             )
 
     def returned(self, event: Returned) -> None:

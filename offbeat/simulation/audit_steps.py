@@ -277,16 +277,16 @@ class Steps:
         A run that keeps no model does not call its trainer after the last step: it may have
         restarted by then, without any step.
         """
-        held, counted = self._world.held, tuple(self.stack)
+        trained, counted = self._world.steps_in_weights, tuple(self.stack)
         if finished and self._rewinding_to is not None:
             self._findings.add("I5", f"a rewind to {self._rewinding_to} was never finished")
-        if held == counted or (finished and not held and not self._config.checkpoint.final):
+        if trained == counted or (finished and not trained and not self._config.checkpoint.final):
             return
         if not finished:
             unknown = (*counted, self.intent) if self.intent else counted
-            if held in (unknown, counted[: len(held)]):
+            if trained in (unknown, counted[: len(trained)]):
                 return  # the next controller would adopt the step or rewind
-        self._findings.add("I2", f"at the end {difference(held, counted)}")
+        self._findings.add("I2", f"at the end {difference(trained, counted)}")
 
     def _check_samples(self, moment: AuditedStep, intent: Intent) -> None:
         """Check that the trained payloads are the committed ones, with weights of this lineage."""
@@ -322,20 +322,20 @@ class Steps:
             self._findings.add("I6", f"group {receipt.prompt_index} was sampled from {wrong[-1]}")
 
 
-def _other_weights(sampled: Mapping[int, str], held: Sequence[str | None]) -> str:
+def _other_weights(sampled: Mapping[int, str], trained: Sequence[str | None]) -> str:
     """Return the first version whose weights differ from the trainer's; empty if none does."""
     for version, digest in sampled.items():
-        known = held[version] if version < len(held) else None
+        known = trained[version] if version < len(trained) else None
         if known is not None and digest != known:
             return f"version {version} with digest {digest}; the trainer that trains it had {known}"
     return ""
 
 
-def difference(held: Trained, counted: Trained) -> str:
+def difference(trained: Trained, counted: Trained) -> str:
     """Return the first version at which trainer and ledger differ."""
-    for version, (theirs, ours) in enumerate(zip(held, counted, strict=False), start=1):
+    for version, (theirs, ours) in enumerate(zip(trained, counted, strict=False), start=1):
         if theirs != ours:
             return f"version {version} of the trainer is step {theirs}, of the ledger {ours}"
-    if len(held) > len(counted):
-        return f"the trainer holds step {held[len(counted)]}, which the ledger does not count"
-    return f"the ledger counts step {counted[len(held)]}, which the trainer does not hold"
+    if len(trained) > len(counted):
+        return f"the trainer holds step {trained[len(counted)]}, which the ledger does not count"
+    return f"the ledger counts step {counted[len(trained)]}, which the trainer does not hold"

@@ -108,7 +108,7 @@ class World:
         self._saved: dict[tuple[int, str], tuple[Trained, list[frozenset[int]], list[Any]]] = {}
 
     @property
-    def held(self) -> Trained:
+    def steps_in_weights(self) -> Trained:
         """Steps that the trainer's weights contain now."""
         return tuple(self._stack)
 
@@ -200,8 +200,8 @@ class World:
                 f"{record.engine} incarnation {record.incarnation} had served {sorted(served)}",
             )
         if not record.spooled:
-            held = self._only_on.setdefault(record.machine, set())
-            held.add((record.prompt_index, record.attempt))
+            packed = self._only_on.setdefault(record.machine, set())
+            packed.add((record.prompt_index, record.attempt))
         wrong = [v for v in digests if (record.engine, record.incarnation, v) in self._other]
         if wrong:
             self._findings.add(
@@ -286,7 +286,7 @@ class World:
                 f"step {record.step} trains {sorted(again) or record.prompt_indices} once more",
             )
         self._check_content(record)
-        moment = AuditedStep(findings.index, record, self.held, tuple(self._digests))
+        moment = AuditedStep(findings.index, record, self.steps_in_weights, tuple(self._digests))
         self.steps[key] = moment
         self._stack.append(key)
         self._trained.append(prompt_indices)
@@ -316,13 +316,13 @@ class World:
             )
 
     def _published(self, record: ReleasePublished) -> None:
-        held = len(self._stack)
-        if record.version != held:
+        version = len(self._stack)
+        if record.version != version:
             self._findings.add(
-                "I6", f"version {record.version} was published while the trainer held {held}"
+                "I6", f"version {record.version} was published while the trainer held {version}"
             )
         else:
-            self._check_digest(held, record.digest)
+            self._check_digest(version, record.digest)
         self.published[record.version, record.digest] = self._lineage
 
     def _check_digest(self, version: int, digest: str) -> None:
@@ -335,7 +335,7 @@ class World:
 
     def _checkpoint_written(self, record: CheckpointWritten) -> None:
         key = record.version, record.digest
-        held = self._digests[record.version] if record.version < len(self._digests) else None
+        digest_now = self._digests[record.version] if record.version < len(self._digests) else None
         if record.digest not in self._known.get(record.version, ()):
             self._findings.add(
                 "I12",
@@ -343,7 +343,7 @@ class World:
                 "written; the trainer never had such weights",
             )
         self.written.add(key)
-        if held == record.digest:
+        if digest_now == record.digest:
             self._saved[key] = (
                 tuple(self._stack[: record.version]),
                 self._trained[: record.version],
@@ -361,7 +361,7 @@ class World:
     def _fence_obeyed(self, record: FenceObeyed) -> None:
         self._findings.add(
             "I13",
-            f"{record.actor} obeyed incarnation {record.got}; it had seen {record.held}",
+            f"{record.actor} obeyed incarnation {record.got}; it had seen {record.highest}",
         )
 
     def _permits(self, record: PermitsUsed) -> None:

@@ -66,7 +66,7 @@ class SimulatedController:
         self.controller: Controller | None = None
         self.rollouts: SimulatedRollouts | None = None
 
-    def held(self) -> tuple[int, int]:
+    def buffer_use(self) -> tuple[int, int]:
         """Return the groups with workers, ready or in training, and the bytes in the queue."""
         if self.controller is None or self.rollouts is None:
             return 0, 0
@@ -139,7 +139,7 @@ class Cluster:
 
     def _controller(self, simulated: SimulatedController) -> Controller:
         context, caller, config = self._context, simulated.caller, self._plan.config
-        simulated.rollouts = SimulatedRollouts(caller, self.workers, simulated.held)
+        simulated.rollouts = SimulatedRollouts(caller, self.workers, simulated.buffer_use)
         prompts = SimulatedPrompts(self._plan.prompts)
         ports = Ports(
             prompts=prompts,

@@ -39,7 +39,7 @@ class Caller:
         self.context, self.process, self.fence = context, process, fence
         self.told_to_close: set[str] = set()
 
-    async def ask(self, host: Actor, method: str, fence: Fence, *args: object) -> Any:  # noqa: ANN401
+    async def call(self, host: Actor, method: str, fence: Fence, *args: object) -> Any:  # noqa: ANN401
         """Make a remote call; cancelling it notifies the callee."""
         call = self.context.network.send(self.process, host, method, fence, *args)
         try:
@@ -90,9 +90,9 @@ class SimulatedRollouts:
         self,
         caller: Caller,
         workers: list[FakeWorker],
-        held: Callable[[], tuple[int, int]],
+        buffer_use: Callable[[], tuple[int, int]],
     ) -> None:
-        self._caller, self._workers, self._held = caller, workers, held
+        self._caller, self._workers, self._buffer_use = caller, workers, buffer_use
         self._turn = 0
         self.open = 0
         self._peaks = (0, 0, 0)
@@ -105,7 +105,7 @@ class SimulatedRollouts:
             self.open += 1
             self._look_soon()
         try:
-            return await self._caller.ask(worker, "rollout", fence, task)
+            return await self._caller.call(worker, "rollout", fence, task)
         finally:
             self.open -= not task.evaluation
 
@@ -118,7 +118,7 @@ class SimulatedRollouts:
 
     def _look(self) -> None:
         self._looks = False
-        now, peaks = (self.open, *self._held()), self._peaks
+        now, peaks = (self.open, *self._buffer_use()), self._peaks
         if now[0] > peaks[0] or now[1] > peaks[1] or now[2] > peaks[2]:
             first, second, third = map(max, now, peaks)
             self._peaks = first, second, third
@@ -138,10 +138,10 @@ class SimulatedGenerator:
         self._caller, self._engine = caller, engine
 
     async def state(self, fence: Fence) -> EngineState:
-        return await self._caller.ask(self._engine, "state", fence)
+        return await self._caller.call(self._engine, "state", fence)
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        return await self._caller.ask(self._engine, "load_weights", fence, epoch, release)
+        return await self._caller.call(self._engine, "load_weights", fence, epoch, release)
 
     async def restart(self) -> None:
         self._caller.restart(self._engine)
@@ -157,37 +157,37 @@ class SimulatedTrainer:
     """Port of all simulated trainer ranks."""
 
     def __init__(self, caller: Caller, trainer: Actor) -> None:
-        self._ask, self._caller, self._trainer = caller.ask, caller, trainer
+        self._call, self._caller, self._trainer = caller.call, caller, trainer
 
     async def state(self, fence: Fence) -> TrainerState:
-        return await self._ask(self._trainer, "state", fence)
+        return await self._call(self._trainer, "state", fence)
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        return await self._ask(self._trainer, "prepare_logprobs", fence, chunk, loss)
+        return await self._call(self._trainer, "prepare_logprobs", fence, chunk, loss)
 
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
-        await self._ask(self._trainer, "begin_train_step", fence, key, loss)
+        await self._call(self._trainer, "begin_train_step", fence, key, loss)
 
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
-        return await self._ask(self._trainer, "train_microbatch", fence, key, chunk)
+        return await self._call(self._trainer, "train_microbatch", fence, key, chunk)
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        return await self._ask(self._trainer, "finish_train_step", fence, key)
+        return await self._call(self._trainer, "finish_train_step", fence, key)
 
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
-        await self._ask(self._trainer, "abort_train_step", fence, key)
+        await self._call(self._trainer, "abort_train_step", fence, key)
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
-        return await self._ask(self._trainer, "publish_weights", fence, version)
+        return await self._call(self._trainer, "publish_weights", fence, version)
 
     async def save(self, fence: Fence, step: int) -> None:
-        await self._ask(self._trainer, "save", fence, step)
+        await self._call(self._trainer, "save", fence, step)
 
     async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        return await self._ask(self._trainer, "save_checkpoint", fence, version)
+        return await self._call(self._trainer, "save_checkpoint", fence, version)
 
     async def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        return await self._ask(self._trainer, "restore", fence, at_most)
+        return await self._call(self._trainer, "restore", fence, at_most)
 
     async def restart(self) -> None:
         self._caller.restart(self._trainer)

@@ -182,11 +182,13 @@ class FakeEngine(Actor):
         lost = ReleaseLost(self.name, release.version, "the machine that held it died")
         self.later(self.context.machines.noticed_in_s(_memory_of(release)), call.fail, lost)
 
-    def _canary_gap(self, epoch: int, release: WeightRelease, held: str) -> float | None:
+    def _canary_gap(
+        self, epoch: int, release: WeightRelease, effective_digest: str
+    ) -> float | None:
         """Return the gap between the release's canary and the engine's result for it."""
         if release.canary is None:
             return None
-        answers = invented_answers(held)
+        answers = invented_answers(effective_digest)
         return check(
             release.canary, answers, engine=self.name, epoch=epoch, version=release.version
         )
@@ -213,14 +215,14 @@ class FakeEngine(Actor):
             call.fail(WeightSyncFailed(self.name, epoch, release.version, problem))
             return
         now = self.context.loop.time()
-        held = release.digest
+        effective_digest = release.digest
         if kind:
-            held = f"not {held}"
+            effective_digest = f"not {effective_digest}"
             self.context.record(
                 EngineComputesOther(now, self.name, self.incarnation, epoch, release.version)
             )
         try:
-            gap = self._canary_gap(epoch, release, held)
+            gap = self._canary_gap(epoch, release, effective_digest)
         except CanaryFailed as failure:
             self._lose()
             call.fail(failure)

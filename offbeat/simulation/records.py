@@ -164,7 +164,7 @@ class FenceRefused(WorldRecord, frozen=True):
 
     actor: str
     got: int
-    held: int
+    highest: int
 
 
 class FenceObeyed(WorldRecord, frozen=True):
@@ -172,7 +172,7 @@ class FenceObeyed(WorldRecord, frozen=True):
 
     actor: str
     got: int
-    held: int
+    highest: int
 
 
 class PermitsUsed(WorldRecord, frozen=True):

@@ -76,7 +76,7 @@ async def service(limits: QueueLimits = ROOMY) -> AsyncIterator[Connect]:
         server.close()
 
 
-async def held(
+async def claimed(
     client: TransferQueueClient, task: str = "t", n: int = 1, **options: Any
 ) -> ClientLease:
     lease = await client.claim("train", task, n, deadline_s=LONG_S, **options)
@@ -100,7 +100,7 @@ async def waiting(client: TransferQueueClient, call: Coroutine[Any, Any, Any]) -
 async def test_a_claim_that_waits_is_answered_by_the_put_that_completes_it() -> None:
     async with service() as connect:
         producer, consumer = await connect(), await connect()
-        claim = await waiting(consumer, held(consumer, n=2))
+        claim = await waiting(consumer, claimed(consumer, n=2))
         await producer.put("train", "a", group(1))
         await producer.put("train", "b", group(2))
         lease = await claim
@@ -112,9 +112,9 @@ async def test_a_claim_that_waits_is_answered_by_the_put_that_completes_it() -> 
 async def test_a_starved_consumer_delays_nobody() -> None:
     async with service() as connect:
         starved, fed, producer = await connect(), await connect(), await connect()
-        claim = await waiting(starved, held(starved, n=100))
+        claim = await waiting(starved, claimed(starved, n=100))
         await producer.put("train", "a", group(1))
-        assert (await held(fed)).receipts[0].group == "a"
+        assert (await claimed(fed)).receipts[0].group == "a"
         assert not claim.done()
         assert (await fed.stats()).queue.waits == {"groups": 1}
         claim.cancel()
@@ -133,7 +133,7 @@ async def test_a_claim_comes_back_empty_at_its_deadline() -> None:
 async def test_any_number_of_claims_wait_at_a_time_and_each_group_goes_to_one() -> None:
     async with service() as connect:
         producer, consumer = await connect(), await connect()
-        claims = [asyncio.create_task(held(consumer)) for _ in range(100)]
+        claims = [asyncio.create_task(claimed(consumer)) for _ in range(100)]
         await asyncio.gather(*(producer.put("train", f"g{i}", group(i)) for i in range(100)))
         leases = await asyncio.gather(*claims)
         assert {lease.receipts[0].group for lease in leases} == {f"g{i}" for i in range(100)}
@@ -143,25 +143,25 @@ async def test_any_number_of_claims_wait_at_a_time_and_each_group_goes_to_one() 
 async def test_a_cancelled_claim_is_taken_back_and_its_group_goes_to_another() -> None:
     async with service() as connect:
         impatient, other = await connect(), await connect()
-        claim = await waiting(impatient, held(impatient))
+        claim = await waiting(impatient, claimed(impatient))
         claim.cancel()
         await asyncio.gather(claim, return_exceptions=True)
         await impatient.put("train", "a", group(1))
-        assert (await held(other)).receipts[0].group == "a"
+        assert (await claimed(other)).receipts[0].group == "a"
 
 
 @on_a_loop
 async def test_a_claim_cancelled_as_its_answer_comes_gives_the_groups_back() -> None:
     async with service() as connect:
         impatient, other = await connect(), await connect()
-        claim = await waiting(impatient, held(impatient))
+        claim = await waiting(impatient, claimed(impatient))
         put = asyncio.create_task(other.put("train", "a", group(1, 40_000)))
         await put  # the lease is granted; its reply is on the way, or here
         claim.cancel()
         got = (await asyncio.gather(claim, return_exceptions=True))[0]
         if isinstance(got, ClientLease):
             await impatient.release(got)
-        lease = await held(other)
+        lease = await claimed(other)
         await other.ack(lease, clear=True)
         del lease, got, claim
         while (await other.stats()).arena_bytes:
@@ -250,8 +250,8 @@ async def test_an_expired_lease_cannot_be_acked_and_its_groups_come_again() -> N
     async with service() as connect:
         slow, other = await connect(), await connect()
         await slow.put("train", "a", group(1))
-        lease = await held(slow, lease_s=0.001)
-        again = await held(other)
+        lease = await claimed(slow, lease_s=0.001)
+        again = await claimed(other)
         assert again.receipts == lease.receipts
         with pytest.raises(LeaseExpired):
             await slow.ack(lease)
@@ -263,12 +263,12 @@ async def test_a_renewed_lease_lasts() -> None:
     async with service() as connect:
         client = await connect()
         await client.put("train", "a", group(1))
-        lease = await held(client, lease_s=LONG_S)
+        lease = await claimed(client, lease_s=LONG_S)
         before = lease.expires_at
         await client.renew(lease, 10 * LONG_S)
         assert lease.expires_at > before + LONG_S
         await client.release(lease)
-        assert (await held(client)).receipts == lease.receipts
+        assert (await claimed(client)).receipts == lease.receipts
 
 
 @on_a_loop
@@ -291,7 +291,7 @@ async def test_claims_select_by_tags() -> None:
         client = await connect()
         for i in range(4):
             await client.put("train", f"g{i}", group(i), {"reward": [float(i)] * 4})
-        lease = await held(client, n=2, where=(("reward", ">=", 2.0),))
+        lease = await claimed(client, n=2, where=(("reward", ">=", 2.0),))
         assert [receipt.tags["reward"][0] for receipt in lease.receipts] == [2.0, 3.0]
 
 
@@ -312,7 +312,7 @@ async def test_an_ack_repeated_because_its_answer_was_lost_changes_nothing() -> 
     async with service() as connect:
         client = await connect()
         await client.put("train", "a", group(1))
-        lease = await held(client)
+        lease = await claimed(client)
         await client.ack(lease, clear=True)
         await client.ack(lease, clear=True)
         assert (await client.stats()).queue.groups == 0
@@ -365,7 +365,7 @@ async def test_who_waits_for_a_service_that_goes_is_told_and_so_is_who_comes_lat
     path = await server.open()
     client = await TransferQueueClient.connect(path, "rollouts")
     await client.declare("train", COLUMNS)
-    claim = await waiting(client, held(client))
+    claim = await waiting(client, claimed(client))
     server.close()
     with pytest.raises(ActorLost, match="rollouts"):
         await claim

@@ -104,16 +104,16 @@ def test_columns_that_died_with_a_machine_are_named_and_the_ranks_go_on(
     async def story() -> None:
         bench = bench_of(ranks, tmp_path, resources=HERE)
         await bench.up()
-        held = Columns(cluster)
+        lost_columns = Columns(cluster)
         incarnations = [await bench.incarnation(rank) for rank in range(ranks)]
-        held.die()
+        lost_columns.die()
         with pytest.raises(PayloadLost) as lost:
             async with asyncio.timeout(60):
-                await trained(bench, 1, held.chunk(0, 1, 2, 3))
+                await trained(bench, 1, lost_columns.chunk(0, 1, 2, 3))
         assert lost.value.prompt_indices == (2, 3)
         assert "the machine that held it died" in str(lost.value)
-        assert await RaySpool(tmp_path).lost(held.payloads) == {2, 3}
-        assert await trained(bench, 2, held.chunk(0, 1)), "the ranks are well"
+        assert await RaySpool(tmp_path).lost(lost_columns.payloads) == {2, 3}
+        assert await trained(bench, 2, lost_columns.chunk(0, 1)), "the ranks are well"
         assert [await bench.incarnation(rank) for rank in range(ranks)] == incarnations
 
     asyncio.run(story())

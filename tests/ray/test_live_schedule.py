@@ -1,4 +1,4 @@
-"""The same faults on real actors and in the simulator: both runs end with the same books."""
+"""The same faults on real actors and in the simulator: both runs end with the same ledger."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -37,7 +37,7 @@ async def up(trainer: RayTrainer) -> TrainerState:
                 await asyncio.sleep(0.05)  # a real process is starting
 
 
-def held(state: TrainerState) -> tuple[int, str]:
+def version_and_digest(state: TrainerState) -> tuple[int, str]:
     """What the process holds, whichever process it is."""
     return state.version, state.digest
 
@@ -56,7 +56,7 @@ def test_a_rank_that_was_killed_comes_back_and_is_restored(tmp_path: Path) -> No
 
     async def story() -> None:
         trainer = RayTrainer([rank])
-        initial = held(await up(trainer))
+        initial = version_and_digest(await up(trainer))
         kept = await trainer.save_checkpoint(FENCE, 0)
         assert kept.digest == initial[-1]
         pids = [await process()]
@@ -64,13 +64,13 @@ def test_a_rank_that_was_killed_comes_back_and_is_restored(tmp_path: Path) -> No
             if stopped:
                 os.kill(pids[-1], signal.SIGSTOP)
             await trainer.restart()
-            assert held(await up(trainer)) == initial
+            assert version_and_digest(await up(trainer)) == initial
             pids.append(await process())
         os.kill(pids[-1], signal.SIGKILL)
         with pytest.raises(ActorLost):
             await trainer.restore(FENCE, 0)
-        assert held(await up(trainer)) == initial
-        assert held(await trainer.restore(FENCE, 0)) == initial
+        assert version_and_digest(await up(trainer)) == initial
+        assert version_and_digest(await trainer.restore(FENCE, 0)) == initial
         assert (await trainer.publish_weights(FENCE, 0)).version == 0
         pids.append(await process())
         assert len(set(pids)) == 4

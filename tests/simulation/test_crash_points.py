@@ -205,7 +205,7 @@ def test_out_of_order_a_crash_loses_no_prompt_and_breaks_no_invariant(
 # --- the journal's files -----------------------------------------------------------------------------
 
 
-def books(ledger: Ledger) -> dict[str, Any]:
+def state_of(ledger: Ledger) -> dict[str, Any]:
     """All of it; the order of groups where order matters."""
     whole = msgspec.to_builtins(ledger.snapshot())
     whole["groups"] = {group["prompt_index"]: group for group in whole["groups"]}
@@ -267,7 +267,7 @@ def test_a_journal_cut_off_anywhere_recovers_to_the_fold_of_its_whole_records(
             left = former + records
             recovered = recover(tmp_path)
             assert list(read_journal(tmp_path)) == events[:left], f"{segment.name}, {size} bytes"
-            assert books(recovered) == books(Ledger.fold(events[:left]))
+            assert state_of(recovered) == state_of(Ledger.fold(events[:left]))
             assert is_balanced(recovered)
         segment.unlink()
         snapshot_path(tmp_path, number).unlink(missing_ok=True)
@@ -279,4 +279,4 @@ def test_a_crash_between_a_segment_and_its_snapshot_changes_nothing(tmp_path: Pa
     asyncio.run(write(tmp_path, events, snapshot_records=60))
     for snapshot in sorted(tmp_path.glob("snapshot-*.bin"), reverse=True):
         snapshot.unlink()
-        assert books(recover(tmp_path)) == books(Ledger.fold(events))
+        assert state_of(recover(tmp_path)) == state_of(Ledger.fold(events))

@@ -45,7 +45,7 @@ def struck(*planned_faults: PlannedFault) -> EpisodeResult:
 
 
 def trained(result: EpisodeResult) -> list[tuple[int, ...]]:
-    """The groups of each version, as the last controller's books have them, sorted."""
+    """The groups of each version, as the last controller's ledger has them, sorted."""
     steps: dict[int, tuple[int, ...]] = {}
     for event in result.journal:
         if isinstance(event, StepApplied):

@@ -28,27 +28,27 @@ def receipt(prompt_index: int, attempt: int, version: int = 0, tokens: int = 2) 
     )
 
 
-def state_of(books: GroupTable) -> dict[str, Any]:
+def state_of(table: GroupTable) -> dict[str, Any]:
     """All public state by value, with the orders that are promised."""
-    own = ("record", "changed", "events")  # of a ledger, not of the books
-    state = {name: value for name, value in vars(books).items() if name not in own}
+    own = ("record", "changed", "events")  # of a ledger, not of the group table
+    state = {name: value for name, value in vars(table).items() if name not in own}
     return {
         **msgspec.to_builtins(state),
-        "arrival order": list(books.ready),
-        "claim order": list(books.training),
+        "arrival order": list(table.ready),
+        "claim order": list(table.training),
         "orders within": [
             {key: list(groups) for key, groups in index.items()}
-            for index in (books.ready_at, books.ready_for, books.in_flight_at)
+            for index in (table.ready_at, table.ready_for, table.in_flight_at)
         ],
-        "outstanding": books.outstanding,
-        "counts": books.counts(),
-        "line": str(books),
+        "outstanding": table.outstanding,
+        "counts": table.counts(),
+        "line": str(table),
     }
 
 
-def recount(books: GroupTable) -> dict[str, Any]:
+def recount(table: GroupTable) -> dict[str, Any]:
     """Every index, from nothing but each group's own fields."""
-    groups = list(books.groups.values())
+    groups = list(table.groups.values())
     ready = sorted(_at(groups, Place.READY), key=lambda group: group.arrival)
     in_flight = _at(groups, Place.IN_FLIGHT)
     waiting = _at(groups, Place.ADMITTED)
@@ -73,21 +73,21 @@ def recount(books: GroupTable) -> dict[str, Any]:
     }
 
 
-def indices(books: GroupTable) -> dict[str, Any]:
-    """The same, as the books keep it."""
+def indices(table: GroupTable) -> dict[str, Any]:
+    """The same, as the group table keeps it."""
     return {
-        "admitted": books.admitted,
-        "in_flight": books.in_flight,
-        "ready": list(books.ready),
-        "training": set(books.training),
-        "ready_tokens": books.ready_tokens,
-        "tokens": books.ready_tokens + sum(group.tokens for group in books.training.values()),
-        "outstanding": books.outstanding,
-        "versions": books.versions,
-        "outstanding_by_target_step": books.outstanding_by_target_step,
-        "ready_at": {version: list(groups) for version, groups in books.ready_at.items()},
-        "ready_for": {target_step: list(groups) for target_step, groups in books.ready_for.items()},
-        "in_flight_at": {version: sorted(groups) for version, groups in books.in_flight_at.items()},
+        "admitted": table.admitted,
+        "in_flight": table.in_flight,
+        "ready": list(table.ready),
+        "training": set(table.training),
+        "ready_tokens": table.ready_tokens,
+        "tokens": table.ready_tokens + sum(group.tokens for group in table.training.values()),
+        "outstanding": table.outstanding,
+        "versions": table.versions,
+        "outstanding_by_target_step": table.outstanding_by_target_step,
+        "ready_at": {version: list(groups) for version, groups in table.ready_at.items()},
+        "ready_for": {target_step: list(groups) for target_step, groups in table.ready_for.items()},
+        "in_flight_at": {version: sorted(groups) for version, groups in table.in_flight_at.items()},
     }
 
 

@@ -35,7 +35,7 @@ class RunRecords:
     def agree(self) -> None:
         """Journal, summary and trainer tell the same story, and no group is lost or trained twice.
 
-        A run that was cut off may have one step whose answer came too late for the books; they
+        A run that was cut off may have one step whose answer came too late for the ledger; they
         know what was to be trained in it.
         """
         groups, ledger = self.summary.groups, Ledger.fold(self.events)

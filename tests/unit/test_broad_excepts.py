@@ -95,9 +95,9 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     MODEL_CLASS: (
         "generators/embedded/proof.py _exact_attention",
-        "model_proof/miniature.py _has_shapes",
-        "model_proof/miniature.py miniature",  # the shapes of the model
-        "model_proof/miniature.py miniature",  # a cut of its config
+        "model_proof/tiny_model.py _has_shapes",
+        "model_proof/tiny_model.py tiny_model",  # the shapes of the model
+        "model_proof/tiny_model.py tiny_model",  # a cut of its config
         "trainers/torch/proof.py _gap",
     ),
     OTHER_RANKS: (

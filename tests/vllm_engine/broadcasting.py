@@ -22,25 +22,25 @@ HASTY = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=1.0)  # where somebody
 class Packed:
     """A source of weights that are packed already."""
 
-    def __init__(self, held: WeightRelease) -> None:
-        self.held = held
+    def __init__(self, release: WeightRelease) -> None:
+        self.release = release
 
     @property
     def manifest(self) -> Manifest:
         """Manifest of the release that is held now, with its canary."""
-        return self.held.manifest
+        return self.release.manifest
 
     def chunks(
         self, room: Callable[[int, int], Bytes] | None = None
     ) -> Iterator[tuple[Bytes, str]]:
-        for index, chunk in enumerate(self.held.chunks):
+        for index, chunk in enumerate(self.release.chunks):
             into = room(index, chunk.nbytes) if room else np.empty(chunk.nbytes, np.uint8)
             np.copyto(into, chunk)
             yield into, digest_of(into)
 
 
-def sender_of(source: Packed, limits: TransferTimeouts = PATIENT) -> GlooSender:
-    return GlooSender(source, host="127.0.0.1", incarnation="incarnation-1", limits=limits)
+def sender_of(source: Packed, timeouts: TransferTimeouts = PATIENT) -> GlooSender:
+    return GlooSender(source, host="127.0.0.1", incarnation="incarnation-1", timeouts=timeouts)
 
 
 @dataclass
@@ -60,10 +60,10 @@ class Struck(Sequence[Bytes]):
         return len(self.chunks)
 
 
-def doomed_trainer(told: Connection, held: WeightRelease, at: int, sign: int) -> None:
+def doomed_trainer(told: Connection, release: WeightRelease, at: int, sign: int) -> None:
     """A process that publishes a release, and is struck before it has sent chunk ``at``."""
-    sender = sender_of(Packed(held), PATIENT if sign == signal.SIGKILL else HASTY)
-    told.send(sender.publish(held.version))
+    sender = sender_of(Packed(release), PATIENT if sign == signal.SIGKILL else HASTY)
+    told.send(sender.publish(release.version))
     whole = sender.snapshot
     assert whole is not None
     sender.snapshot = StagedRelease(whole.manifest, whole.digest, Struck(whole.chunks, at, sign))

@@ -53,7 +53,7 @@ def test_weights_that_come_by_broadcast_give_the_trainers_logprobs(
 ) -> None:
     async def story(actor: TakenOver) -> None:
         for epoch, version in enumerate((1, 2, 1), start=1):
-            source.held = weights(version).release
+            source.release = weights(version).release
             ack = await receive(actor, epoch, version, sender.publish(version))
             assert (ack.version, ack.epoch) == (version, epoch)
             await is_exact(actor, weights(version), version)
@@ -70,7 +70,7 @@ def test_a_trainer_lost_at_any_chunk_of_a_broadcast_leaves_the_engine_as_it_was(
     """Killed before each chunk, and once stopped; another trainer's release heals."""
 
     async def story(actor: TakenOver) -> None:
-        held = await serve(actor, 1, 1)
+        served = await serve(actor, 1, 1)
         for epoch, (chunk, sign) in enumerate(DOOMS, start=2):
             ours, theirs = mp.Pipe()
             asked = theirs, weights(2).release, chunk, sign
@@ -84,8 +84,8 @@ def test_a_trainer_lost_at_any_chunk_of_a_broadcast_leaves_the_engine_as_it_was(
             finally:
                 trainer.kill()
                 trainer.join()
-            await still_serves(actor, held, 1)
-        source.held = weights(3).release
+            await still_serves(actor, served, 1)
+        source.release = weights(3).release
         epoch = len(DOOMS) + 2
         await receive(actor, epoch, 3, sender.publish(3))
         await is_exact(actor, weights(3), 3)

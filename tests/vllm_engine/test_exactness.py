@@ -27,9 +27,9 @@ PLACES = pytest.mark.parametrize("in_place", [False, True], ids=["beside", "in p
 def test_after_each_sync_logprobs_are_those_of_the_trainer(shared: Shared, in_place: bool) -> None:
     async def story(actor: TakenOver) -> None:
         for epoch, version in enumerate((0, 1, 2, 1, 0), start=1):
-            held = await serve(actor, epoch, version)
+            served = await serve(actor, epoch, version)
             result = await ask(actor)
-            assert held.worst_error(PROMPT, result) < FP32_NATS
+            assert served.worst_error(PROMPT, result) < FP32_NATS
             assert {v for spans in result.version_spans for v, _ in spans} == {version}
 
     shared.play(story, in_place=in_place)
@@ -43,9 +43,9 @@ def test_a_model_whose_head_is_its_embedding_is_exact_after_each_sync(
 
     async def story(actor: TakenOver) -> None:
         for epoch, version in enumerate((0, 1, 2, 1), start=1):
-            held = weights(version, model=Path(tied.spec.model.path))
-            await load(actor, epoch, held.release)
-            assert held.worst_error(PROMPT, await ask(actor)) < FP32_NATS
+            served = weights(version, model=Path(tied.spec.model.path))
+            await load(actor, epoch, served.release)
+            assert served.worst_error(PROMPT, await ask(actor)) < FP32_NATS
 
     tied.play(story, in_place=in_place)
 
@@ -71,9 +71,9 @@ def test_logprobs_are_of_the_distribution_that_was_drawn_from(
     """An engine of another temperature computes others: the raw ones are of temperature 1."""
 
     async def story(actor: TakenOver) -> None:
-        held = await serve(actor, 1, 0)
+        served = await serve(actor, 1, 0)
         result = await ask(actor, temperature=temperature)
-        assert held.worst_error(PROMPT, result) < FP32_NATS
+        assert served.worst_error(PROMPT, result) < FP32_NATS
 
     shared.play(story)  # the shared engine is of temperature 1, so these are raw
 

@@ -60,10 +60,10 @@ def test_a_release_that_does_not_fit_touches_nothing(
     shared: Shared, change: Any, said: str
 ) -> None:
     async def story(actor: TakenOver) -> None:
-        held = await serve(actor, 1, 1)
+        served = await serve(actor, 1, 1)
         with pytest.raises(WeightSyncFailed, match=said):
-            await load(actor, 2, with_tensors(held.release, change))
-        await still_serves(actor, held, 1)
+            await load(actor, 2, with_tensors(served.release, change))
+        await still_serves(actor, served, 1)
         await heals(actor, 3)
 
     shared.play(story)
@@ -72,13 +72,13 @@ def test_a_release_that_does_not_fit_touches_nothing(
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_flipped_bit_in_any_chunk_touches_nothing(shared: Shared, chunk: int) -> None:
     async def story(actor: TakenOver) -> None:
-        held = await serve(actor, 1, 1)
+        served = await serve(actor, 1, 1)
         chunks = [each.copy() for each in weights(2).release.chunks]
         chunks[chunk][7] ^= 1
         torn = msgspec.structs.replace(weights(2).release, chunks=tuple(chunks))
         with pytest.raises(WeightSyncFailed, match=f"digest of chunk {chunk} in worker 0"):
             await load(actor, 2, torn)
-        await still_serves(actor, held, 1)
+        await still_serves(actor, served, 1)
         await heals(actor, 3)
 
     shared.play(story)
@@ -88,11 +88,11 @@ def test_a_release_whose_digest_is_another_touches_nothing(shared: Shared) -> No
     """Chunks and their digests fit each other, but not what the controller was told."""
 
     async def story(actor: TakenOver) -> None:
-        held = await serve(actor, 1, 1)
+        served = await serve(actor, 1, 1)
         other = msgspec.structs.replace(weights(2).release, digest=weights(3).release.digest)
         with pytest.raises(WeightSyncFailed, match="digest is"):
             await load(actor, 2, other)
-        await still_serves(actor, held, 1)
+        await still_serves(actor, served, 1)
         await heals(actor, 3)
 
     shared.play(story)
@@ -111,12 +111,12 @@ def test_chunks_that_are_not_those_of_the_manifest_touch_nothing(
     shared: Shared, change: Any, said: str
 ) -> None:
     async def story(actor: TakenOver) -> None:
-        held = await serve(actor, 1, 1)
+        served = await serve(actor, 1, 1)
         release = weights(2).release
         torn = msgspec.structs.replace(release, chunks=change(release.chunks))
         with pytest.raises(WeightSyncFailed, match=said):
             await load(actor, 2, torn)
-        await still_serves(actor, held, 1)
+        await still_serves(actor, served, 1)
         await heals(actor, 3)
 
     shared.play(story)
@@ -139,11 +139,11 @@ def test_memory_that_differs_in_the_worker_is_found_there_before_a_layer_opens(
 ) -> None:
     async def story(actor: TakenOver) -> None:
         actor.updates.area = area = Corrupting()
-        held = await serve(actor, 1, 1)
+        served = await serve(actor, 1, 1)
         area.corrupt = True
         with pytest.raises(WeightSyncFailed, match=f"digest of chunk {CHUNKS - 1} in worker 0"):
             await load(actor, 2, weights(2).release)
-        await still_serves(actor, held, 1)
+        await still_serves(actor, served, 1)
         area.corrupt = False
         await heals(actor, 3)
 
@@ -196,15 +196,15 @@ def test_a_sync_that_breaks_while_it_is_prepared_touches_nothing(
     faulty = FaultyLlm(shared.llm)
 
     async def story(actor: TakenOver) -> None:
-        held = await serve(actor, 1, 1)
+        served = await serve(actor, 1, 1)
         running = asyncio.ensure_future(ask(actor, "long", samples=2, tokens=60))
         await shared.tokens_of("long", at_least=1)
         faulty.faults[call, turn] = fault
         with pytest.raises(WeightSyncFailed):
             await load(actor, 2, weights(2).release)
         assert not faulty.faults, "the fault did not strike"
-        assert held.worst_error(PROMPT, await running) < FP32_NATS
-        await still_serves(actor, held, 1)
+        assert served.worst_error(PROMPT, await running) < FP32_NATS
+        await still_serves(actor, served, 1)
         await heals(actor, 3)
 
     limits: dict[str, Any] = {"call_deadline_s": _DEADLINE_S} if fault == "hangs" else {}
@@ -222,8 +222,8 @@ def test_a_tensor_that_the_loader_refuses_is_named_and_a_whole_sync_heals(
     """
 
     async def story(actor: TakenOver) -> None:
-        held = await serve(actor, 1, 1)
-        victim = next(each for each in walk(held.release.manifest) if each.index == chunk)
+        served = await serve(actor, 1, 1)
+        victim = next(each for each in walk(served.release.manifest) if each.index == chunk)
         name = victim.specs[-1].name
 
         def misshapen(spec: Any) -> Any:
@@ -232,8 +232,8 @@ def test_a_tensor_that_the_loader_refuses_is_named_and_a_whole_sync_heals(
 
         coverage, actor.updates.coverage = actor.updates.coverage, ANYTHING
         with pytest.raises(WeightSyncFailed, match=name):
-            await load(actor, 2, with_tensors(held.release, misshapen))
-        await (is_stale(actor) if in_place else still_serves(actor, held, 1))
+            await load(actor, 2, with_tensors(served.release, misshapen))
+        await (is_stale(actor) if in_place else still_serves(actor, served, 1))
         actor.updates.coverage = coverage
         await heals(actor, 3)
 
@@ -276,7 +276,7 @@ def test_a_cancelled_sync_ends_as_a_failed_one(
     faulty = FaultyLlm(shared.llm)
 
     async def story(actor: TakenOver) -> None:
-        held = await serve(actor, 1, 1)
+        served = await serve(actor, 1, 1)
         reached = asyncio.Event()
 
         async def strike() -> None:
@@ -290,7 +290,7 @@ def test_a_cancelled_sync_ends_as_a_failed_one(
         await asyncio.wait([sync])
         assert sync.cancelled()
         prepared = call == "update_weights" and not in_place
-        await (still_serves(actor, held, 1) if prepared else is_stale(actor))
+        await (still_serves(actor, served, 1) if prepared else is_stale(actor))
         await heals(actor, 3)
 
     shared.play(story, llm=faulty, in_place=in_place)

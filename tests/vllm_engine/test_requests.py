@@ -71,7 +71,7 @@ def test_an_aborted_request_brings_its_partial_samples_with_their_versions(share
         await serve(actor, 1, 5)
         running = asyncio.ensure_future(ask(actor, "long", samples=8, tokens=400))
         await shared.tokens_of("long", at_least=10)
-        held = await serve(actor, 2, 6)
+        served = await serve(actor, 2, 6)
         await shared.tokens_of("long", at_least=40)
         await shared.llm.abort(["long"])
         result = await running
@@ -79,7 +79,7 @@ def test_an_aborted_request_brings_its_partial_samples_with_their_versions(share
         counted = [sum(n for _, n in spans) for spans in result.version_spans]
         assert counted == np.diff(result.offsets).tolist()
         assert {v for spans in result.version_spans for v, _ in spans} == {5, 6}
-        assert held.errors(PROMPT, result)[0][-1] < FP32_NATS
+        assert served.errors(PROMPT, result)[0][-1] < FP32_NATS
 
     shared.play(story)
 
@@ -130,13 +130,13 @@ def test_the_prefix_cache_of_older_weights_is_never_read(shared: Shared) -> None
     async def story(actor: TakenOver) -> None:
         long_prompt = tuple(2 + i % 60 for i in range(256))
         for epoch, version in enumerate((5, 6, 5), start=1):
-            held = await serve(actor, epoch, version)
+            served = await serve(actor, epoch, version)
             for turn in range(2):
                 request = GenerateRequest(
                     f"{epoch}-{turn}", long_prompt, 2, SamplingParams(max_new_tokens=8, seed=1)
                 )
                 result = await actor.generate(request)
-                assert held.worst_error(long_prompt, result) < 1e-4
+                assert served.worst_error(long_prompt, result) < 1e-4
 
     shared.play(story, pause="keep", kv="keep")
 
@@ -166,7 +166,7 @@ def test_requests_are_answered_with_the_old_weights_while_new_ones_are_prepared(
     faulty = FaultyLlm(shared.llm)
 
     async def story(actor: TakenOver) -> None:
-        held = await serve(actor, 1, 5)
+        served = await serve(actor, 1, 5)
         answers = list[GenerateResult]()
 
         async def beside() -> None:
@@ -175,7 +175,7 @@ def test_requests_are_answered_with_the_old_weights_while_new_ones_are_prepared(
         faulty.before["update_weights", 2] = beside
         await load(actor, 2, weights(6).release)
         assert {v for spans in answers[0].version_spans for v, _ in spans} == {5}
-        assert held.worst_error(PROMPT, answers[0]) < FP32_NATS
+        assert served.worst_error(PROMPT, answers[0]) < FP32_NATS
         await is_exact(actor, weights(6), 6)
 
     shared.play(story, llm=faulty)

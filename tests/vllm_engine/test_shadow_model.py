@@ -63,7 +63,7 @@ def test_a_model_is_what_it_was_until_the_exchange_and_the_new_one_after_it(mode
         assert equal(values(model), before)
         shadow.exchange()
         assert equal(values(model), after)
-        assert all(held is computed[name] for name, held in model.named_parameters())
+        assert all(served is computed[name] for name, served in model.named_parameters())
         shadow.drop()
         assert equal(values(model), after)
 
@@ -91,7 +91,7 @@ def test_what_was_exchanged_is_freed_at_once(model: Model) -> None:
     shadow.load(others(model).items())
     shadow.close()
     shadow.exchange()
-    old = [weakref.ref(held) for layer in shadow._twins.values() for held in layer.parameters()]  # noqa: SLF001
+    old = [weakref.ref(served) for layer in shadow._twins.values() for served in layer.parameters()]  # noqa: SLF001
     assert len(old) > len(list(model.parameters()))
     shadow.drop()
     assert not [each for each in old if each() is not None]

@@ -102,7 +102,7 @@ def journalled_steps_after(directory: Path, version: int) -> StepsAfter:
 class SavedState(msgspec.Struct, frozen=True):
     """Content of a snapshot file: the state that all records before it add up to."""
 
-    books: TableSnapshot
+    table: TableSnapshot
     history: History
 
 
@@ -127,7 +127,7 @@ def fold(directory: Path, before: int | None = None) -> FoldedJournal:
     if last is None:
         return FoldedJournal(Ledger(), History())
     first, saved = _newest_snapshot(directory, last.number)
-    ledger = Ledger.fold((), None if saved is None else saved.books)
+    ledger = Ledger.fold((), None if saved is None else saved.table)
     history = History() if saved is None else saved.history
     records, end = 0, HEADER_BYTES
     for part in _chain(directory, last, first):

@@ -1,7 +1,7 @@
 """Startup proof that an engine's cached passes compute what the model defines.
 
 A prompt is prefilled beside a longer one, both are decoded over one cache, and every log-probability
-is compared with that of transformers' plain forward pass: on a miniature of the model's class, in
+is compared with that of transformers' plain forward pass: on a tiny model of the same class, in
 which windows and original lengths are exceeded, and on the model at the last positions of the run.
 """
 
@@ -19,7 +19,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from offbeat.generators.embedded.cache import ClockedCache
 from offbeat.generators.embedded.model import DecodedModel, check_declared
 from offbeat.generators.errors import UndecodableModel
-from offbeat.model_proof.miniature import LENGTH, miniature, twin
 from offbeat.model_proof.plain import (
     TOLERANCES,
     attend_by,
@@ -28,6 +27,7 @@ from offbeat.model_proof.plain import (
     plain_logprobs,
 )
 from offbeat.model_proof.rope import freeze_rope
+from offbeat.model_proof.tiny_model import LENGTH, tiny_model, with_attention
 
 _ANOTHER_ENGINE: Final = "Use generator.backend=vllm"
 # Prompt lengths, and the number of tokens that follow them
@@ -42,7 +42,7 @@ _proofs: dict[tuple[object, ...], str] = {}
 def prove_kind(kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_len: int) -> str:
     """Return the attention implementation with which models of this class are decoded exactly.
 
-    Proved on a miniature: the same answer for the same class, config and length.
+    Proved on a tiny model: the same answer for the same class, config and length.
 
     Raises:
         UndecodableModel: No implementation decodes the class exactly.
@@ -50,7 +50,7 @@ def prove_kind(kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_
     chosen = config._attn_implementation or "eager"  # noqa: SLF001 -- the only place it is kept
     key = (kind, repr(config.to_dict()), chosen, max_model_len)
     if key not in _proofs:
-        reference = miniature(kind, config, max_model_len)
+        reference = tiny_model(kind, config, max_model_len)
         _proofs[key] = _exact_attention(kind.__name__, reference, chosen)
     return _proofs[key]
 
@@ -58,14 +58,14 @@ def prove_kind(kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_
 def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) -> str:
     if reference is None:
         raise UndecodableModel(
-            name, "no miniature of it can be made to prove it on", _ANOTHER_ENGINE
+            name, "no tiny model of it can be made to prove it on", _ANOTHER_ENGINE
         )
     freeze_rope(reference, LENGTH)
     sequences = _random_sequences(*_IN_MINIATURE, reference)
     want = [plain_logprobs(reference, each) for each in sequences]
     problem = ""
     for attention in dict.fromkeys((chosen, "eager")):
-        other = twin(reference, attention)
+        other = with_attention(reference, attention)
         freeze_rope(other, LENGTH)
         try:
             decoded = DecodedModel(other)

@@ -1,4 +1,4 @@
-"""Book-keeping of one generate request, from its arrival to its result."""
+"""Accounting of one generate request, from its arrival to its result."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -296,6 +296,6 @@ class MegatronTrainer(ModelTrainer):
     @cached_property
     def _reference(self) -> Forward:
         model = self._build(self._description()).requires_grad_(requires_grad=False)
-        held = dict(model.named_parameters())
-        self._check_initial(weights_digest(self.gathering.all_tensors(held)))
+        reference = dict(model.named_parameters())
+        self._check_initial(weights_digest(self.gathering.all_tensors(reference)))
         return self._forward_of(model, model)

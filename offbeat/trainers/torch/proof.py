@@ -2,7 +2,7 @@
 
 A row contains several samples behind one copy of their prompt, or one sample and padding, in a
 microbatch with longer rows. The name or config of a model does not tell whether it supports that:
-both kinds of rows are compared with transformers' plain forward pass, on a miniature of the class
+both kinds of rows are compared with transformers' plain forward pass, on a tiny model of the class
 and on the model.
 """
 
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.model_proof.miniature import LENGTH, miniature, twin
 from offbeat.model_proof.plain import (
     TOLERANCES,
     attend_by,
@@ -29,6 +28,7 @@ from offbeat.model_proof.plain import (
     plain_logprobs,
 )
 from offbeat.model_proof.rope import freeze_rope
+from offbeat.model_proof.tiny_model import LENGTH, tiny_model, with_attention
 from offbeat.trainers.batches.packing import Batch, flatten, pack
 from offbeat.trainers.batches.rows import plan_rows
 from offbeat.trainers.errors import UntrainableModel
@@ -110,7 +110,7 @@ def prove_kind(
     *,
     shared_prompt: bool,
 ) -> RowProof:
-    """Prove rows on a miniature of a class; the result depends on the arguments only.
+    """Prove rows on a tiny model of a class; the result depends on the arguments only.
 
     Raises:
         UntrainableModel: Not even a row of one sample and padding equals the sample alone.
@@ -118,7 +118,7 @@ def prove_kind(
     chosen = config._attn_implementation or "sdpa"  # noqa: SLF001 -- the only place it is kept
     key = (kind, repr(config.to_dict()), chosen, max_model_len, shared_prompt)
     if key not in _proofs:
-        reference = miniature(kind, config, max_model_len)
+        reference = tiny_model(kind, config, max_model_len)
         _proofs[key] = _prove_kind(kind, reference, chosen, shared_prompt=shared_prompt)
     return _proofs[key]
 
@@ -133,7 +133,7 @@ def _prove_kind(
     if reference is None:
         raise UntrainableModel(
             kind.__name__,
-            "has no miniature that its rows could be proved on",
+            "has no tiny model that its rows could be proved on",
             "Train another model",
         )
     freeze_rope(reference, LENGTH)
@@ -141,7 +141,7 @@ def _prove_kind(
     want = _alone(reference, batch, range(len(batch.start_S)), _FROM_THE_START)
     gap, problem = 0.0, ""
     for attention in dict.fromkeys((chosen, "eager")):
-        model = twin(reference, attention)
+        model = with_attention(reference, attention)
         freeze_rope(model, LENGTH)
         gap, problem = _gap(model, batch, want, share=False)
         if gap <= TOLERANCES[torch.float32]:

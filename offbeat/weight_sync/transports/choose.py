@@ -25,5 +25,5 @@ def make_sender(
     from offbeat.weight_sync.transports.gloo_sender import GlooSender  # noqa: PLC0415
     from offbeat.weight_sync.transports.messages import TransferTimeouts  # noqa: PLC0415 -- see above
 
-    limits = TransferTimeouts(config.slowest_mib_s * _MIB, config.slack_s)
-    return GlooSender(source, host=host(), incarnation=incarnation, limits=limits)
+    timeouts = TransferTimeouts(config.slowest_mib_s * _MIB, config.slack_s)
+    return GlooSender(source, host=host(), incarnation=incarnation, timeouts=timeouts)

@@ -209,7 +209,7 @@ class ControlClient:
         self._key, self._frames = route.key, FrameReader(route.key)
         try:
             self._socket = socket.create_connection(
-                (route.host, route.port), timeout=route.limits.slack_s
+                (route.host, route.port), timeout=route.timeouts.slack_s
             )
         except OSError as error:
             raise self._failed(0, f"cannot be reached: {error}") from error

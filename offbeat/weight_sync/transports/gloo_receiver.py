@@ -75,7 +75,7 @@ class GlooReceiver:
         try:
             control.send(join)
             if self._device is None or self._device.host != control.address:
-                self._device = Device(control.address, route.limits.slack_s)
+                self._device = Device(control.address, route.timeouts.slack_s)
             transfer = _Transfer(control, route, join, manifest, sink, self._device)
             transfer.cancelled = cancelled or transfer.cancelled
             transfer.run(self._buffers)
@@ -95,16 +95,16 @@ class _Transfer:
         device: Device,
     ) -> None:
         self._control, self._route, self._join = control, route, join
-        self._limits, self._epoch = route.limits, join.epoch
+        self._timeouts, self._epoch = route.timeouts, join.epoch
         self._sizes, self._sink, self._device = manifest.chunk_nbytes, sink, device
         self.received, self.cancelled = Received(), threading.Event()
 
     def run(self, buffers: Buffers) -> None:
         """Run rounds until every chunk has arrived."""
-        got, most_s = self.received, self._limits.of(max(self._sizes, default=0))
+        got, most_s = self.received, self._timeouts.of(max(self._sizes, default=0))
         # The sender may be in the last round of another session, with a member that is silent; it
         # ends that as below, and then waits until the other members have joined.
-        patience_s = 3 * most_s + 2 * self._limits.slack_s
+        patience_s = 3 * most_s + 2 * self._timeouts.slack_s
         while True:
             plan = self._control.plan(got.at, patience_s)
             if plan.error:
@@ -115,7 +115,7 @@ class _Transfer:
             if not error:
                 return
             # The sender may still send a chunk, then wait for silent members.
-            patience_s = 3 * most_s + self._limits.slack_s
+            patience_s = 3 * most_s + self._timeouts.slack_s
 
     def _round(self, plan: RoundPlan, buffers: Buffers) -> str:
         """Take part until the last chunk has arrived; return why it ended earlier, if so."""
@@ -137,9 +137,9 @@ class _Transfer:
         return ""
 
     def _take(self, plan: RoundPlan, group: BroadcastGroup, buffers: Buffers) -> None:
-        got, sizes, limits = self.received, self._sizes, self._limits
+        got, sizes, timeouts = self.received, self._sizes, self._timeouts
         room = ChunkHeader.room()
-        group.broadcast(room, limits.of(max(sizes[max(got.at - 1, 0) : got.at + 1])))
+        group.broadcast(room, timeouts.of(max(sizes[max(got.at - 1, 0) : got.at + 1])))
         header = ChunkHeader.parsed(room)
         if header is None:
             raise TransferRefused(self._epoch, "a message", "no header", "a header")
@@ -147,7 +147,7 @@ class _Transfer:
             want = f"one of {len(sizes)} chunks with its size"
             raise TransferRefused(self._epoch, "a message", str(header), want)
         data = buffers.lend(header.nbytes)
-        group.broadcast(data, limits.of(header.nbytes))
+        group.broadcast(data, timeouts.of(header.nbytes))
         if (header.epoch, header.round) != (self._epoch, plan.round):
             got.dropped_late += 1
         elif header.chunk < got.at:

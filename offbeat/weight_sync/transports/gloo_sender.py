@@ -69,21 +69,21 @@ class GlooSender:
         *,
         host: str,
         incarnation: str,
-        limits: TransferTimeouts,
+        timeouts: TransferTimeouts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``incarnation`` names this process; a route of another process is refused."""
-        self._source, self._incarnation, self._limits, self._clock = (
+        self._source, self._incarnation, self._timeouts, self._clock = (
             source,
             incarnation,
-            limits,
+            timeouts,
             clock,
         )
         self._buffers = Buffers()
         self._key = SharedKey.random()
         self._control = ControlServer(host, self._key, clock)
-        self._meeting = Rendezvous(host, self._key, limits.slack_s)
-        self._device = Device(host, limits.slack_s)
+        self._meeting = Rendezvous(host, self._key, timeouts.slack_s)
+        self._device = Device(host, timeouts.slack_s)
         # Snapshot to send; None before the first release
         self.snapshot: StagedRelease | None = None
         self._publishing = threading.Lock()
@@ -113,7 +113,7 @@ class GlooSender:
             digest = release_digest(manifest, manifest.chunk_digests)
             self.snapshot = StagedRelease(manifest, digest, [chunk for chunk, _ in packed])
         at = self._control.host, self._control.port, self._meeting.port, self._key
-        route = Route(*at, self._incarnation, version, digest, self._limits)
+        route = Route(*at, self._incarnation, version, digest, self._timeouts)
         return PublishedRelease(manifest, digest, (route,))
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class GlooSender:
         self._take_parked(session)
         problem = self._problem(first, snapshot)
         if not problem:
-            self._collect(session, self._limits.slack_s)
+            self._collect(session, self._timeouts.slack_s)
         while (plan := session.plan(problem)) is not None:
             self._control.post(session.name, plan.members, plan)
             self._tell_left_out(session, plan.round)
@@ -198,11 +198,11 @@ class GlooSender:
     def _broadcast(self, session: Session, plan: RoundPlan, snapshot: StagedRelease) -> str:
         """Send the chunks of this round and collect its reports; return why the sender failed, if so."""
         chunks, at = list(walk(snapshot.manifest)), plan.first
-        patience_s = self._limits.of(max(snapshot.manifest.chunk_nbytes, default=0))
+        patience_s = self._timeouts.of(max(snapshot.manifest.chunk_nbytes, default=0))
         try:
             with joined(self._meeting.of(session.name, plan, 0), self._device) as group:
                 for chunk in chunks[plan.first :]:
-                    at, limit_s = chunk.index, self._limits.of(chunk.nbytes)
+                    at, limit_s = chunk.index, self._timeouts.of(chunk.nbytes)
                     header = ChunkHeader(session.epoch, plan.round, at, chunk.nbytes)
                     group.broadcast(header.packed(), limit_s)
                     group.broadcast(snapshot.chunks[at], limit_s)

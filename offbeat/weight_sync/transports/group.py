@@ -97,7 +97,7 @@ def meet(route: Route, session: str, plan: RoundPlan, rank: int) -> GroupAddress
     """
     address = StoreAddress(route.host, route.store_port, route.key)
     try:
-        store = SharedStore(address, route.limits.slack_s)
+        store = SharedStore(address, route.timeouts.slack_s)
     except RuntimeError as error:
         raise BrokenGroup(_said(error)) from error
     return _place(store, session, plan, rank)

@@ -26,7 +26,7 @@ class Route(msgspec.Struct, frozen=True):
     incarnation: str  # incarnation of the sender: another process may listen at this port by now
     version: int
     digest: str
-    limits: TransferTimeouts
+    timeouts: TransferTimeouts
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):

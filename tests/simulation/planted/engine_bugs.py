@@ -155,7 +155,7 @@ class AnAbandonedReleaseIsStillServed(Planted):
 
     class Sync(WeightSync):
         def forget(self) -> None:
-            self._state.sync.asked = None
+            self._state.sync.requested_version = None
 
     def plant(self) -> None:
         become(self._sync, self.Sync)

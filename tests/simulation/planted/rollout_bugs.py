@@ -244,7 +244,7 @@ class MaskedSamplesAreCountedAsTrained(Planted):
     profile = "data"
     settings: ClassVar = {"rollout": MASKS}
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def _do(self, event: AnyEvent) -> None:
             if isinstance(event, StepApplied):
                 everyone = event.samples + event.masked_samples
@@ -252,4 +252,4 @@ class MaskedSamplesAreCountedAsTrained(Planted):
             super()._do(event)
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)

@@ -120,7 +120,7 @@ class ARewindGuessesTheVersion(Planted):
 
 
 class EachPartOfARewindIsOneOfItsOwn(Planted):
-    """The books say that the trainer was restored to versions in between."""
+    """The ledger says that the trainer was restored to versions in between."""
 
     breaks = frozenset({"I2"})
     profile = "trainer"

@@ -114,7 +114,7 @@ class Expected:
 
     loss: float = 0.0
     gradient: list[float] = field(default_factory=list)  # of each token's logprob
-    held: Counter[str] = field(default_factory=Counter)  # tokens by the bound that has them
+    at_bound: Counter[str] = field(default_factory=Counter)  # tokens by the bound that has them
     weights: list[float] = field(default_factory=list)  # of valid tokens
     dropped_sequences: int = 0
     units: float = 0.0  # what the loss of a step like this is divided by
@@ -177,7 +177,7 @@ def _add_sequence(
     for i in own:
         made.weights.append(weights[i])
         value, pulls, bound = _surrogate(numbers, own, i, keys, name)
-        made.held[bound] += 1
+        made.at_bound[bound] += 1
         made.loss -= share * weights[i] * value
         for j, slope in pulls.items():
             made.gradient[j] -= share * weights[i] * slope

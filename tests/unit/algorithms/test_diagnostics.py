@@ -92,8 +92,8 @@ def test_clip_fractions_of_the_buckets_make_up_that_of_the_step(seed: int) -> No
         for label in LABELS
     ]
     names = ("clip_fraction_low", "clip_fraction_high", "clip_fraction_dual")
-    held = sum(float(sums.metrics[f"train/{name}"].value) for name in names)
-    assert sum(parts) == pytest.approx(held / int(tokens.mask_N.sum()))
+    at_bound = sum(float(sums.metrics[f"train/{name}"].value) for name in names)
+    assert sum(parts) == pytest.approx(at_bound / int(tokens.mask_N.sum()))
 
 
 BOUNDED = {
@@ -126,11 +126,11 @@ def test_a_bucket_tells_which_of_its_own_tokens_a_bound_holds(config: LossConfig
     for i in valid:
         r, a = math.exp(log_r[i]), float(tokens.advantages_N[i])
         low, high = r < 1 - keys.clip_low, r > 1 + keys.clip_high
-        held = (low and a < 0) or (high and a > 0)
-        held |= keys.dual_clip is not None and a < 0 and r > keys.dual_clip
-        held = (low or high) if config.name == "cispo" else held
+        at_bound = (low and a < 0) or (high and a > 0)
+        at_bound |= keys.dual_clip is not None and a < 0 and r > keys.dual_clip
+        at_bound = (low or high) if config.name == "cispo" else at_bound
         label = BUCKET_OF.get(int(tokens.staleness_N[i]), "4_up")
-        want.setdefault(label, []).append(held and config.name != "sft")
+        want.setdefault(label, []).append(at_bound and config.name != "sft")
     got = spread_metrics([sums.spread.tolist()])
     assert {label: got[metric_name("clip_fraction", label)] for label in LABELS} == {
         label: pytest.approx(float(np.mean(want[label])), abs=1e-12) for label in LABELS

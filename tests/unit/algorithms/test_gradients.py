@@ -66,17 +66,17 @@ def test_a_region_is_where_it_says() -> None:
     config = ClippedPgLossConfig(clip_low=0.4, clip_high=0.35, dual_clip=2.0)
     tokens, config, log_ratio_N = in_every_region(config)
     sums = LOSSES[config.name](tokens, config)
-    held = {
+    at_bound = {
         name: float(sums.metrics[f"train/clip_fraction_{name}"].value)
         for name in ("low", "high", "dual")
     }
     r, negative, valid = log_ratio_N.exp(), tokens.advantages_N < 0, tokens.mask_N
-    assert held == {
+    assert at_bound == {
         "low": int((valid & negative & (r < 0.6)).sum()),
         "high": int((valid & ~negative & (r > 1.35)).sum()),
         "dual": int((valid & negative & (r > 2)).sum()),
     }
-    assert min(held.values()) > 0
+    assert min(at_bound.values()) > 0
 
 
 @pytest.mark.parametrize("name", [name for name, each in SPECS.items() if each.name == "cispo"])

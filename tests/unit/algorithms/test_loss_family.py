@@ -58,11 +58,11 @@ def test_what_is_held_and_dropped_is_counted(config: LossConfig, seed: int) -> N
     tokens = tokens_of(seed)
     sums, want, keys = sums_of(tokens, config), expected(tokens, config), keys_of(config)
     if config.name != "sft":
-        assert count(sums, "clip_fraction_low") == want.held["low"]
-        assert count(sums, "clip_fraction_high") == want.held["high"]
+        assert count(sums, "clip_fraction_low") == want.at_bound["low"]
+        assert count(sums, "clip_fraction_high") == want.at_bound["high"]
     assert ("train/clip_fraction_dual" in sums.metrics) == (keys.dual_clip is not None)
     if keys.dual_clip is not None:
-        assert count(sums, "clip_fraction_dual") == want.held["dual"]
+        assert count(sums, "clip_fraction_dual") == want.at_bound["dual"]
     if keys.sequence_band is not None:
         assert count(sums, "sequence_masked_fraction") == want.dropped_sequences
         kind = sums.metrics["train/sequence_masked_fraction"].reduction

@@ -50,7 +50,7 @@ class LedgerMoves(RuleBasedStateMachine):
         self.stamping = stamping
 
     def _record(self, event: AnyEvent) -> None:
-        """The very moment of an event: it reads back, and the books are in order."""
+        """The very moment of an event: it reads back, and the ledger is in order."""
         self.events.append(_EVENTS.decode(msgspec.msgpack.encode(event)))
         assert self.events[-1] == event
         assert indices(self.ledger) == recount(self.ledger)

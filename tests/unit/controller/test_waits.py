@@ -25,8 +25,8 @@ def test_every_assignment_to_state_of_a_pump_notifies() -> None:
 
 def test_two_objects_of_one_class_keep_their_own_state() -> None:
     first, second = SyncState(lambda: None), SyncState(lambda: None)
-    first.asked = 3
-    assert (first.asked, second.asked) == (3, None)
+    first.requested_version = 3
+    assert (first.requested_version, second.requested_version) == (3, None)
 
 
 def test_a_pump_that_waits_for_state_is_woken_by_its_assignment() -> None:

@@ -13,7 +13,7 @@ from offbeat.sampler.build import build_sampler
 from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
 from offbeat.sampler.custom import SamplerNotLoaded
 from offbeat.sampler.policy import Admission
-from tests.support.sampled_run import SampledRun
+from tests.support.sampler_bench import SamplerBench
 
 G, STALENESS = 2, 1
 MINE = """
@@ -86,7 +86,7 @@ def test_a_class_is_called_with_the_runs_numbers_and_its_options(
         G * (STALENESS + 1),
         STALENESS,
     )
-    run = SampledRun(sampler, G)
+    run = SamplerBench(sampler, G)
     for _ in range(3):
         run.round()
     assert run.trainer_version == 3
@@ -179,9 +179,9 @@ class Says:
 READY, IN_FLIGHT, WAITING, OLD = (2, 3), 4, 5, 6
 
 
-def watched(answer: Any) -> SampledRun:
+def watched(answer: Any) -> SamplerBench:
     """At version 2 with a bound of 1: the two ready groups fill the step; the old one is of version 0."""
-    run = SampledRun(CheckedSampler(Says(answer), "mine:Says", STALENESS, 4), G)
+    run = SamplerBench(CheckedSampler(Says(answer), "mine:Says", STALENESS, 4), G)
     ledger = run.ledger
 
     def dispatched(version: int) -> GroupRecord:
@@ -204,7 +204,7 @@ def watched(answer: Any) -> SampledRun:
 @pytest.mark.parametrize("answer", [[], [2], (3, 2), [2, 3]])
 def test_a_selection_that_can_be_trained_passes(answer: Any) -> None:
     run = watched(answer)
-    assert run.sampler.select(run) == list(answer)
+    assert run.sampler.select(run.view) == list(answer)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_selection_that_can_be_trained_passes(answer: Any) -> None:
 def test_a_selection_that_cannot_be_trained_is_refused(answer: Any, allowed: str) -> None:
     run = watched(answer)
     with pytest.raises(SamplerBroken) as caught:
-        run.sampler.select(run)
+        run.sampler.select(run.view)
     assert str(caught.value).startswith("mine:Says.select returned ")
     assert f"; allowed: {allowed}" in str(caught.value)
 
@@ -233,21 +233,21 @@ def test_a_selection_that_cannot_be_trained_is_refused(answer: Any, allowed: str
 def test_nothing_is_selected_beyond_what_the_step_still_needs() -> None:
     run = watched([3])
     run.ledger.claim([2], 3, 1)
-    assert run.sampler.select(run) == [3]
+    assert run.sampler.select(run.view) == [3]
     run.ledger.batch_deficits[3] = 1
     with pytest.raises(SamplerBroken, match="the 0 groups that the step needs"):
-        run.sampler.select(run)
+        run.sampler.select(run.view)
 
 
 def test_only_groups_in_their_place_are_evicted_or_cancelled() -> None:
     run = watched([OLD])
-    assert run.sampler.stale(run) == [OLD]
+    assert run.sampler.stale(run.view) == [OLD]
     with pytest.raises(SamplerBroken, match="allowed: prompt indices of groups that are in flight"):
-        run.sampler.in_flight_to_cancel(run, predictive=True)
+        run.sampler.in_flight_to_cancel(run.view, predictive=True)
     run = watched([IN_FLIGHT])
-    assert run.sampler.in_flight_to_cancel(run, predictive=True) == [IN_FLIGHT]
+    assert run.sampler.in_flight_to_cancel(run.view, predictive=True) == [IN_FLIGHT]
     with pytest.raises(SamplerBroken, match="allowed: prompt indices of groups that are ready"):
-        run.sampler.stale(run)
+        run.sampler.stale(run.view)
 
 
 @pytest.mark.parametrize("admission", [None, Admission(), Admission(3), Admission(9)])
@@ -255,7 +255,7 @@ def test_a_prompt_is_admitted_for_a_step_to_come_for_any_step_or_not_at_all(
     admission: Admission | None,
 ) -> None:
     run = watched(admission)
-    assert run.sampler.admit(run) == admission
+    assert run.sampler.admit(run.view) == admission
 
 
 UNKNOWN: Any = "3"
@@ -271,7 +271,7 @@ def test_any_other_admission_is_refused(answer: Any) -> None:
         SamplerBroken,
         match=r"allowed: None, Admission\(\) for any step, or Admission\(target_step\) from step 3",
     ):
-        run.sampler.admit(run)
+        run.sampler.admit(run.view)
 
 
 def test_whether_a_group_may_go_is_yes_or_no() -> None:
@@ -294,7 +294,7 @@ def test_a_policy_that_raises_is_named(method: str) -> None:
 def test_a_long_answer_is_cut_in_the_message() -> None:
     run = watched(list(range(1000)))
     with pytest.raises(SamplerBroken) as caught:
-        run.sampler.select(run)
+        run.sampler.select(run.view)
     assert len(str(caught.value)) < 250
 
 

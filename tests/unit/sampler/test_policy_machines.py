@@ -15,21 +15,21 @@ from offbeat.sampler.policy import Sampler, earliest_step
 from offbeat.sampler.ready_first import ReadyFirst
 from offbeat.sampler.weight_fifo import WeightFifo
 from offbeat.sampler.windowed import Windowed
-from tests.support.sampled_run import ENGINES, SampledRun, step_of
+from tests.support.sampler_bench import ENGINES, SamplerBench, step_of
 
 PICK = st.integers(0, 20)
 ENGINE = st.integers(0, ENGINES - 1)
 SOME = settings(max_examples=60, stateful_step_count=60)
 
 
-def step_sizes(run: SampledRun) -> Iterator[tuple[int, int]]:
+def step_sizes(run: SamplerBench) -> Iterator[tuple[int, int]]:
     """The version each step to come is trained at, and the places it has."""
     yield run.trainer_version, max(0, run.groups_needed)
     for version in itertools.count(run.trainer_version + 1):
-        yield version, run.groups_per_step - run.batch_deficits.get(version + 1, 0)
+        yield version, run.groups_per_step - run.view.batch_deficits.get(version + 1, 0)
 
 
-def all_can_be_trained(run: SampledRun, expiries: Iterable[int]) -> bool:
+def all_can_be_trained(run: SamplerBench, expiries: Iterable[int]) -> bool:
     """Earliest deadline first, step by step: the schedule that works if any does."""
     left = sorted(expiries)
     steps = step_sizes(run)
@@ -58,7 +58,7 @@ class Moves(RuleBasedStateMachine):
         guarded = CheckedSampler(
             self.policy, "policy", staleness, self.policy.max_outstanding_groups
         )
-        self.run = SampledRun(guarded, groups_per_step)
+        self.run = SamplerBench(guarded, groups_per_step)
         self.staleness = staleness
 
     def picked(self, groups: Sequence[GroupRecord], pick: int) -> GroupRecord:
@@ -101,7 +101,7 @@ class Moves(RuleBasedStateMachine):
         run, group = self.run, self.picked(self.run.in_flight, pick)
         run.ledger.retry(group.prompt_index, ReturnKind.DATA, "reward_raised")
         step = step_of(group, run, self.staleness)
-        shrink &= run.groups_per_step - run.batch_deficits.get(step, 0) > 1
+        shrink &= run.groups_per_step - run.view.batch_deficits.get(step, 0) > 1
         run.drop(group, step if shrink else 0)
 
     # --- the trainer and the weights -------------------------------------------------------------
@@ -124,7 +124,7 @@ class Moves(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         self.run.evict()
-        self.run.cancel(self.run.sampler.in_flight_to_cancel(self.run, predictive=True))
+        self.run.cancel(self.run.sampler.in_flight_to_cancel(self.run.view, predictive=True))
 
     @precondition(lambda self: self.run.trainer_version)
     @rule(steps=st.integers(1, 3))
@@ -134,11 +134,11 @@ class Moves(RuleBasedStateMachine):
     # --- promises --------------------------------------------------------------------------------
 
     def after_admission(self) -> None:
-        assert self.held <= self.policy.max_outstanding_groups
+        assert self.outstanding <= self.policy.max_outstanding_groups
 
     @property
-    def held(self) -> int:
-        return self.run.outstanding + len(self.run.ledger.training)
+    def outstanding(self) -> int:
+        return self.run.view.outstanding + len(self.run.ledger.training)
 
     def before_claim(self) -> None: ...
 
@@ -151,8 +151,8 @@ class Moves(RuleBasedStateMachine):
     @invariant()
     def a_policy_that_discards_nothing_never_has_to(self) -> None:
         if not self.discards:
-            assert self.run.sampler.stale(self.run) == []
-            assert self.run.sampler.in_flight_to_cancel(self.run, predictive=True) == []
+            assert self.run.sampler.stale(self.run.view) == []
+            assert self.run.sampler.in_flight_to_cancel(self.run.view, predictive=True) == []
 
     trains_all = True
 
@@ -182,10 +182,10 @@ class InOrderMoves(Moves):
         last = self.run.trainer_version + 1 + self.lookahead
         beyond = sum(
             count
-            for target_step, count in self.run.outstanding_by_target_step.items()
+            for target_step, count in self.run.view.outstanding_by_target_step.items()
             if earliest_step(target_step) > last
         )
-        assert self.held - beyond <= self.policy.max_outstanding_groups
+        assert self.outstanding - beyond <= self.policy.max_outstanding_groups
 
     def before_claim(self) -> None:
         self.step = self.run.trainer_version + 1
@@ -217,8 +217,8 @@ class StoppedInOrderMoves(InOrderMoves):
 
 class PacedMoves(Moves):
     def expiries(self) -> list[int]:
-        held = (v for v, count in self.run.versions.items() for _ in range(count))
-        return [version + self.staleness for version in held]
+        versions = (v for v, count in self.run.view.versions.items() for _ in range(count))
+        return [version + self.staleness for version in versions]
 
     @invariant()
     def every_group_can_still_be_trained_in_time(self) -> None:
@@ -228,11 +228,11 @@ class PacedMoves(Moves):
     def a_prompt_is_admitted_if_and_only_if_it_has_a_place(self) -> None:
         run = self.run
         last = run.serving_version + self.staleness
-        fresh = [last] * (run.waiting + 1)
-        admits = self.policy.admit(run) is not None
+        fresh = [last] * (run.view.waiting + 1)
+        admits = self.policy.admit(run.view) is not None
         if admits:
             assert all_can_be_trained(run, self.expiries() + fresh)
-        elif all(version <= run.serving_version for version in run.versions):
+        elif all(version <= run.serving_version for version in run.view.versions):
             assert not all_can_be_trained(run, self.expiries() + fresh)
 
 
@@ -243,14 +243,14 @@ class ReadyFirstMoves(PacedMoves):
     def before_claim(self) -> None:
         """By hand: in arrival order, whoever leaves all the others a place."""
         run, want, expiries = self.run, list[int](), self.expiries()
-        for prompt_index, group in run.ready.items():
+        for prompt_index, group in run.view.ready.items():
             rest = list(expiries)
             rest.remove(group.oldest_version + self.staleness)
             later = [run.trainer_version] * (len(want) + 1)  # taken now: they hold places
             if len(want) < run.groups_needed and all_can_be_trained(run, rest + later):
                 want.append(prompt_index)
                 expiries = rest
-        assert self.policy.select(run) == want
+        assert self.policy.select(run.view) == want
 
 
 class WeightFifoMoves(PacedMoves):
@@ -264,7 +264,7 @@ class WeightFifoMoves(PacedMoves):
         versions = [group.oldest_version for group in claimed]
         assert versions == sorted(versions)
         in_flight = [group.oldest_version for group in self.run.in_flight]
-        ready = [group.oldest_version for group in self.run.ready.values()]
+        ready = [group.oldest_version for group in self.run.view.ready.values()]
         assert all(claimed <= other for claimed in versions for other in in_flight + ready)
         if len(claimed) < self.groups_needed:
             assert all(any(older < version for older in in_flight) for version in ready)
@@ -311,8 +311,8 @@ class WindowedMoves(Moves):
 
     @invariant()
     def who_is_predicted_to_be_too_late_is_too_late(self) -> None:
-        predictive = self.policy.in_flight_to_cancel(self.run, predictive=True)
-        surely = self.policy.in_flight_to_cancel(self.run, predictive=False)
+        predictive = self.policy.in_flight_to_cancel(self.run.view, predictive=True)
+        surely = self.policy.in_flight_to_cancel(self.run.view, predictive=False)
         assert set(surely) <= set(predictive)
         for group in self.run.in_flight:
             late = group.oldest_version + self.staleness < self.run.trainer_version
@@ -324,9 +324,9 @@ class WindowedMoves(Moves):
 
     @invariant()
     def what_is_stale_is_past_the_bound_and_all_that_is_past_it_is_stale(self) -> None:
-        stale = set(self.run.sampler.stale(self.run))
+        stale = set(self.run.sampler.stale(self.run.view))
         window = {group.prompt_index for group in self.window()}
-        assert stale == set(self.run.ready) - window
+        assert stale == set(self.run.view.ready) - window
 
 
 class FreshestFirstMoves(WindowedMoves):
@@ -334,7 +334,7 @@ class FreshestFirstMoves(WindowedMoves):
 
     def after_claim(self, claimed: list[GroupRecord]) -> None:
         super().after_claim(claimed)
-        left = [group.oldest_version for group in self.run.ready.values()]
+        left = [group.oldest_version for group in self.run.view.ready.values()]
         assert all(group.oldest_version >= other for group in claimed for other in left)
 
 

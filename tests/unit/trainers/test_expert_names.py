@@ -39,16 +39,16 @@ def same(got: Iterator[tuple[str, Tensor]], want: list[tuple[str, Tensor]]) -> b
 
 
 @pytest.fixture(scope="module")
-def held() -> list[tuple[str, Tensor]]:
+def stored() -> list[tuple[str, Tensor]]:
     """The tensors of a small model as transformers has them in memory."""
     torch.manual_seed(0)
     return by_name(Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)))  # pyright: ignore[reportArgumentType]
 
 
 def test_transformers_holds_the_experts_of_a_layer_together(
-    held: list[tuple[str, Tensor]],
+    stored: list[tuple[str, Tensor]],
 ) -> None:
-    names = dict(metas_of_shapes(held))
+    names = dict(metas_of_shapes(stored))
     assert names["model.layers.1.mlp.experts.gate_up_proj"] == (12, 24, 8)
     assert names["model.layers.1.mlp.experts.down_proj"] == (12, 8, 12)
 
@@ -66,29 +66,29 @@ def test_mixtral_is_held_under_the_same_names() -> None:
 
 
 def test_experts_that_were_parted_and_joined_are_the_same(
-    held: list[tuple[str, Tensor]],
+    stored: list[tuple[str, Tensor]],
 ) -> None:
-    parted = sorted(APART.named(held))
+    parted = sorted(APART.named(stored))
     assert "model.layers.0.mlp.experts.11.up_proj.weight" in dict(parted)
     assert not any(name.endswith("gate_up_proj") for name, _ in parted)
-    assert same(TOGETHER.named(parted), held)
+    assert same(TOGETHER.named(parted), stored)
 
 
 @pytest.mark.parametrize("names", [APART, TOGETHER])
 @pytest.mark.parametrize("given_apart", [True, False])
 def test_the_list_of_tensors_is_of_those_that_come_in_their_order(
-    held: list[tuple[str, Tensor]], names: ExpertNames, given_apart: bool
+    stored: list[tuple[str, Tensor]], names: ExpertNames, given_apart: bool
 ) -> None:
-    named = sorted(APART.named(held)) if given_apart else held
+    named = sorted(APART.named(stored)) if given_apart else stored
     come = list(names.named(named))
     assert list(names.metas(metas_of(named))) == metas_of(come)
 
 
 @pytest.mark.parametrize("names", [APART, TOGETHER])
 def test_what_is_named_as_it_should_be_is_left_alone(
-    held: list[tuple[str, Tensor]], names: ExpertNames
+    stored: list[tuple[str, Tensor]], names: ExpertNames
 ) -> None:
-    once = list(names.named(held))
+    once = list(names.named(stored))
     assert [name for name, _ in names.named(once)] == [name for name, _ in once]
     assert same(names.named(once), once)
 
@@ -96,22 +96,22 @@ def test_what_is_named_as_it_should_be_is_left_alone(
 @given(st.integers(1, 13), st.integers(1, 3), st.integers(1, 3))
 def test_any_number_of_experts_of_any_size(experts: int, columns: int, hidden: int) -> None:
     gate_up = torch.arange(float(experts * 2 * columns * hidden)).view(experts, -1, hidden)
-    held = [
+    stored = [
         ("a.experts.down_proj", -gate_up[:, columns:].mT),
         ("a.experts.gate_up_proj", gate_up),
         ("b.weight", torch.ones(1)),
     ]
-    parted = dict(APART.named(held))
+    parted = dict(APART.named(stored))
     assert torch.equal(parted[f"a.experts.{experts - 1}.gate_proj.weight"], gate_up[-1, :columns])
     assert torch.equal(parted[f"a.experts.{experts - 1}.up_proj.weight"], gate_up[-1, columns:])
-    assert same(TOGETHER.named(sorted(parted.items())), held)
+    assert same(TOGETHER.named(sorted(parted.items())), stored)
 
 
-def test_experts_are_held_one_layer_at_a_time(held: list[tuple[str, Tensor]]) -> None:
+def test_experts_are_held_one_layer_at_a_time(stored: list[tuple[str, Tensor]]) -> None:
     drawn = list[str]()
 
     def source() -> Iterator[tuple[str, Tensor]]:
-        for name, each in sorted(APART.named(held)):
+        for name, each in sorted(APART.named(stored)):
             drawn.append(name)
             yield name, each
 

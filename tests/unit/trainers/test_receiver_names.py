@@ -117,19 +117,19 @@ def test_a_vllm_engine_is_sent_the_names_and_the_values_of_the_files(
 ) -> None:
     path, model = make(family)
     names = names_for_files(path, metas_of(named_weights(model)))
-    sent, held = dict(names.named(named_weights(model))), in_files(path)
-    assert sent.keys() <= held.keys()
-    assert all(torch.equal(sent[name], held[name]) for name in sent)
+    sent, stored = dict(names.named(named_weights(model))), in_files(path)
+    assert sent.keys() <= stored.keys()
+    assert all(torch.equal(sent[name], stored[name]) for name in sent)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "deepseek_v3"])
 def test_files_are_joined_to_the_weights_of_the_module(make: Make, family: str) -> None:
     """What a trainer does that goes by the names of the files, as megatron's."""
     path, model = make(family)
-    held = sorted(in_files(path).items())
-    names = names_for_module(path, metas_of(iter(held)), remote_code=False)
+    stored = sorted(in_files(path).items())
+    names = names_for_module(path, metas_of(iter(stored)), remote_code=False)
     assert names is TOGETHER
-    joined, want = dict(names.named(held)), dict(named_weights(model))
+    joined, want = dict(names.named(stored)), dict(named_weights(model))
     assert joined.keys() == want.keys()
     assert all(torch.equal(joined[name], want[name]) for name in want)
 
@@ -150,24 +150,24 @@ def test_a_model_whose_names_cannot_be_mapped_is_refused_by_name(
 
 def test_experts_that_are_half_there_are_refused_by_name(make: Make) -> None:
     path, _ = make("qwen3_moe")
-    held = sorted(in_files(path).items())
-    lacks_a_gate = [each for each in held if "experts.0.gate_proj" not in each[0]]
+    stored = sorted(in_files(path).items())
+    lacks_a_gate = [each for each in stored if "experts.0.gate_proj" not in each[0]]
     with pytest.raises(UntrainableModel, match=r"experts\.0\.down_proj"):
         names_for_module(path, metas_of(iter(lacks_a_gate)), remote_code=False)
 
 
 def test_experts_without_a_gate_are_parted_and_joined(make: Make) -> None:
     _, model = make("nemotron_h")
-    held = dict(named_weights(model))
-    parted = dict(APART.named(iter(held.items())))
+    stored = dict(named_weights(model))
+    parted = dict(APART.named(iter(stored.items())))
     assert "model.layers.0.mixer.experts.3.up_proj.weight" in parted
     assert not any(name.endswith(("experts.up_proj", "experts.down_proj")) for name in parted)
     joined = dict(TOGETHER.named(iter(sorted(parted.items()))))
-    assert joined.keys() == held.keys()
-    assert all(torch.equal(joined[name], held[name]) for name in held)
+    assert joined.keys() == stored.keys()
+    assert all(torch.equal(joined[name], stored[name]) for name in stored)
     metas = metas_of(iter(sorted(parted.items())))
     assert dict(name_and_shape(TOGETHER.metas(metas))) == dict(
-        name_and_shape(metas_of(iter(held.items())))
+        name_and_shape(metas_of(iter(stored.items())))
     )
 
 

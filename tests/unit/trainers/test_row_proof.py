@@ -11,7 +11,7 @@ from random_groups import Group, make_group
 from torch import Tensor, nn
 from transformers import Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbeat.model_proof.miniature import miniature
+from offbeat.model_proof.tiny_model import tiny_model
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
@@ -252,7 +252,7 @@ def test_a_proof_leaves_the_random_numbers_as_they_were() -> None:
 )
 def test_a_miniature_is_made_of_models_of_billions_of_weights(family: str) -> None:
     kind = type(family_model(family))
-    made = miniature(kind, getattr(transformers, f"{family}Config")(), 4096)
+    made = tiny_model(kind, getattr(transformers, f"{family}Config")(), 4096)
     assert made is not None
     assert sum(each.numel() for each in made.parameters()) < 110_000_000
 
@@ -305,7 +305,7 @@ def test_windows_that_a_config_keeps_in_a_list_of_its_layers_are_cut_and_seen() 
         max_position_embeddings=1024,
     )
     config.attention_spans = [200, 200]
-    small = miniature(BandedLlama, config, 512)
+    small = tiny_model(BandedLlama, config, 512)
     assert small is not None
     assert small.config.attention_spans == [16, 16]
     assert not prove_kind(BandedLlama, config, 512, shared_prompt=True).shared_prompt
@@ -319,5 +319,5 @@ class RefusesCuts(LlamaForCausalLM):
 
 
 def test_a_class_without_a_miniature_is_refused_and_not_trained_unproved() -> None:
-    with pytest.raises(UntrainableModel, match="has no miniature"):
+    with pytest.raises(UntrainableModel, match="has no tiny model"):
         prove_kind(RefusesCuts, LlamaConfig(), 512, shared_prompt=False)

@@ -40,11 +40,11 @@ class IndexMoves(RuleBasedStateMachine):
     @rule(prompt_index=PROMPT_INDEX, attempt=st.integers(1, 4), columns=COLUMNS, size=SIZE)
     def put(self, prompt_index: int, attempt: int, columns: set[str], size: int) -> None:
         """Only a newer attempt than the one held; what a cleared group had is forgotten."""
-        held, payload = self.model.get(prompt_index), self._payload()
-        if held is not None and attempt <= held.attempt:
+        stored, payload = self.model.get(prompt_index), self._payload()
+        if stored is not None and attempt <= stored.attempt:
             with pytest.raises(StaleHandle) as refused:
                 self.index.put(prompt_index, attempt, columns, size, payload)
-            assert refused.value.present == held.attempt
+            assert refused.value.present == stored.attempt
             return
         self.index.put(prompt_index, attempt, columns, size, payload)
         self.model[prompt_index] = Held(attempt, set(columns), payloads=[(size, payload)])
@@ -57,24 +57,24 @@ class IndexMoves(RuleBasedStateMachine):
         self, prompt_index: int, off: int, columns: set[str], size: int, times: int
     ) -> None:
         """Only to the very attempt held; once, however often it is asked."""
-        held, payload = self.model.get(prompt_index), self._payload()
-        attempt = (held.attempt if held else 1) + off
+        stored, payload = self.model.get(prompt_index), self._payload()
+        attempt = (stored.attempt if stored else 1) + off
         for _ in range(times):
-            if held is None or off:
+            if stored is None or off:
                 with pytest.raises(StaleHandle) as refused:
                     self.index.add_columns(prompt_index, attempt, columns, size, payload)
-                assert refused.value.present == (held.attempt if held else None)
+                assert refused.value.present == (stored.attempt if stored else None)
             else:
                 self.index.add_columns(prompt_index, attempt, columns, size, payload)
-                if columns - held.columns:
-                    held.added |= columns
-                    held.payloads.append((size, payload))
+                if columns - stored.columns:
+                    stored.added |= columns
+                    stored.payloads.append((size, payload))
 
     @rule(prompt_indices=st.lists(PROMPT_INDEX))
     def drop_added(self, prompt_indices: list[int]) -> None:
-        held = [prompt_index for prompt_index in prompt_indices if prompt_index in self.model]
-        self.index.drop_added(held)
-        for prompt_index in held:
+        stored = [prompt_index for prompt_index in prompt_indices if prompt_index in self.model]
+        self.index.drop_added(stored)
+        for prompt_index in stored:
             self.model[prompt_index].added = set()
             del self.model[prompt_index].payloads[1:]
 
@@ -88,14 +88,14 @@ class IndexMoves(RuleBasedStateMachine):
     @invariant()
     def it_holds_what_was_written_last(self) -> None:
         for prompt_index in range(4):
-            held = self.model.get(prompt_index)
-            assert (prompt_index in self.index) == (held is not None)
-            if held is not None:
-                assert self.index.payloads(prompt_index) == tuple(p for _, p in held.payloads)
+            stored = self.model.get(prompt_index)
+            assert (prompt_index in self.index) == (stored is not None)
+            if stored is not None:
+                assert self.index.payloads(prompt_index) == tuple(p for _, p in stored.payloads)
 
     @invariant()
     def bytes_held_are_those_of_the_groups_held(self) -> None:
-        sizes = [size for held in self.model.values() for size, _ in held.payloads]
+        sizes = [size for stored in self.model.values() for size, _ in stored.payloads]
         assert self.index.bytes_held == sum(sizes)
 
 

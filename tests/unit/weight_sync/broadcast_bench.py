@@ -41,11 +41,14 @@ class Bench:
     """One model at the sender."""
 
     def __init__(
-        self, seed: int = 1, limits: TransferTimeouts = PATIENT, incarnation: str = "incarnation-1"
+        self,
+        seed: int = 1,
+        timeouts: TransferTimeouts = PATIENT,
+        incarnation: str = "incarnation-1",
     ) -> None:
         self.model = Model(seed)
         self.source = ModuleSource(self.model, CHUNK_BYTES)
-        self.sender = GlooSender(self.source, host=HOST, incarnation=incarnation, limits=limits)
+        self.sender = GlooSender(self.source, host=HOST, incarnation=incarnation, timeouts=timeouts)
         self.count = len(self.source.manifest.chunk_nbytes)
 
     def struck(self, strike: Callable[[int], None]) -> PublishedRelease:

@@ -52,7 +52,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.fixture
 def hasty() -> Iterator[Bench]:
-    made = Bench(limits=HASTY)
+    made = Bench(timeouts=HASTY)
     yield made
     made.sender.close()
 
@@ -337,7 +337,7 @@ def test_a_sender_whose_thread_has_ended_says_so_to_engines_and_to_the_trainer()
 
     source = ModuleSource(Model(1), CHUNK_BYTES)
     sender = GlooSender(
-        source, host=HOST, incarnation="incarnation-1", limits=PATIENT, clock=broken_clock
+        source, host=HOST, incarnation="incarnation-1", timeouts=PATIENT, clock=broken_clock
     )
     published = sender.publish(1)
     models, receivers = ends(1)

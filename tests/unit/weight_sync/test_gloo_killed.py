@@ -55,7 +55,7 @@ def trainer(told: Connection, at: int, sign: int) -> None:
         if index == at:
             strike_self(sign)
 
-    bench = Bench(limits=PATIENT if sign == signal.SIGKILL else HASTY)
+    bench = Bench(timeouts=PATIENT if sign == signal.SIGKILL else HASTY)
     told.send(bench.struck(strike))
     told.recv()
 
@@ -79,7 +79,7 @@ def started(processes: ForkServerContext, sweep: list[BaseProcess], *call: Any) 
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(limits=request.param)
+    made = Bench(timeouts=request.param)
     yield made
     made.sender.close()
 

@@ -31,7 +31,7 @@ class UnclaimForgetsAGroup(Planted):
     breaks = LOST
     profile = "trainer"
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def _unclaim(self) -> None:
             claimed = list(self.training)
             super()._unclaim()
@@ -39,26 +39,26 @@ class UnclaimForgetsAGroup(Planted):
                 self._leave(self.groups.pop(prompt_index))
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class RewoundGroupsAreNotReadmitted(Planted):
     breaks = LOST
     profile = "trainer"
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def _undo(self, step: UndoneStep) -> None:
             self.totals.trained -= len(step.prompt_indices)
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class ReadyGroupsOfAnAbandonedLineageAreKept(Planted):
     breaks = frozenset({"I1", "I4", "I6"})
     profile = "trainer"
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def _rewound(self, event: Rewound) -> None:
             self._unclaim()
             for step in event.undone:
@@ -67,26 +67,26 @@ class ReadyGroupsOfAnAbandonedLineageAreKept(Planted):
             self.checkpoints = [made for made in self.checkpoints if made <= event.to_version]
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class ARefusedStepCounts(Planted):
     breaks = frozenset({"I2", "I7"})
     profile = "trainer"
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def refused(self, step: int, attempt: int, reason: str) -> None:
             del reason
             self.applied(step, attempt)
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class TheFrontierIsWhatWasTrained(Planted):
     breaks = frozenset({"I1"})
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def applied(self, step: int, attempt: int) -> int:
             version, trained = self.trainer_version + 1, tuple(self.training)
             frontier = self.totals.trained + len(trained)
@@ -94,34 +94,34 @@ class TheFrontierIsWhatWasTrained(Planted):
             return version
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class ADropIsNotJournaled(Planted):
     breaks = LOST
     settings = FILTERED
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def drop(self, prompt_index: int, reason: DropReason, *of: Any, **how: Any) -> None:
             record, self.record = self.record, lambda _: None
             super().drop(prompt_index, reason, *of, **how)
             self.record = record
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class ADropHasNoReason(Planted):
     breaks = frozenset({"I3"})
     settings = FILTERED
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def drop(self, prompt_index: int, reason: DropReason, *of: Any, **how: Any) -> None:
             del of
             super().drop(prompt_index, reason, **how)
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class AFilteredGroupIsCountedTwice(Planted):
@@ -130,7 +130,7 @@ class AFilteredGroupIsCountedTwice(Planted):
     breaks = frozenset({"I3"})
     settings = FILTERED
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def drop(
             self, prompt_index: int, reason: DropReason, detail: str = "", *, shrinks: int = 0
         ) -> None:
@@ -138,21 +138,21 @@ class AFilteredGroupIsCountedTwice(Planted):
             super().drop(prompt_index, reason, detail, shrinks=shrinks)
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class AReturnIsNotJournaled(Planted):
     breaks = frozenset({"I1"})
     profile = "engines"
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def _do(self, event: AnyEvent) -> None:
             self.apply(event)
             if not isinstance(event, Returned):
                 self.record(event)
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class ADispatchIsStampedByBelief(Planted):
@@ -160,32 +160,32 @@ class ADispatchIsStampedByBelief(Planted):
 
     breaks = frozenset({"I6"})
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def dispatch(self, prompt_index: int, engine: str, version: int) -> int:
             del version
             return super().dispatch(prompt_index, engine, self.trainer_version)
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class AnAnswerOfAnotherAttemptIsCommitted(Planted):
     breaks = frozenset({"I1"})
     profile = "data"
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def commit(self, receipt: Receipt) -> None:
             self._do(Committed(receipt))
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
         become(self._rollout_pump, ReceiptsAreNotChecked.Pump)
 
 
 class AClaimIsRecordedTwice(Planted):
     breaks = frozenset({"I1"})
 
-    class Books(Ledger):
+    class BrokenLedger(Ledger):
         def claim(
             self, prompt_indices: Iterable[int], step: int, attempt: int
         ) -> list[GroupRecord]:
@@ -194,7 +194,7 @@ class AClaimIsRecordedTwice(Planted):
             return groups
 
     def plant(self) -> None:
-        become(self.state.ledger, self.Books)
+        become(self.state.ledger, self.BrokenLedger)
 
 
 class TheBoundIsOneTooWide(Planted):

@@ -1,19 +1,18 @@
 """A run reduced to its ledger, its engines' versions, and a staleness policy: no loop, no clock."""
 
-from collections.abc import Mapping
-
 from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import GroupRecord
+from offbeat.controller.view import LedgerView
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import Groups, Sampler, earliest_step
+from offbeat.sampler.policy import Sampler, earliest_step
 from tests.support.recorded_ledger import RecordedLedger
 
 ENGINES = 2
 
 
-class SampledRun:
-    """Does what a sampler says, and nothing it did not say. Satisfies ``View`` itself.
+class SamplerBench:
+    """Does what a sampler says, and nothing else.
 
     Engines take new weights one by one, so ``serving_version`` is that of the slower one.
     """
@@ -22,9 +21,12 @@ class SampledRun:
         self.sampler, self.groups_per_step = sampler, groups_per_step
         self.ledger = RecordedLedger()
         self.engines = [0] * ENGINES
+        self.view = LedgerView(
+            self.ledger,
+            serving_version=lambda: self.serving_version,
+            groups_needed=lambda: self.groups_needed,
+        )
         self.staleness = list[int]()  # of every group claimed [weight versions]
-
-    # --- the view --------------------------------------------------------------------------------
 
     @property
     def trainer_version(self) -> int:
@@ -38,42 +40,6 @@ class SampledRun:
     def groups_needed(self) -> int:
         batch_deficits = self.ledger.batch_deficits.get(self.trainer_version + 1, 0)
         return self.groups_per_step - batch_deficits - len(self.ledger.training)
-
-    @property
-    def waiting(self) -> int:
-        return self.ledger.admitted
-
-    @property
-    def outstanding(self) -> int:
-        return self.ledger.outstanding
-
-    @property
-    def versions(self) -> Mapping[int, int]:
-        return self.ledger.versions
-
-    @property
-    def outstanding_by_target_step(self) -> Mapping[int | None, int]:
-        return self.ledger.outstanding_by_target_step
-
-    @property
-    def batch_deficits(self) -> Mapping[int, int]:
-        return self.ledger.batch_deficits
-
-    @property
-    def ready(self) -> Groups:
-        return self.ledger.ready
-
-    @property
-    def ready_at(self) -> Mapping[int, Groups]:
-        return self.ledger.ready_at
-
-    @property
-    def ready_for(self) -> Mapping[int | None, Groups]:
-        return self.ledger.ready_for
-
-    @property
-    def in_flight_at(self) -> Mapping[int, Groups]:
-        return self.ledger.in_flight_at
 
     # --- where groups are ------------------------------------------------------------------------
 
@@ -90,17 +56,17 @@ class SampledRun:
             (earliest_step(g.target_step), g.prompt_index) for g in self.at(Place.ADMITTED)
         )
         group = self.ledger.groups[waiting[0][1]] if waiting else None
-        return group if group and self.sampler.may_dispatch(self, group) else None
+        return group if group and self.sampler.may_dispatch(self.view, group) else None
 
     # --- moves -----------------------------------------------------------------------------------
 
     def admit(self, engine: int = 0) -> GroupRecord | None:
         """Draw a prompt and send it out, if the policy has room."""
-        admission = self.sampler.admit(self)
+        admission = self.sampler.admit(self.view)
         if admission is None:
             return None
         group = self.ledger.groups[self.ledger.admit(admission.target_step)]
-        assert self.sampler.may_dispatch(self, group), "what was admitted just now may go"
+        assert self.sampler.may_dispatch(self.view, group), "what was admitted just now may go"
         self.dispatch(group, engine)
         return group
 
@@ -115,7 +81,7 @@ class SampledRun:
 
     def claim(self) -> list[GroupRecord]:
         """Claim what the policy selects; with the last group the step is trained."""
-        prompt_indices = self.sampler.select(self)
+        prompt_indices = self.sampler.select(self.view)
         claimed = (
             self.ledger.claim(prompt_indices, self.trainer_version + 1, 1) if prompt_indices else []
         )
@@ -133,7 +99,7 @@ class SampledRun:
         self.ledger.drop(group.prompt_index, DropReason.DATA, "reward_raised", shrinks=step)
 
     def evict(self) -> None:
-        for prompt_index in self.sampler.stale(self):
+        for prompt_index in self.sampler.stale(self.view):
             self.ledger.evict(prompt_index, "stale")
 
     def cancel(self, prompt_indices: list[int]) -> None:
@@ -181,7 +147,7 @@ def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
     )
 
 
-def step_of(group: GroupRecord, run: SampledRun, max_staleness: int) -> int:
+def step_of(group: GroupRecord, run: SamplerBench, max_staleness: int) -> int:
     """The step that can go without a waiting group while every other one keeps its place."""
     if group.target_step is not None:
         return max(group.target_step, run.trainer_version + 1)

@@ -1,7 +1,7 @@
 """A small random model of a class, whose windows and original lengths end after a few tokens.
 
 Behaviour beyond a window or beyond the original training length does not show in rows that are
-short enough to compute with the model itself. A miniature has these lengths cut, fewer layers and
+short enough to compute with the model itself. A tiny model has these lengths cut, fewer layers and
 narrower ones, and weights large enough that attention is far from uniform and caps take effect.
 """
 
@@ -24,14 +24,14 @@ from transformers.pytorch_utils import Conv1D
 
 from offbeat.model_proof.plain import plain_logprobs
 
-LENGTH: Final = 48  # tokens of the longest sequence that a miniature computes
+LENGTH: Final = 48  # tokens of the longest sequence that a tiny model computes
 SHORT: Final = 16  # reduced value of lengths that a run's longest sequence exceeds
 VOCABULARY: Final = 64
 _LAYERS: Final = 4  # number kept of a model in which all are alike
 _KINDS: Final = 8  # maximum number of kinds of layers, of each of which one is kept
 _HEAD: Final = 8  # dimensions left of a head
 _MOST: Final = {"token_id": VOCABULARY - 1, "vocab": VOCABULARY, "experts": 16}
-_LARGEST_PARAMETERS: Final = 110_000_000  # maximum of a miniature
+_LARGEST_PARAMETERS: Final = 110_000_000  # maximum of a tiny model
 _SMALL_PARAMETERS: Final = 1_000_000  # below this, only lengths are reduced
 _WIDE: Final = 32  # sizes from here on may be divided
 _GAIN: Final = 2.0  # scale of a matrix, relative to one that keeps the variance of its input
@@ -46,7 +46,7 @@ _log = structlog.stdlib.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Reduction of a model's config to that of a miniature."""
+    """Reduction of a model's config to that of a tiny model."""
 
     max_model_len: int
     layers: int  # layers of the model
@@ -55,7 +55,7 @@ class _Cut:
     bounds: bool  # whether limits of positions below the longest sequence are reduced, too
 
     def value(self, name: str, value: Any) -> Any:  # noqa: ANN401 -- whatever a config holds
-        """Return the miniature's value of a config key."""
+        """Return the tiny model's value of a config key."""
         if isinstance(value, dict):
             return {str(key): self.value(str(key), each) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -114,10 +114,10 @@ class _Cut:
         return value if is_count or value < _WIDE else max(1, value // self.divide)
 
 
-def miniature(
+def tiny_model(
     kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_len: int
 ) -> PreTrainedModel | None:
-    """Return a miniature on the CPU, in float32, with eager attention; None if no config works.
+    """Return a tiny model on the CPU, in float32, with eager attention; None if no config works.
 
     A length of the config that ``max_model_len`` exceeds is exceeded by ``LENGTH``, too; others are
     not.
@@ -126,7 +126,7 @@ def miniature(
         try:
             cuts = list(_cuts(kind, config, max_model_len))
         except Exception as error:  # noqa: BLE001 -- a class may refuse to be asked for its shapes
-            _log.debug("miniature.refused", error=str(error)[:200])
+            _log.debug("tiny_model.refused", error=str(error)[:200])
             return None
         for cut in cuts:
             torch.manual_seed(0)
@@ -141,12 +141,12 @@ def miniature(
                 if plain_logprobs(model, tokens).isfinite().all():
                     return model
             except Exception as error:  # noqa: BLE001 -- whatever a class makes of sizes it is not made for
-                _log.debug("miniature.refused", cut=cut, error=str(error)[:200])
+                _log.debug("tiny_model.refused", cut=cut, error=str(error)[:200])
     return None
 
 
-def twin(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
-    """Return a second miniature with the same weights and another attention implementation."""
+def with_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
+    """Return a copy of a tiny model with another attention implementation."""
     with torch.random.fork_rng(devices=[]):
         other = _made(type(model), model.config, implementation)
     other.load_state_dict(model.state_dict())
@@ -156,7 +156,7 @@ def twin(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
 def _cuts(
     kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_len: int
 ) -> Iterator[_Cut]:
-    """Yield reductions to try, the smallest miniature first."""
+    """Yield reductions to try, the smallest tiny model first."""
     layers: int = config.get_text_config(decoder=True).num_hidden_layers
     small = sum(each.numel() for each in _shapes(kind, config)) <= _SMALL_PARAMETERS
     fewer = layers > _LAYERS and not small
@@ -200,7 +200,7 @@ def _widen(model: PreTrainedModel) -> None:
 
 
 def _smaller(kind: type[PreTrainedModel], config: PreTrainedConfig, cut: _Cut) -> PreTrainedConfig:
-    """Return the config of a miniature.
+    """Return the config of a tiny model.
 
     A number that no weight's shape depends on may be a length, and is reduced like one.
     """
@@ -224,7 +224,7 @@ def _has_shapes(
     try:
         return _shapes(kind, config.from_dict(dict(values))) == shapes
     except Exception as error:  # noqa: BLE001 -- as above
-        _log.debug("miniature.refused", error=str(error)[:200])
+        _log.debug("tiny_model.refused", error=str(error)[:200])
         return False
 
 
