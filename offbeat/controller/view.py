@@ -7,7 +7,7 @@ from offbeat.sampler.policy import Groups
 
 
 class LedgerView:
-    """What a sampler may read of a run: satisfies ``offbeat.sampler.policy.View`` without copies."""
+    """Read access of a sampler to a run. Satisfies ``offbeat.sampler.policy.View`` without copies."""
 
     __slots__ = ("_groups_needed", "_ledger", "_serving_version")
 

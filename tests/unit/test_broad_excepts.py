@@ -64,7 +64,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "queue_service/server/request_handler.py RequestHandler._put",
         "rollouts/calls.py environment_code",
         "rollouts/samples.py SampleDraws.draw_all",
-        "sampler/checked_sampler.py CheckedSampler._ask",
+        "sampler/checked_sampler.py CheckedSampler._call",
         "sampler/custom.py load_custom",
         "telemetry/wandb_sink.py WandbSink.write",
         "trainers/checkpoints/shared_work.py SharedWork.run",

@@ -288,7 +288,7 @@ def test_a_policy_that_raises_is_named(method: str) -> None:
     with pytest.raises(
         SamplerBroken, match=f"mine:Says.{method} raised ZeroDivisionError: no groups"
     ):
-        getattr(run.sampler, method)(run)
+        getattr(run.sampler, method)(run.view)
 
 
 def test_a_long_answer_is_cut_in_the_message() -> None:
@@ -301,7 +301,7 @@ def test_a_long_answer_is_cut_in_the_message() -> None:
 @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), BaseException("own")])
 def test_a_policy_that_exits_is_named_and_ends_no_event_loop(error: BaseException) -> None:
     with pytest.raises(SamplerBroken, match=rf"mine:Says.select raised {type(error).__name__}"):
-        watched(error).sampler.select(watched(error))
+        watched(error).sampler.select(watched(error).view)
 
 
 def test_a_module_or_class_that_exits_says_why(tmp_path: Path) -> None:
