@@ -30,7 +30,7 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-properties test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -80,6 +80,9 @@ test-agents: $(AGENT_CLIENTS_STAMP)
 
 test-environments: $(ENVIRONMENTS_STAMP)
 	$(BIN)/python -m pytest tests/environments $(ARGS)
+
+test-properties: $(DEV_STAMP)
+	PROPERTY_EXAMPLES=500 $(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
 
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -45,10 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # `make test` draws a few; `make test-properties` looks for the rare ones.
+    examples = int(os.environ.get("PROPERTY_EXAMPLES", "40"))
     # A loaded machine makes single examples slow without making them wrong.
-    hypothesis.settings.register_profile("offbeat", deadline=None)
+    hypothesis.settings.register_profile("offbeat", max_examples=examples, deadline=None)
     # A change is judged by the same examples every time; fresh ones are looked for by hand.
-    hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+    hypothesis.settings.register_profile(
+        "ci", max_examples=examples, deadline=None, derandomize=True, print_blob=True
+    )
     hypothesis.settings.load_profile("ci" if "CI" in os.environ else "offbeat")
 
 

@@ -9,7 +9,7 @@ from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
 from tests.ray.conftest import ROOT, Start
 
 
-@pytest.mark.parametrize("dry", [False, True])
+@pytest.mark.parametrize("dry", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_recipe_is_evaluated_alone(start: Start, dry: bool) -> None:
     recipe = ROOT / "recipes" / "quickstart.yaml"
     sets = ("eval.sets.few={prompts: 4, samples: 2}", "eval.sets.more.prompts=9")

@@ -97,7 +97,7 @@ async def trained(bench: Bench, attempt: int, chunk: Chunk) -> bool:
         raise
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_columns_that_died_with_a_machine_are_named_and_the_ranks_go_on(
     cluster: Cluster, tmp_path: Path, ranks: int
 ) -> None:

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.usefixtures("default_signals")
     [
         pytest.param(signal.SIGINT, False, 130, marks=pytest.mark.long),
         (signal.SIGINT, True, 130),  # as a terminal does it
-        (signal.SIGTERM, True, 143),  # as timeout and schedulers do it
+        # as timeout and schedulers do it
+        pytest.param(signal.SIGTERM, True, 143, marks=pytest.mark.long),
     ],
 )
 def test_a_signal_ends_a_run_in_order(

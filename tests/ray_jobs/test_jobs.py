@@ -73,6 +73,7 @@ def test_submitting_twice_runs_once_and_says_how_to_follow(
     assert len(trained) == 5
 
 
+@pytest.mark.long
 def test_a_stopped_job_ends_in_order_before_ray_kills_it(cluster: Cluster, tmp_path: Path) -> None:
     submitted = cluster.submit(f"run_dir={tmp_path / '{name}'}")
     run_dir = Path(said(submitted.stdout, "results"))
@@ -103,6 +104,7 @@ def test_an_address_where_nobody_answers_is_one_line_and_exit_code_2(cluster: Cl
     assert "--address" in refused.stderr
 
 
+@pytest.mark.long
 def test_a_cluster_without_tokens_takes_no_notice_of_one(cluster: Cluster, tmp_path: Path) -> None:
     home = give_token(tmp_path / "home")
     submitted = cluster.submit("steps=1", f"run_dir={tmp_path / '{name}'}", home=home)
@@ -110,6 +112,7 @@ def test_a_cluster_without_tokens_takes_no_notice_of_one(cluster: Cluster, tmp_p
     assert cluster.run(*as_ray(said(submitted.stdout, "stop"))).returncode == 0
 
 
+@pytest.mark.long
 def test_a_token_in_the_home_directory_is_used(guarded: Cluster, tmp_path: Path) -> None:
     submitted = guarded.submit("steps=5", f"run_dir={tmp_path / '{name}'}")
     assert submitted.returncode == 0, submitted.stderr
