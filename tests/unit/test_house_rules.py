@@ -8,9 +8,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+parsed = cache(ast.parse)  # several rules walk the same trees
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "offbeat"
@@ -102,7 +105,7 @@ def resolved(node: ast.expr, names: dict[str, str]) -> str | None:
 
 def uses_of(pattern: re.Pattern[str], source: str) -> Iterator[tuple[int, str]]:
     """Line and full name of every imported thing in ``source`` whose full name matches."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     names = imported_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Name, ast.Attribute)):
@@ -230,7 +233,7 @@ def test_no_file_in_version_control_names_a_path_of_one_machine() -> None:
 
 
 def class_names(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path.read_text())):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.name
 
@@ -266,7 +269,7 @@ def test_a_public_class_name_stands_once_in_the_package() -> None:
 
 def openings_without_a_subject(source: str) -> Iterator[tuple[int, str]]:
     """Line and first line of every docstring in ``source`` that starts with a pronoun."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text and WITHOUT_A_SUBJECT.match(text):
@@ -308,7 +311,7 @@ def test_every_method_of_a_port_says_what_it_promises() -> None:
     path = PACKAGE / "controller/ports.py"
     broken = [
         f"{path.relative_to(ROOT)}:{method.lineno} {port.name}.{method.name} has no docstring"
-        for port in ast.parse(path.read_text()).body
+        for port in parsed(path.read_text()).body
         if isinstance(port, ast.ClassDef)
         and any(isinstance(base, ast.Name) and base.id == "Protocol" for base in port.bases)
         for method in port.body
@@ -329,7 +332,7 @@ def raised_names(docstring: str) -> set[str]:
 
 
 def test_every_exception_that_a_docstring_promises_exists() -> None:
-    sources = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    sources = {path: parsed(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
     known = {
         node.name
         for tree in sources.values()
