@@ -21,7 +21,7 @@ from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
-from offbeat.config.limits import on_failed_sample
+from offbeat.config.limits import max_sample_tokens, on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.environments.exits import contain_exits
@@ -257,9 +257,10 @@ def _agents(spec: EnvironmentSpec, stop_token_ids: Sequence[int]) -> "AgentGroup
     ends = template.end_texts([*end_ids_of(spec.config.model.path), *stop_token_ids])
     agent = make_agent(spec.config.environment, Path(spec.working_dir), spec.inputs)
     rollout = spec.config.rollout
-    most = rollout.max_sample_tokens or rollout.max_branches * spec.config.generator.max_model_len
-    limits = SessionLimits(max_branches=rollout.max_branches, max_sample_tokens=most)
-    return AgentGroups(agent, TemplateBridge(template, ends), limits)
+    limits = SessionLimits(
+        max_branches=rollout.max_branches, max_sample_tokens=max_sample_tokens(spec.config)
+    )
+    return AgentGroups(agent, TemplateBridge(template, ends), limits, rollout.branches)
 
 
 def _exchange_with(

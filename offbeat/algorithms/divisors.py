@@ -2,7 +2,7 @@
 
 Each call of a loss returns its part: units, samples, squares; parts of microbatches, chunks and
 ranks add up, and ``denominator`` reads the total. *Units* are tokens, sequences, or a constant for
-each sequence (``normalize`` of the recipe's loss). *Samples* and *squares*, the sum of squared advantages, give
+each sequence (``normalize`` of the recipe's loss); a branch counts for its share of a sequence. *Samples* and *squares*, the sum of squared advantages, give
 the standard deviation of the step's advantages, which is unknown before the last group: because a
 loss without a KL penalty is proportional to its advantages, dividing its gradient by that number at
 the end is the same as dividing the advantages at the beginning. That is the second half of
@@ -33,12 +33,13 @@ def divisor_parts(valid: ValidTokens, counted: ValidTokens, config: AnyLossConfi
     """Return the part of one call, float64 [3].
 
     Args:
-        valid: All valid tokens: their sequences are the samples.
+        valid: All valid tokens: their sequences are the samples, or shares of them.
         counted: Tokens that the loss is averaged over, fewer if a band dropped some.
         config: Must have ``constant_tokens`` for ``normalize="constant"``.
     """
     counts_S, present_S = counted.counts_S.double(), valid.counts_S > 0
-    sequences = (counts_S > 0).sum(dtype=torch.float64)
+    share_S = valid.sample_share_S
+    sequences = (share_S * (counts_S > 0)).sum()
     match config.normalize:
         case "tokens":
             units = counts_S.sum()
@@ -49,8 +50,8 @@ def divisor_parts(valid: ValidTokens, counted: ValidTokens, config: AnyLossConfi
     # In float64: the sum over a long sequence must equal its advantage.
     advantages_N = torch.where(valid.mask_N, valid.advantages_N.double(), 0.0)
     sums_S = torch.zeros_like(counts_S).index_add(0, valid.sequence_N, advantages_N)
-    squares = (sums_S / valid.lengths_S).square().sum()
-    return torch.stack([units, present_S.sum(dtype=torch.float64), squares])
+    squares = (share_S * (sums_S / valid.lengths_S).square()).sum()
+    return torch.stack([units, (share_S * present_S).sum(), squares])
 
 
 def denominator(config: AnyLossConfig, parts: Iterable[Parts]) -> float:

@@ -126,14 +126,15 @@ def _sums(
 
 
 def _share(counted: ValidTokens, config: AnyLossConfig) -> Tensor:
-    """Return each token's weight in the sum [N]: 1, or its part of its sequence's mean.
+    """Return each token's weight in the sum [N]: 1, or its part of its sample's mean.
 
     0 if invalid.
     """
     one_N = counted.mask_N.to(counted.counts_S.dtype)
     if config.normalize != "sequences":
         return one_N
-    return one_N / counted.lengths_S[counted.sequence_N]
+    weight_S = counted.sample_share_S / counted.lengths_S
+    return one_N * weight_S.to(one_N.dtype)[counted.sequence_N]
 
 
 def _ratio_metrics(surrogate: Surrogate, mask_N: Tensor) -> dict[str, PartialMetric]:

@@ -1,7 +1,8 @@
 """Inputs and outputs of a loss. Legend: N tokens, S sequences.
 
 Tokens are on one flat axis, whatever the shape of their microbatch. All tokens of a sequence are in
-the same call.
+the same call. A sequence is a sample, or one branch of a sample whose other branches may be in other
+calls: it then counts for its share of the sample's tokens, so that the sample counts as one.
 """
 
 from collections.abc import Callable
@@ -31,6 +32,9 @@ class LossTokens:
     sequences: int
     staleness_N: Tensor | None = None  # int; weight versions behind the trainer; None: not known
     teacher_N: Tensor | None = None  # of the frozen teacher; None without one
+    sample_share_S: Tensor | None = (
+        None  # float64; trained tokens over those of the sample; None: 1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class ValidTokens:
     mask_N: Tensor  # bool
     sequence_N: Tensor
     counts_S: Tensor  # valid tokens of each sequence
+    sample_share_S: Tensor  # float64; what each sequence counts for, where samples count
     teacher_N: Tensor | None = None
 
     @property
@@ -95,6 +100,7 @@ def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidT
 
     logprobs_N = valid(tokens.logprobs_N)
     none_S = torch.zeros(tokens.sequences, dtype=dtype, device=mask_N.device)
+    share_S = torch.ones_like(none_S, dtype=torch.float64)
     current, drawn = old_logprobs == "current", tokens.generation_N
     return ValidTokens(
         logprobs_N=logprobs_N,
@@ -105,6 +111,7 @@ def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidT
         mask_N=mask_N,
         sequence_N=tokens.sequence_N,
         counts_S=_counts(mask_N, tokens.sequence_N, none_S),
+        sample_share_S=share_S if tokens.sample_share_S is None else tokens.sample_share_S,
         teacher_N=None if tokens.teacher_N is None else valid(tokens.teacher_N),
     )
 

@@ -40,11 +40,15 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
             "Leave environment.variables out.",
         )
     rollout = config.rollout
-    limits = {"max_sample_tokens": rollout.max_sample_tokens, "max_branches": rollout.max_branches}
-    for key, limit in limits.items():
-        if environment.name != "agent" and limit != RolloutConfig.model_fields[key].default:
+    of_agents = {
+        "max_sample_tokens": rollout.max_sample_tokens,
+        "max_branches": rollout.max_branches,
+        "branches": rollout.branches,
+    }
+    for key, value in of_agents.items():
+        if environment.name != "agent" and value != RolloutConfig.model_fields[key].default:
             yield Clash(
                 (f"rollout.{key}", "environment.name"),
-                f"rollout.{key}={limit} is not used: it bounds the samples of agents alone",
+                f"rollout.{key}={value} is not used: it is about the samples of agents alone",
                 f"Leave rollout.{key} out.",
             )

@@ -13,6 +13,10 @@ _LOGPROB_BYTES: Final = 4  # float32
 _MASK_BYTES: Final = 1
 _REWARD_BYTES: Final = 4
 _OFFSET_BYTES: Final = 8
+_BRANCH_BYTES: Final = 4  # branch_samples: int32
+_WHOLE_BRANCHES: Final = 4
+"""Branches as long as the context of the model that a sample has room for by default: a sample may
+have more of them that are shorter, and the buffer has to hold the largest groups of a step."""
 
 
 def max_outstanding_groups(config: RunConfig) -> int:
@@ -29,16 +33,34 @@ def max_outstanding_groups(config: RunConfig) -> int:
     return groups
 
 
+def max_sample_tokens(config: RunConfig) -> int:
+    """Return the most tokens of an agent's sample, over all its branches."""
+    rollout = config.rollout
+    if rollout.max_sample_tokens is not None:
+        return rollout.max_sample_tokens
+    branches = rollout.max_branches
+    if rollout.branches == "train":
+        branches = min(branches, _WHOLE_BRANCHES)
+    return branches * config.generator.max_model_len
+
+
 def max_group_bytes(config: RunConfig) -> int:
     """Return the most bytes that the packed columns of one prompt group can take.
 
     The prompt is stored once. A single-turn response is at most ``max_new_tokens`` long; with more
     turns the observations between them are response tokens too, and only ``max_model_len`` bounds
-    the whole, or ``rollout.max_sample_tokens`` if that is less. Logprobs that the trainer adds to the group are counted.
+    the whole; of an agent ``max_sample_tokens``, over all branches that are trained. Logprobs that
+    the trainer adds to the group are counted.
     """
     samples, whole = config.samples_per_group, config.generator.max_model_len
+    boundaries = _OFFSET_BYTES  # of one branch
     if config.environment.name == "agent":
-        whole = response = min(whole, config.rollout.max_sample_tokens or whole)
+        most = max_sample_tokens(config)
+        whole = response = min(whole, most)
+        if config.rollout.branches == "train":
+            # A branch has two tokens or more: one of its prompt and one drawn.
+            response, branches = most, min(config.rollout.max_branches, most // 2)
+            boundaries = branches * (_OFFSET_BYTES + _BRANCH_BYTES)
     elif config.environment.max_turns > 1:
         response = whole
     else:
@@ -47,7 +69,7 @@ def max_group_bytes(config: RunConfig) -> int:
     policy = loss.name != "sft" and loss.old_logprobs == "policy"
     logprobs = 1 + policy + (loss.kl_coef > 0) + (loss.teacher_path is not None)
     token = 2 * _ID_BYTES + _MASK_BYTES + logprobs * _LOGPROB_BYTES
-    sample = response * token + _REWARD_BYTES + _OFFSET_BYTES
+    sample = response * token + _REWARD_BYTES + boundaries
     return whole * _ID_BYTES + samples * sample + _OFFSET_BYTES
 
 

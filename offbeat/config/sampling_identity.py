@@ -21,6 +21,7 @@ def sampling_identity(config: RunConfig) -> str:
         "max_turns": config.environment.max_turns,
         "max_sample_tokens": config.rollout.max_sample_tokens,
         "max_branches": config.rollout.max_branches,
+        "branches": config.rollout.branches,
         "kv": generator.vllm.kv if generator.backend == "vllm" else None,
     }
     content = json.dumps(settings, sort_keys=True).encode()

@@ -40,6 +40,7 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
         len(receipt.turns or receipt.rewards),
         *(len(values) for _, values in receipt.rewards_by_name),
         len(receipt.answers or receipt.rewards),
+        len(receipt.branches or receipt.rewards),
     }
     if sizes != {task.samples}:
         return f"group of {sorted(sizes)} samples, asked for {task.samples}"
@@ -54,6 +55,9 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
             return f"version spans {spans} do not cover {tokens} response tokens"
     if any(count < 1 for spans in receipt.version_spans for _, count in spans):
         return f"version spans {receipt.version_spans} with one of no token"
+    tokens = receipt.response_tokens
+    if any(not 1 <= n <= most for n, most in zip(receipt.branches, tokens, strict=False)):
+        return f"{receipt.branches} branches of samples with {tokens} response tokens"
     valid = zip(receipt.valid_tokens, receipt.response_tokens, strict=True)
     if not all(0 <= count <= tokens for count, tokens in valid):
         return f"{receipt.valid_tokens} valid tokens of {receipt.response_tokens}"

@@ -128,6 +128,7 @@ class StepMetricsBuilder:
             "rollout/truncated_fraction": truncated / samples,
             "rollout/out_of_turns_fraction": reasons.count(OUT_OF_TURNS) / samples,
             **self._failed_samples(),
+            **self._branches(),
             **self._rewards_by_name(),
             "rollout/generate_s_mean": self.mean_of("generate_s"),
             "rollout/reward_s_mean": self.mean_of("reward_s"),
@@ -147,6 +148,15 @@ class StepMetricsBuilder:
             "rollout/masked_fraction": sum(r.masked_samples for r in self.receipts) / samples,
             "rollout/retried_fraction": sum(r.retried_samples for r in self.receipts) / samples,
             "rollout/late_fraction": sum(r.late_samples for r in self.receipts) / samples,
+        }
+
+    def _branches(self) -> dict[str, float]:
+        """Return the branches of a sample, and the share of samples with several."""
+        samples = sum(receipt.samples for receipt in self.receipts)
+        branches = sum(sum(r.branches) if r.branches else r.samples for r in self.receipts)
+        return {
+            "rollout/branches_mean": branches / samples,
+            "rollout/branched_fraction": sum(r.branched_samples for r in self.receipts) / samples,
         }
 
     def _rewards_by_name(self) -> dict[str, float]:

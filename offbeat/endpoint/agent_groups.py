@@ -2,21 +2,23 @@
 
 | outcome of an episode                        | what becomes of it                               |
 |----------------------------------------------|--------------------------------------------------|
-| a reward, and turns in one line              | a valid sample                                   |
+| a reward, and turns in one branch            | a valid sample                                   |
 | a request of it failed in the engine         | the attempt of the group fails, by that failure  |
 | the agent raised, exited, or sent no reward  | the sample fails, kind model                     |
 | it never called the model                    | the sample fails, ``no_model_call``              |
-| turns in more than one branch                | the sample fails, ``branches``; it is not retried |
+| turns in more than one branch                | a valid sample, all of its branches are trained; |
+|                                              | or it fails, ``branches``, and is not retried    |
 | ``EnvironmentUnavailable``                   | the sample fails, kind infrastructure            |
 
-A failed sample is retried and masked as ``rollout.on_failed_sample`` says. In an evaluation, which
-trains nothing, branches are allowed, and the first one is kept.
+A failed sample is retried and masked as ``rollout.on_failed_sample`` says, branches are trained or
+masked as ``rollout.branches`` says. In an evaluation, which trains nothing, they are allowed.
 """
 
 import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import Branch, SampleSession, SessionLimits
@@ -26,7 +28,7 @@ from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import FailureKind
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.groups import Receipt
 from offbeat.rollouts.calls import EngineClient, Generate, checked_reward, environment_code, failed
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import (
@@ -48,8 +50,16 @@ class AgentGroups:
     All methods belong to one event loop.
     """
 
-    def __init__(self, agent: AgentFunction, bridge: TemplateBridge, limits: SessionLimits) -> None:
+    def __init__(
+        self,
+        agent: AgentFunction,
+        bridge: TemplateBridge,
+        limits: SessionLimits,
+        branches: Literal["train", "mask"] = "train",
+    ) -> None:
+        """Start nothing yet. ``branches``: what becomes of a sample with more than one."""
         self._agent, self._bridge, self._limits = agent, bridge, limits
+        self._trains_branches = branches == "train"
         self._endpoint = AgentEndpoint(MODEL)
 
     async def start(self) -> None:
@@ -100,11 +110,12 @@ class AgentGroups:
         finally:
             branches = await self._endpoint.finish(api_key)
             if branches:
-                transcript.take(branches[0].prompt_ids, branches[0].transcript)
+                later = branches[1:] if self._trains_branches else ()
+                transcript.take(branches[0].transcript, [branch.transcript for branch in later])
             transcript.reward_s = time.perf_counter() - began - transcript.generate_s
         if session.failure is not None:
             raise session.failure  # whatever the agent made of it
-        _check_branches(session.engine.task, session, branches)
+        self._check_branches(session, branches)
 
     async def _rewards(self, session: SampleSession, api_key: str) -> NamedRewards:
         """Play an episode; one whose session fails is killed at once, whatever the agent would do.
@@ -126,6 +137,31 @@ class AgentGroups:
             raise session.failure or errors.exceptions[0] from errors
         return rewards
 
+    def _check_branches(self, session: SampleSession, branches: tuple[Branch, ...]) -> None:
+        """Check that there is something to train, and that the recipe trains it.
+
+        Raises:
+            RolloutFailed: ``no_model_call``, ``branches``.
+        """
+        task = session.engine.task
+        if not branches:
+            detail = f"sample {session.sample}: the agent returned without an answer of the model"
+            if session.last_refusal:
+                detail += f"; the last of its requests was refused: {session.last_refusal}"
+            raise failed(task, FailureKind.DATA, "no_model_call", detail)
+        if len(branches) == 1 or self._trains_branches or task.evaluation:
+            return
+        reasons = Counter(branch.reason.value for branch in branches)
+        drawn = sum(len(turn.result.token_ids) for turn in session.turns)
+        detail = (
+            f"sample {session.sample}: its {len(session.turns)} turns with {drawn} tokens drawn are "
+            f"{len(branches)} branches "
+            f"({', '.join(f'{n} {reason}' for reason, n in reasons.items())}), and "
+            "rollout.branches=mask trains samples of one: set it to train, or keep every answer in "
+            "the conversation, unchanged"
+        )
+        raise failed(task, FailureKind.DATA, BRANCHES, detail)
+
 
 @dataclass(frozen=True, slots=True)
 class _TimedGenerate:
@@ -140,28 +176,3 @@ class _TimedGenerate:
             return await self.generate(request)
         finally:
             self.transcript.generate_s += time.perf_counter() - began
-
-
-def _check_branches(
-    task: RolloutTask, session: SampleSession, branches: tuple[Branch, ...]
-) -> None:
-    """Check that the turns of a sample can be trained as one row.
-
-    Raises:
-        RolloutFailed: ``no_model_call``, ``branches``.
-    """
-    if not branches:
-        detail = f"sample {session.sample}: the agent returned without an answer of the model"
-        if session.last_refusal:
-            detail += f"; the last of its requests was refused: {session.last_refusal}"
-        raise failed(task, FailureKind.DATA, "no_model_call", detail)
-    if len(branches) == 1 or task.evaluation:
-        return
-    reasons = Counter(branch.reason.value for branch in branches)
-    drawn = sum(len(turn.result.token_ids) for turn in session.turns)
-    detail = (
-        f"sample {session.sample}: its {len(session.turns)} turns with {drawn} tokens drawn are "
-        f"{len(branches)} branches ({', '.join(f'{n} {reason}' for reason, n in reasons.items())}), "
-        "and one is trained per sample: keep every answer in the conversation, unchanged"
-    )
-    raise failed(task, FailureKind.DATA, BRANCHES, detail)

@@ -45,7 +45,7 @@ class SessionLimits:
     max_requests: int = 1000  # turns, those that failed included
     max_open_requests: int = 16
     max_branches: int = 64
-    max_sample_tokens: int = 1 << 20  # tokens of all branches, prompts included
+    max_sample_tokens: int = 1 << 20  # of all branches, each with its prompt and what it shares
 
 
 class ChatTurn(msgspec.Struct, frozen=True):
@@ -97,8 +97,11 @@ class Branch:
     """One line of turns, from the first prompt to the last answer."""
 
     reason: BranchReason  # why it is not part of another one
-    prompt_ids: tuple[int, ...]
     transcript: Transcript
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self.transcript.prompt_ids
 
 
 @dataclass(slots=True, eq=False)
@@ -115,11 +118,11 @@ class SampleSession:
     last_refusal: str = ""  # of a request that the agent made, for whoever asks why it has no turn
     is_finished: bool = False
     open_requests: int = 0
+    tokens: int = 0  # of all branches, each with its prompt and what it shares with others
     _failed: asyncio.Event = field(default_factory=asyncio.Event)
     _numbers: "count[int]" = field(default_factory=count)
     _by_question: dict[int, list[Turn]] = field(default_factory=dict[int, list[Turn]])
     _parents: set[int] = field(default_factory=set[int])  # numbers of turns that were continued
-    _tokens: int = 0
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -253,7 +256,7 @@ class SampleSession:
     ) -> tuple[int, GenerateResult]:
         number = self._admit(prompt, parent)
         task, sampling = self.engine.task, self.engine.sampling
-        room = self.limits.max_sample_tokens - self._tokens - len(prompt.new_ids)
+        room = self.limits.max_sample_tokens - self.tokens - self._added_tokens(prompt, parent)
         most, ends = min(sampling.max_new_tokens, room), sampling.stop_token_ids
         if request.max_new_tokens is not None:
             most = min(most, request.max_new_tokens)
@@ -285,16 +288,31 @@ class SampleSession:
             raise SessionFinished
         if self.open_requests >= limits.max_open_requests:
             raise LimitExceeded("max_open_requests", limits.max_open_requests)
-        branches = sum(not self.was_continued(turn) for turn in self.turns)
-        opens_branch = parent is None or self.was_continued(parent)
-        if opens_branch and branches >= limits.max_branches:
-            raise LimitExceeded("max_branches", limits.max_branches)
-        if self._tokens + len(prompt.new_ids) >= limits.max_sample_tokens:
-            raise LimitExceeded("max_sample_tokens", limits.max_sample_tokens)
+        self._check_room(self._added_tokens(prompt, parent) + 1, parent)
         number = next(self._numbers)
         if number >= limits.max_requests:
             raise LimitExceeded("max_requests", limits.max_requests)
         return number
+
+    def _check_room(self, tokens: int, parent: Turn | None) -> None:
+        """Check that the sample has room for a turn that adds so many tokens.
+
+        Raises:
+            LimitExceeded: ``max_branches``, ``max_sample_tokens``.
+        """
+        limits = self.limits
+        branches = sum(not self.was_continued(turn) for turn in self.turns)
+        if self._opens_branch(parent) and branches >= limits.max_branches:
+            raise LimitExceeded("max_branches", limits.max_branches)
+        if self.tokens + tokens > limits.max_sample_tokens:
+            raise LimitExceeded("max_sample_tokens", limits.max_sample_tokens)
+
+    def _opens_branch(self, parent: Turn | None) -> bool:
+        return parent is None or self.was_continued(parent)
+
+    def _added_tokens(self, prompt: RenderedPrompt, parent: Turn | None) -> int:
+        """Return by how much a prompt lengthens the branches: a new one has the history once more."""
+        return len(prompt.token_ids if self._opens_branch(parent) else prompt.new_ids)
 
     def _drawn_text(self, result: GenerateResult) -> str:
         """Return the text of the tokens that were drawn, without the one that ended the turn."""
@@ -302,8 +320,15 @@ class SampleSession:
         return self.bridge.template.decode(ids[:-1] if result.finish_reasons[0] == "stop" else ids)
 
     def _record(self, turn: Turn) -> Turn:
+        """Take a turn in.
+
+        Raises:
+            LimitExceeded: Another request, open at the same time, has used up the room.
+        """
+        tokens = self._added_tokens(turn.prompt, turn.parent) + len(turn.result.token_ids)
+        self._check_room(tokens, turn.parent)
         self.turns.append(turn)
-        self._tokens += len(turn.prompt.new_ids) + len(turn.result.token_ids)
+        self.tokens += tokens
         if turn.parent is not None:
             self._parents.add(turn.parent.number)
         chain = 0
@@ -345,13 +370,11 @@ def _branch(leaf: Turn, trained: set[int]) -> Branch:
     line = [leaf]
     while (parent := line[-1].parent) is not None:
         line.append(parent)
-    root, transcript = line[-1], Transcript()
+    root = line[-1]
+    transcript = Transcript(prompt_ids=root.prompt.token_ids)
     for turn in reversed(line):
-        transcript.add_turn(() if turn is root else turn.prompt.new_ids, turn.result)
-        if turn.number in trained:
-            drawn = len(turn.result.token_ids)
-            transcript.mask[-drawn:] = [False] * drawn
-            transcript.logprobs[-drawn:] = [0.0] * drawn
+        observation = () if turn is root else turn.prompt.new_ids
+        transcript.add_turn(observation, turn.result, is_context=turn.number in trained)
         trained.add(turn.number)
     assert root.reason is not None  # noqa: S101 - a turn without a parent has one
-    return Branch(root.reason, root.prompt.token_ids, transcript)
+    return Branch(root.reason, transcript)

@@ -36,6 +36,7 @@ def dry(config: RunConfig) -> RunConfig:
             "on_failed_sample": on_failed_sample(config),
             "max_sample_tokens": None,
             "max_branches": RolloutConfig().max_branches,
+            "branches": RolloutConfig().branches,
         },
         "data": {"path": None, "columns": {}},
         "eval": {

@@ -129,6 +129,8 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # Of each sample of an evaluation, its final answer or ""; empty: none are extracted
     answers: tuple[str, ...] = ()
     rewards_by_name: RewardsByName = ()  # besides ``rewards``, which alone are trained
+    # Of each sample, rows of the columns: the branches of an agent's sample; empty: one each
+    branches: tuple[int, ...] = ()
 
     @property
     def truncated_samples(self) -> int:
@@ -170,6 +172,11 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return sum(retries > 0 for retries in self.retries)
 
     @property
+    def branched_samples(self) -> int:
+        """Return how many samples have more than one branch, masked ones included."""
+        return sum(branches > 1 for branches in self.branches)
+
+    @property
     def late_samples(self) -> int:
         """Return how many samples were masked because their environment was late."""
         samples = zip(self.valid, self.finish_reasons, strict=True)
@@ -177,8 +184,10 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        """Return the prompt and response tokens over all samples: the input of a forward pass."""
-        return sum(self.prompt_tokens) + sum(self.response_tokens)
+        """Return the prompt and response tokens over all branches: the input of a forward pass."""
+        branches = self.branches or (1,) * self.samples
+        prompts = zip(self.prompt_tokens, branches, strict=True)
+        return sum(tokens * count for tokens, count in prompts) + sum(self.response_tokens)
 
     @property
     def oldest_version(self) -> int:

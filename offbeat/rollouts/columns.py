@@ -1,10 +1,11 @@
 """Packs a finished group into the standard columns, checks them and creates the receipt.
 
-Legend: G samples of the group, N response tokens over all samples.
+Legend: G samples of the group, B branches over all samples, N response tokens over all branches.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -33,8 +34,8 @@ class Rollout:
     response_ids: NDArray[np.int32]  # [N]
     logprobs: NDArray[np.float32] | None  # [N]; None: no engine has drawn the tokens
     loss_mask: NDArray[np.bool_] | None  # [N]; None: every token is the model's own
-    offsets: NDArray[np.int64]  # [G + 1]
-    version_spans: tuple[VersionSpans, ...]  # [G], each adding up to the sample's length
+    offsets: NDArray[np.int64]  # [B + 1]
+    version_spans: tuple[VersionSpans, ...]  # [B], each adding up to the branch's length
     finish_reasons: tuple[str, ...]  # [G]
     engine_incarnation: str
     generate_s: float
@@ -44,6 +45,7 @@ class Rollout:
     turns: tuple[int, ...] = ()  # [G], see Receipt
     rewards_by_name: RewardsByName = ()
     answers: tuple[str, ...] = ()  # [G], see Receipt
+    branches: tuple[int, ...] = ()  # [G], see Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,9 @@ def packed(
         schema.WEIGHT_VERSIONS: version_of_each_token(rollout.version_spans, tokens),
         schema.REWARDS: np.array(rewards, dtype=np.float32),
     }
+    if rollout.branches:
+        samples = np.arange(len(rollout.branches), dtype=np.int32)
+        columns[schema.BRANCH_SAMPLES] = np.repeat(samples, rollout.branches)
     required = schema.RECORDED_COLUMNS
     if rollout.logprobs is not None:
         columns[schema.GENERATION_LOGPROBS] = rollout.logprobs
@@ -91,21 +96,26 @@ def packed(
 
 def version_of_each_token(spans: tuple[VersionSpans, ...], tokens: int) -> NDArray[np.int32]:
     """Expand run-length spans to the weight version of each token, [N]."""
-    versions = [version for sample in spans for version, _ in sample]
+    versions = [version for branch in spans for version, _ in branch]
     if len(set(versions)) == 1:  # almost every group
         return np.full(tokens, versions[0], dtype=np.int32)
-    counts = [count for sample in spans for _, count in sample]
+    counts = [count for branch in spans for _, count in branch]
     return np.repeat(np.array(versions, dtype=np.int32), counts)
 
 
 def _receipt(
     task: RolloutTask, rollout: Rollout, columns: Columns, outcomes: SampleOutcomes
 ) -> Receipt:
-    lengths = tuple(end - start for start, end in pairwise(rollout.offsets.tolist()))
+    starts, spans = rollout.offsets, rollout.version_spans
+    if rollout.branches:
+        bounds = np.cumsum([0, *rollout.branches])
+        starts = starts[bounds]
+        spans = tuple(_spans_of_sample(spans[first:end]) for first, end in pairwise(bounds))
+    lengths = tuple(end - start for start, end in pairwise(starts.tolist()))
     mask = rollout.loss_mask
     valid = lengths
     if mask is not None:
-        valid = tuple(np.add.reduceat(mask, rollout.offsets[:-1], dtype=np.int64).tolist())
+        valid = tuple(np.add.reduceat(mask, starts[:-1], dtype=np.int64).tolist())
     return Receipt(
         prompt_index=task.prompt_index,
         attempt=task.attempt,
@@ -116,7 +126,7 @@ def _receipt(
         response_tokens=lengths,
         valid_tokens=valid,
         finish_reasons=rollout.finish_reasons,
-        version_spans=rollout.version_spans,
+        version_spans=spans,
         columns=tuple(columns),
         payload_bytes=schema.payload_bytes(columns),
         generate_s=rollout.generate_s,
@@ -129,4 +139,11 @@ def _receipt(
         turns=rollout.turns,
         rewards_by_name=rollout.rewards_by_name,
         answers=rollout.answers,
+        branches=rollout.branches,
     )
+
+
+def _spans_of_sample(branches: tuple[VersionSpans, ...]) -> VersionSpans:
+    """Return the spans of a sample's branches, one behind the other."""
+    by_version = groupby(chain.from_iterable(branches), key=itemgetter(0))
+    return tuple((version, sum(count for _, count in run)) for version, run in by_version)

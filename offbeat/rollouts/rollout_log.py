@@ -127,9 +127,9 @@ class RolloutLog:
 
 
 def _bytes_of(task: RolloutTask, receipt: Receipt, columns: Columns) -> int:
-    """Return the bytes of a group's rows in a table: each sample has a copy of the prompt."""
+    """Return the bytes of a group's rows in a table: each branch has a copy of the prompt."""
     prompt = columns[PROMPT_IDS].nbytes + len(str(task.prompt.data.get("prompt") or ""))
-    return receipt.samples * prompt + columns[RESPONSE_IDS].nbytes
+    return sum(receipt.branches or (1,) * receipt.samples) * prompt + columns[RESPONSE_IDS].nbytes
 
 
 def _owned(column: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
@@ -157,15 +157,18 @@ def _write(path: Path, rows: list[_Row], files: Files | None) -> int:
 
 
 def table(rows: list[_Row]) -> pa.Table:
-    """Return a table with one row per sample. ``response_ids`` are tokens.
+    """Return a table with one row per branch of a sample: most samples are one.
 
-    The prompt is text if the row has text.
+    ``response_ids`` are the tokens of the branch; the other fields are those of the sample. The
+    prompt is text if the row has text.
     """
     columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
     for task, receipt, packed in rows:
         offsets = packed[RESPONSE_OFFSETS].tolist()
         responses = packed[RESPONSE_IDS]
-        for sample in range(receipt.samples):
+        branches = receipt.branches or (1,) * receipt.samples
+        of_rows = ((sample, at) for sample, count in enumerate(branches) for at in range(count))
+        for row, (sample, branch) in enumerate(of_rows):
             spans = receipt.version_spans[sample]
             values = (
                 receipt.prompt_index,
@@ -176,7 +179,7 @@ def table(rows: list[_Row]) -> pa.Table:
                 task.prompt.row,
                 task.prompt.data.get("prompt"),
                 packed[PROMPT_IDS],
-                responses[offsets[sample] : offsets[sample + 1]],
+                responses[offsets[row] : offsets[row + 1]],
                 receipt.rewards[sample],
                 receipt.finish_reasons[sample],
                 min(version for version, _ in spans),
@@ -187,6 +190,7 @@ def table(rows: list[_Row]) -> pa.Table:
                 receipt.retries[sample] if receipt.retries else 0,
                 receipt.turns[sample] if receipt.turns else 1,
                 [(name, values[sample]) for name, values in receipt.rewards_by_name],
+                branch,
             )
             for name, value in zip(_FIELDS, values, strict=True):
                 columns[name].append(value)
@@ -213,4 +217,5 @@ _FIELDS: Final = {
     "retries": pa.int32(),
     "turns": pa.int32(),
     "rewards_by_name": pa.map_(pa.string(), pa.float64()),
+    "branch": pa.int32(),  # 0 of the first branch of each sample
 }

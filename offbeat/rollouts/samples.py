@@ -35,7 +35,7 @@ _SHARE: Final = 0.95
 """Of the group's deadline: a sample is late then, so that the others can still be packed in time."""
 
 BRANCHES: Final = "branches"
-"""The reason of an agent's sample whose turns are not one conversation."""
+"""The reason of an agent's sample with several branches, where the recipe trains samples of one."""
 
 _NOT_RETRIED: Final = (LATE, BRANCHES)
 """No time is left for another try, or the agent would do the same again."""
@@ -154,7 +154,7 @@ def packed_samples(
     _check_enough(task, samples)
     transcripts = [each.transcript for each in samples]
     # The newest version, so that no placeholder makes its group older than its tokens.
-    newest = max(version for one in transcripts for version, _ in one.spans)
+    newest = max(version for one in transcripts for row in one.branches for version, _ in row.spans)
     for each in samples:
         if each.status is SampleStatus.MASKED and each.failure is not None:
             each.transcript.become_masked(each.failure.reason, prompt_ids[-1], newest)
@@ -167,8 +167,9 @@ def packed_with_own_prompts(
 ) -> tuple[Receipt, Columns]:
     """Return columns and receipt of a group whose samples have prompts of their own.
 
-    The prompt of the group is what the prompts of all valid samples begin with. The rest of each is
-    an observation before the first turn of its sample: response tokens out of the loss.
+    The prompt of the group is what the prompts of all branches of the valid samples begin with. The
+    rest of each is an observation before the first turn of its branch: response tokens out of the
+    loss.
 
     Raises:
         RolloutFailed: ``prompts_differ``: not even the first token is the same, and columns need a
@@ -177,7 +178,7 @@ def packed_with_own_prompts(
     """
     _check_enough(task, samples)
     valid = [each.transcript for each in samples if each.status is SampleStatus.VALID]
-    prompt_ids = common_prompt(one.prompt_ids for one in valid)
+    prompt_ids = common_prompt(branch.prompt_ids for one in valid for branch in one.branches)
     if not prompt_ids:
         detail = f"the prompts of {len(valid)} samples have no first token in common"
         raise failed(task, FailureKind.DATA, "prompts_differ", detail)

@@ -1,8 +1,11 @@
-"""The response tokens of one sample while it is drawn, and of a group's samples joined."""
+"""The response tokens of one sample while it is drawn, and of a group's samples joined.
+
+Legend: G samples of the group, B branches over all samples.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import numpy as np
 
@@ -21,6 +24,10 @@ class Transcript:
 
     ``prompt_ids`` is the prompt of a sample whose author is an agent: each sample of a group has
     one of its own. It is empty where the group has one prompt.
+
+    The tokens are those of the first branch of the sample; each of the others is a transcript in
+    ``later_branches``, of which reward and times are not read. A turn counts in the first branch
+    that holds it.
     """
 
     token_ids: list[int] = field(default_factory=list[int])
@@ -38,17 +45,31 @@ class Transcript:
     truncated_turns: int = 0
     prompt_ids: tuple[int, ...] = ()
     answer: str | None = None  # of an evaluation, see ``Receipt.answers``
+    later_branches: "list[Transcript]" = field(default_factory=list["Transcript"])
 
-    def add_turn(self, observation_ids: tuple[int, ...], result: GenerateResult) -> None:
-        """Add an observation (empty before the first turn) and the turn that answered it."""
+    @property
+    def branches(self) -> "tuple[Transcript, ...]":
+        """Return this transcript and those of the later branches of its sample."""
+        return (self, *self.later_branches)
+
+    def add_turn(
+        self, observation_ids: tuple[int, ...], result: GenerateResult, *, is_context: bool = False
+    ) -> None:
+        """Add an observation (empty before the first turn) and the turn that answered it.
+
+        With ``is_context`` an earlier branch of the sample trains the turn, and counts it.
+        """
         turn_spans = result.version_spans[0]
         for version, count in ((turn_spans[0][0], len(observation_ids)), *turn_spans):
             self._add_span(version, count)
         generated = len(result.token_ids)
         self.token_ids += [*observation_ids, *result.token_ids.tolist()]
-        self.logprobs += [0.0] * len(observation_ids) + result.logprobs.tolist()
-        self.mask += [False] * len(observation_ids) + [True] * generated
+        self.mask += [False] * len(observation_ids) + [not is_context] * generated
         self.finish_reason, self.incarnation = result.finish_reasons[0], result.incarnation
+        if is_context:
+            self.logprobs += [0.0] * (len(observation_ids) + generated)
+            return
+        self.logprobs += [0.0] * len(observation_ids) + result.logprobs.tolist()
         self.turns += 1
         self.truncated_turns += self.finish_reason == OUT_OF_TOKENS
         self.kept_kv += sum(result.kept_kv)
@@ -61,12 +82,14 @@ class Transcript:
         """
         if not self.token_ids:
             self.token_ids, self.logprobs, self.spans = [placeholder_id], [0.0], [(version, 1)]
-        self.mask = [False] * len(self.token_ids)
-        self.finish_reason, self.reward, self.rewards_by_name = reason, 0.0, {}
+        for branch in self.branches:
+            branch.mask = [False] * len(branch.token_ids)
+            branch.finish_reason = reason
+        self.reward, self.rewards_by_name = 0.0, {}
 
-    def take(self, prompt_ids: tuple[int, ...], drawn: "Transcript") -> None:
-        """Take over the prompt and the turns of one branch; reward and times stay."""
-        self.prompt_ids = prompt_ids
+    def take(self, drawn: "Transcript", later_branches: "Sequence[Transcript]" = ()) -> None:
+        """Take over prompt and turns of the branches of a sample; reward and times stay."""
+        self.prompt_ids, self.later_branches = drawn.prompt_ids, list(later_branches)
         self.token_ids, self.logprobs = drawn.token_ids, drawn.logprobs
         self.mask, self.spans = drawn.mask, drawn.spans
         self.finish_reason, self.incarnation = drawn.finish_reason, drawn.incarnation
@@ -79,6 +102,8 @@ class Transcript:
         A prompt that begins otherwise becomes an observation whole. Only masked samples may have
         one: nothing of them is trained.
         """
+        for branch in self.later_branches:
+            branch.move_behind(common_ids)
         begins = self.prompt_ids[: len(common_ids)] == common_ids
         rest = self.prompt_ids[len(common_ids) :] if begins else self.prompt_ids
         if rest and self.token_ids:
@@ -106,23 +131,27 @@ def common_prompt(prompts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Rollout:
-    """Return the group of these samples, in their order; each has at least one token."""
-    lengths = [0, *(len(one.token_ids) for one in transcripts)]
-    spans: tuple[VersionSpans, ...] = tuple(tuple(one.spans) for one in transcripts)
-    kept = tuple(one.kept_kv for one in transcripts)
-    truncated = tuple(one.truncated_turns for one in transcripts)
-    turns = tuple(one.turns for one in transcripts)
+    """Return the group of these samples, in their order; each branch has at least one token."""
+    of_samples = [one.branches for one in transcripts]
+    rows = list(chain.from_iterable(of_samples))
+    lengths = [0, *(len(row.token_ids) for row in rows)]
+    spans: tuple[VersionSpans, ...] = tuple(tuple(row.spans) for row in rows)
+    branches = tuple(map(len, of_samples))
+    kept = tuple(sum(row.kept_kv for row in one) for one in of_samples)
+    truncated = tuple(sum(row.truncated_turns for row in one) for one in of_samples)
+    turns = tuple(sum(row.turns for row in one) for one in of_samples)
     has_answers = any(one.answer is not None for one in transcripts)
     named = {name: 0.0 for one in transcripts for name in one.rewards_by_name}
     return Rollout(
         prompt_ids=prompt_ids,
-        response_ids=np.array([i for one in transcripts for i in one.token_ids], dtype=np.int32),
-        logprobs=np.array([p for one in transcripts for p in one.logprobs], dtype=np.float32),
-        loss_mask=np.array([m for one in transcripts for m in one.mask], dtype=np.bool_),
+        response_ids=np.array([i for row in rows for i in row.token_ids], dtype=np.int32),
+        logprobs=np.array([p for row in rows for p in row.logprobs], dtype=np.float32),
+        loss_mask=np.array([m for row in rows for m in row.mask], dtype=np.bool_),
         offsets=np.cumsum(lengths, dtype=np.int64),
         version_spans=spans,
-        finish_reasons=tuple(one.finish_reason for one in transcripts),
-        engine_incarnation=next(one.incarnation for one in transcripts if one.incarnation),
+        # The last turn of a sample ends its last branch.
+        finish_reasons=tuple(one[-1].finish_reason for one in of_samples),
+        engine_incarnation=next(row.incarnation for row in rows if row.incarnation),
         generate_s=max(one.generate_s for one in transcripts),
         reward_s=max(one.reward_s for one in transcripts),
         kept_kv=kept if any(kept) else (),
@@ -133,4 +162,5 @@ def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Ro
             for name in sorted(named)
         ),
         answers=tuple(one.answer or "" for one in transcripts) if has_answers else (),
+        branches=branches if any(count != 1 for count in branches) else (),
     )

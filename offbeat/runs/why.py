@@ -283,9 +283,11 @@ def _received(receipt: Receipt) -> str:
 
 
 def _failed_samples(receipt: Receipt) -> Iterator[str]:
-    """Yield what is to be said of model calls and of samples that failed; nothing where nothing is."""
+    """Yield what is to be said of model calls, branches and samples that failed, if anything."""
     if receipt.turns:
         yield f"turns {_range(receipt.turns)}"
+    if receipt.branches:
+        yield f"branches {_range(receipt.branches)}"
     for sample, failure in enumerate(receipt.failures):
         if failure is not SampleFailure.NONE:
             retries, valid = receipt.retries[sample], receipt.valid[sample]

@@ -164,7 +164,7 @@ class ModelTrainer(TrainerBackend):
             self._add_gradients(microbatches, loss_of, sums.loss.temperature)
         own = microbatches[:count]  # the rest is padding
         tokens = sum(len(each.source_N) for each in own)
-        sequences = 0 if chunk is None else sum(_sequences(chunk.batch, each) for each in own)
+        sequences = 0 if chunk is None else chunk.batch.samples
         compute_s = time.perf_counter() - started
         sums.count_chunk(tokens, sequences, compute_s)
         return ChunkResult(tokens, sequences, count, compute_s)
@@ -262,7 +262,3 @@ class ModelTrainer(TrainerBackend):
     @abstractmethod
     def _discard_gradients(self) -> None:
         """Discard all gradients of the step. Idempotent."""
-
-
-def _sequences(batch: Batch, packed: PackedRows) -> int:
-    return len(np.unique(batch.sample[packed.source_N]))

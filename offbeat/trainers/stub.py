@@ -27,6 +27,7 @@ from offbeat.trainers.backend import (
 )
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.transfer_queue.schema import (
+    BRANCH_SAMPLES,
     GENERATION_LOGPROBS,
     LOSS_MASK,
     POLICY_LOGPROBS,
@@ -183,8 +184,9 @@ class StubTrainer(TrainerBackend):
 
 def _group_digest(group: Columns, advantages: Sequence[float]) -> str:
     digest = xxhash.xxh3_128()
-    for name in (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, LOSS_MASK):
-        digest.update(np.ascontiguousarray(group[name]).data)
+    for name in (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, LOSS_MASK, BRANCH_SAMPLES):
+        if name in group:
+            digest.update(np.ascontiguousarray(group[name]).data)
     digest.update(np.asarray(advantages, np.float64).data)
     return digest.hexdigest()
 
@@ -193,4 +195,6 @@ def _valid(group: Columns) -> tuple[int, int]:
     """Count the valid tokens, and the samples with at least one."""
     starts = np.asarray(group[RESPONSE_OFFSETS], np.int64)[:-1]
     valid = np.asarray(group[LOSS_MASK], np.int64)
-    return int(valid.sum()), int((np.add.reduceat(valid, starts) > 0).sum())
+    by_branch = np.add.reduceat(valid, starts)
+    by_sample = np.bincount(group.get(BRANCH_SAMPLES, np.arange(len(starts))), weights=by_branch)
+    return int(valid.sum()), int((by_sample > 0).sum())

@@ -1,10 +1,12 @@
 """The standard columns of a prompt group, and the check that every producer runs.
 
 A group's payload is a plain ``dict[str, ndarray]`` of packed columns. Legend: G samples of the
-group, P prompt tokens (the prompt is stored once, all samples share it), N response tokens over all
-samples. Ragged columns share one ``response_offsets``: sample i owns values
-``[offsets[i], offsets[i + 1])``. In a multi-turn sample the tokens of later observations are
-response tokens with ``loss_mask`` False.
+group, B branches over all samples, P prompt tokens (the prompt is stored once, all samples share
+it), N response tokens over all branches. Ragged columns share one ``response_offsets``: branch i
+owns values ``[offsets[i], offsets[i + 1])``. A sample is one branch, unless ``branch_samples`` says
+otherwise: an agent that rewrites its history leaves several, which are adjacent and in the order of
+the samples. In a multi-turn sample the tokens of later observations are response tokens with
+``loss_mask`` False; so are tokens that an earlier branch of the sample trains.
 """
 
 import enum
@@ -26,7 +28,8 @@ class Axis(enum.StrEnum):
     PROMPT = "prompt token"  # [P]
     RESPONSE = "response token"  # [N], ragged over samples
     SAMPLE = "sample"  # [G]
-    OFFSET = "sample boundary"  # [G + 1]
+    BRANCH = "branch"  # [B]
+    OFFSET = "branch boundary"  # [B + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Column:
 PROMPT_IDS: Final = "prompt_ids"
 RESPONSE_IDS: Final = "response_ids"
 RESPONSE_OFFSETS: Final = "response_offsets"
+BRANCH_SAMPLES: Final = "branch_samples"
 LOSS_MASK: Final = "loss_mask"
 GENERATION_LOGPROBS: Final = "generation_logprobs"
 WEIGHT_VERSIONS: Final = "weight_versions"
@@ -62,12 +66,16 @@ STANDARD: Final = {
         Column(GENERATION_LOGPROBS, "float32", Axis.RESPONSE, _ENV, (_TRAINER,)),
         Column(WEIGHT_VERSIONS, "int32", Axis.RESPONSE, _ENV, (_TRAINER,)),
         Column(REWARDS, "float32", Axis.SAMPLE, _ENV, ("controller, as a tag",)),
+        Column(BRANCH_SAMPLES, "int32", Axis.BRANCH, _ENV, (_TRAINER,)),
         Column(POLICY_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
         Column(REFERENCE_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
         Column(TEACHER_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
     )
 }
-ROLLOUT_COLUMNS: Final = tuple(c.name for c in STANDARD.values() if c.writer == _ENV)
+ROLLOUT_COLUMNS: Final = tuple(
+    c.name for c in STANDARD.values() if c.writer == _ENV and c.name != BRANCH_SAMPLES
+)
+"""The columns of every group that an engine has drawn."""
 RECORDED_COLUMNS: Final = tuple(name for name in ROLLOUT_COLUMNS if name != GENERATION_LOGPROBS)
 """The columns of a group whose tokens no engine has drawn: nobody knows how probable they were."""
 
@@ -82,20 +90,36 @@ def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:
         if name not in columns:
             raise SchemaError(name, "missing", f"{STANDARD[name].dtype} per {STANDARD[name].axis}")
     offsets = columns[RESPONSE_OFFSETS]
-    if offsets.ndim != 1 or len(offsets) < 2:  # noqa: PLR2004 - one sample has two boundaries
+    if offsets.ndim != 1 or len(offsets) < 2:  # noqa: PLR2004 - one branch has two boundaries
         raise SchemaError(RESPONSE_OFFSETS, f"shape {offsets.shape}", "at least two boundaries")
     if offsets[0] != 0 or bool(np.any(np.diff(offsets) < 1)):
         raise SchemaError(
-            RESPONSE_OFFSETS, f"{offsets.tolist()[:8]}...", "0 first, then rising: no empty sample"
+            RESPONSE_OFFSETS, f"{offsets.tolist()[:8]}...", "0 first, then rising: no empty branch"
         )
+    branches = len(offsets) - 1
+    samples = branches if BRANCH_SAMPLES not in columns else _samples(columns[BRANCH_SAMPLES])
     lengths = {
         Axis.PROMPT: None,
         Axis.RESPONSE: int(offsets[-1]),
-        Axis.SAMPLE: len(offsets) - 1,
+        Axis.SAMPLE: samples,
+        Axis.BRANCH: branches,
         Axis.OFFSET: len(offsets),
     }
     for name, values in columns.items():
         _check_column(name, values, lengths)
+
+
+def _samples(sample_of_branch: NDArray[np.generic]) -> int:
+    """Return the number of samples that these branches belong to.
+
+    Raises:
+        SchemaError: Not the branches of sample 0, then those of sample 1, and so on.
+    """
+    steps = np.diff(sample_of_branch, prepend=-1) if sample_of_branch.ndim == 1 else np.zeros(0)
+    if not len(steps) or steps[0] != 1 or not bool(np.isin(steps, (0, 1)).all()):
+        got = f"{sample_of_branch.tolist()[:8]}"
+        raise SchemaError(BRANCH_SAMPLES, got, "0 first, then the same sample or the next one")
+    return int(sample_of_branch[-1]) + 1
 
 
 def _check_column(

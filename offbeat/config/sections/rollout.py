@@ -55,16 +55,23 @@ class RolloutConfig(Config):
     """A group with fewer samples that are not masked has failed; None: two, or one in groups of
     one. More keep advantages well estimated, fewer throw less work away."""
 
+    branches: Literal["train", "mask"] = "train"
+    """name=agent: what becomes of a sample whose turns are not one conversation, because the agent
+    or the chat template rewrites its history. train: every branch is a row of its own, with the
+    reward of the sample; together they count as one sample. mask: the sample trains nothing. train
+    uses every token drawn, at the cost of computing what branches share once for each; mask keeps
+    side conversations from being rewarded for what another branch did."""
+
     max_sample_tokens: Annotated[int, Field(ge=2)] | None = None
-    """name=agent: most tokens of one sample, over all its branches and prompts; a call beyond is
-    refused as context_length_exceeded. None: what ``generator.max_model_len`` and
-    ``max_branches`` leave. Fewer bound the memory of a group and the length of episodes, more let
-    agents finish longer tasks."""
+    """name=agent: most tokens of one sample, over all its branches, each with its prompt and what
+    it shares with others; a call beyond is refused as context_length_exceeded. None: four times
+    ``generator.max_model_len``, or ``max_branches`` times with fewer or with branches=mask. Fewer
+    bound the memory of a group and the length of episodes, more let agents finish longer tasks."""
 
     max_branches: Annotated[int, Field(ge=1)] = 64
     """name=agent: most branches of one sample; a call that opens another one is refused as
-    context_length_exceeded. Fewer end an agent that rewrites its history sooner, more let it
-    go on at tasks that are only evaluated."""
+    context_length_exceeded. Fewer end an agent that rewrites its history sooner, and compute what
+    branches share less often; more let it finish longer tasks."""
 
     drop_budget: Annotated[int, Field(ge=0)] = 0
     """Groups that may be dropped over the run for data failures; one more ends it. Each drop is

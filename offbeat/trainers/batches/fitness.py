@@ -11,11 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.trainers.errors import UnfitColumns
-from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
+from offbeat.transfer_queue.schema import (
+    BRANCH_SAMPLES,
+    PROMPT_IDS,
+    RESPONSE_IDS,
+    RESPONSE_OFFSETS,
+    Columns,
+)
 
 
 def check_layout(groups: Sequence[Columns], token_columns: Sequence[str], vocabulary: int) -> None:
-    """Check that each group has a prompt, samples of one token or more, and these columns.
+    """Check that each group has a prompt, branches of one token or more, and these columns.
 
     Each column has one value per response token, and every token id is in the vocabulary: for
     another id an embedding on the CPU raises, one on CUDA ends the process, and a sharded one
@@ -29,17 +35,27 @@ def check_layout(groups: Sequence[Columns], token_columns: Sequence[str], vocabu
             if name not in group:
                 raise UnfitColumns(place, name, "missing", "in every group")
         offsets, tokens = group[RESPONSE_OFFSETS], len(group[RESPONSE_IDS])
-        if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != tokens:  # noqa: PLR2004 - one sample has two
+        if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != tokens:  # noqa: PLR2004 - one branch has two
             want = f"0 to {tokens}, the number of response tokens"
             raise UnfitColumns(place, RESPONSE_OFFSETS, f"{offsets.tolist()[:8]}", want)
         if (np.diff(offsets) < 1).any():
             raise UnfitColumns(place, RESPONSE_OFFSETS, f"{offsets.tolist()[:8]}", "rising")
+        if BRANCH_SAMPLES in group:
+            _check_samples(place, group[BRANCH_SAMPLES], len(offsets) - 1)
         if not len(group[PROMPT_IDS]):
             raise UnfitColumns(place, PROMPT_IDS, "empty", "one token or more")
         for name in token_columns:
             check_length(place, group, name, tokens)
         for name in (PROMPT_IDS, RESPONSE_IDS):
             _check_ids(place, name, group[name], vocabulary)
+
+
+def _check_samples(place: int, sample_of_branch: NDArray[np.generic], branches: int) -> None:
+    """Check that every branch has a sample, whose branches are adjacent."""
+    steps = np.diff(sample_of_branch, prepend=-1)
+    if len(steps) != branches or steps[0] != 1 or not np.isin(steps, (0, 1)).all():
+        want = f"the sample of each of {branches} branches, 0 first, then the same or the next one"
+        raise UnfitColumns(place, BRANCH_SAMPLES, f"{sample_of_branch.tolist()[:8]}", want)
 
 
 def _check_ids(place: int, name: str, ids: NDArray[np.generic], vocabulary: int) -> None:

@@ -45,11 +45,14 @@ def loss_tokens(
         UnfitColumns: A group's column does not fit its tokens, or is not finite where it is
             trained.
     """
-    counts = np.bincount(batch.group_S, minlength=len(groups)).tolist()
+    firsts = np.searchsorted(batch.group_S, np.arange(len(groups)))
+    counts = np.diff([*batch.sample_S[firsts], batch.sample_S[-1] + 1]).tolist()
     if [len(each) for each in advantages] != counts:
         got = [len(each) for each in advantages]
         raise SchemaError("advantages", f"{got} per group", f"{counts}: one per sample")
-    advantages_S = np.concatenate([np.asarray(each, np.float64) for each in advantages])
+    advantage_of_sample = np.concatenate([np.asarray(each, np.float64) for each in advantages])
+
+    share_S = _share_of_sample(batch)
 
     def column(name: str) -> NDArray[np.generic]:
         return _column(batch, groups, name)
@@ -64,8 +67,7 @@ def loss_tokens(
     staleness = None if version is None else np.subtract(version, column(WEIGHT_VERSIONS))
 
     def make(packed: PackedRows, logprobs_N: Tensor) -> LossTokens:
-        sample_N = batch.sample[packed.source_N]
-        present, sequence_N = np.unique(sample_N, return_inverse=True)
+        present, sequence_N = np.unique(batch.branch[packed.source_N], return_inverse=True)
 
         def tensor(values: NDArray[np.generic]) -> Tensor:
             return torch.from_numpy(values).to(device, non_blocking=True)
@@ -76,14 +78,24 @@ def loss_tokens(
             generation_N=None if generation is None else tensor(generation[packed.source_N]),
             reference_N=None if reference is None else tensor(reference[packed.source_N]),
             teacher_N=None if teacher is None else tensor(teacher[packed.source_N]),
-            advantages_N=tensor(advantages_S[sample_N]),
-            mask_N=torch.ones(len(sample_N), dtype=torch.bool, device=device),
+            advantages_N=tensor(advantage_of_sample[batch.sample_S[present]][sequence_N]),
+            mask_N=torch.ones(len(sequence_N), dtype=torch.bool, device=device),
             sequence_N=tensor(sequence_N),
             sequences=len(present),
             staleness_N=None if staleness is None else tensor(staleness[packed.source_N]),
+            sample_share_S=None if share_S is None else tensor(share_S[present]),
         )
 
     return make
+
+
+def _share_of_sample(batch: Batch) -> NDArray[np.float64] | None:
+    """Return the part of its sample's wanted tokens that each branch has, [S]; None: all are 1."""
+    if batch.sample_S[-1] == len(batch.sample_S) - 1:
+        return None
+    wanted_S = np.bincount(batch.branch[batch.wanted], minlength=len(batch.sample_S))
+    of_sample = np.bincount(batch.sample_S, weights=wanted_S)
+    return wanted_S / np.maximum(of_sample[batch.sample_S], 1)
 
 
 def _column(batch: Batch, groups: Sequence[Columns], name: str) -> NDArray[np.generic]:

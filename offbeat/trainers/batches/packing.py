@@ -1,12 +1,13 @@
 """Packing of prompt groups into padded rows of tokens. Numpy only.
 
-With a shared prompt a row contains the prompt once, followed by the responses of several samples;
+With a shared prompt a row contains the prompt once, followed by the responses of several branches;
 each response attends to the prompt and itself. Otherwise a row is the prompt and one response. The
 last token of a response predicts nothing and is left out; so are tokens behind its last wanted
-token.
+token. Packing does not keep the branches of a sample together: a loss needs no more than each one's
+share of its sample.
 
-Legend: R rows, T tokens of the longest row, S samples, N wanted response tokens (those whose
-logprobs are computed), U positions in the rows that predict one or more of them.
+Legend: R rows, T tokens of the longest row, S branches (a sample is one or more), N wanted response
+tokens (those whose logprobs are computed), U positions in the rows that predict one or more of them.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from offbeat.trainers.batches.fitness import check_layout
 from offbeat.transfer_queue.schema import (
+    BRANCH_SAMPLES,
     LOSS_MASK,
     PROMPT_IDS,
     RESPONSE_IDS,
@@ -34,24 +36,30 @@ PADDING: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Concatenated groups; every array is indexed by sample, or by token of all responses."""
+    """Concatenated groups; every array is indexed by branch, or by token of all responses."""
 
     prompts: tuple[Ints, ...]  # one per group
     group_S: Ints
-    start_S: Ints  # first token of each sample's response
+    start_S: Ints  # first token of each branch's response
     length_S: Ints  # up to and including its last wanted token; 0 without one
+    sample_S: Ints  # index of each branch's sample, counted over all groups
     tokens: Ints  # all response tokens
     wanted: Bools  # per token: its logprob is computed
-    sample: Ints  # per token: index of its sample
+    branch: Ints  # per token: index of its branch
     ends: Ints  # per group: index at which its response tokens end
+
+    @property
+    def samples(self) -> int:
+        """Return the number of samples with a wanted token."""
+        return len(np.unique(self.sample_S[self.length_S > 0]))
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """Samples of one group that share one copy of its prompt."""
+    """Branches of one group that share one copy of its prompt."""
 
     group: int
-    samples: tuple[int, ...]
+    branches: tuple[int, ...]
     length: int  # tokens that a forward pass computes
 
 
@@ -61,12 +69,12 @@ class PackedRows:
 
     input_ids_RT: Ints
     positions_RT: Ints
-    segments_RT: Ints  # PROMPT, 1.. for the samples of the row, PADDING
+    segments_RT: Ints  # PROMPT, 1.. for the branches of the row, PADDING
     predicts_U: Ints  # indices into the flattened rows
     which_N: Ints  # index into U of the position that predicts each wanted token
     target_N: Ints  # token ids
     source_N: Ints  # indices into ``Batch.tokens``
-    one_sample_a_row: bool  # causal attention needs no mask
+    one_branch_a_row: bool  # causal attention needs no mask
 
 
 PADDING_MICROBATCH: Final = PackedRows(
@@ -77,7 +85,7 @@ PADDING_MICROBATCH: Final = PackedRows(
     which_N=np.zeros(1, np.int64),
     target_N=np.zeros(1, np.int64),
     source_N=np.zeros(1, np.int64),
-    one_sample_a_row=True,
+    one_branch_a_row=True,
 )
 """A microbatch of one token of no sample, for a rank that has to compute along with others."""
 
@@ -96,7 +104,7 @@ def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
         which_N=nothing_N,
         target_N=nothing_N,
         source_N=nothing_N,
-        one_sample_a_row=True,
+        one_branch_a_row=True,
     )
 
 
@@ -125,23 +133,24 @@ def flatten(groups: Sequence[Columns], *, only_trained: bool, vocabulary: int) -
         group_S=np.repeat(np.arange(len(groups)), [len(each) - 1 for each in offsets]),
         start_S=start_S,
         length_S=length_S,
+        sample_S=_sample_of_each_branch(groups, offsets),
         tokens=tokens,
         wanted=wanted,
-        sample=np.repeat(np.arange(len(full_S)), full_S),
+        branch=np.repeat(np.arange(len(full_S)), full_S),
         ends=firsts[1:],
     )
 
 
 def pack(batch: Batch, rows: Sequence[PackedRow]) -> PackedRows:
-    """Lay out one microbatch. Every sample of ``rows`` has at least one wanted token."""
+    """Lay out one microbatch. Every branch of ``rows`` has at least one wanted token."""
     prompts = [batch.prompts[row.group] for row in rows]
     prompt_R = np.array([len(prompt) for prompt in prompts])
-    samples_R = np.array([len(row.samples) for row in rows])
-    sample_S = np.concatenate([np.asarray(row.samples, np.int64) for row in rows])
-    row_S = np.repeat(np.arange(len(rows)), samples_R)
-    length_S, start_S = batch.length_S[sample_S], batch.start_S[sample_S]
-    column_S = prompt_R[row_S] + _before_in_row(length_S - 1, row_S, samples_R)
-    segment_S = 1 + _before_in_row(np.ones_like(length_S), row_S, samples_R)
+    branches_R = np.array([len(row.branches) for row in rows])
+    branch_S = np.concatenate([np.asarray(row.branches, np.int64) for row in rows])
+    row_S = np.repeat(np.arange(len(rows)), branches_R)
+    length_S, start_S = batch.length_S[branch_S], batch.start_S[branch_S]
+    column_S = prompt_R[row_S] + _before_in_row(length_S - 1, row_S, branches_R)
+    segment_S = 1 + _before_in_row(np.ones_like(length_S), row_S, branches_R)
     width = max(row.length for row in rows)
 
     input_ids_RT = np.zeros((len(rows), width), np.int64)
@@ -173,14 +182,14 @@ def pack(batch: Batch, rows: Sequence[PackedRow]) -> PackedRows:
         which_N,
         batch.tokens[source_N],
         source_N,
-        one_sample_a_row=len(sample_S) == len(rows),
+        one_branch_a_row=len(branch_S) == len(rows),
     )
 
 
 def visible(segments_RT: Ints) -> Bools:
     """Return the attention mask [R, T, T] bool: token (axis 1) attends to token (axis 2).
 
-    A token attends to the prompt and its own sample. Padding attends to the prompt, so that no row
+    A token attends to the prompt and its own branch. Padding attends to the prompt, so that no row
     of the mask is empty; its output is not read.
     """
     own = segments_RT[:, :, None] == segments_RT[:, None, :]
@@ -188,10 +197,20 @@ def visible(segments_RT: Ints) -> Bools:
     return (own | prompt) & np.tri(segments_RT.shape[1], dtype=np.bool_)
 
 
-def _before_in_row(values_S: Ints, row_S: Ints, samples_R: Ints) -> Ints:
-    """Return per sample [S] the sum of the values of the samples before it in its row."""
+def _sample_of_each_branch(groups: Sequence[Columns], offsets: Sequence[Ints]) -> Ints:
+    """Return [S] the index of each branch's sample; samples are counted over all groups."""
+    own = [
+        np.asarray(group.get(BRANCH_SAMPLES, np.arange(len(each) - 1)), np.int64)
+        for group, each in zip(groups, offsets, strict=True)
+    ]
+    firsts = np.cumsum([0] + [int(each[-1]) + 1 for each in own])
+    return np.concatenate([each + first for each, first in zip(own, firsts, strict=False)])
+
+
+def _before_in_row(values_S: Ints, row_S: Ints, branches_R: Ints) -> Ints:
+    """Return per branch [S] the sum of the values of the branches before it in its row."""
     before = np.cumsum(values_S) - values_S
-    first_R = np.cumsum(samples_R) - samples_R
+    first_R = np.cumsum(branches_R) - branches_R
     return before - before[first_R][row_S]
 
 

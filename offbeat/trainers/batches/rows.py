@@ -1,4 +1,4 @@
-"""Assignment of samples to rows, and of rows to microbatches. Pure.
+"""Assignment of branches to rows, and of rows to microbatches. Pure.
 
 Rows of one microbatch are padded to the longest one, so they are sorted by length first.
 """
@@ -16,20 +16,20 @@ SHORTER: Final = 0.8  # a row this much shorter than the longest would waste a f
 
 
 def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[PackedRow]:
-    """Assign each group's samples to rows of about ``response_tokens``, evenly filled.
+    """Assign each group's branches to rows of about ``response_tokens``, evenly filled.
 
     Args:
-        batch: Samples without a wanted token are left out.
-        response_tokens: Sum over the samples of a row; 0 gives every sample a row of its own.
-        max_tokens: Longest row, unless the longest sample of its group alone exceeds it.
+        batch: Branches without a wanted token are left out.
+        response_tokens: Sum over the branches of a row; 0 gives every branch a row of its own.
+        max_tokens: Longest row, unless the longest branch of its group alone exceeds it.
     """
     rows = list[PackedRow]()
     bounds = np.searchsorted(batch.group_S, np.arange(len(batch.prompts) + 1)).tolist()
     lengths = (batch.length_S - 1).tolist()
     for group, prompt in enumerate(batch.prompts):
-        samples = [s for s in range(bounds[group], bounds[group + 1]) if lengths[s] >= 0]
-        samples.sort(key=lambda s: -lengths[s])
-        for assigned in _assigned(samples, lengths, response_tokens, max_tokens - len(prompt)):
+        branches = [s for s in range(bounds[group], bounds[group + 1]) if lengths[s] >= 0]
+        branches.sort(key=lambda s: -lengths[s])
+        for assigned in _assigned(branches, lengths, response_tokens, max_tokens - len(prompt)):
             length = len(prompt) + sum(lengths[s] for s in assigned)
             rows.append(PackedRow(group, tuple(assigned), length))
     return rows
@@ -71,22 +71,22 @@ def best_response_tokens(prompt_tokens: float, ratio_tokens: float) -> float:
 
 
 def _assigned(
-    samples: list[int], lengths: list[int], response_tokens: float, room: int
+    branches: list[int], lengths: list[int], response_tokens: float, room: int
 ) -> list[list[int]]:
-    """Assign samples, longest first, each to the emptiest row; their total sets the row count."""
-    if not samples:
+    """Assign branches, longest first, each to the emptiest row; their total sets the row count."""
+    if not branches:
         return []
     if response_tokens <= 0:
-        return [[sample] for sample in samples]
-    total = sum(lengths[s] for s in samples)
-    room = max(room, lengths[samples[0]])  # no split makes a sample shorter
-    wanted = min(len(samples), max(1, math.ceil(total / response_tokens)))
-    for count in range(wanted, len(samples) + 1):
+        return [[branch] for branch in branches]
+    total = sum(lengths[s] for s in branches)
+    room = max(room, lengths[branches[0]])  # no split makes a branch shorter
+    wanted = min(len(branches), max(1, math.ceil(total / response_tokens)))
+    for count in range(wanted, len(branches) + 1):
         rows, filled = [list[int]() for _ in range(count)], [0] * count
-        for sample in samples:
+        for branch in branches:
             emptiest = filled.index(min(filled))
-            rows[emptiest].append(sample)
-            filled[emptiest] += lengths[sample]
+            rows[emptiest].append(branch)
+            filled[emptiest] += lengths[branch]
         if max(filled) <= room:
             return [row for row in rows if row]
-    raise AssertionError("unreachable: a row for each sample has room")
+    raise AssertionError("unreachable: a row for each branch has room")

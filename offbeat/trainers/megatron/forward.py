@@ -101,7 +101,7 @@ class Forward:
         packed = next(source)
         positions_RT = self._tensor(packed.positions_RT)
         rotary = cast("PackedRotary", self._model.rotary_pos_emb)
-        rotary.positions_RT = None if packed.one_sample_a_row else positions_RT
+        rotary.positions_RT = None if packed.one_branch_a_row else positions_RT
         places_U = packed.predicts_U if len(packed.predicts_U) else np.zeros(1, np.int64)
         with self._only_places(self._tensor(places_U)):
             output = wrapped(self._tensor(packed.input_ids_RT), positions_RT, self._mask(packed))
@@ -120,7 +120,7 @@ class Forward:
 
     def _mask(self, packed: PackedRows) -> Tensor | None:
         """Return the mask [R, 1, T, T] bool, True where hidden; None for plain causal attention."""
-        if packed.one_sample_a_row:
+        if packed.one_branch_a_row:
             return None
         return ~torch.from_numpy(visible(packed.segments_RT)).to(self._device)[:, None]
 

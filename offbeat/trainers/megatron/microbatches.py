@@ -77,5 +77,5 @@ _EMPTY = PackedRows(
     which_N=_NONE,
     target_N=_NONE,
     source_N=_NONE,
-    one_sample_a_row=True,
+    one_branch_a_row=True,
 )

@@ -40,7 +40,7 @@ def packed_logprobs(
     with _only_places(output_head(model), tensor(packed.predicts_U)):
         logits_UV = model(
             input_ids=tensor(packed.input_ids_RT),
-            position_ids=None if packed.one_sample_a_row else tensor(packed.positions_RT),
+            position_ids=None if packed.one_branch_a_row else tensor(packed.positions_RT),
             attention_mask=_mask(packed, model.device, dtype or model.dtype),
             use_cache=False,
         ).logits
@@ -80,7 +80,7 @@ def output_head(model: PreTrainedModel) -> nn.Module:
 
 def _mask(packed: PackedRows, device: torch.device, dtype: torch.dtype) -> Tensor | None:
     """Return the additive mask [R, 1, T, T]; None if plain causal attention is exact."""
-    if packed.one_sample_a_row:
+    if packed.one_branch_a_row:
         return None
     seen_RTT = torch.from_numpy(visible(packed.segments_RT)).to(device)
     mask_RTT = torch.zeros(seen_RTT.shape, dtype=dtype, device=device)

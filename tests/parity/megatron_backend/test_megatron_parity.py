@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
@@ -82,6 +83,30 @@ def test_a_step_in_any_chunks_under_any_layout_is_the_torch_trainers(
     compare: Callable[..., None], layout: str, rows: str, loss: str
 ) -> None:
     compare(layout, rowed(LAYOUTS[layout], rows), "qwen3", loss, rows)
+
+
+def test_a_step_with_branches_is_the_torch_trainers_on_replicas_of_two_ranks(
+    megatron_world: MegatronWorld, world: World, models: Models, step: Step
+) -> None:
+    loss, path = LOSSES["sequences"], models("qwen3")
+    branched = step_with_branches(step)
+    given = {"path": path, "step": branched, "chunks": (1,)}
+    (want,) = world.run(1, "torch_backend.torch_jobs:split", cut=Cut(), loss=loss, **given)
+    given["step"] = JobStep.of(branched, loss)
+    replies = megatron_world.run(4, "split", cut=LAYOUTS["tp2 x dp2"], **given)
+    for (outcome,) in replies:
+        assert outcome.result.sequences == sum(map(len, branched.advantages))
+        assert outcome.result.loss == pytest.approx(want.result.loss, rel=BOUND)
+        assert outcome.result.grad_norm == pytest.approx(want.result.grad_norm, rel=BOUND)
+
+
+def step_with_branches(step: Step) -> Step:
+    """The groups of a step, of which the first two rows are branches of one sample."""
+    groups = [dict(group) for group in step.groups]
+    for group in groups:
+        rows = np.arange(len(group["response_offsets"]) - 1)
+        group["branch_samples"] = np.maximum(rows - 1, 0).astype(np.int32)
+    return Step(groups, [advantages[1:] for advantages in step.advantages])
 
 
 @pytest.mark.parametrize("layout", TIED_LAYOUTS)

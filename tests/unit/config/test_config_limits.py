@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.config.limits import max_group_bytes, max_outstanding_groups, trainer_ranks
+from offbeat.config.limits import (
+    max_group_bytes,
+    max_outstanding_groups,
+    max_sample_tokens,
+    trainer_ranks,
+)
 from offbeat.config.run import RunConfig
 from offbeat.sampler.build import build_sampler
 from offbeat.transfer_queue.schema import STANDARD, Axis, payload_bytes
@@ -47,12 +52,13 @@ def columns(samples: int, prompt: int, response: int, *, left_out: set[str]) -> 
         Axis.PROMPT: prompt,
         Axis.RESPONSE: samples * response,
         Axis.SAMPLE: samples,
+        Axis.BRANCH: samples,
         Axis.OFFSET: samples + 1,
     }
     return {
         name: np.zeros(lengths[column.axis], column.dtype)
         for name, column in STANDARD.items()
-        if name not in left_out
+        if name not in left_out | {"branch_samples"}
     }
 
 
@@ -91,7 +97,7 @@ def test_observations_between_turns_are_bounded_by_the_whole_sequence() -> None:
 
 
 def test_the_limit_of_an_agents_sample_bounds_its_group() -> None:
-    def agent(**rollout: int) -> RunConfig:
+    def agent(**rollout: int | str) -> RunConfig:
         return config(
             samples_per_group=3,
             environment={"name": "agent"},
@@ -103,8 +109,23 @@ def test_the_limit_of_an_agents_sample_bounds_its_group() -> None:
     assert payload_bytes(columns(3, 1, 31, left_out=left_out)) <= max_group_bytes(
         agent(max_sample_tokens=32)
     )
-    assert max_group_bytes(agent(max_sample_tokens=32)) * 2 <= max_group_bytes(agent()) + 64
-    assert max_group_bytes(agent(max_sample_tokens=999)) == max_group_bytes(agent())
+    assert max_group_bytes(agent(max_sample_tokens=32)) * 2 <= max_group_bytes(agent())
+    masks = agent(max_sample_tokens=999, branches="mask")
+    assert max_group_bytes(masks) == max_group_bytes(agent(branches="mask"))
+
+
+def test_the_branches_of_an_agents_samples_fit_its_group() -> None:
+    run = config(
+        samples_per_group=3, environment={"name": "agent"}, generator={"max_model_len": 64}
+    )
+    assert max_sample_tokens(run) == 4 * 64
+    shortest = (
+        4 * 64 // run.rollout.max_branches
+    )  # of as many branches as there may be, in one prompt
+    whole = columns(3 * run.rollout.max_branches, 1, shortest, left_out=set(ADDED))
+    whole["branch_samples"] = np.repeat(np.arange(3, dtype=np.int32), run.rollout.max_branches)
+    whole["rewards"] = whole["rewards"][:3]
+    assert payload_bytes(whole) <= max_group_bytes(run)
 
 
 @pytest.mark.parametrize(("sizes", "ranks"), [((1, 1, 1), 1), ((2, 3, 4), 24)])

@@ -86,7 +86,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "sampler": st.composite(sampler)(),
     "buffer.capacity_groups": st.none() | st.integers(800, 999),  # what the widest sampler admits
     "buffer.capacity_mib": st.floats(4096, 9999),
-    "rollout.max_sample_tokens": st.none(),  # these two for an agent alone
+    "rollout.branches": st.just("train"),  # these three for an agent alone
+    "rollout.max_sample_tokens": st.none(),
     "rollout.max_branches": st.just(64),
     "rollout.max_in_flight": st.none() | st.just(1),
     "rollout.min_valid_samples": st.none(),

@@ -330,10 +330,12 @@ def test_an_agent_is_a_function_or_a_program() -> None:
     assert "only an agent may be a program" in only({"environment": {"command": ["./agent"]}})
 
 
-@pytest.mark.parametrize("key", ["max_sample_tokens", "max_branches"])
-def test_the_limits_of_a_sample_are_for_agents_alone(key: str) -> None:
-    assert f"rollout.{key}=7 is not used" in only({"rollout": {key: 7}})
-    assert not messages({"environment": AGENT, "rollout": {key: 7}}, DATA)
+@pytest.mark.parametrize(
+    ("key", "value"), [("max_sample_tokens", 7), ("max_branches", 7), ("branches", "mask")]
+)
+def test_keys_about_the_samples_of_agents_are_for_agents_alone(key: str, value: Any) -> None:
+    assert f"rollout.{key}={value} is not used" in only({"rollout": {key: value}})
+    assert not messages({"environment": AGENT, "rollout": {key: value}}, DATA)
 
 
 def test_samples_of_an_agent_are_drawn_again_unless_the_recipe_says_otherwise() -> None:

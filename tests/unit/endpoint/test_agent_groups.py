@@ -180,19 +180,6 @@ def test_a_sandbox_out_of_service_is_infrastructure_and_not_the_engine() -> None
     assert (told.kind, told.source) == (FailureKind.INFRASTRUCTURE, Component.ENVIRONMENT)
 
 
-def test_branches_mask_a_sample_and_say_what_was_drawn() -> None:
-    engine = DrawnBytes()
-    told = failure("opens_branches", generate=engine.generate)
-    drawn = sum(len(said) for _, said, _ in engine.calls)
-    assert f"2 turns with {drawn} tokens drawn are 2 branches (2 opening)" in told.detail
-    assert len(engine.calls) == 2  # not tried again
-
-
-def test_an_evaluation_counts_a_sample_with_branches() -> None:
-    receipt, _ = play("opens_branches", task(evaluation=True))
-    assert (receipt.rewards, receipt.statuses) == ((1.0,), ())
-
-
 def test_a_sample_that_failed_is_drawn_again_under_other_seeds() -> None:
     engine = DrawnBytes()
     failure("raises", generate=engine.generate)

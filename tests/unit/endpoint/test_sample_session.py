@@ -330,6 +330,30 @@ def test_a_sample_is_bounded(limits: SessionLimits, name: str) -> None:
     assert sum(len(ids) for _, ids, _ in engine.calls) <= 100
 
 
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        (SessionLimits(max_branches=2), "max_branches"),
+        (SessionLimits(max_sample_tokens=150), "max_sample_tokens"),
+    ],
+)
+def test_requests_that_are_open_together_do_not_exceed_a_limit_together(
+    limits: SessionLimits, name: str
+) -> None:
+    on = session(DrawnBytes(["1234567890" * 4] * 9), limits=limits)
+
+    async def main() -> list[Turn | BaseException]:
+        chats = (on.chat(ChatTurn((user(f"question {number}"),))) for number in range(9))
+        return await asyncio.gather(*chats, return_exceptions=True)
+
+    refused = [each for each in asyncio.run(main()) if isinstance(each, BaseException)]
+    assert {each.limit for each in refused if isinstance(each, LimitExceeded)} == {name}
+    branches = on.finish()
+    assert len(branches) == 9 - len(refused) > 0
+    whole = sum(len(each.prompt_ids) + len(each.transcript.token_ids) for each in branches)
+    assert len(branches) <= limits.max_branches and whole <= limits.max_sample_tokens
+
+
 def test_a_finished_sample_samples_no_more() -> None:
     on = session(DrawnBytes())
     asyncio.run(talk(on))
@@ -387,6 +411,8 @@ def test_every_drawn_token_is_trained_once_with_its_logprob_and_nothing_else_is(
                 assert token == _token_of(engine, logprob)
     assert sorted(trained) == sorted(logprob for _, _, each in engine.calls for logprob in each)
     lines = [(*branch.prompt_ids, *branch.transcript.token_ids) for branch in branches]
+    assert on.tokens == sum(map(len, lines))
+    assert sum(branch.transcript.turns for branch in branches) == len(on.turns)
     for request, ids, _ in engine.calls:
         seen = (*request.prompt_ids, *ids)
         assert any(line[: len(seen)] == seen for line in lines)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.controller.receipts import refusal
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import SampleStatus
@@ -35,11 +36,18 @@ def drawn(ids: list[int], version: int) -> GenerateResult:
 
 
 @st.composite
-def sample(draw: st.DrawFn) -> Transcript:
-    transcript, branch = Transcript(), Transcript()
+def branch(draw: st.DrawFn) -> Transcript:
+    made = Transcript(prompt_ids=(3, *draw(st.lists(TOKENS, max_size=4))))
     for number, (observation, ids, version) in enumerate(draw(st.lists(TURN, min_size=1))):
-        branch.add_turn(tuple(observation) if number else (), drawn(ids, version))
-    transcript.take((3, *draw(st.lists(TOKENS, max_size=4))), branch)
+        made.add_turn(tuple(observation) if number else (), drawn(ids, version))
+    return made
+
+
+@st.composite
+def sample(draw: st.DrawFn) -> Transcript:
+    first, *later = draw(st.lists(branch(), min_size=1, max_size=3))
+    transcript = Transcript()
+    transcript.take(first, later)
     return transcript
 
 
@@ -55,9 +63,11 @@ def version_by_trained_token(one: Transcript) -> list[int]:
 
 @given(st.lists(sample(), min_size=1, max_size=5))
 def test_every_sample_is_packed_as_the_model_saw_it(samples: list[Transcript]) -> None:
-    want = [whole(one) for one in samples]
-    versions = [version for one in samples for version in version_by_trained_token(one)]
-    shortest = min(len(one.prompt_ids) for one in samples)
+    branches = [branch for one in samples for branch in one.branches]
+    want = [whole(one) for one in branches]
+    versions = [version for one in branches for version in version_by_trained_token(one)]
+    shortest = min(len(one.prompt_ids) for one in branches)
+    turns = tuple(sum(branch.turns for branch in one.branches) for one in samples)
     receipt, columns = packed_with_own_prompts(
         task(samples=len(samples)), [DrawnSample(one, SampleStatus.VALID) for one in samples]
     )
@@ -71,15 +81,24 @@ def test_every_sample_is_packed_as_the_model_saw_it(samples: list[Transcript]) -
     assert columns[schema.WEIGHT_VERSIONS][mask].tolist() == versions
     assert np.all(columns[schema.GENERATION_LOGPROBS][~mask] == 0.0)
     assert len(prompt) <= shortest
-    assert receipt.valid_tokens == tuple(sum(trained) for _, trained in want)
+    of_rows = receipt.branches or (1,) * receipt.samples
+    assert of_rows == tuple(len(one.branches) for one in samples)
+    assert (receipt.turns or (1,) * receipt.samples) == turns
+    row_sample = np.repeat(np.arange(len(samples)), of_rows)
+    assert columns.get(schema.BRANCH_SAMPLES, row_sample).tolist() == row_sample.tolist()
+    valid = np.bincount(row_sample, weights=[sum(trained) for _, trained in want])
+    assert receipt.valid_tokens == tuple(valid)
+    forward = sum(len(ids) for ids, _ in want)
+    assert receipt.tokens == forward
+    assert refusal(receipt, task(samples=len(samples)), 0, 9) is None
 
 
 def test_the_shared_beginning_is_stored_once() -> None:
     samples = [Transcript(), Transcript()]
     for one, own in zip(samples, ((1, 2, 3, 4), (1, 2, 5)), strict=True):
-        branch = Transcript()
+        branch = Transcript(prompt_ids=own)
         branch.add_turn((), drawn([9], 1))
-        one.take(own, branch)
+        one.take(branch)
     _, columns = packed_with_own_prompts(
         task(samples=2), [DrawnSample(one, SampleStatus.VALID) for one in samples]
     )
@@ -91,9 +110,9 @@ def test_the_shared_beginning_is_stored_once() -> None:
 def test_prompts_with_nothing_in_common_fail_their_group() -> None:
     samples = [Transcript(), Transcript()]
     for one, own in zip(samples, ((1,), (2,)), strict=True):
-        branch = Transcript()
+        branch = Transcript(prompt_ids=own)
         branch.add_turn((), drawn([9], 1))
-        one.take(own, branch)
+        one.take(branch)
     with pytest.raises(RolloutFailed, match="no first token") as caught:
         packed_with_own_prompts(
             task(samples=2), [DrawnSample(one, SampleStatus.VALID) for one in samples]
@@ -104,9 +123,9 @@ def test_prompts_with_nothing_in_common_fail_their_group() -> None:
 def test_a_masked_sample_shortens_the_prompt_of_no_valid_one() -> None:
     samples = [Transcript(), Transcript()]
     for one, own in zip(samples, ((1, 2), (8,)), strict=True):
-        branch = Transcript()
+        branch = Transcript(prompt_ids=own)
         branch.add_turn((), drawn([9], 1))
-        one.take(own, branch)
+        one.take(branch)
     failure = RolloutFailed(FailureKind.DATA, 0, 1, "agent_raised", "")
     receipt, columns = packed_with_own_prompts(
         task(samples=2),

@@ -2,12 +2,13 @@ import asyncio
 import weakref
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 from structlog.testing import capture_logs
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
-from offbeat.rollouts.rollout_log import RolloutLog
+from offbeat.rollouts.rollout_log import RolloutLog, table
 
 
 def finished(prompt_index: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
@@ -65,6 +66,20 @@ def test_every_sample_is_one_row_with_its_text_tokens_reward_and_versions(tmp_pa
     assert [row["status"] for row in rows] == ["masked", "valid"]
     assert [row["failure"] for row in rows] == ["model", "none"]
     assert [(row["retries"], row["turns"]) for row in rows] == [(1, 2), (0, 1)]
+
+
+def test_every_branch_of_a_sample_is_a_row_of_its_own() -> None:
+    task, receipt, columns = finished(0)
+    one = {"rewards": (1.0,), "version_spans": (((3, 3),),), "turns": (2,), "branches": (2,)}
+    merged = msgspec.structs.replace(
+        receipt, **one, finish_reasons=("stop",), kept_kv=(), statuses=(), failures=(), retries=()
+    )
+    rows = table([(task, merged, columns)]).to_pylist()
+    assert [row["response_ids"] for row in rows] == [[7], [8, 9]]
+    assert [(row["sample"], row["branch"], row["reward"]) for row in rows] == [
+        (0, 0, 1.0),
+        (0, 1, 1.0),
+    ]
 
 
 def test_files_fill_up_and_the_last_one_holds_the_rest(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_a_masked_sample_shows_as_masked_with_its_failure(run: RecordedRun) -> N
         retries=(1, 1),
         finish_reasons=("environment_raised", "stop"),
         turns=(2, 4),
+        branches=(1, 3),
     )
     ledger.commit(masked)
     run.close()
@@ -78,7 +79,7 @@ def test_a_masked_sample_shows_as_masked_with_its_failure(run: RecordedRun) -> N
         each.detail for each in why(run.run_dir, "g-000000").moments if "rewards" in each.detail
     ]
     assert "rewards masked 1 (mean 1)" in told
-    assert "turns 2 to 4" in told
+    assert "turns 2 to 4; branches 1 to 3" in told
     assert "sample 0 failed (model), masked after 1 retries" in told
     assert "sample 1 failed (infrastructure), valid after 1 retries" in told
 

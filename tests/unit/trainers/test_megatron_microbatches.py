@@ -37,7 +37,7 @@ def rows(rows_: int, tokens: int) -> PackedRows:
         which_N=np.arange(len(predicts_U)),
         target_N=ids_RT[:, 1:].ravel(),
         source_N=np.arange(len(predicts_U)),
-        one_sample_a_row=True,
+        one_branch_a_row=True,
     )
 
 

@@ -52,11 +52,11 @@ def test_every_wanted_token_is_predicted_once_by_what_stands_before_it(
         ):
             sources.append(int(source))
             assert target == batch.tokens[source]
-            sample = batch.sample[source]
+            branch = batch.branch[source]
             row, column = divmod(int(packed.predicts_U[which]), width)
             context = np.flatnonzero(seen[row, column])
-            start = batch.start_S[sample]
-            want = [*batch.prompts[batch.group_S[sample]], *batch.tokens[start:source]]
+            start = batch.start_S[branch]
+            want = [*batch.prompts[batch.group_S[branch]], *batch.tokens[start:source]]
             assert packed.input_ids_RT[row, context].tolist() == want
             assert packed.positions_RT[row, context].tolist() == list(range(len(want)))
     assert sorted(sources) == np.flatnonzero(batch.wanted).tolist()
@@ -93,15 +93,15 @@ def test_padding_and_other_samples_are_invisible() -> None:
 def test_samples_are_dealt_to_evenly_filled_rows() -> None:
     batch = batch_of([(4, [17] * 7)], 0.0, only_trained=True)
     rows = plan_rows(batch, response_tokens=40, max_tokens=1000)
-    assert sorted(len(row.samples) for row in rows) == [2, 2, 3]
-    assert sorted(sample for row in rows for sample in row.samples) == list(range(7))
+    assert sorted(len(row.branches) for row in rows) == [2, 2, 3]
+    assert sorted(branch for row in rows for branch in row.branches) == list(range(7))
     assert {row.length for row in rows} == {4 + 32, 4 + 48}
 
 
 def test_a_row_is_split_when_the_budget_is_smaller_than_the_plan() -> None:
     batch = batch_of([(4, [17] * 6)], 0.0, only_trained=True)
     rows = plan_rows(batch, response_tokens=1e9, max_tokens=40)
-    assert [len(row.samples) for row in rows] == [2, 2, 2]
+    assert [len(row.branches) for row in rows] == [2, 2, 2]
 
 
 def test_samples_without_a_wanted_token_are_left_out() -> None:
@@ -111,7 +111,7 @@ def test_samples_without_a_wanted_token_are_left_out() -> None:
     group["loss_mask"][6:] = False
     batch = flatten([group], only_trained=True, vocabulary=64)
     (row,) = plan_rows(batch, response_tokens=99, max_tokens=99)
-    assert row == PackedRow(group=0, samples=(1,), length=3 + 1)
+    assert row == PackedRow(group=0, branches=(1,), length=3 + 1)
 
 
 def test_short_rows_are_not_padded_to_long_ones_once_a_microbatch_is_full_enough() -> None:

@@ -94,7 +94,7 @@ def distance_if_shared(model: PreTrainedModel, groups: Sequence[Group], want: Te
     got = torch.empty_like(want)
     try:
         for packed in microbatches:
-            assert not packed.one_sample_a_row
+            assert not packed.one_branch_a_row
             with torch.no_grad():
                 got[torch.from_numpy(packed.source_N)] = packed_logprobs(model, packed, 1.0)
     except (RuntimeError, ValueError):

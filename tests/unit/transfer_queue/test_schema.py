@@ -40,7 +40,7 @@ def test_a_group_of_one_sample_passes() -> None:
         ("generation_logprobs", np.array([0, np.inf, 0], np.float32), "inf at index 1"),
         ("loss_mask", np.array([1, 1, 1], np.int64), "int64; the schema wants bool"),
         ("response_ids", np.array([1, 2], np.int32), "one per response token"),
-        ("response_offsets", np.array([0, 2, 2], np.int64), "no empty sample"),
+        ("response_offsets", np.array([0, 2, 2], np.int64), "no empty branch"),
         ("response_offsets", np.array([1, 2, 3], np.int64), "0 first"),
         ("response_offsets", np.array([0], np.int64), "two boundaries"),
         ("prompt_ids", np.array([], np.int32), "at least one token"),
@@ -53,6 +53,31 @@ def test_a_poisoned_column_is_named_with_what_it_is_and_what_it_should_be(
 ) -> None:
     with pytest.raises(SchemaError, match=f"column '{column}' is .*{complaint}"):
         check({**group(), column: values})
+
+
+def test_branches_of_samples_pass_with_a_reward_for_each_sample() -> None:
+    check(
+        {
+            **group(),
+            "branch_samples": np.array([0, 0], np.int32),
+            "rewards": np.array([1.0], np.float32),
+        }
+    )
+
+
+@pytest.mark.parametrize("samples", [[1, 1], [0, 2], [0, -1], []])
+def test_branches_out_of_order_are_refused(samples: list[int]) -> None:
+    with pytest.raises(SchemaError, match="the same sample or the next one"):
+        check({**group(), "branch_samples": np.array(samples, np.int32)})
+
+
+@pytest.mark.parametrize(
+    ("branches", "complaint"),
+    [([0, 1, 1], "one per branch"), ([0, 0], "'rewards' .* one per sample")],
+)
+def test_branches_fit_the_boundaries_and_the_rewards(branches: list[int], complaint: str) -> None:
+    with pytest.raises(SchemaError, match=complaint):
+        check({**group(), "branch_samples": np.array(branches, np.int32)})
 
 
 def test_a_missing_column_is_named() -> None:
