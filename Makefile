@@ -23,6 +23,7 @@ RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 AGENTS_STAMP := $(VENV)/.agents-installed
 ENVIRONMENTS_STAMP := $(VENV)/.environments-installed
+BROWSER_STAMP := $(VENV)/.browser-installed
 AGENT_CLIENTS_STAMP := $(VENV)/.agent-clients-installed
 TRL_STAMP := $(TRL_VENV)/.installed
 VLLM_STAMP := $(VLLM_VENV)/.installed
@@ -30,7 +31,7 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-properties test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-browser test-properties test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -38,6 +39,7 @@ help:
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
 	@echo 'make test-agents clients of agents (openai, openai-agents, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
+	@echo 'make test-browser  the pages in headless Chromium, where there is one (ARGS="--screenshots docs/images")'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make check   lint, formatting, types, import layers'
@@ -83,6 +85,9 @@ test-environments: $(ENVIRONMENTS_STAMP)
 
 test-properties: $(DEV_STAMP)
 	PROPERTY_EXAMPLES=500 $(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
+
+test-browser: $(BROWSER_STAMP)
+	$(BIN)/python -m pytest tests/browser $(ARGS)
 
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m long $(ARGS)
@@ -159,6 +164,10 @@ $(AGENTS_STAMP): $(RUN_STAMP)
 
 $(ENVIRONMENTS_STAMP): $(DEV_STAMP)
 	@$(PIP) --editable '.[math,reasoning-gym]'
+	@touch $@
+
+$(BROWSER_STAMP): $(DEV_STAMP)
+	@$(PIP) --editable '.[browser]'
 	@touch $@
 
 $(AGENT_CLIENTS_STAMP): $(DEV_STAMP)

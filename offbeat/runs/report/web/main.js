@@ -52,6 +52,7 @@ async function start() {
   const data = $('data');
   listen();
   if (data) draw(await unpack(data.textContent));
+  document.body.dataset.readyMs = performance.now().toFixed(0);
   document.body.dataset.ready = '1';
 }
 

@@ -1,0 +1,67 @@
+"""A headless Chromium; the tests are skipped by name where there is none."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.runs.report.write import write_report
+from tests.support import shown_run
+
+HOSTILE = (
+    "</script></title><img src=x onerror=\"document.title='taken'\"><svg onload=alert(1)>\u2028'"
+)
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", type=Path, help="directory for the images of docs/report.md")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def program() -> str:
+    """The browser's program."""
+    pytest.importorskip("playwright.sync_api", reason="the extra browser is not installed")
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(_NAMES)} is installed")
+    return found
+
+
+@pytest.fixture(scope="session")
+def pages(program: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The page of a run of every kind, by its name."""
+    directory = tmp_path_factory.mktemp("runs")
+    made = {
+        "finished": shown_run.finished(directory / "finished"),
+        "losses": shown_run.with_losses(directory / "losses"),
+        "running": shown_run.running(directory / "running"),
+        "failed": shown_run.failed(directory / "failed"),
+        "empty": shown_run.empty(directory / "empty"),
+        "no-numbers": shown_run.without_numbers(directory / "no-numbers"),
+        "hostile": shown_run.hostile(directory / "hostile", HOSTILE),
+    }
+    other = shown_run.finished(directory / "seed-1", seed=1, recipe={"seed": 1})
+    found = {name: write_report([run], None).path for name, run in made.items()}
+    both = [made["finished"], other]
+    return found | {"compared": write_report(both, directory / "compared.html").path}
+
+
+@pytest.fixture(scope="session")
+def browser(program: str, pages: dict[str, Path]) -> Iterator[Any]:
+    """Chromium. It is started after the runs are written: both want the thread's event loop."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  skipped where it is missing
+
+    with sync_playwright() as playwright:
+        # In a container nothing runs as another user than root, whom Chromium's sandbox refuses.
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
