@@ -155,7 +155,7 @@ $(RUN_STAMP): $(TORCH_STAMP) pyproject.toml
 	@touch $@
 
 $(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
-	@$(PIP) --editable '.[dev,megatron,wandb]'
+	@$(PIP) --editable '.[dev,lora,megatron,wandb]'
 	@touch $@
 
 $(AGENTS_STAMP): $(RUN_STAMP)

@@ -17,10 +17,12 @@ from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
+from offbeat.weight_sync.adapter import AdapterTarget, BaseWeights, check_base
 from offbeat.weight_sync.canary import check
 from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.receiver import ModuleReceiver
+from offbeat.weight_sync.receiver import ModuleReceiver, Receiver
 
 
 class EmbeddedEngineActor(EngineActor):
@@ -52,8 +54,10 @@ class EmbeddedEngineActor(EngineActor):
         )
         self._loop = EngineLoop(engine)
         self._module = engine.model
-        # Receiver of the last transfer, which caches the checks of its manifest
-        self._receiver: ModuleReceiver | None = None
+        self._base: BaseWeights | None = None  # kept from the first release of adapters on
+        self._is_replaced = False  # a full release was begun: the loaded weights may be gone
+        # Layout and receiver of the last transfer, which caches the checks of its manifest
+        self._last: tuple[str, Receiver] | None = None
         super().__init__(spec, self._loop, incarnation)
 
     async def _name_loaded(self, version: int) -> None:
@@ -62,11 +66,9 @@ class EmbeddedEngineActor(EngineActor):
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:
-        # Passed from one completed transfer to the next. A cancelled one may still wait for the
-        # engine's thread with its chunks staged, and must not mix with those of another.
-        receiver, self._receiver = self._receiver, None
-        receiver, given_up = receiver or ModuleReceiver(self._module, self._name), threading.Event()
+        given_up = threading.Event()
         try:
+            receiver = await self._receiver_of(epoch, manifest)
             receiver.begin(epoch, manifest)
             for index, chunk in enumerate(chunks):
                 receiver.apply(epoch, index, chunk)
@@ -99,5 +101,34 @@ class EmbeddedEngineActor(EngineActor):
             self._loop.lose(str(failure))
             self._version = self._digest = None  # the old weights are overwritten
             raise
-        self._receiver = receiver
+        self._last = manifest.digest, receiver
         return release
+
+    async def _receiver_of(self, epoch: int, manifest: Manifest) -> Receiver:
+        """Return the receiver of the last completed transfer, if its layout was this, or another.
+
+        A cancelled transfer may still wait for the engine's thread with its chunks staged, and must
+        not mix with those of another.
+
+        Raises:
+            TransferRefused: Adapters that were trained on another model than this engine has.
+        """
+        last, self._last = self._last, None
+        if last is not None and last[0] == manifest.digest:
+            return last[1]
+        if manifest.adapter is None:
+            self._is_replaced = True
+            return ModuleReceiver(self._module, self._name)
+        if self._is_replaced:
+            raise TransferRefused(epoch, "base of the adapters", "a full release", "as loaded")
+        if self._base is None:
+            self._base = BaseWeights(self._module, await self._loaded_digest(epoch))
+        check_base(epoch, self._base, manifest)
+        return Receiver(AdapterTarget(self._base, manifest), self._name)
+
+    async def _loaded_digest(self, epoch: int) -> str:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(None, loaded_digest, self._model_path)
+        except OSError as error:
+            raise TransferRefused(epoch, "digest of the model", str(error), "readable") from error

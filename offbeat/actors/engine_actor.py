@@ -14,7 +14,6 @@ from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.generators.broadcasts import Broadcasts
-from offbeat.generators.loaded_weights import loaded_digest
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import (
     CanaryFailed,
@@ -27,6 +26,7 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
 from offbeat.messages.weights import EngineState, WeightsAck
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
+from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transports.messages import Route
 

@@ -8,7 +8,6 @@ from offbeat.actors.call import reply_of
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator
 from offbeat.config.loss_spec import LossSpec
-from offbeat.generators.loaded_weights import loaded_digest
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import (
     Checkpoint,
@@ -19,6 +18,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.weight_sync.loaded_weights import loaded_digest
 
 
 class NoTrainer:

@@ -22,7 +22,9 @@ def sync_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def wire_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Embedded engines hold the type of the recipe's model, and take no other."""
+    """Yield releases that the engines could not take."""
+    yield from _adapter_clashes(config)
+    # Embedded engines hold the type of the recipe's model, and take no other.
     wire, served = config.sync.wire_dtype, config.model.dtype
     if config.generator.backend == "embedded" and wire not in (None, served):
         yield Clash(
@@ -30,4 +32,23 @@ def wire_clashes(config: RunConfig) -> Iterator[Clash]:
             f"sync.wire_dtype={wire} does not fit generator.backend=embedded, which serves "
             f"model.dtype={served}",
             f"Set sync.wire_dtype to null, or model.dtype to {wire}.",
+        )
+
+
+def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield releases of adapters that there are not, or that the engines cannot apply."""
+    adapts = config.trainer.backend == "torch" and config.trainer.lora is not None
+    if config.sync.adapter == "merged" and not adapts:
+        yield Clash(
+            ("sync.adapter", "trainer.lora"),
+            "sync.adapter=merged has nothing to merge: without trainer.lora, every release is the "
+            "whole model",
+            "Leave sync.adapter out, or set trainer.lora.",
+        )
+    if adapts and config.sync.adapter == "separate" and config.generator.backend == "vllm":
+        yield Clash(
+            ("sync.adapter", "trainer.lora", "generator.backend"),
+            "sync.adapter=separate does not fit generator.backend=vllm, whose engines take whole "
+            "models here",
+            "Set sync.adapter to merged.",
         )

@@ -35,6 +35,19 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return math.prod(self.shape) * ITEMSIZE[self.dtype]
 
 
+class Adapter(msgspec.Struct, frozen=True):
+    """Base and scale of a release that holds low-rank adapters alone."""
+
+    base: str  # digest of the files of the model that the adapters were trained on
+    rank: int
+    alpha: float
+
+    @property
+    def scaling(self) -> float:
+        """Return the factor of what an adapter adds to its matrix."""
+        return self.alpha / self.rank
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """All tensors of a transfer, in order."""
 
@@ -44,6 +57,7 @@ class Manifest(msgspec.Struct, frozen=True):
     # Digests of one release's content; empty before it is packed
     chunk_digests: tuple[str, ...] = ()
     canary: Canary | None = None  # canary of one release; None: served without one
+    adapter: Adapter | None = None  # None: the tensors are the whole model
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +83,9 @@ class TensorMeta(msgspec.Struct, frozen=True):
 
 
 def plan(
-    tensors: Iterable[TensorMeta | tuple[str, tuple[int, ...], str]], chunk_bytes: int
+    tensors: Iterable[TensorMeta | tuple[str, tuple[int, ...], str]],
+    chunk_bytes: int,
+    adapter: Adapter | None = None,
 ) -> Manifest:
     """Lay out tensors in chunks of at most ``chunk_bytes``; a larger tensor is a chunk of its own.
 
@@ -78,6 +94,7 @@ def plan(
     Args:
         tensors: ``(name, shape, wire dtype)`` in the order that both ends use.
         chunk_bytes: Maximum size of a chunk, padding included.
+        adapter: How the tensors are applied, if they are adapters alone.
     """
     specs, sizes, end = list[TensorSpec](), list[int](), 0
     for each in tensors:
@@ -92,8 +109,9 @@ def plan(
         end = spec.offset + spec.nbytes
     if specs:
         sizes.append(end)
-    encoded = msgspec.msgpack.encode((specs, sizes))
-    return Manifest(tuple(specs), tuple(sizes), xxhash.xxh3_128_hexdigest(encoded))
+    encoded = msgspec.msgpack.encode((specs, sizes, adapter) if adapter else (specs, sizes))
+    digest = xxhash.xxh3_128_hexdigest(encoded)
+    return Manifest(tuple(specs), tuple(sizes), digest, adapter=adapter)
 
 
 def release_digest(manifest: Manifest, chunk_digests: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from offbeat.weight_sync.chunks import Bytes, pack, walk
 from offbeat.weight_sync.dtypes import WirePolicy
-from offbeat.weight_sync.manifest import Manifest, TensorMeta, plan
+from offbeat.weight_sync.manifest import Adapter, Manifest, TensorMeta, plan
 
 
 def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -53,6 +53,7 @@ class GatheredSource:
         named: Callable[[], Iterator[tuple[str, Tensor]]],
         chunk_bytes: int,
         policy: WirePolicy | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         """Lay out the weights.
 
@@ -61,11 +62,13 @@ class GatheredSource:
             named: Iterates over the whole weights, on all ranks together.
             chunk_bytes: Maximum size of a chunk.
             policy: Wire dtypes of the tensors.
+            adapter: How the tensors are applied, if they are adapters alone.
         """
         wire, self._named = policy or WirePolicy(), named
         self.manifest: Manifest = plan(
             (TensorMeta(name, shape, wire(name, dtype), dtype) for name, shape, dtype in metas),
             chunk_bytes,
+            adapter,
         )
         self._chunks = list(walk(self.manifest))
 

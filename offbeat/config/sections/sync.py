@@ -32,6 +32,11 @@ class _Sync(Config):
     """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits. Add a tensor whose rounding
     changes decisions, such as the routing of experts; each one travels at twice the size."""
 
+    adapter: Literal["separate", "merged"] = "separate"
+    """What a release holds when `trainer.lora` is set. separate: the adapters alone, which an engine adds to the
+    model it loaded; merged: the whole model with the adapters added, for engines that cannot, at the bytes of a
+    full release."""
+
     canary_interval: Annotated[int, Field(ge=0)] = 4
     """Releases from one canary to the next: next-token distributions of the trainer that an engine has to
     reproduce before it serves the release; a trainer's first release has one. 1 checks each release at a forward

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from offbeat.config.base import Config, default_choice
+from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 
 
@@ -74,6 +75,9 @@ class TorchTrainerConfig(_ModelTrainer):
 
     backend: Literal["torch"] = "torch"
     """What trains."""
+
+    lora: LoraConfig | None = None
+    """Train adapters beside the frozen model, not the model: small releases, less memory (docs/lora.md)."""
 
 
 class MegatronTrainerConfig(_ModelTrainer):

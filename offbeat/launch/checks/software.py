@@ -14,19 +14,26 @@ from offbeat.telemetry.wandb_sink import resolved_mode
 
 _NEEDED: Final = ("ray", "torch", "transformers", "tensordict")
 _CONNECT_S: Final = 5.0
-_OF_BACKEND: Final = {"megatron": "megatron-core"}
 
 
 def check_packages(config: RunConfig) -> Iterator[Finding]:
     """Check that packages are installed, by their metadata: nothing is imported."""
-    extra = _OF_BACKEND.get(config.trainer.backend)
-    for name in (*_NEEDED, *([extra] if extra else [])):
+    extras = _extras(config)
+    for name in (*_NEEDED, *extras):
         try:
             yield ok(name, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            of = f"[{config.trainer.backend}]" if name == extra else ""
+            of = f"[{extras[name]}]" if name in extras else ""
             fix = f"Install offbeat again: pip install --editable '.{of}'"
             yield error(name, "is not installed in this Python", fix)
+
+
+def _extras(config: RunConfig) -> dict[str, str]:
+    """Return the packages that only some recipes need, with the extra that installs each."""
+    trainer = config.trainer
+    if trainer.backend == "megatron":
+        return {"megatron-core": "megatron"}
+    return {"peft": "lora"} if trainer.backend == "torch" and trainer.lora else {}
 
 
 def check_wandb(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -10,7 +10,9 @@ from offbeat.trainers.expert_names import Meta, Named
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.receiver_names import names_for_files, names_for_module
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.weights import TrainedWeights
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.source import GatheredSource
 
 T_co = TypeVar("T_co", covariant=True)
@@ -72,4 +74,18 @@ def source_of(
         lambda: names.named(named()),
         int(sync.chunk_mib * 2**20),
         WirePolicy(sync.wire_dtype, sync.keep_float32),
+    )
+
+
+def adapter_source_of(
+    spec: TrainerSpec, adapters: TrainedWeights, adapter: Adapter
+) -> GatheredSource:
+    """Build the weight source of one rank that trains adapters, whose releases hold nothing else."""
+    sync = spec.config.sync
+    return GatheredSource(
+        adapters.metas(),
+        adapters.named,
+        int(sync.chunk_mib * 2**20),
+        WirePolicy(sync.wire_dtype, sync.keep_float32),
+        adapter,
     )

@@ -5,7 +5,7 @@
 # transformers leaves its configs and its loading functions untyped. Private names are explained
 # where they are used.
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast
@@ -91,8 +91,11 @@ def save_weights(
     dtype: torch.dtype,
     directory: str | Path,
     like: str | Path,
+    beside: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Write whole weights like ``save_model``, for a ``model`` of which this rank has a part only.
+
+    ``beside`` writes further files into the directory before it gets its name.
 
     A model without memory takes its place, so that nothing is in memory twice.
     """
@@ -105,6 +108,7 @@ def save_weights(
     shell._weight_conversions = model._weight_conversions  # noqa: SLF001
     with replaced(Path(directory), Path(like)) as staged, _plain_generation_config(shell):
         shell.save_pretrained(staged, state_dict=_with_tied(shell, weights))
+        beside(staged)
         _leave_generation_config(staged, Path(like))
 
 

@@ -8,7 +8,7 @@ together; before each chunk they exchange the number of microbatches, and whethe
 # torch declares some functions without types.
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -52,7 +52,7 @@ from offbeat.trainers.torch.sharding import (
     settle,
 )
 from offbeat.trainers.torch.spreading import spread
-from offbeat.trainers.weights import weights_digest
+from offbeat.trainers.weights import TrainedWeights, weights_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
 
 T = TypeVar("T")
@@ -136,8 +136,8 @@ class TorchTrainer(ReloadableTrainer):
         return self._model
 
     @property
-    def weights(self) -> Weights:
-        """Return its weights under their Hugging Face names."""
+    def weights(self) -> TrainedWeights:
+        """Return the weights that are trained, under their Hugging Face names."""
         return self._weights
 
     @property
@@ -152,7 +152,7 @@ class TorchTrainer(ReloadableTrainer):
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by Hugging Face name, in a fixed order; tied ones once. All ranks."""
-        return self._weights.named()
+        return self.weights.named()
 
     def save(self, directory: str | Path) -> None:
         """Write a Hugging Face directory with the tokenizer of the model path; atomic.
@@ -175,7 +175,7 @@ class TorchTrainer(ReloadableTrainer):
     def state_nbytes(self) -> int:
         trained = self._optimizer.names
         others = (
-            each for name, each in self._weights.local_tensors().items() if name not in trained
+            each for name, each in self.weights.local_tensors().items() if name not in trained
         )
         return self._optimizer.state_nbytes + sum(each.nbytes for each in others)
 
@@ -192,7 +192,7 @@ class TorchTrainer(ReloadableTrainer):
 
     def _state(self) -> dict[str, Tensor]:
         """Return the tensors to save, not copies: this rank's parts, and masters for 16-bit weights."""
-        weights = self._weights.local_tensors() | self._optimizer.masters()
+        weights = self.weights.local_tensors() | self._optimizer.masters()
         return {
             **{f"{_WEIGHT}/{name}": each for name, each in weights.items()},
             **self._optimizer.moments(),
@@ -246,7 +246,7 @@ class TorchTrainer(ReloadableTrainer):
     ) -> NDArray[np.float32]:
         model = self._model_of(name)
         values = np.empty(count, np.float32)
-        with _settled(model):
+        with _settled(model), self._computing(name):
             for packed in microbatches:
                 logprobs_N = packed_logprobs(model, packed, temperature, self._dtype)
                 if packed is not PADDING_MICROBATCH:
@@ -273,6 +273,11 @@ class TorchTrainer(ReloadableTrainer):
             assert self._teacher_path is not None  # noqa: S101 -- the column is requested with it
             return self._teacher(self._teacher_path)
         return self._model if name == POLICY_LOGPROBS else self._reference
+
+    def _computing(self, name: str) -> AbstractContextManager[None]:
+        """Return a context in which the model of a column computes its values."""
+        del name
+        return nullcontext()
 
     def _teacher(self, path: str) -> PreTrainedModel:
         """Return the frozen model of a directory, loaded once and proved as the trained one is."""

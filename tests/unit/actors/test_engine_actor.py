@@ -19,13 +19,13 @@ from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
-from offbeat.generators.loaded_weights import loaded_digest
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
 from offbeat.messages.failures import StaleFence, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest, plan, release_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.virtual_time import run

@@ -114,6 +114,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "eval.sets": st.just({}),  # of two recipes they are joined by name
     "eval.at_start": st.just(value=False),  # needs an interval
     "runtime.env": st.fixed_dictionaries({"HF_HOME": TEXT.filter(lambda text: "\0" not in text)}),
+    "trainer.lora": st.none(),  # a section that an override cannot take out again
     "sync.interval": st.integers(1, 4),
     "sync.deadline_s": st.floats(500, 999),
     "sync.chunk_mib": st.floats(1, 64),

@@ -38,3 +38,23 @@ def test_embedded_engines_serve_the_type_of_the_model() -> None:
 def test_a_transport_that_does_not_exist_is_refused(transport: str) -> None:
     with pytest.raises(ValueError, match="object_store"):
         messages({"transport": transport})
+
+
+def adapters(**values: Any) -> list[str]:
+    given: dict[str, Any] = {"steps": 2, "model": {"path": "tiny"}} | values
+    return [f"{each.message}. {each.hint}" for each in clashes(RunConfig.model_validate(given))]
+
+
+def test_a_merged_release_needs_adapters_to_merge() -> None:
+    (text,) = adapters(sync={"adapter": "merged"})
+    assert "sync.adapter=merged has nothing to merge" in text
+    assert adapters(sync={"adapter": "merged"}, trainer={"lora": {}}) == []
+    assert adapters(trainer={"lora": {}}) == []
+
+
+def test_vllm_engines_take_adapters_merged() -> None:
+    vllm = {"trainer": {"lora": {}}, "generator": {"backend": "vllm"}}
+    (text,) = adapters(**vllm)
+    assert "sync.adapter=separate does not fit generator.backend=vllm" in text
+    assert "Set sync.adapter to merged" in text
+    assert adapters(**vllm, sync={"adapter": "merged"}) == []

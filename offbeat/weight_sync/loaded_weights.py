@@ -1,4 +1,4 @@
-"""Identity of the weights in a model directory, as engines load them that no trainer sends any."""
+"""Identity of the weight files of a model directory, as trainers and engines load them."""
 
 from pathlib import Path
 

@@ -1,0 +1,241 @@
+"""Low-rank adapters of the torch trainer: injection, names, and a merged copy. PEFT makes them.
+
+peft is loaded only here, and only for a recipe with ``trainer.lora``. An adapted module ``X`` has its
+own matrix under ``X.base_layer.weight``, which never changes, and its adapter under
+``X.lora_A.default.weight`` and ``X.lora_B.default.weight``.
+"""
+
+# pyright: reportMissingImports=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# peft is an extra, and leaves its functions untyped.
+
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import xxhash
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from offbeat.config.sections.lora import LoraConfig
+from offbeat.messages.failures import OffbeatError
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.torch.sharding import Weights
+from offbeat.weight_sync.adapter import AdapterPart, merged
+from offbeat.weight_sync.manifest import Adapter
+
+ADAPTER_FOLDER: Final = "adapter"
+_WEIGHTS: Final = "adapter_model.safetensors"
+_NAME: Final = "default"
+_NAME_OTHERS: Final = "Name linear modules of the model in trainer.lora.target_modules"
+_BASE: Final = ".base_layer."
+_SIDES: Final = {side: f".lora_{side}.{_NAME}.weight" for side in "AB"}
+
+
+class PeftMissing(OffbeatError):
+    """A recipe with ``trainer.lora`` on a machine without peft."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"trainer.lora needs peft, which this Python cannot import ({self.problem}). "
+            "Install it with pip install 'offbeat[lora]', or leave trainer.lora out"
+        )
+
+
+def inject(model: PreTrainedModel, lora: LoraConfig) -> None:
+    """Add adapters to a model, which may be without memory, and freeze everything else.
+
+    The matrices B are 0, so the model computes what it did before. The matrices A are drawn from
+    torch's generator. Adapters have the dtype of the weights beside them.
+
+    Raises:
+        PeftMissing: peft cannot be imported.
+        UntrainableModel: A target is no plain linear module with a matrix of its own, or there is
+            no such module.
+    """
+    library, name = _peft(), type(model).__name__
+    _check_targets(model, lora)
+    try:
+        library.inject_adapter_in_model(
+            _config(library, lora.target_modules or "all-linear", lora, ""),
+            model,
+            low_cpu_mem_usage=model.device.type == "meta",
+        )
+    except ValueError as error:  # no module is linear
+        raise UntrainableModel(name, f"takes no adapters ({error})", _NAME_OTHERS) from error
+    model.eval()
+    for path, module in adapted_modules(model).items():
+        if not isinstance(module.base_layer, nn.Linear):
+            problem = (
+                f"has {path}, which is no linear module but {type(module.base_layer).__name__}"
+            )
+            raise UntrainableModel(name, problem, _NAME_OTHERS)
+        for part in (module.lora_A, module.lora_B):
+            part.to(dtype=module.base_layer.weight.dtype)
+
+
+def adapted_modules(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the modules that have an adapter, by name in the base model."""
+    kind = _peft(".tuners.lora").LoraLayer
+    return {name: each for name, each in model.named_modules() if isinstance(each, kind)}
+
+
+def without_adapters(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Return a context in which the model computes what its base does.
+
+    Adapters are scaled by 0, not switched off: peft's switch also freezes them, and FSDP2 would
+    keep the gathered copies that it makes meanwhile without a gradient.
+    """
+    return _peft(".helpers").rescale_adapter_scale(model, 0.0)
+
+
+def identity(model: PreTrainedModel, lora: LoraConfig, base: str) -> Identity:
+    """Return the identity of the state of these adapters, which only fits this base and this rank."""
+    digest = xxhash.xxh3_128(f"{base} {lora.rank} {lora.alpha}\n".encode())
+    for name, each in model.named_parameters():
+        digest.update(f"{name} {tuple(each.shape)} {each.dtype}\n".encode())
+    modules = ", ".join(targets(model))
+    dtype = str(model.dtype).removeprefix("torch.")
+    of = f"adapters of rank {lora.rank}, alpha {lora.alpha:g}, on {modules} of a {dtype}"
+    return Identity("torch", f"{of} {type(model).__name__}, base {base[:8]}", digest.hexdigest())
+
+
+def targets(model: PreTrainedModel) -> list[str]:
+    """Return the last parts of the names of all adapted modules."""
+    return sorted({name.rpartition(".")[2] for name in adapted_modules(model)})
+
+
+class AdapterWeights:
+    """The adapters of a model under the names of PEFT's files, in a fixed order."""
+
+    def __init__(self, every: Weights) -> None:
+        """``every``: all weights of the model, sharded if there are several ranks."""
+        parts = {name: part for name in every.local_tensors() if (part := _part(name))}
+        self._every, self._parts = every, parts
+        self._dtypes = {name: getattr(torch, dtype) for name, _, dtype in every.metas()}
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole matrices by name. All ranks iterate together."""
+        for name, each in self.local_tensors().items():
+            whole = each.full_tensor() if isinstance(each, DTensor) else each
+            yield self._parts[name].file_name, whole.to(self._dtypes[name])
+
+    def local_tensors(self) -> dict[str, Tensor]:
+        """Return this rank's part of each matrix, by the name of its parameter."""
+        return {
+            name: each for name, each in self._every.local_tensors().items() if name in self._parts
+        }
+
+    def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
+        """Yield name, whole shape and dtype of each matrix."""
+        for name, shape, dtype in self._every.metas():
+            if name in self._parts:
+                yield self._parts[name].file_name, shape, dtype
+
+
+class MergedWeights:
+    """The weights of the base with the adapters added, under their Hugging Face names: copies."""
+
+    def __init__(self, every: Weights, adapter: Adapter) -> None:
+        """``every``: all weights of the model, sharded if there are several ranks."""
+        self._every, self._scaling = every, adapter.scaling
+
+    def local_tensors(self) -> dict[str, Tensor]:
+        """Return nothing: no rank holds a part of what is computed while it is yielded."""
+        return {}
+
+    def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
+        """Yield name, shape and dtype of each weight."""
+        for name, shape, dtype in self._every.metas():
+            if not _part(name):
+                yield name.replace(_BASE, "."), shape, dtype
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole weights by name, in the order of ``metas``. All ranks iterate together."""
+        held = list[tuple[str, Tensor]]()  # a matrix whose adapter follows, and what is between
+        sides = dict[str, Tensor]()
+        for name, each in self._every.named():
+            if part := _part(name):
+                sides[part.side] = each
+                if len(sides) == len(_SIDES):
+                    first, base = held[0]
+                    yield first, merged(base, sides["A"], sides["B"], self._scaling)
+                    yield from held[1:]
+                    held, sides = [], {}
+            elif held or name.endswith(f"{_BASE}weight"):
+                held.append((name.replace(_BASE, "."), each))
+            else:
+                yield name, each
+
+
+def save_adapter(
+    adapters: Iterable[tuple[str, Tensor]],
+    model: PreTrainedModel,
+    lora: LoraConfig,
+    base: Path,
+    directory: Path,
+) -> None:
+    """Write an adapter directory that PEFT and vLLM load: safetensors and ``adapter_config.json``."""
+    directory.mkdir()
+    tensors = {name: each.detach().cpu().contiguous() for name, each in adapters}
+    save_file(tensors, directory / _WEIGHTS, metadata={"format": "pt"})
+    config = _config(_peft(), targets(model), lora, str(base))
+    config.inference_mode = True
+    config.save_pretrained(str(directory))
+
+
+def _check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
+    """Check the targets before peft, which passes over some of these and only warns of others."""
+    name, embedding = type(model).__name__, model.get_input_embeddings().weight
+    modules = dict(model.named_modules())
+    for target in lora.target_modules:
+        found = {path for path in modules if f".{path}".endswith(f".{target}")}
+        if not found:
+            raise UntrainableModel(name, f"has no module {target}", _NAME_OTHERS)
+        for path in sorted(found):
+            module = modules[path]
+            if not isinstance(module, nn.Linear):
+                problem = f"has {path}, which is no linear module but {type(module).__name__}"
+                raise UntrainableModel(name, problem, _NAME_OTHERS)
+            if module.weight is embedding:
+                problem = f"has {path}, whose matrix is tied to the embeddings"
+                raise UntrainableModel(name, problem, _NAME_OTHERS)
+    if any(isinstance(each, Conv1D) for each in modules.values()):
+        problem = "has matrices of transposed axes (Conv1D)"
+        raise UntrainableModel(name, problem, "Leave trainer.lora out")
+
+
+def _part(name: str) -> AdapterPart | None:
+    """Return the part of an adapter that a parameter of an adapted model is, if it is one."""
+    for side, ending in _SIDES.items():
+        if name.endswith(ending):
+            return AdapterPart(name.removesuffix(ending), side)
+    return None
+
+
+def _config(library: Any, targeted: str | Sequence[str], lora: LoraConfig, base: str) -> Any:  # noqa: ANN401 -- peft may not be installed
+    return library.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=targeted if isinstance(targeted, str) else list(targeted),
+        lora_dropout=0.0,  # a random forward pass would make log-probabilities random
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base or None,
+    )
+
+
+def _peft(submodule: str = "") -> Any:  # noqa: ANN401 -- it may not be installed
+    try:
+        return importlib.import_module(f"peft{submodule}")
+    except ImportError as error:
+        raise PeftMissing(str(error)) from error

@@ -1,0 +1,121 @@
+"""The torch trainer of low-rank adapters: the model is frozen, and so is its own reference."""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+from transformers import PreTrainedModel
+
+from offbeat.config.sections.lora import LoraConfig
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.torch.lora import (
+    ADAPTER_FOLDER,
+    AdapterWeights,
+    MergedWeights,
+    identity,
+    inject,
+    save_adapter,
+    without_adapters,
+)
+from offbeat.trainers.torch.model import save_weights
+from offbeat.trainers.torch.sharding import Weights, own
+from offbeat.trainers.torch.split_step import TorchTrainer
+from offbeat.trainers.weights import TrainedWeights, weights_digest
+from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
+from offbeat.weight_sync.loaded_weights import loaded_digest
+from offbeat.weight_sync.manifest import Adapter
+
+_DIGEST: Final = msgspec.msgpack.Decoder(str)
+
+
+class LoraTrainer(TorchTrainer):
+    """Trainer of adapters beside a frozen model.
+
+    Its weights, digests and checkpoints are those of the adapters. The digest of the model's files
+    is part of them, so that adapters never meet another base.
+    """
+
+    def weights_digest(self) -> str:
+        """Return one digest over the base and all adapters. All ranks call it together."""
+        return weights_digest(self.named_weights(), self.adapter.base)
+
+    @property
+    def weights(self) -> TrainedWeights:
+        """Return the adapters under the names of PEFT's files."""
+        return self._adapters
+
+    @property
+    def merged(self) -> MergedWeights:
+        """Return the whole model with the adapters added."""
+        return MergedWeights(self._weights, self.adapter)
+
+    @property
+    def identity(self) -> Identity:
+        return identity(self._model, self._lora, self.adapter.base)
+
+    def save(self, directory: str | Path) -> None:
+        """Write the merged model as ``TorchTrainer`` does, and in it ``adapter/`` for PEFT."""
+        merged = {name: each.cpu() for name, each in self.merged.named() if self.is_first}
+        adapters = [(name, each.cpu()) for name, each in self.named_weights() if self.is_first]
+
+        def beside(staged: Path) -> None:
+            folder = staged / ADAPTER_FOLDER
+            save_adapter(adapters, self._model, self._lora, self.model_path, folder)
+
+        if self.is_first:
+            like = self.model_path
+            save_weights(merged, self._model, self._dtype, directory, like, beside)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _lora(self) -> LoraConfig:
+        assert self._config.lora is not None  # noqa: S101 -- this class is chosen by it
+        return self._config.lora
+
+    @cached_property
+    def adapter(self) -> Adapter:
+        """Return base and scale of the adapters. All ranks call it together for the first time."""
+        path = str(self.model_path)
+        mine = run_on_all_ranks(
+            self.peers, "the model's digest", lambda: loaded_digest(path) if self.is_first else ""
+        )
+        base = self.peers.broadcast(mine, _DIGEST)
+        return Adapter(base, self._lora.rank, self._lora.alpha)
+
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        every = super()._cut(model, whole)
+        self._adapters = AdapterWeights(every)
+        parts = self._adapters.local_tensors()
+        self._initial = {name: own(each).clone() for name, each in parts.items()}
+        return every
+
+    def _load_model(self) -> PreTrainedModel:
+        model = super()._load_model()
+        inject(model, self._lora)
+        return model
+
+    def _shell(self) -> PreTrainedModel:
+        shell = super()._shell()
+        inject(shell, self._lora)
+        return shell
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        torch.manual_seed(self._seed)
+        for name, each in self.weights.local_tensors().items():
+            own(each).copy_(self._initial[name])
+        self._optimizer.reset()
+
+    def _model_of(self, name: str) -> PreTrainedModel:
+        return self._model if name == REFERENCE_LOGPROBS else super()._model_of(name)
+
+    def _computing(self, name: str) -> AbstractContextManager[None]:
+        return without_adapters(self._model) if name == REFERENCE_LOGPROBS else nullcontext()

@@ -1,0 +1,152 @@
+"""Low-rank adapters of a release: their names, and their sum with the matrices of a base model.
+
+    base_model.model.X.lora_A.weight [r, in]    the names of PEFT's files; X is a linear module, whose
+    base_model.model.X.lora_B.weight [out, r]   matrix is X.weight [out, in]
+
+A merged matrix is always computed from the base matrix as it was loaded. In 16 bits, adding an
+adapter and subtracting it again does not restore the bits of the base.
+"""
+
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+# torch has no public names for its calls on lists of tensors, and exports them without declaring
+# it.
+
+import re
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.receiver import Named
+from offbeat.weight_sync.source import dtype_name, named_weights
+from offbeat.weight_sync.transaction import TensorSpecs
+
+_NAME: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+
+
+class AdapterPart(NamedTuple):
+    """One of the two matrices of an adapter."""
+
+    module: str  # name of the linear module in the base model
+    side: str  # A or B
+
+    @property
+    def file_name(self) -> str:
+        """Return the name of this matrix in PEFT's files, and in releases."""
+        return f"base_model.model.{self.module}.lora_{self.side}.weight"
+
+
+def part_named(name: str) -> AdapterPart | None:
+    """Return the part of an adapter that has this name in PEFT's files, if it is one."""
+    match = _NAME.fullmatch(name)
+    return AdapterPart(match["module"], match["side"]) if match else None
+
+
+def merged(base_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scaling: float) -> Tensor:
+    """Return ``base + scaling * b @ a``, computed in at least float32 and rounded once.
+
+    O and I are the outputs and inputs of the matrix, R is the rank. No argument changes.
+    """
+    wide = torch.promote_types(base_OI.dtype, torch.float32)
+    with torch.no_grad():
+        added_OI = torch.mm(b_OR.to(wide), a_RI.to(wide)).mul_(scaling)
+        return added_OI.add_(base_OI).to(base_OI.dtype)
+
+
+class BaseWeights:
+    """Weights of a module as they were loaded, of which copies are kept where adapters are added."""
+
+    def __init__(self, module: nn.Module, digest: str) -> None:
+        """``digest``: that of the files which the module was loaded from."""
+        self.digest = digest
+        self.served = dict(named_weights(module))
+        self._kept = dict[str, Tensor]()  # matrices that adapters were added to
+
+    def of(self, module: str) -> Tensor:
+        """Return the matrix of a linear module as it was loaded."""
+        name = f"{module}.weight"
+        if name not in self._kept:
+            self._kept[name] = self.served[name].clone()
+        return self._kept[name]
+
+    def write(self, matrices: dict[str, Tensor]) -> None:
+        """Serve these matrices, by linear module, and all others as they were loaded."""
+        given = {f"{module}.weight": each for module, each in matrices.items()}
+        values = self._kept | given
+        with torch.no_grad():
+            torch._foreach_copy_([self.served[name] for name in values], list(values.values()))
+
+
+class AdapterTarget:
+    """Target for releases of one layout that hold adapters alone.
+
+    The sums with the base are computed while the tensors arrive and are served from the commit on.
+    So decoding is as fast as with the base alone.
+    """
+
+    in_place = False
+
+    def __init__(self, base: BaseWeights, manifest: Manifest) -> None:
+        self._base, self._adapter = base, manifest.adapter
+        self._specs = _expected(base, manifest)
+        self._half = dict[str, tuple[str, Tensor]]()  # by module: side and matrix that came first
+        self._staged = dict[str, Tensor]()  # merged matrices by module
+
+    def specs(self) -> TensorSpecs:
+        return self._specs
+
+    def prepare(self, manifest: Manifest) -> None:
+        self._adapter = manifest.adapter
+
+    def load(self, tensors: Named) -> None:
+        assert self._adapter is not None  # noqa: S101 -- this target is made for such manifests
+        for name, tensor in tensors:
+            part = part_named(name)
+            assert part is not None  # noqa: S101 -- ``specs`` has no other names
+            if (first := self._half.pop(part.module, None)) is None:
+                self._half[part.module] = part.side, tensor
+                continue
+            a_RI, b_OR = (tensor, first[1]) if part.side == "A" else (first[1], tensor)
+            base_OI = self._base.of(part.module)
+            self._staged[part.module] = merged(base_OI, a_RI, b_OR, self._adapter.scaling)
+
+    def commit(self) -> None:
+        """Overwrite the weights in place, so that references to the tensors stay valid."""
+        self._base.write(self._staged)
+        self.rollback()
+
+    def rollback(self) -> None:
+        self._half, self._staged = {}, {}
+
+
+def check_base(epoch: int, base: BaseWeights, manifest: Manifest) -> None:
+    """Check that adapters were trained on the model that an engine has loaded.
+
+    Raises:
+        TransferRefused: They were not.
+    """
+    adapter = manifest.adapter
+    if adapter is not None and adapter.base != base.digest:
+        raise TransferRefused(
+            epoch,
+            "base of the adapters, by the digest of its files,",
+            adapter.base,
+            f"{base.digest} as this engine loaded it. Let trainer and engines read the same files",
+        )
+
+
+def _expected(base: BaseWeights, manifest: Manifest) -> TensorSpecs:
+    """Return both matrices of every adapter whose module the base has, in the shapes it requires."""
+    assert manifest.adapter is not None  # noqa: S101 -- this target is made for such manifests
+    rank, specs = manifest.adapter.rank, dict[str, tuple[tuple[int, ...], str]]()
+    parts = [part_named(each.name) for each in manifest.tensors]
+    for module in dict.fromkeys(each.module for each in parts if each is not None):
+        matrix_OI = base.served.get(f"{module}.weight")
+        if matrix_OI is not None and matrix_OI.ndim == len("OI"):
+            outputs, inputs = matrix_OI.shape
+            dtype = dtype_name(matrix_OI)
+            specs[AdapterPart(module, "A").file_name] = (rank, inputs), dtype
+            specs[AdapterPart(module, "B").file_name] = (outputs, rank), dtype
+    return specs

@@ -1,0 +1,270 @@
+"""Releases that hold adapters alone, on the real embedded engine."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.sections.lora import LoraConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.stub import StubConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.generators.spec import EngineSpec
+from offbeat.messages.failures import WeightSyncFailed
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
+from offbeat.trainers.torch.lora_trainer import LoraTrainer
+from offbeat.trainers.weights import TrainedWeights
+from offbeat.weight_sync import canary
+from offbeat.weight_sync.manifest import Adapter, release_digest
+from offbeat.weight_sync.source import GatheredSource
+
+pytest.importorskip("peft", reason="the extra `lora` is not installed")
+
+FENCE = Fence("run", 1)
+TOLERANCE = {"float32": canary.TOLERANCE_FLOAT32, "bfloat16": canary.TOLERANCE_16_BIT}
+Use = Callable[[EmbeddedEngineActor], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def trainer_of(path: Path, dtype: str = "float32", targets: tuple[str, ...] = ()) -> LoraTrainer:
+    lora = LoraConfig(rank=4, alpha=8.0, target_modules=targets)
+    trainer = LoraTrainer(
+        path,
+        trainer=TorchTrainerConfig(lora=lora),
+        model=ModelConfig.model_validate({"path": str(path), "dtype": dtype}),
+        total_steps=10,
+        max_model_len=128,
+    )
+    move(trainer, seed=1)
+    return trainer
+
+
+@torch.no_grad()
+def move(trainer: LoraTrainer, seed: int) -> None:
+    """Move every adapter, as steps do, but further."""
+    torch.manual_seed(seed)
+    for each in trainer.module.parameters():
+        if each.requires_grad:
+            each.add_(0.05 * torch.randn_like(each))
+
+
+def release(
+    trainer: LoraTrainer,
+    version: int,
+    holding: TrainedWeights | None = None,
+    adapter: Adapter | None = None,
+) -> WeightRelease:
+    """What a trainer's rank publishes: its adapters, unless it is ``holding`` something else."""
+    weights = holding or trainer.weights
+    of = None if holding else adapter or trainer.adapter
+    source = GatheredSource(weights.metas(), weights.named, 4_000, adapter=of)
+    chunks, digests = zip(*source.chunks(), strict=True)
+    asked = canary.prompts(trainer.vocabulary)
+    dtype = str(trainer.module.dtype).removeprefix("torch.")
+    made = Canary(asked, *trainer.top_logprobs(asked, canary.KEPT), TOLERANCE[dtype])
+    manifest = msgspec.structs.replace(source.manifest.sealed(digests), canary=made)
+    digest = release_digest(manifest, digests)
+    return WeightRelease(version, digest, manifest, chunks, manifest.nbytes, made)
+
+
+async def load(actor: EmbeddedEngineActor, epoch: int, new: WeightRelease) -> WeightsAck:
+    return await actor.load_weights(
+        FENCE, epoch, new.version, new.digest, new.manifest, *new.chunks
+    )
+
+
+async def generate(actor: EmbeddedEngineActor, number: int) -> GenerateResult:
+    asked = GenerateRequest(
+        f"r{number}", (1, 2, 3), 2, SamplingParams(max_new_tokens=16, seed=number)
+    )
+    (answer,) = await actor.exchange("worker", "life", [(number, asked)], [])
+    assert answer.value is not None, answer.failure
+    return answer.value
+
+
+def with_engine(path: Path, use: Use, dtype: Any = "float32") -> None:
+    async def main() -> None:
+        model = ModelConfig(path=str(path), dtype=dtype)
+        spec = EngineSpec("e", model, EmbeddedGeneratorConfig(), StubConfig(), 0, "unused")
+        actor = EmbeddedEngineActor(spec)
+        try:
+            await use(actor)
+        finally:
+            await actor.close()
+
+    asyncio.run(main())
+
+
+def trainers_logprobs(trainer: LoraTrainer, result: GenerateResult) -> np.ndarray:
+    offsets = result.offsets
+    group: Any = {
+        "prompt_ids": np.array((1, 2, 3), np.int32),
+        "response_ids": np.array(result.token_ids, np.int32),
+        "response_offsets": offsets,
+    }
+    (columns,) = trainer.prepare_logprobs([group], policy=True, reference=False, temperature=1.0)
+    return columns["policy_logprobs"]
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-4), ("bfloat16", 0.2)])
+def test_an_engine_serves_adapters_with_the_logprobs_of_the_trainer(
+    tiny: Path, dtype: str, allowed: float
+) -> None:
+    trainer = trainer_of(tiny, dtype)
+
+    async def use(actor: EmbeddedEngineActor) -> None:
+        for epoch in (1, 2, 3):
+            new = release(trainer, epoch)
+            ack = await load(actor, epoch, new)
+            assert (ack.version, ack.digest) == (epoch, new.digest)
+            assert ack.canary_gap is not None
+            result = await generate(actor, epoch)
+            gap = np.abs(trainers_logprobs(trainer, result) - np.array(result.logprobs))
+            assert gap.max() < allowed
+            move(trainer, seed=epoch + 1)
+
+    with_engine(tiny, use, dtype)
+
+
+def test_a_release_of_adapters_has_the_bytes_of_the_adapters(tiny: Path) -> None:
+    trainer = trainer_of(tiny)
+    held = sum(each.nbytes for _, each in trainer.weights.named())
+    padding = 64 * len(list(trainer.weights.metas()))
+    assert held <= release(trainer, 1).nbytes <= held + padding
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_after_many_releases_an_engine_serves_what_a_new_one_serves(tiny: Path, dtype: str) -> None:
+    trainer, last = trainer_of(tiny, dtype), list[WeightRelease]()
+    tokens = list[tuple[tuple[int, ...], tuple[float, ...]]]()
+
+    async def many(actor: EmbeddedEngineActor) -> None:
+        for epoch in (1, 2, 3):
+            move(trainer, seed=epoch)
+            last.append(release(trainer, epoch))
+            await load(actor, epoch, last[-1])
+        await one(actor, 4)
+
+    async def one(actor: EmbeddedEngineActor, epoch: int = 1) -> None:
+        await load(actor, epoch, last[-1])
+        result = await generate(actor, 7)
+        tokens.append((tuple(result.token_ids), tuple(result.logprobs)))
+
+    with_engine(tiny, many, dtype)
+    with_engine(tiny, one, dtype)
+    assert tokens[0] == tokens[1]
+
+
+def test_a_module_that_the_next_release_does_not_adapt_serves_its_base_again(tiny: Path) -> None:
+    wide, narrow = trainer_of(tiny), trainer_of(tiny, targets=("q_proj",))
+
+    async def use(actor: EmbeddedEngineActor) -> None:
+        await load(actor, 1, release(wide, 1))
+        await load(actor, 2, release(narrow, 2))  # its canary would fail over what is left of wide
+
+    with_engine(tiny, use)
+
+
+def test_adapters_of_another_base_are_refused_and_the_old_version_goes_on(
+    tmp_path: Path, tiny: Path
+) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny)
+    model.model.embed_tokens.weight.data[0, 0] += 1
+    model.save_pretrained(tmp_path)
+    ours, others = trainer_of(tiny), trainer_of(tmp_path)
+
+    async def use(actor: EmbeddedEngineActor) -> None:
+        await load(actor, 1, release(ours, 1))
+        with pytest.raises(WeightSyncFailed, match="base of the adapters"):
+            await load(actor, 2, release(others, 2))
+        assert (await actor.state(FENCE)).version == 1
+
+    with_engine(tiny, use)
+
+
+def test_adapters_after_a_full_release_are_refused_because_their_base_is_gone(tiny: Path) -> None:
+    trainer = trainer_of(tiny)
+
+    async def use(actor: EmbeddedEngineActor) -> None:
+        await load(actor, 1, release(trainer, 1, holding=trainer.merged))
+        with pytest.raises(WeightSyncFailed, match="base of the adapters is a full release"):
+            await load(actor, 2, release(trainer, 2))
+        assert (await actor.state(FENCE)).version == 1
+
+    with_engine(tiny, use)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_release_serves_what_separate_adapters_serve(tiny: Path, dtype: str) -> None:
+    trainer, served = trainer_of(tiny, dtype), list[tuple[float, ...]]()
+
+    async def separate(actor: EmbeddedEngineActor) -> None:
+        await load(actor, 1, release(trainer, 1))
+        served.append(tuple((await generate(actor, 7)).logprobs))
+
+    async def merged(actor: EmbeddedEngineActor) -> None:
+        await load(actor, 1, release(trainer, 1, holding=trainer.merged))
+        served.append(tuple((await generate(actor, 7)).logprobs))
+
+    with_engine(tiny, separate, dtype)
+    with_engine(tiny, merged, dtype)
+    assert served[0] == served[1]
+
+
+def test_a_release_that_lacks_one_half_of_an_adapter_is_refused(tiny: Path) -> None:
+    trainer = trainer_of(tiny)
+
+    class Half:
+        def metas(self) -> Any:
+            return (
+                each for each in trainer.weights.metas() if "0.mlp.up_proj.lora_B" not in each[0]
+            )
+
+        def named(self) -> Any:
+            return (
+                each for each in trainer.weights.named() if "0.mlp.up_proj.lora_B" not in each[0]
+            )
+
+        def local_tensors(self) -> Any:
+            return {}
+
+    source = GatheredSource(Half().metas(), Half().named, 4_000, adapter=trainer.adapter)
+    chunks, digests = zip(*source.chunks(), strict=True)
+    manifest = source.manifest.sealed(digests)
+    half = WeightRelease(
+        1, release_digest(manifest, digests), manifest, chunks, manifest.nbytes, None
+    )
+
+    async def use(actor: EmbeddedEngineActor) -> None:
+        with pytest.raises(WeightSyncFailed, match=r"without 1 tensors: .*up_proj\.lora_B"):
+            await load(actor, 1, half)
+
+    with_engine(tiny, use)

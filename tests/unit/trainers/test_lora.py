@@ -1,0 +1,250 @@
+"""Adapters of a torch trainer: what is trained, saved, released and exported."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from random_groups import Group
+from split_steps import Step, run_step
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
+
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.lora import LoraConfig
+from offbeat.config.sections.loss import ClippedPgLossConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.messages.fences import StepKey
+from offbeat.trainers.checkpoints.store import CheckpointStore
+from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
+from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.lora_trainer import LoraTrainer
+from offbeat.trainers.torch.sharded_state import saved_names
+
+peft = pytest.importorskip("peft", reason="the extra `lora` is not installed")
+
+MakeLora = Callable[..., LoraTrainer]
+PULLED = LossSpec(ClippedPgLossConfig(old_logprobs="policy", kl_coef=0.1))
+SMALL: dict[str, Any] = {"rank": 4, "alpha": 8.0}
+
+
+@pytest.fixture
+def lora_of(qwen3: Path) -> MakeLora:
+    def make(
+        path: Path = qwen3, dtype: Any = "float32", lora: dict[str, Any] | None = None
+    ) -> LoraTrainer:
+        return LoraTrainer(
+            path,
+            trainer=TorchTrainerConfig(
+                optimizer=OptimizerConfig(learning_rate=1e-2),
+                lora=LoraConfig.model_validate(lora or SMALL),
+            ),
+            model=ModelConfig(path=str(path), dtype=dtype),
+            total_steps=10,
+            max_model_len=512,
+        )
+
+    return make
+
+
+def base_weights(trainer: LoraTrainer) -> dict[str, Tensor]:
+    return {
+        name: each.clone()
+        for name, each in trainer.module.state_dict().items()
+        if "lora_" not in name
+    }
+
+
+def logprobs(model: Any, group: Group) -> list[Tensor]:
+    """Log-probabilities of every response token, each sample alone in a plain forward pass."""
+    prompt, offsets = list(group["prompt_ids"]), group["response_offsets"]
+    found = list[Tensor]()
+    for start, end in itertools.pairwise(offsets):
+        ids = torch.tensor([prompt + list(group["response_ids"][start:end])])
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        found.append(logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0])
+    return found
+
+
+def test_only_adapters_are_trained_and_the_base_keeps_every_bit(
+    lora_of: MakeLora, step_data: Step
+) -> None:
+    trainer = lora_of()
+    before, adapters = base_weights(trainer), dict(trainer.named_weights())
+    adapters = {name: each.clone() for name, each in adapters.items()}
+    assert run_step(trainer, step_data, PULLED, chunks=2).applied
+    after = base_weights(trainer)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    moved = {
+        name for name, each in trainer.named_weights() if not torch.equal(each, adapters[name])
+    }
+    assert moved == {name for name in adapters if ".lora_B." in name}  # A: its gradient is B's sum
+    assert len(adapters) == 2 * 2 * 7  # A and B of 7 modules in 2 layers
+    moments = {name for name in trainer._state() if name.startswith("exp_avg/")}  # noqa: SLF001
+    assert len(moments) == len(adapters)
+
+
+def test_the_gradient_is_that_of_plain_peft(
+    lora_of: MakeLora, qwen3: Path, step_data: Step
+) -> None:
+    trainer = lora_of(dtype="float64")
+    with torch.no_grad():  # the gradient of A is 0 while B is
+        for name, each in trainer.module.named_parameters():
+            if "lora_B" in name:
+                each.copy_(torch.randn(each.shape, generator=torch.Generator().manual_seed(1)) / 9)
+    plain: Any = peft.get_peft_model(
+        Qwen3ForCausalLM.from_pretrained(qwen3, dtype=torch.float64).eval(),
+        peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
+    peft.set_peft_model_state_dict(plain, dict(trainer.named_weights()))
+    groups, advantages = step_data
+    loss, tokens = torch.zeros((), dtype=torch.float64), 0
+    for group, values in zip(groups, advantages, strict=True):
+        offsets = group["response_offsets"]
+        for sample, each in enumerate(logprobs(plain, group)):
+            part = slice(offsets[sample], offsets[sample + 1])
+            valid, old = torch.tensor(group["loss_mask"][part]), each.detach()
+            loss = loss - (values[sample] * (each - old).exp() * valid).sum()
+            tokens += int(valid.sum())
+    (loss / tokens).backward()
+    wanted = {
+        name.removeprefix("base_model.model."): each.grad
+        for name, each in plain.named_parameters()
+        if each.grad is not None
+    }
+    key = StepKey(1, 1, 0)
+    trainer.begin_train_step(key, LossSpec(ClippedPgLossConfig(old_logprobs="policy")))
+    policy = trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+    columns = [{**group, **added} for group, added in zip(groups, policy, strict=True)]
+    trainer.train_microbatch(key.next(), columns, advantages)
+    got = {
+        name: each.grad / tokens
+        for name, each in trainer.module.named_parameters()
+        if each.grad is not None
+    }
+    assert got.keys() == wanted.keys()
+    # float32 logprobs of the old policy and transformers' float32 norms: 1e-7 of noise
+    assert max(float((got[n] - wanted[n]).abs().max() / wanted[n].abs().max()) for n in got) < 2e-6
+
+
+def test_the_reference_of_adapters_is_their_base_bit_for_bit(
+    lora_of: MakeLora, trainer_of: Callable[..., TorchTrainer], step_data: Step
+) -> None:
+    trainer, groups = lora_of(), step_data[0]
+    run_step(trainer, step_data, PULLED, chunks=1)
+    asked = {"policy": True, "reference": True, "temperature": 1.0}
+    got = trainer.prepare_logprobs(groups, **asked)
+    want = trainer_of(dtype="float32").prepare_logprobs(groups, **asked)
+    for ours, theirs in zip(got, want, strict=True):
+        assert np.array_equal(ours["reference_logprobs"], theirs["policy_logprobs"])
+        assert not np.array_equal(ours["policy_logprobs"], theirs["policy_logprobs"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_restored_adapter_goes_on_bit_for_bit_and_its_checkpoint_holds_no_base(
+    tmp_path: Path, lora_of: MakeLora, step_data: Step, dtype: str
+) -> None:
+    undisturbed = lora_of(dtype=dtype)
+    run_step(undisturbed, step_data, PULLED, chunks=1)
+    undisturbed.save_state(tmp_path)
+    restored = lora_of(dtype=dtype)
+    restored.load_state(tmp_path)
+    assert restored.weights_digest() == undisturbed.weights_digest()
+    steps = [run_step(each, step_data, PULLED, 1, number=2) for each in (undisturbed, restored)]
+    assert steps[0].grad_norm == steps[1].grad_norm
+    assert restored.weights_digest() == undisturbed.weights_digest()
+    weights = {name for name in saved_names(tmp_path) if name.startswith("weight/")}
+    assert len(weights) == len(dict(undisturbed.named_weights()))
+    assert all(".lora_" in name for name in weights)
+
+
+def test_a_reset_adapter_is_a_new_one(lora_of: MakeLora, step_data: Step) -> None:
+    trainer = lora_of()
+    first = trainer.weights_digest()
+    result = trainer.train(*step_data, PULLED)
+    assert trainer.weights_digest() != first
+    trainer.reset()
+    assert trainer.weights_digest() == first
+    again = trainer.train(*step_data, PULLED)
+    assert (again.loss, again.grad_norm) == (result.loss, result.grad_norm)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"lora": {"rank": 8, "alpha": 8.0}}, "adapters of rank 8"),
+        ({"lora": {"rank": 4, "alpha": 16.0}}, "alpha 16"),
+        ({"lora": {**SMALL, "target_modules": ["q_proj"]}}, "on q_proj of"),
+        ({"path": "another"}, "base "),
+    ],
+    ids=["rank", "alpha", "modules", "base"],
+)
+def test_a_checkpoint_of_other_adapters_is_refused_by_what_differs(
+    tmp_path: Path, lora_of: MakeLora, qwen3: Path, other: dict[str, Any], named: str
+) -> None:
+    trainer = lora_of()
+    store = CheckpointStore(tmp_path / "run", trainer.identity, keep=1)
+    store.save(1, trainer.weights_digest(), trainer.state_nbytes, trainer.save_state)
+    if "path" in other:
+        model: Any = AutoModelForCausalLM.from_pretrained(qwen3)
+        model.lm_head.weight.data += 1
+        model.save_pretrained(tmp_path / "another")
+        other = {"path": tmp_path / "another"}
+    with pytest.raises(CheckpointMismatch, match=f"this trainer has .*{named}.*trainer.lora"):
+        CheckpointStore(tmp_path / "run", lora_of(**other).identity, keep=1).newest(1)
+
+
+@pytest.mark.parametrize(
+    ("targets", "named"),
+    [
+        (["q_proj", "w_proj"], "no module w_proj"),
+        (["layers"], "is no linear module but ModuleList"),
+        (["embed_tokens"], "embed_tokens, which is no linear module but Embedding"),
+    ],
+)
+def test_a_target_that_cannot_be_adapted_is_refused_by_name(
+    lora_of: MakeLora, targets: list[str], named: str
+) -> None:
+    with pytest.raises(UntrainableModel, match=named):
+        lora_of(lora={**SMALL, "target_modules": targets})
+
+
+def test_a_head_that_is_tied_to_the_embeddings_is_refused(lora_of: MakeLora, llama: Path) -> None:
+    with pytest.raises(UntrainableModel, match="tied to the embeddings"):
+        lora_of(llama, lora={**SMALL, "target_modules": ["lm_head"]})
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_the_export_is_a_merged_model_beside_an_adapter_that_plain_peft_loads(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    lora_of: MakeLora,
+    step_data: Step,
+    architecture: str,
+) -> None:
+    path: Path = request.getfixturevalue(architecture)
+    trainer, group = lora_of(path), step_data[0][0]
+    run_step(trainer, step_data, PULLED, chunks=1)
+    trainer.save(tmp_path / "model")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    adapted: Any = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(path), tmp_path / "model" / "adapter"
+    ).eval()
+    loaded = peft.get_peft_model_state_dict(adapted)
+    for name, each in trainer.named_weights():
+        assert torch.equal(loaded[name], each)
+    with torch.no_grad():
+        want = torch.cat(logprobs(trainer.module, group))
+        assert torch.allclose(torch.cat(logprobs(adapted, group)), want, atol=1e-5)
+        assert torch.allclose(torch.cat(logprobs(merged, group)), want, atol=1e-5)
+    assert not list((tmp_path / "model").rglob("*.bin"))
+
+
+def test_a_model_of_transposed_matrices_is_refused(lora_of: MakeLora, gpt2: Path) -> None:
+    with pytest.raises(UntrainableModel, match="transposed axes"):
+        lora_of(gpt2)
