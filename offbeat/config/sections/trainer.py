@@ -77,7 +77,7 @@ class TorchTrainerConfig(_ModelTrainer):
     """What trains."""
 
     lora: LoraConfig | None = None
-    """Train adapters beside the frozen model, not the model: small releases, less memory (docs/lora.md)."""
+    """Train adapters, not the model: smaller releases and less memory (docs/lora.md)."""
 
 
 class MegatronTrainerConfig(_ModelTrainer):
