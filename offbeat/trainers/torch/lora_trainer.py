@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.lora import LoraConfig
-from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.lora import (
     ADAPTER_FOLDER,
@@ -56,10 +55,6 @@ class LoraTrainer(TorchTrainer):
         """Return the whole model with the adapters added."""
         return MergedWeights(self._weights, self.adapter)
 
-    @property
-    def identity(self) -> Identity:
-        return identity(self._model, self._lora, self.adapter.base)
-
     def save(self, directory: str | Path) -> None:
         """Write the merged model as ``TorchTrainer`` does, and in it ``adapter/`` for PEFT."""
         merged = {name: each.cpu() for name, each in self.merged.named() if self.is_first}
@@ -91,6 +86,7 @@ class LoraTrainer(TorchTrainer):
         return Adapter(base, self._lora.rank, self._lora.alpha)
 
     def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        self._identity = identity(model, self._lora, self.adapter.base)
         every = super()._cut(model, whole)
         self._adapters = AdapterWeights(every)
         parts = self._adapters.local_tensors()
