@@ -1,11 +1,11 @@
 """Advantage estimators over prompt groups. Plain Python: the controller runs it.
 
 Every estimator maps the rewards of one prompt group to one advantage per sample, in the same order.
-Four rules hold for all of them: a group whose rewards are all equal gets exact zeros; so does a
+Three rules hold for all of them: a group whose rewards are all equal gets exact zeros; so does a
 group of a single sample, which has nothing to be compared with; a masked sample gets an exact zero,
-and the others the advantages of a group without it; and a group's advantages cancel, up to
-rounding, so their mean over the valid samples of a step is 0 as well. Legend: G valid samples of
-the group, ``r`` their rewards, ``mean`` over the group.
+and the others the advantages of a group without it. For all but ``grpo_loo`` a group's advantages
+cancel, up to rounding, so their mean over the valid samples of a step is 0 as well. Legend: G valid
+samples of the group, ``r`` their rewards, ``mean`` over the group.
 """
 
 import math
@@ -113,6 +113,28 @@ def rloo(rewards: Rewards) -> Advantages:
     return tuple(scale * each for each in grpo_no_std(rewards))
 
 
+def grpo_loo(rewards: Rewards) -> Advantages:
+    """Compute ``(r_i - mean) / (std + 1e-6)`` with mean and deviation of the other samples.
+
+    The estimator of NeMo-RL's ``grpo.use_leave_one_out_baseline`` and ``normalize_rewards``. Where
+    the others are all equal, their deviation is 0 and nothing is divided: the one sample that
+    differs then counts as its plain difference, while those it was compared with are divided by
+    theirs. Deviations differ between samples, so a group's advantages do not cancel.
+    """
+    return tuple(
+        _beside(reward, rewards[:place] + rewards[place + 1 :])
+        for place, reward in enumerate(rewards)
+    )
+
+
+def _beside(reward: float, others: Rewards) -> float:
+    mean = math.fsum(others) / len(others)
+    if min(others) == max(others):
+        return reward - mean
+    std = math.hypot(*(each - mean for each in others)) / math.sqrt(len(others) - 1)
+    return (reward - mean) / (std + GRPO_EPS)
+
+
 def pass_at_k(rewards: Rewards, k: int) -> Advantages:
     """Compute, per sample, k times its marginal contribution to the best of k attempts.
 
@@ -162,7 +184,7 @@ def estimator(name: str, *, pass_k: int) -> AdvantageEstimator:
 ESTIMATORS: Final[Mapping[str, AdvantageEstimator]] = MappingProxyType(
     {
         formula.__name__: AdvantageEstimator(formula.__name__, formula)
-        for formula in (grpo, grpo_no_std, dr_grpo, rloo)
+        for formula in (grpo, grpo_no_std, dr_grpo, rloo, grpo_loo)
     }
 )
 """Estimators without parameters, by the name a recipe uses."""

@@ -6,9 +6,9 @@ policy was to emit a token than the engine was. Each correction maps ``k`` to a 
 the corrections of a recipe are multiplied.
 
 What a band drops has weight 0. With ``count_dropped`` it goes on counting in what the loss is
-divided by, as IcePop and AReaL have it: dropping data makes a step smaller. Without, the loss is the
-mean over what was kept, the KL penalty included, as slime has it since its PR 657 and verl for
-rejected samples: dropping data makes a step noisier instead.
+divided by, as IcePop, AReaL and TRL have it, slime since its PR 1933 (May 2026) and verl in its V1
+trainer (June 2026): dropping data makes a step smaller. Without, the loss is the mean over what was
+kept, the KL penalty included, as in both before: dropping data makes a step noisier instead.
 
 Decoupled PPO (arXiv:2110.00641; for asynchronous training arXiv:2505.24298, AReaL) is one of these
 with the ratio of ``surrogates.clipped``: ``old`` is then the proximal policy, the trainer's weights
@@ -54,12 +54,24 @@ def correction(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Correct
     if config.sequence_band is not None:
         k_S = sequence_ratio(tokens, log_k_N, config.sequence_statistic)
         out_S = outside(k_S, config.sequence_band)
-        # k / k is 1, or NaN where k is: a broken logprob must not pass for a valid one.
-        weight_S = torch.where(out_S, 0.0, k_S if config.sequence_weights else k_S / k_S)
+        kept_S = k_S if config.sequence_weights else _one_or_nan(k_S)
+        weight_S = torch.where(out_S, 0.0, kept_S)
         parts.append(weight_S[tokens.sequence_N])
         dropped.append(out_S[tokens.sequence_N])
         metrics["train/sequence_masked_fraction"] = PartialMetric(
             PartialReduction.SEQUENCES, (out_S * tokens.sample_share_S).sum()
+        )
+    if config.sequence_cap is not None:
+        k_S = sequence_ratio(tokens, log_k_N, "product")
+        weight_N = truncated(k_S, config.sequence_cap)[tokens.sequence_N]
+        parts.append(weight_N)
+        metrics["train/sequence_weight_mean"] = token_mean(weight_N, tokens.mask_N)
+    if config.off_policy_delta is not None:
+        drift_S, out_S = off_policy(tokens, config.off_policy_delta)
+        parts.append(torch.where(out_S, 0.0, _one_or_nan(drift_S))[tokens.sequence_N])
+        dropped.append(out_S[tokens.sequence_N])
+        metrics["train/off_policy_masked_fraction"] = PartialMetric(
+            PartialReduction.SEQUENCES, out_S.sum()
         )
     return Correction(
         torch.stack(parts).prod(0) if parts else None,
@@ -68,12 +80,33 @@ def correction(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Correct
     )
 
 
-def truncated(k_N: Tensor, cap: float) -> Tensor:
-    """``min(k, cap)``, [N]: truncated importance sampling (TIS), token by token.
+def truncated(k: Tensor, cap: float) -> Tensor:
+    """``min(k, cap)``: truncated importance sampling (TIS), of tokens [N] or sequences [S].
 
-    fengyao.notion.site/off-policy-rl; in verl since its PR 2953.
+    By token: fengyao.notion.site/off-policy-rl; in verl since its PR 2953. By sequence, of the
+    product: richardli.xyz/rl-collapse, part 3; ``decoupled_seq_is`` of verl and
+    ``sequence_truncate`` of TRL.
     """
-    return k_N.clamp(max=cap)
+    return k.clamp(max=cap)
+
+
+def off_policy(tokens: ValidTokens, delta: float) -> tuple[Tensor, Tensor]:
+    """Return the drift of each sequence from its sampling, [S], and whether it is dropped for it.
+
+    The drift is the mean over the sequence's valid tokens of ``generation - logprob``, without
+    gradient: how much less likely the trained policy is to write a token of it than the engine was.
+    A sequence of negative advantage that drifted more than ``delta`` is dropped: off-policy sequence
+    masking of DeepSeek-V3.2, arXiv:2512.02556, equation 9, whose old policy is what the engine
+    reported. The sign is that of the sequence's summed advantage.
+    """
+    drift_N = (tokens.generation_N - tokens.logprobs_N).detach()
+    drift_S = tokens.sequence_sums(drift_N) / tokens.lengths_S
+    return drift_S, (tokens.sequence_sums(tokens.advantages_N) < 0) & (drift_S > delta)
+
+
+def _one_or_nan(value: Tensor) -> Tensor:
+    """Return 1, or NaN where ``value`` is not finite: a broken logprob must not pass for a valid one."""
+    return 1.0 + 0.0 * value
 
 
 def outside(k: Tensor, band: Band) -> Tensor:
@@ -81,7 +114,7 @@ def outside(k: Tensor, band: Band) -> Tensor:
 
     By token this is IcePop's mask, arXiv:2510.18855, section 2.3.2: ``k`` inside the band is the
     weight, outside it the token is dropped. IcePop's band is [0.5, 5]; AReaL's
-    ``behav_imp_weight_cap`` is one without a lower bound.
+    ``rejection_sampling`` by token and ratio is one without a lower bound.
     """
     low, high = band
     return (k < low) | (k > high)

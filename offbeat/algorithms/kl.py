@@ -1,8 +1,9 @@
 """Estimators of the KL divergence between two policies from sampled tokens."""
 
+import torch
 from torch import Tensor
 
-from offbeat.algorithms.tokens import LOG_RATIO_LIMIT
+from offbeat.algorithms.tokens import LOG_RATIO_LIMIT, ratio
 
 
 def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
@@ -27,3 +28,18 @@ def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
     if kind == "k2":
         return difference.square() / 2
     return difference.exp() - difference - 1
+
+
+def weighted_kl(logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor, kind: str) -> Tensor:
+    """Return ``exp(logprob - old)`` times ``kl_penalty``, [N]: its gradient is that of the KL.
+
+    The value is an expectation over tokens of the policy itself, so its gradient has a part for the
+    tokens that become more likely; ``kl_penalty`` alone lacks it. At ``old = logprob`` the value is
+    that of ``kl_penalty`` and the gradient of ``k3`` is that of ``k2``. DeepSeek-V3.2,
+    arXiv:2512.02556, section 3.1; arXiv:2506.09477. A log-ratio to the reference beyond
+    ``LOG_RATIO_LIMIT`` has no gradient, that of the weight included.
+    """
+    weight_N = ratio(logprobs_N - old_N)
+    is_clamped_N = (reference_N - logprobs_N).abs() > LOG_RATIO_LIMIT
+    weight_N = torch.where(is_clamped_N, weight_N.detach(), weight_N)
+    return weight_N * kl_penalty(logprobs_N, reference_N, kind)

@@ -2,8 +2,8 @@
 
 A loss is a surrogate of each token (``surrogates``), times a weight for off-policy data
 (``corrections``), times a weight that makes the sum one over tokens or over sequences; plus a KL
-penalty (``kl``), which carries no importance weight. ``divisors`` computes the divisor of a step's
-sums. Common to all losses:
+penalty (``kl``), which no correction weighs. ``divisors`` computes the divisor of a step's sums.
+Common to all losses:
 
 - Invalid tokens are replaced before anything is computed from them, so NaN and infinity there reach
   neither the sums nor the gradient. A NaN at a valid token makes the sum NaN.
@@ -26,7 +26,7 @@ from offbeat.algorithms.corrections import Correction, correction
 from offbeat.algorithms.diagnostics import spread
 from offbeat.algorithms.distillation import distilled, teacher_metrics
 from offbeat.algorithms.divisors import divisor_parts
-from offbeat.algorithms.kl import kl_penalty
+from offbeat.algorithms.kl import kl_penalty, weighted_kl
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.algorithms.surrogates import (
     Surrogate,
@@ -34,6 +34,7 @@ from offbeat.algorithms.surrogates import (
     clipped,
     likelihood,
     sequence_clipped,
+    soft_gated,
 )
 from offbeat.algorithms.tokens import (
     Loss,
@@ -47,8 +48,10 @@ from offbeat.algorithms.tokens import (
 )
 from offbeat.config.sections.loss import (
     AnyLossConfig,
+    ClipRangeLossConfig,
     PessimisticLossConfig,
     PolicyGradientLossConfig,
+    SapoLossConfig,
 )
 
 __all__ = ["LOSSES", "LossSums", "LossTokens", "clipped_pg"]
@@ -79,13 +82,22 @@ def gspo(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
     return _sums(valid, sequence_clipped(valid, config), correction(valid, config), tokens, config)
 
 
-def cispo(tokens: LossTokens, config: PolicyGradientLossConfig) -> LossSums:
+def cispo(tokens: LossTokens, config: ClipRangeLossConfig) -> LossSums:
     """Compute a policy gradient with a bounded importance weight: ``surrogates.bounded_weight``.
 
     arXiv:2506.13585, which normalises over tokens.
     """
     valid = distilled(valid_tokens(tokens, config.old_logprobs), config)
     return _sums(valid, bounded_weight(valid, config), correction(valid, config), tokens, config)
+
+
+def sapo(tokens: LossTokens, config: SapoLossConfig) -> LossSums:
+    """Compute a policy gradient behind a smooth gate of the ratio: ``surrogates.soft_gated``.
+
+    arXiv:2511.20347, which averages sequence means.
+    """
+    valid = distilled(valid_tokens(tokens, config.old_logprobs), config)
+    return _sums(valid, soft_gated(valid, config), correction(valid, config), tokens, config)
 
 
 def sft(tokens: LossTokens, config: AnyLossConfig) -> LossSums:
@@ -115,7 +127,7 @@ def _sums(
         metrics |= _gap_metrics(valid)
     metrics["train/policy_loss"] = PartialMetric(PartialReduction.LOSS, policy.detach())
     if valid.reference_N is not None and config.kl_coef > 0:
-        kl_N = kl_penalty(valid.logprobs_N, valid.reference_N, config.kl_kind)
+        kl_N = _kl(valid, valid.reference_N, config)
         loss = loss + config.kl_coef * (kl_N * share_N).sum()
         metrics["train/kl_reference"] = token_mean(kl_N.detach(), mask_N)
     bounded_N = reduce(torch.logical_or, surrogate.bounded_N.values(), torch.zeros_like(mask_N))
@@ -123,6 +135,15 @@ def _sums(
     if was_drawn and tokens.staleness_N is not None:
         by_age = spread(valid, tokens.staleness_N, bounded_N)
     return LossSums(loss, metrics, divisor_parts(valid, counted, config), by_age)
+
+
+def _kl(valid: ValidTokens, reference_N: Tensor, config: AnyLossConfig) -> Tensor:
+    """Return each token's KL to the reference [N], bounded by ``kl_clamp``."""
+    if isinstance(config, PolicyGradientLossConfig) and config.kl_gradient == "unbiased":
+        kl_N = weighted_kl(valid.logprobs_N, reference_N, valid.old_N, config.kl_kind)
+    else:
+        kl_N = kl_penalty(valid.logprobs_N, reference_N, config.kl_kind)
+    return kl_N if config.kl_clamp is None else kl_N.clamp(-config.kl_clamp, config.kl_clamp)
 
 
 def _share(counted: ValidTokens, config: AnyLossConfig) -> Tensor:
@@ -164,6 +185,6 @@ def _gap_metrics(valid: ValidTokens) -> dict[str, PartialMetric]:
 
 
 LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(
-    {"clipped_pg": clipped_pg, "gspo": gspo, "cispo": cispo, "sft": sft}
+    {"clipped_pg": clipped_pg, "gspo": gspo, "cispo": cispo, "sapo": sapo, "sft": sft}
 )
 """Losses by the name a recipe uses."""

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from offbeat.algorithms.tokens import ValidTokens, ratio
-from offbeat.config.sections.loss import PessimisticLossConfig, PolicyGradientLossConfig
+from offbeat.config.sections.loss import (
+    ClipRangeLossConfig,
+    PessimisticLossConfig,
+    SapoLossConfig,
+)
 
 LOW, HIGH, DUAL = "clip_fraction_low", "clip_fraction_high", "clip_fraction_dual"
 
@@ -47,7 +51,7 @@ def sequence_clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surr
     return _pessimistic(ratio(mean_S)[tokens.sequence_N], tokens.advantages_N, config)
 
 
-def bounded_weight(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Surrogate:
+def bounded_weight(tokens: ValidTokens, config: ClipRangeLossConfig) -> Surrogate:
     """Compute ``-clip(r, 1 - clip_low, 1 + clip_high) A logprob``.
 
     There is no gradient through the clipped ratio. CISPO, arXiv:2506.13585 (MiniMax-M1), equations
@@ -63,6 +67,20 @@ def bounded_weight(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Sur
         ratio_N,
         {LOW: ratio_N < low, HIGH: ratio_N > high},
     )
+
+
+def soft_gated(tokens: ValidTokens, config: SapoLossConfig) -> Surrogate:
+    """Compute ``-(4 / tau) sigmoid(tau (r - 1)) A``: a gate in the place of the clip range.
+
+    ``tau`` is ``tau_positive`` where A > 0 and ``tau_negative`` elsewhere. The gradient is that of
+    ``r A`` times ``4 p (1 - p)``, ``p`` the sigmoid: 1 at ``r = 1``, falling on both sides, nowhere
+    0. SAPO, arXiv:2511.20347, equations 5 and 6; its objective is a mean of sequence means.
+    """
+    ratio_N = ratio(tokens.logprobs_N - tokens.old_N)
+    tau_N = torch.full_like(tokens.advantages_N, config.tau_negative)
+    tau_N = torch.where(tokens.advantages_N > 0, config.tau_positive, tau_N)
+    gate_N = 4 / tau_N * torch.sigmoid(tau_N * (ratio_N - 1))
+    return Surrogate(-gate_N * tokens.advantages_N, ratio_N.detach())
 
 
 def likelihood(tokens: ValidTokens) -> Surrogate:

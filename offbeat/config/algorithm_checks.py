@@ -21,7 +21,8 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
         yield from _bands_hold_what_is_on_policy(loss)
         yield from _the_cap_is_inside_the_band(loss)
         yield from _a_sequence_has_one_weight(loss)
-        yield from _a_deviation_divides_advantages_only(loss)
+        yield from _a_kl_gradient_has_a_use(loss)
+        yield from _a_deviation_divides_advantages_only(config, loss)
         yield from _a_teacher_has_a_place(config, loss)
     if isinstance(loss, PessimisticLossConfig):
         yield from _dual_clip_is_outside_the_clip_range(loss)
@@ -34,6 +35,8 @@ def _corrections(loss: PolicyGradientLossConfig) -> dict[str, str]:
     keys = dict[str, str]()
     if loss.tis_cap is not None:
         keys["tis_cap"] = f"{loss.tis_cap:g}"
+    if loss.sequence_cap is not None:
+        keys["sequence_cap"] = f"{loss.sequence_cap:g}"
     for name, band in (("icepop_band", loss.icepop_band), ("sequence_band", loss.sequence_band)):
         if band is not None:
             keys[name] = _written(band)
@@ -92,6 +95,15 @@ def _dual_clip_is_outside_the_clip_range(loss: PessimisticLossConfig) -> Iterato
 
 
 def _a_sequence_has_one_weight(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
+    if loss.sequence_cap is not None:
+        for name in ("tis_cap", "icepop_band", "sequence_weights"):
+            if name in _corrections(loss) or (name == "sequence_weights" and loss.sequence_weights):
+                yield Clash(
+                    (f"{_LOSS}.sequence_cap", f"{_LOSS}.{name}"),
+                    f"{_LOSS}.sequence_cap={loss.sequence_cap:g} and {_LOSS}.{name}="
+                    f"{_corrections(loss).get(name, 'true')} correct for the same difference twice",
+                    "Leave one of them out.",
+                )
     if not loss.sequence_weights:
         return
     if loss.sequence_band is None or loss.sequence_statistic != "product":
@@ -112,6 +124,24 @@ def _a_sequence_has_one_weight(loss: PolicyGradientLossConfig) -> Iterator[Clash
             )
 
 
+def _a_kl_gradient_has_a_use(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
+    if loss.kl_gradient != "unbiased":
+        return
+    if not loss.kl_coef:
+        yield Clash(
+            (f"{_LOSS}.kl_gradient", f"{_LOSS}.kl_coef"),
+            f"{_LOSS}.kl_gradient=unbiased is not used: {_LOSS}.kl_coef=0",
+            f"Set {_LOSS}.kl_coef to more than 0, or leave {_LOSS}.kl_gradient out.",
+        )
+    elif loss.kl_kind == "k2":
+        yield Clash(
+            (f"{_LOSS}.kl_gradient", f"{_LOSS}.kl_kind"),
+            f"{_LOSS}.kl_gradient=unbiased does not go with {_LOSS}.kl_kind=k2: the mean of k2 is "
+            "not the KL, and its own gradient already pulls as the KL does",
+            f"Set {_LOSS}.kl_kind to k3, or {_LOSS}.kl_gradient to estimator.",
+        )
+
+
 def _a_constant_has_a_use(loss: AnyLossConfig) -> Iterator[Clash]:
     if loss.constant_tokens is not None and loss.normalize != "constant":
         yield Clash(
@@ -122,7 +152,9 @@ def _a_constant_has_a_use(loss: AnyLossConfig) -> Iterator[Clash]:
         )
 
 
-def _a_deviation_divides_advantages_only(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
+def _a_deviation_divides_advantages_only(
+    config: RunConfig, loss: PolicyGradientLossConfig
+) -> Iterator[Clash]:
     """Refuse ``step_std`` for other losses.
 
     It is known when the step is complete, and divides its whole gradient.
@@ -135,6 +167,13 @@ def _a_deviation_divides_advantages_only(loss: PolicyGradientLossConfig) -> Iter
             f"{_LOSS}.step_std=true would divide the KL penalty of {_LOSS}.kl_coef={loss.kl_coef:g} too: "
             "the deviation is known only when the gradients of both have been added up",
             f"Set {_LOSS}.kl_coef to 0, or {_LOSS}.step_std to false.",
+        )
+    if config.algorithm.advantage == "grpo_loo":
+        yield Clash(
+            (f"{_LOSS}.step_std", "algorithm.advantage"),
+            f"{_LOSS}.step_std=true takes the mean of the step's advantages to be 0, and those of "
+            "algorithm.advantage=grpo_loo do not cancel",
+            f"Set algorithm.advantage to grpo or rloo, or {_LOSS}.step_std to false.",
         )
 
 

@@ -1,8 +1,8 @@
-"""Published algorithms by name: which keys of ``algorithm`` each one sets.
+"""Published algorithms and the defaults of other libraries by name: keys of ``algorithm``.
 
 A preset is shorthand, not a mode: it is written out when a recipe is read, and nothing behind the
-configuration knows its name. What it does not set has its default; none sets a KL penalty, whose
-coefficient belongs to a model and a task.
+configuration knows its name. What it does not set has its default. No algorithm's preset sets a KL
+penalty, whose coefficient belongs to a model and a task; a library's preset does where it does.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,10 @@ PresetName = Literal[
     "mis",
     "geo_mask",
     "decoupled_ppo",
+    "sapo",
+    "trl_vllm",
+    "verl_default",
+    "nemo_rl_default",
 ]
 
 _TOKENS: Final = {"normalize": "tokens"}
@@ -80,8 +84,8 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "advantage": "grpo",
             "loss": {**_CLIPPED, **_CURRENT, **_SEQUENCES, "icepop_band": (0.5, 5.0)},
         },
-        # richardli.xyz/rl-collapse, part 3: the weight of a sequence, 0 above a bound. Bound and
-        # counting as in verl, whose decoupled_seq_is_rs has a lower bound of 0.5 besides.
+        # richardli.xyz/rl-collapse, part 3: the weight of a sequence, 0 above a bound, which is verl's;
+        # its decoupled_seq_is_rs has a lower bound of 0.5 besides. The mean is over what is kept.
         "mis": {
             "advantage": "grpo",
             "loss": {
@@ -109,7 +113,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             },
         },
         # arXiv:2505.24298: the proximal policy is what the step begins with. A token whose weight is
-        # over 5 is dropped, as AReaL's behav_imp_weight_cap does.
+        # over 5 is dropped, which was AReaL's default until April 2026; none is since.
         "decoupled_ppo": {
             "advantage": "grpo",
             "loss": {
@@ -117,6 +121,49 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
                 "old_logprobs": "policy",
                 **_TOKENS,
                 "icepop_band": (0.0, 5.0),
+            },
+        },
+        # arXiv:2511.20347: a smooth gate in the place of the clip range, and a mean of means.
+        "sapo": {
+            "advantage": "grpo",
+            "loss": {
+                "name": "sapo",
+                "tau_positive": 1.0,
+                "tau_negative": 1.05,
+                **_ENGINE,
+                **_SEQUENCES,
+            },
+        },
+        # GRPOConfig of TRL 1.16.0 with use_vllm: loss_type dapo, and
+        # vllm_importance_sampling_mode sequence_mask with clip_max 3.
+        "trl_vllm": {
+            "advantage": "grpo",
+            "loss": {
+                **_CLIPPED,
+                **_CURRENT,
+                **_TOKENS,
+                "sequence_band": (0.0, 3.0),
+                "sequence_statistic": "product",
+                "sequence_weights": True,
+            },
+        },
+        # ppo_trainer.yaml of verl 0.10 with adv_estimator=grpo: clip_ratio_c is 3, and
+        # rollout_correction is off. One optimizer step per batch, so the ratio is 1.
+        "verl_default": {
+            "advantage": "grpo",
+            "loss": {**_CLIPPED, **_CURRENT, **_TOKENS, "dual_clip": 3.0},
+        },
+        # grpo_math_1B.yaml of NeMo-RL: leave-one-out baseline and deviation, and a KL penalty of
+        # 0.01, k3, whose gradient is unbiased and which is bounded by 10 per token.
+        "nemo_rl_default": {
+            "advantage": "grpo_loo",
+            "loss": {
+                **_CLIPPED,
+                **_CURRENT,
+                **_TOKENS,
+                "kl_coef": 0.01,
+                "kl_gradient": "unbiased",
+                "kl_clamp": 10.0,
             },
         },
     }

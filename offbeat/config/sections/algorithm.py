@@ -16,10 +16,11 @@ class AlgorithmConfig(Config):
     """A published algorithm by its name: it fills in the keys of this section that are not
     given. A recipe or override that names another preset starts the section afresh."""
 
-    advantage: Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "pass_at_k"] = "grpo"
+    advantage: Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "grpo_loo", "pass_at_k"] = "grpo"
     """Comparison of a sample's reward with its group's. grpo divides by the group's standard
     deviation, which gives easy and hard prompts more weight; grpo_no_std, dr_grpo and rloo do
-    not; pass_at_k rewards the best of several tries."""
+    not; grpo_loo divides by that of the other samples, NeMo-RL's default, and favours rare
+    rewards; pass_at_k rewards the best of several tries."""
 
     pass_k: Annotated[int, Field(ge=1)] = 2
     """advantage=pass_at_k: how many samples may try, the best of which counts. More reward

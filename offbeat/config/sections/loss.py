@@ -30,6 +30,11 @@ class AnyLossConfig(Config):
     """Estimator of that KL. k1 is unbiased and noisy, k2 and k3 are never negative; k3 is the
     usual one."""
 
+    kl_clamp: Annotated[float, Field(gt=0)] | None = None
+    """Bound on the absolute value of one token's KL, which has no gradient beyond; 10 is usual. A
+    bound keeps one token that the reference finds likely from deciding the step, and lets tokens
+    that are further off drift unpunished."""
+
     @property
     def needs_policy_logprobs(self) -> bool:
         """Return whether the trainer computes its own logprobs in a pass before the step."""
@@ -47,7 +52,7 @@ class AnyLossConfig(Config):
 
 
 class PolicyGradientLossConfig(AnyLossConfig):
-    """Keys of the losses with an importance ratio: its range, and the off-policy corrections."""
+    """Keys of the losses with an importance ratio: its denominator and the off-policy corrections."""
 
     old_logprobs: Literal["generation", "policy", "current"] = "generation"
     """Denominator of the ratio: generation takes the engine's logprobs, policy recomputes the
@@ -55,13 +60,11 @@ class PolicyGradientLossConfig(AnyLossConfig):
     costs nothing but counts differences between engine and trainer as policy change; policy
     costs a forward pass; current is free and makes the ratio exactly 1."""
 
-    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """The ratio is clipped below at 1 - clip_low. A larger range learns more from each step and
-    is less stable."""
-
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    """The ratio is clipped above at 1 + clip_high. A larger range lets unlikely tokens grow
-    faster, which keeps exploration up and is less stable."""
+    kl_gradient: Literal["estimator", "unbiased"] = "estimator"
+    """Gradient of the KL penalty. estimator differentiates ``kl_kind`` alone, which is not the
+    gradient of the KL; unbiased weighs it with the ratio exp(logprob - old), whose own gradient
+    makes it so, for k1 and k3. unbiased holds to the initial model on both sides, where k3 alone
+    pulls exponentially towards tokens that only it finds likely; it varies with the ratio."""
 
     tis_cap: Annotated[float, Field(gt=0)] | None = None
     """Cap of the truncated importance weight exp(old - generation); needs ``old_logprobs``
@@ -85,10 +88,20 @@ class PolicyGradientLossConfig(AnyLossConfig):
     needs ``sequence_statistic`` product. On removes bias, and a few sequences may then dominate
     the step."""
 
+    sequence_cap: Annotated[float, Field(gt=0)] | None = None
+    """All tokens of a sequence weigh the product of their exp(old - generation), at most this.
+    It corrects the whole sequence where ``tis_cap`` corrects each token; long sequences fall far
+    below the cap or reach it, so the step rests on fewer of them."""
+
+    off_policy_delta: Annotated[float, Field(gt=0)] | None = None
+    """A sequence of negative advantage is dropped if its mean of generation - logprob, in nats per
+    token, is above this. Lower spares the policy more samples that it would no longer write, and
+    learns less from mistakes."""
+
     count_dropped: bool = True
-    """What a band dropped still counts in what the loss is divided by; off: the loss is the
-    mean over what was kept, KL penalty included. On makes steps with many drops smaller, off
-    keeps their size."""
+    """What a band or ``off_policy_delta`` dropped still counts in what the loss is divided by;
+    off: the loss is the mean over what was kept, KL penalty included. On makes steps with many
+    drops smaller, off keeps their size."""
 
     teacher: RecipePath | None = None
     """Model directory of a frozen teacher with the tokenizer of `model.path`, relative to the
@@ -117,7 +130,19 @@ class PolicyGradientLossConfig(AnyLossConfig):
         return self.teacher
 
 
-class PessimisticLossConfig(PolicyGradientLossConfig):
+class ClipRangeLossConfig(PolicyGradientLossConfig):
+    """Keys of the losses that clip the importance ratio."""
+
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """The ratio is clipped below at 1 - clip_low. A larger range learns more from each step and
+    is less stable."""
+
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    """The ratio is clipped above at 1 + clip_high. A larger range lets unlikely tokens grow
+    faster, which keeps exploration up and is less stable."""
+
+
+class PessimisticLossConfig(ClipRangeLossConfig):
     """Keys of the losses that take the lower of a clipped and an unclipped objective."""
 
     dual_clip: Annotated[float, Field(gt=1)] | None = None
@@ -139,11 +164,26 @@ class GspoLossConfig(PessimisticLossConfig):
     """Loss of a step; docs/algorithms.md has the formulas."""
 
 
-class CispoLossConfig(PolicyGradientLossConfig):
+class CispoLossConfig(ClipRangeLossConfig):
     """A bounded importance weight that never takes a gradient away, so that rare tokens keep theirs."""
 
     name: Literal["cispo"] = "cispo"
     """Loss of a step; docs/algorithms.md has the formulas."""
+
+
+class SapoLossConfig(PolicyGradientLossConfig):
+    """A smooth gate in the place of the clip range: the further off the ratio, the less gradient."""
+
+    name: Literal["sapo"] = "sapo"
+    """Loss of a step; docs/algorithms.md has the formulas."""
+
+    tau_positive: Annotated[float, Field(gt=0)] = 1.0
+    """Steepness of the gate for tokens of positive advantage. A larger one trusts only ratios
+    near 1 and learns less from the rest."""
+
+    tau_negative: Annotated[float, Field(gt=0)] = 1.05
+    """Steepness of the gate for the other tokens. Above ``tau_positive`` it lets go of punished
+    tokens sooner, which is steadier and unlearns less."""
 
 
 class SftLossConfig(AnyLossConfig):
@@ -154,7 +194,7 @@ class SftLossConfig(AnyLossConfig):
 
 
 LossConfig = Annotated[
-    ClippedPgLossConfig | GspoLossConfig | CispoLossConfig | SftLossConfig,
+    ClippedPgLossConfig | GspoLossConfig | CispoLossConfig | SapoLossConfig | SftLossConfig,
     Field(discriminator="name"),
     default_choice("name", "clipped_pg"),
 ]

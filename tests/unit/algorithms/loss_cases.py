@@ -16,6 +16,7 @@ from offbeat.config.sections.loss import (
     GspoLossConfig,
     LossConfig,
     PessimisticLossConfig,
+    SapoLossConfig,
     SftLossConfig,
 )
 
@@ -61,6 +62,22 @@ SPECS = {
         count_dropped=False,
         normalize="constant",
         constant_tokens=3,
+    ),
+    "sapo": SapoLossConfig(
+        tau_positive=0.7, normalize="sequences", kl_coef=0.4, kl_kind="k1", kl_clamp=0.3
+    ),
+    "sapo_capped": SapoLossConfig(old_logprobs="policy", tis_cap=1.05, off_policy_delta=0.02),
+    "sequence_cap": ClippedPgLossConfig(
+        old_logprobs="policy", sequence_cap=1.1, kl_coef=0.4, kl_kind="k1", kl_gradient="unbiased"
+    ),
+    "sequence_cap_band": CispoLossConfig(
+        old_logprobs="policy", sequence_cap=1.2, sequence_band=(0.92, 1.1), normalize="sequences"
+    ),
+    "off_policy_kept": GspoLossConfig(
+        off_policy_delta=0.01, count_dropped=False, kl_coef=0.1, kl_gradient="unbiased"
+    ),
+    "unbiased_current": CispoLossConfig(
+        old_logprobs="current", kl_coef=0.4, kl_gradient="unbiased", kl_clamp=0.2
     ),
 }
 """Every surrogate, every correction, both normalisations, every KL."""
@@ -116,7 +133,8 @@ class Expected:
     gradient: list[float] = field(default_factory=list)  # of each token's logprob
     at_bound: Counter[str] = field(default_factory=Counter)  # tokens by the bound that has them
     weights: list[float] = field(default_factory=list)  # of valid tokens
-    dropped_sequences: int = 0
+    dropped_sequences: int = 0  # by sequence_band
+    off_policy_sequences: int = 0  # by off_policy_delta
     units: float = 0.0  # what the loss of a step like this is divided by
     samples: int = 0
     squares: float = 0.0
@@ -133,9 +151,16 @@ class Numbers:
     advantage: list[float]
 
 
-def keys_of(config: LossConfig) -> PessimisticLossConfig:
+class EveryKey(PessimisticLossConfig):
+    """The keys of every loss."""
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+
+
+def keys_of(config: LossConfig) -> EveryKey:
     """The keys of every loss, at their defaults where this one has no such key."""
-    return PessimisticLossConfig.model_validate(config.model_dump(exclude={"name"}))
+    return EveryKey.model_validate(config.model_dump(exclude={"name"}))
 
 
 def expected(tokens: LossTokens, config: LossConfig) -> Expected:
@@ -160,15 +185,19 @@ def expected(tokens: LossTokens, config: LossConfig) -> Expected:
 
 
 def _add_sequence(
-    made: Expected, numbers: Numbers, own: list[int], keys: PessimisticLossConfig, name: str
+    made: Expected, numbers: Numbers, own: list[int], keys: EveryKey, name: str
 ) -> None:
-    keep = _kept(numbers, own, keys)
-    weights = {i: keep * _weight(math.exp(_gap(numbers, i)), keys) for i in own}
+    keep, on_policy = _kept(numbers, own, keys), _on_policy(numbers, own, keys)
+    weights = {i: keep * on_policy * _weight(math.exp(_gap(numbers, i)), keys) for i in own}
+    product = math.exp(sum(_gap(numbers, j) for j in own))
     if keys.sequence_weights:
-        weights = {i: w * math.exp(sum(_gap(numbers, j) for j in own)) for i, w in weights.items()}
+        weights = {i: w * product for i, w in weights.items()}
+    if keys.sequence_cap is not None:
+        weights = {i: w * min(product, keys.sequence_cap) for i, w in weights.items()}
     counted = [i for i in own if keys.count_dropped or weights[i]]
     share = 1 / len(counted) if keys.normalize == "sequences" and counted else 1.0
     made.dropped_sequences += not keep
+    made.off_policy_sequences += not on_policy
     made.samples += 1
     made.squares += numbers.advantage[own[0]] ** 2
     if counted:
@@ -182,7 +211,7 @@ def _add_sequence(
         for j, slope in pulls.items():
             made.gradient[j] -= share * weights[i] * slope
         if keys.kl_coef and i in counted:
-            kl, slope = _kl(numbers.reference[i] - numbers.logprob[i], keys.kl_kind)
+            kl, slope = _kl(numbers, i, keys)
             made.loss += share * keys.kl_coef * kl
             made.gradient[i] += share * keys.kl_coef * slope
 
@@ -191,7 +220,7 @@ def _gap(numbers: Numbers, i: int) -> float:
     return numbers.old[i] - numbers.generation[i]
 
 
-def _kept(numbers: Numbers, own: list[int], keys: PessimisticLossConfig) -> bool:
+def _kept(numbers: Numbers, own: list[int], keys: EveryKey) -> bool:
     if keys.sequence_band is None:
         return True
     gap = sum(numbers.old[i] - numbers.generation[i] for i in own)
@@ -199,7 +228,14 @@ def _kept(numbers: Numbers, own: list[int], keys: PessimisticLossConfig) -> bool
     return keys.sequence_band[0] <= k <= keys.sequence_band[1]
 
 
-def _weight(k: float, keys: PessimisticLossConfig) -> float:
+def _on_policy(numbers: Numbers, own: list[int], keys: EveryKey) -> bool:
+    """Whether the sequence is rewarded, or still about as likely as when it was drawn."""
+    drift = sum(numbers.generation[i] - numbers.logprob[i] for i in own) / len(own)
+    delta = keys.off_policy_delta
+    return delta is None or numbers.advantage[own[0]] >= 0 or drift <= delta
+
+
+def _weight(k: float, keys: EveryKey) -> float:
     if keys.icepop_band is not None and not keys.icepop_band[0] <= k <= keys.icepop_band[1]:
         return 0.0
     if keys.tis_cap is not None:
@@ -208,7 +244,7 @@ def _weight(k: float, keys: PessimisticLossConfig) -> float:
 
 
 def _surrogate(
-    numbers: Numbers, own: list[int], i: int, keys: PessimisticLossConfig, name: str
+    numbers: Numbers, own: list[int], i: int, keys: EveryKey, name: str
 ) -> tuple[float, dict[int, float], str]:
     """What is maximised at token i; its slope in each logprob; the bound that holds it."""
     a, low, high = numbers.advantage[i], 1 - keys.clip_low, 1 + keys.clip_high
@@ -216,24 +252,39 @@ def _surrogate(
     r = math.exp(sum(numbers.logprob[j] - numbers.old[j] for j in over) / len(over))
     if name == "sft":
         return numbers.logprob[i], {i: 1.0}, ""
+    if name == "sapo":
+        return *_gated(r, a, i, keys), ""
     if name == "cispo":
         bounded = max(low, min(high, r))
         bound = "low" if r < low else "high" if r > high else ""
         return bounded * a * numbers.logprob[i], {i: bounded * a}, bound
-    if a < 0 and r < low:
-        return low * a, {}, "low"
-    if a > 0 and r > high:
-        return high * a, {}, "high"
-    if a < 0 and keys.dual_clip is not None and r > keys.dual_clip:
-        return keys.dual_clip * a, {}, "dual"
+    dual = math.inf if keys.dual_clip is None else keys.dual_clip
+    holds = {"low": (a < 0 and r < low, low), "high": (a > 0 and r > high, high)}
+    holds["dual"] = (a < 0 and r > dual, dual)
+    for bound, (is_held, at) in holds.items():
+        if is_held:
+            return at * a, {}, bound
     return r * a, {j: r * a / len(over) for j in over}, ""
 
 
-def _kl(d: float, kind: str) -> tuple[float, float]:
+def _gated(r: float, a: float, i: int, keys: EveryKey) -> tuple[float, dict[int, float]]:
+    tau = keys.tau_positive if a > 0 else keys.tau_negative
+    gate = 1 / (1 + math.exp(-tau * (r - 1)))
+    return 4 / tau * gate * a, {i: 4 * gate * (1 - gate) * r * a}
+
+
+def _kl(numbers: Numbers, i: int, keys: EveryKey) -> tuple[float, float]:
     """Value, and slope in the logprob."""
+    d = numbers.reference[i] - numbers.logprob[i]
     kinds = {
         "k1": (-d, 1.0),
         "k2": (d * d / 2, -d),
         "k3": (math.exp(d) - d - 1, 1 - math.exp(d)),
     }
-    return kinds[kind]
+    value, slope = kinds[keys.kl_kind]
+    if keys.kl_gradient == "unbiased":
+        r = math.exp(numbers.logprob[i] - numbers.old[i])
+        value, slope = r * value, r * (value + slope)
+    if keys.kl_clamp is not None and abs(value) > keys.kl_clamp:
+        return math.copysign(keys.kl_clamp, value), 0.0
+    return value, slope

@@ -20,6 +20,7 @@ class PaddedBatch:
     old: Tensor  # [B, T]; the same numbers where the algorithm takes one step on its data
     mu: Tensor  # [B, T]
     mask: Tensor  # [B, T], 1.0 or 0.0
+    ref: Tensor  # [B, T], of the frozen reference
     rewards: Tensor  # [P, G]
     budget: int  # most tokens a response may have
 
@@ -122,6 +123,14 @@ def decoupled_ppo(b: PaddedBatch) -> Tensor:
     return -(w * ppo(r, standardised(b), 0.2, 0.2) * b.mask).sum() / b.mask.sum()
 
 
+def sapo(b: PaddedBatch) -> Tensor:
+    r, a = (b.logp - b.mu).exp(), standardised(b)
+    tau = torch.where(a > 0, torch.full_like(a, 1.0), torch.full_like(a, 1.05))
+    gate = (tau * (r - 1)).sigmoid() * 4 / tau
+    per_response = (gate * a * b.mask).sum(-1) / b.lengths
+    return -per_response.mean()
+
+
 PAPERS: dict[str, Callable[[PaddedBatch], Tensor]] = {
     each.__name__: each
     for each in (
@@ -137,5 +146,6 @@ PAPERS: dict[str, Callable[[PaddedBatch], Tensor]] = {
         mis,
         geo_mask,
         decoupled_ppo,
+        sapo,
     )
 }

@@ -82,7 +82,9 @@ def test_a_region_is_where_it_says() -> None:
 @pytest.mark.parametrize("name", [name for name, each in SPECS.items() if each.name == "cispo"])
 def test_cispo_is_the_gradient_of_its_weighted_logprobs(name: str) -> None:
     """With the weight as a number, which finite differences of its value would move."""
-    config = SPECS[name].model_copy(update={"kl_coef": 0.0, "sequence_band": None})
+    config = SPECS[name].model_copy(
+        update={"kl_coef": 0.0, "sequence_band": None, "sequence_cap": None}
+    )
     tokens, config, log_ratio_N = in_every_region(config)
     keys = keys_of(config)
     weight_N = log_ratio_N.exp().clamp(1 - keys.clip_low, 1 + keys.clip_high)

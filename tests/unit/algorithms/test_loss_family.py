@@ -57,7 +57,7 @@ def test_value_and_gradient_are_those_of_plain_loops(config: LossConfig, seed: i
 def test_what_is_held_and_dropped_is_counted(config: LossConfig, seed: int) -> None:
     tokens = tokens_of(seed)
     sums, want, keys = sums_of(tokens, config), expected(tokens, config), keys_of(config)
-    if config.name != "sft":
+    if config.name not in ("sft", "sapo"):
         assert count(sums, "clip_fraction_low") == want.at_bound["low"]
         assert count(sums, "clip_fraction_high") == want.at_bound["high"]
     assert ("train/clip_fraction_dual" in sums.metrics) == (keys.dual_clip is not None)
@@ -67,6 +67,8 @@ def test_what_is_held_and_dropped_is_counted(config: LossConfig, seed: int) -> N
         assert count(sums, "sequence_masked_fraction") == want.dropped_sequences
         kind = sums.metrics["train/sequence_masked_fraction"].reduction
         assert kind is PartialReduction.SEQUENCES
+    if keys.off_policy_delta is not None:
+        assert count(sums, "off_policy_masked_fraction") == want.off_policy_sequences
     if keys.icepop_band is not None and keys.sequence_band is None:
         assert count(sums, "icepop_masked_fraction") == want.weights.count(0.0)
 
@@ -278,11 +280,11 @@ def test_extreme_log_ratios_of_valid_tokens_stay_finite(
 @pytest.mark.parametrize("where", ["logprobs_N", "old_N", "generation_N"])
 def test_a_nan_at_a_valid_token_is_not_hidden(config: LossConfig, where: str) -> None:
     keys = keys_of(config)
-    corrected = keys.tis_cap or keys.icepop_band or keys.sequence_band
+    corrected = keys.tis_cap or keys.icepop_band or keys.sequence_band or keys.sequence_cap
     reads = {
         "logprobs_N": True,
         "old_N": config.name != "sft" and keys.old_logprobs != "current",
-        "generation_N": bool(corrected),
+        "generation_N": bool(corrected or keys.off_policy_delta),
     }
     tokens = tokens_of(0)
     values: torch.Tensor = getattr(tokens, where).detach().clone()
@@ -310,7 +312,7 @@ def test_half_precision_counts_exactly(config: LossConfig) -> None:
 
 def test_every_loss_has_its_name() -> None:
     assert {name: loss.__name__ for name, loss in LOSSES.items()} == {
-        name: name for name in ("clipped_pg", "gspo", "cispo", "sft")
+        name: name for name in ("clipped_pg", "gspo", "cispo", "sapo", "sft")
     }
 
 

@@ -1,10 +1,11 @@
-"""A preset's advantages, loss and divisor together, against its paper on padded matrices."""
+"""A preset's advantages, loss and divisor together, against its paper or library on padded matrices."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from papers import PAPERS, PaddedBatch
+from peers import PEERS
 from torch import Tensor
 
 from offbeat.algorithms.advantages import estimator
@@ -15,7 +16,7 @@ from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.config.sections.loss import PolicyGradientLossConfig
 
 PROMPTS, SAMPLES, BUDGET = 3, 4, 9
-ONE_PASS = ("rloo", "tis", "icepop", "mis", "geo_mask")
+ONE_PASS = ("rloo", "tis", "icepop", "mis", "geo_mask", *PEERS)
 """Their old policy is the one being trained: each group is trained once."""
 
 
@@ -37,7 +38,8 @@ def drawn(name: str, seed: int) -> PaddedBatch:
     )
     old = logp if name in ONE_PASS else mu + normal(1.2, rows, BUDGET)
     mask = (torch.arange(BUDGET) < lengths).double()
-    return PaddedBatch(logp.requires_grad_(), old.detach(), mu, mask, rewards, BUDGET)
+    ref = mu + normal(1.5, rows, BUDGET)
+    return PaddedBatch(logp.requires_grad_(), old.detach(), mu, mask, ref, rewards, BUDGET)
 
 
 def by_preset(name: str, b: PaddedBatch, calls: int) -> tuple[Tensor, Tensor]:
@@ -51,13 +53,13 @@ def by_preset(name: str, b: PaddedBatch, calls: int) -> tuple[Tensor, Tensor]:
     loss, parts = torch.zeros((), dtype=torch.float64), list[list[float]]()
     for own in torch.arange(len(rows)).chunk(calls):
         valid = b.mask[own] > 0
-        flat = [each[own][valid] for each in (b.logp, b.old, b.mu)]
+        flat = [each[own][valid] for each in (b.logp, b.old, b.mu, b.ref)]
         sequence = torch.arange(len(own))[:, None].expand_as(valid)[valid]
         tokens = LossTokens(
             logprobs_N=flat[0],
             old_N=flat[1] if loss_config.old_logprobs == "policy" else flat[2],
             generation_N=flat[2],
-            reference_N=None,
+            reference_N=flat[3],
             advantages_N=rows[own][sequence],
             mask_N=torch.ones_like(sequence, dtype=torch.bool),
             sequence_N=sequence,
@@ -70,16 +72,16 @@ def by_preset(name: str, b: PaddedBatch, calls: int) -> tuple[Tensor, Tensor]:
     return loss.detach(), torch.autograd.grad(loss, b.logp)[0]
 
 
-def test_every_preset_has_its_paper() -> None:
-    assert PAPERS.keys() == PRESETS.keys()
+def test_every_preset_has_its_paper_or_library() -> None:
+    assert PAPERS.keys() | PEERS.keys() == PRESETS.keys()
 
 
 @pytest.mark.parametrize("name", PRESETS)
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), calls=st.integers(1, 3))
-def test_a_preset_is_what_its_paper_says(name: str, seed: int, calls: int) -> None:
+def test_a_preset_is_what_its_paper_or_library_says(name: str, seed: int, calls: int) -> None:
     b = drawn(name, seed)
-    want = PAPERS[name](b)
+    want = (PAPERS | PEERS)[name](b)
     if not want.isfinite():  # every sequence was dropped: there is no such step
         return
     (gradient,) = torch.autograd.grad(want, b.logp)

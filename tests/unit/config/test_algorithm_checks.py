@@ -24,6 +24,7 @@ CORRECTIONS = [
     ({"tis_cap": 2}, "tis_cap=2"),
     ({"icepop_band": [0.5, 5]}, "icepop_band=[0.5, 5]"),
     ({"sequence_band": [0.9, 1.1]}, "sequence_band=[0.9, 1.1]"),
+    ({"sequence_cap": 2}, "sequence_cap=2"),
 ]
 
 
@@ -140,3 +141,26 @@ def test_a_teacher_needs_a_trainer_of_one_torch_rank(trainer: dict[str, Any]) ->
     }
     found = [clash.message for clash in clashes(RunConfig.model_validate(recipe))]
     assert any("is held whole by one rank of trainer.backend=torch" in text for text in found)
+
+
+@pytest.mark.parametrize("beside", [{"tis_cap": 2}, {"icepop_band": [0.5, 5]}, MIS])
+def test_a_sequence_cap_is_the_only_weight(beside: dict[str, Any]) -> None:
+    (text,) = messages(loss={"old_logprobs": "current", "sequence_cap": 3, **beside})
+    assert "sequence_cap=3 and algorithm.loss." in text
+    assert "correct for the same difference twice" in text
+    beside = {"sequence_band": [0.5, 2], "sequence_statistic": "product"}
+    assert not messages(loss={"old_logprobs": "current", "sequence_cap": 2, **beside})
+
+
+def test_an_unbiased_gradient_is_of_a_penalty_whose_mean_is_the_kl() -> None:
+    (text,) = messages(loss={"kl_gradient": "unbiased"})
+    assert "kl_gradient=unbiased is not used: algorithm.loss.kl_coef=0" in text
+    (text,) = messages(loss={"kl_gradient": "unbiased", "kl_coef": 0.1, "kl_kind": "k2"})
+    assert "does not go with algorithm.loss.kl_kind=k2" in text
+    for kind in ("k1", "k3"):
+        assert not messages(loss={"kl_gradient": "unbiased", "kl_coef": 0.1, "kl_kind": kind})
+
+
+def test_a_deviation_without_its_mean_needs_advantages_that_cancel() -> None:
+    (text,) = messages(advantage="grpo_loo", loss={"step_std": True})
+    assert "those of algorithm.advantage=grpo_loo do not cancel" in text

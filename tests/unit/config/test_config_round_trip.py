@@ -101,6 +101,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "algorithm.pass_k": st.just(1),
     "algorithm.loss.tis_cap": st.none(),
     "algorithm.loss.dual_clip": st.none(),
+    "algorithm.loss.sequence_cap": st.none(),
+    "algorithm.loss.kl_gradient": st.just("estimator"),
     "algorithm.loss.icepop_band": st.none(),
     "algorithm.loss.sequence_band": st.none(),
     "algorithm.loss.sequence_weights": st.just(value=False),

@@ -57,8 +57,8 @@ def test_every_preset_can_be_named() -> None:
     assert set(get_args(PresetName)) == set(PRESETS)
 
 
-def test_no_preset_asks_for_a_reference_model() -> None:
-    assert {algorithm(preset=name).loss.kl_coef for name in PRESETS} == {0.0}
+def test_only_the_defaults_of_nemo_rl_ask_for_a_reference_model() -> None:
+    assert [name for name in PRESETS if algorithm(preset=name).loss.kl_coef] == ["nemo_rl_default"]
 
 
 def test_without_a_preset_nothing_is_filled_in() -> None:

@@ -11,6 +11,7 @@ from offbeat.config.sections.loss import (
     CispoLossConfig,
     ClippedPgLossConfig,
     GspoLossConfig,
+    SapoLossConfig,
     SftLossConfig,
 )
 
@@ -29,6 +30,10 @@ LOSSES = {
     ),
     "current": LossSpec(ClippedPgLossConfig(old_logprobs="current", tis_cap=1.5)),
     "dr_grpo": LossSpec(ClippedPgLossConfig(normalize="constant", constant_tokens=12)),
+    "sapo": LossSpec(SapoLossConfig(off_policy_delta=0.01, kl_coef=0.1, kl_gradient="unbiased")),
+    "sequence_cap": LossSpec(
+        ClippedPgLossConfig(old_logprobs="current", sequence_cap=1.05, normalize="sequences")
+    ),
     "step_std": LossSpec(ClippedPgLossConfig(step_std=True)),
     "kept": LossSpec(
         ClippedPgLossConfig(old_logprobs="policy", icepop_band=(0.7, 1.4), count_dropped=False)
