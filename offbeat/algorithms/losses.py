@@ -2,8 +2,8 @@
 
 A loss is a surrogate of each token (``surrogates``), times a weight for off-policy data
 (``corrections``), times a weight that makes the sum one over tokens or over sequences; plus a KL
-penalty (``kl``), which no correction weighs. ``divisors`` computes the divisor of a step's sums.
-Common to all losses:
+penalty (``kl``) and less an entropy bonus, which no correction weighs. ``divisors`` computes the
+divisor of a step's sums. Common to all losses:
 
 - Invalid tokens are replaced before anything is computed from them, so NaN and infinity there reach
   neither the sums nor the gradient. A NaN at a valid token makes the sum NaN.
@@ -130,6 +130,12 @@ def _sums(
         kl_N = _kl(valid, valid.reference_N, config)
         loss = loss + config.kl_coef * (kl_N * share_N).sum()
         metrics["train/kl_reference"] = token_mean(kl_N.detach(), mask_N)
+    if valid.entropy_N is not None:
+        metrics["train/entropy"] = token_mean(valid.entropy_N.detach(), mask_N)
+        if config.entropy_coef > 0:
+            loss = loss - config.entropy_coef * (valid.entropy_N * share_N).sum()
+    elif config.entropy_coef > 0:
+        raise AssertionError(f"entropy_coef={config.entropy_coef} without entropies")
     bounded_N = reduce(torch.logical_or, surrogate.bounded_N.values(), torch.zeros_like(mask_N))
     by_age = None
     if was_drawn and tokens.staleness_N is not None:

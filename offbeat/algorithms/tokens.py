@@ -35,6 +35,9 @@ class LossTokens:
     sample_share_S: Tensor | None = (
         None  # float64; trained tokens over those of the sample; None: 1
     )
+    # Of the distribution that each token is a draw of, under the trained weights, with its
+    # gradient; None: not known
+    entropy_N: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class ValidTokens:
     counts_S: Tensor  # valid tokens of each sequence
     sample_share_S: Tensor  # float64; what each sequence counts for, where samples count
     teacher_N: Tensor | None = None
+    entropy_N: Tensor | None = None
 
     @property
     def lengths_S(self) -> Tensor:  # noqa: N802 - an axis
@@ -113,6 +117,7 @@ def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidT
         counts_S=_counts(mask_N, tokens.sequence_N, none_S),
         sample_share_S=share_S if tokens.sample_share_S is None else tokens.sample_share_S,
         teacher_N=None if tokens.teacher_N is None else valid(tokens.teacher_N),
+        entropy_N=None if tokens.entropy_N is None else valid(tokens.entropy_N),
     )
 
 

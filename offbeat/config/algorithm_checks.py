@@ -168,6 +168,13 @@ def _a_deviation_divides_advantages_only(
             "the deviation is known only when the gradients of both have been added up",
             f"Set {_LOSS}.kl_coef to 0, or {_LOSS}.step_std to false.",
         )
+    if loss.entropy_coef:
+        yield Clash(
+            (f"{_LOSS}.step_std", f"{_LOSS}.entropy_coef"),
+            f"{_LOSS}.step_std=true would divide the bonus of {_LOSS}.entropy_coef="
+            f"{loss.entropy_coef:g} too",
+            f"Set {_LOSS}.entropy_coef to 0, or {_LOSS}.step_std to false.",
+        )
     if config.algorithm.advantage == "grpo_loo":
         yield Clash(
             (f"{_LOSS}.step_std", "algorithm.advantage"),

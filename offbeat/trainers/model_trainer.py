@@ -40,15 +40,15 @@ from offbeat.transfer_queue.schema import (
 )
 
 T = TypeVar("T")
-LossOf = Callable[[PackedRows, Tensor], Tensor]
-"""(microbatch, log-probabilities [N]) -> a sum to differentiate."""
+LossOf = Callable[[PackedRows, Tensor, Tensor], Tensor]
+"""(microbatch, log-probabilities [N], entropies [N]) -> a sum to differentiate."""
 
 
 class _Chunk(NamedTuple):
     """One rank's groups of a chunk, as its loss reads them; None without groups."""
 
     batch: Batch
-    inputs_of: Callable[[PackedRows, Tensor], LossTokens]
+    inputs_of: Callable[[PackedRows, Tensor, Tensor], LossTokens]
 
 
 class ModelTrainer(TrainerBackend):
@@ -62,8 +62,8 @@ class ModelTrainer(TrainerBackend):
 
     1. ``_begin``: sums of zero, no gradients.
     2. ``_accumulate``, per chunk: ``MicrobatchPlanner.cut`` packs the share into microbatches.
-    3. ``_add_gradients``, per microbatch: the forward pass gives the logprobs, ``loss_of`` a sum over
-       tokens, not a mean; ``backward`` adds its gradients. The sums go to ``StepSums``.
+    3. ``_add_gradients``, per microbatch: the forward pass gives the logprobs and entropies, ``loss_of``
+       a sum over tokens, not a mean; ``backward`` adds its gradients. The sums go to ``StepSums``.
     4. ``_finish``: ``StepSums.totals`` reduces the sums over the ranks, once per step.
     5. ``_apply``: the optimizer divides the gradients by ``totals.denominator``, clips and steps.
     """
@@ -153,9 +153,9 @@ class ModelTrainer(TrainerBackend):
             )
             return (_Chunk(batch, inputs_of), len(own)), own
 
-        def loss_of(packed: PackedRows, logprobs_N: Tensor) -> Tensor:
+        def loss_of(packed: PackedRows, logprobs_N: Tensor, entropy_N: Tensor) -> Tensor:
             assert chunk is not None  # noqa: S101 -- only groups have wanted tokens
-            part = self._loss(chunk.inputs_of(packed, logprobs_N), sums.loss.config)
+            part = self._loss(chunk.inputs_of(packed, logprobs_N, entropy_N), sums.loss.config)
             sums.add(part)
             return part.loss
 

@@ -28,7 +28,12 @@ SIZES: dict[str, Any] = {
 }
 TOKENS = LossSpec(
     ClippedPgLossConfig(
-        old_logprobs="policy", tis_cap=2.0, kl_coef=0.1, clip_low=0.4, clip_high=0.6
+        old_logprobs="policy",
+        tis_cap=2.0,
+        kl_coef=0.1,
+        entropy_coef=0.05,
+        clip_low=0.4,
+        clip_high=0.6,
     )
 )
 SEQUENCES = LossSpec(ClippedPgLossConfig(normalize="sequences"), temperature=0.7)

@@ -10,7 +10,7 @@ Ratio = Annotated[float, Field(ge=0)]
 
 
 class AnyLossConfig(Config):
-    """Keys of every loss: what it is divided by, and the KL penalty."""
+    """Keys of every loss: what it is divided by, the KL penalty and the entropy bonus."""
 
     normalize: Literal["tokens", "sequences", "constant"] = "tokens"
     """Divide the summed loss by the step's valid tokens; or average each sequence first; or
@@ -34,6 +34,11 @@ class AnyLossConfig(Config):
     """Bound on the absolute value of one token's KL, which has no gradient beyond; 10 is usual. A
     bound keeps one token that the reference finds likely from deciding the step, and lets tokens
     that are further off drift unpunished."""
+
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the entropy of the policy at the trained tokens, which is added to what is
+    maximised. A little keeps the policy from settling on one answer too early, more makes it write
+    noise; watch `train/entropy`, which is there in any case."""
 
     @property
     def needs_policy_logprobs(self) -> bool:

@@ -34,10 +34,10 @@ def loss_tokens(
     device: torch.device,
     *,
     version: int | None = None,
-) -> Callable[[PackedRows, Tensor], LossTokens]:
+) -> Callable[[PackedRows, Tensor, Tensor], LossTokens]:
     """Return a function that selects the values of a microbatch from the groups' columns.
 
-    The function takes a microbatch and its log-probabilities [N]. With the trainer's weight
+    The function takes a microbatch, its log-probabilities [N] and its entropies [N]. With the trainer's weight
     ``version``, the result has each token's staleness: a diagnostic, not an input of the loss.
 
     Raises:
@@ -66,7 +66,7 @@ def loss_tokens(
     teacher = column(TEACHER_LOGPROBS) if config.teacher_path is not None else None
     staleness = None if version is None else np.subtract(version, column(WEIGHT_VERSIONS))
 
-    def make(packed: PackedRows, logprobs_N: Tensor) -> LossTokens:
+    def make(packed: PackedRows, logprobs_N: Tensor, entropy_N: Tensor) -> LossTokens:
         present, sequence_N = np.unique(batch.branch[packed.source_N], return_inverse=True)
 
         def tensor(values: NDArray[np.generic]) -> Tensor:
@@ -84,6 +84,7 @@ def loss_tokens(
             sequences=len(present),
             staleness_N=None if staleness is None else tensor(staleness[packed.source_N]),
             sample_share_S=None if share_S is None else tensor(share_S[present]),
+            entropy_N=entropy_N,
         )
 
     return make

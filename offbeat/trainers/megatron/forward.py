@@ -30,8 +30,10 @@ from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.model import PackedRotary
 from offbeat.trainers.megatron.vocabulary import vocabulary_logprobs, whole_logits
 
-Consume = Callable[[PackedRows, Tensor], Tensor]
-"""(microbatch, log-probabilities [N]) -> a sum to differentiate. Called on the last stage only."""
+Consume = Callable[[PackedRows, Tensor, Tensor], Tensor]
+"""(microbatch, log-probabilities [N], entropies [N]) -> a sum to differentiate.
+
+Called on the last stage only."""
 
 _Loss = Callable[[PackedRows, Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]
 """(microbatch, this rank's logits [1, U, V]) -> what the library's schedules want of a loss."""
@@ -111,10 +113,10 @@ class Forward:
         self, consume: Consume, temperature: float, packed: PackedRows, logits_1UV: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         which_N, target_N = self._tensor(packed.which_N), self._tensor(packed.target_N)
-        logprobs_N = vocabulary_logprobs(
+        logprobs_N, entropy_N = vocabulary_logprobs(
             logits_1UV[0], which_N, target_N, temperature, self._vocabulary, tensor_group()
         )
-        loss = consume(packed, logprobs_N) if len(packed.target_N) else logprobs_N.sum()
+        loss = consume(packed, logprobs_N, entropy_N) if len(packed.target_N) else logprobs_N.sum()
         # No tokens: the library would divide by them at the end of every call.
         return loss, torch.zeros((), dtype=torch.int, device=self._device), {}
 

@@ -127,7 +127,7 @@ class MegatronTrainer(ModelTrainer):
         forward = self._forward if name == POLICY_LOGPROBS else self._reference
         values = torch.zeros(count, dtype=torch.float32, device=self._device)
 
-        def keep(packed: PackedRows, logprobs_N: Tensor) -> Tensor:
+        def keep(packed: PackedRows, logprobs_N: Tensor, _: Tensor) -> Tensor:
             source_N = torch.from_numpy(packed.source_N).to(self._device)
             values[source_N] = logprobs_N.float()
             return logprobs_N.sum()

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens from logits that are sharded over tensor-parallel ranks.
+"""Log-probabilities of tokens, and entropies, from logits sharded over tensor-parallel ranks.
 
 Legend: U positions with logits, V columns of this rank, N tokens, each predicted by one position.
 """
@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
+from offbeat.trainers.torch.logprobs import NEVER
+
 
 def vocabulary_logprobs(
     logits_UV: Tensor,
@@ -21,11 +23,12 @@ def vocabulary_logprobs(
     temperature: float,
     vocabulary: int,
     group: ProcessGroup,
-) -> Tensor:
-    """Compute ``log softmax(logits / temperature)[which, target]``, equal on all ranks of ``group``.
+) -> tuple[Tensor, Tensor]:
+    """Compute ``log softmax(logits / temperature)[which, target]`` and the entropy of that softmax.
 
-    Columns behind the vocabulary are padding: they are ignored, and their gradient is zero. Three
-    small reductions forward, none backward.
+    Both are equal on all ranks of ``group``, and have a gradient. Columns behind the vocabulary are
+    padding: they are ignored, and their gradient is zero. Four small reductions forward, none
+    backward.
 
     Args:
         logits_UV: [U, V] floating: this rank's columns; rank r has those from ``r * V`` on.
@@ -36,7 +39,7 @@ def vocabulary_logprobs(
         group: The tensor-parallel ranks.
 
     Returns:
-        [N] natural logs, float32, or float64 for float64 logits.
+        [N] natural logs and [N] nats, float32, or float64 for float64 logits.
     """
     first = dist.get_rank(group) * logits_UV.shape[1]
     own_UV = logits_UV[:, : max(0, vocabulary - first)]
@@ -59,32 +62,46 @@ class _Logprobs(torch.autograd.Function):
         target_N: Tensor,
         temperature: float,
         group: ProcessGroup,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         scaled_UV = _scaled(logits_UV, temperature)
         empty_U = scaled_UV.new_full((scaled_UV.shape[0],), -torch.inf)
         largest_U = scaled_UV.amax(dim=-1) if scaled_UV.shape[1] else empty_U
         dist.all_reduce(largest_U, ReduceOp.MAX, group)
-        total_U = (scaled_UV - largest_U[:, None]).exp().sum(dim=-1)
-        dist.all_reduce(total_U, ReduceOp.SUM, group)
-        total_U = total_U.log() + largest_U
+        shifted_UV = (scaled_UV - largest_U[:, None]).clamp_(min=NEVER)
+        share_UV = shifted_UV.exp()
+        sum_U = share_UV.sum(dim=-1)
+        dist.all_reduce(sum_U, ReduceOp.SUM, group)
+        mean_U = share_UV.mul_(shifted_UV).sum(dim=-1)
+        dist.all_reduce(mean_U, ReduceOp.SUM, group)
+        total_U, entropy_U = sum_U.log() + largest_U, sum_U.log() - mean_U / sum_U
         own_N = (target_N >= 0) & (target_N < scaled_UV.shape[1])
         chosen_N = scaled_UV.new_zeros(len(target_N))
         chosen_N[own_N] = scaled_UV[which_N[own_N], target_N[own_N]]
         dist.all_reduce(chosen_N, ReduceOp.SUM, group)
-        ctx.save_for_backward(logits_UV, total_U, which_N, target_N, own_N)
+        ctx.save_for_backward(logits_UV, total_U, entropy_U, which_N, target_N, own_N)
         ctx.temperature = temperature
-        return chosen_N - total_U[which_N]
+        ctx.set_materialize_grads(False)
+        return chosen_N - total_U[which_N], entropy_U[which_N]
 
     @staticmethod
     def backward(
         ctx: Any,  # noqa: ANN401 -- as above
-        *grads: Tensor,
+        *grads: Tensor | None,
     ) -> tuple[Tensor, None, None, None, None]:
-        logits_UV, total_U, which_N, target_N, own_N = ctx.saved_tensors
-        (grad_N,) = grads
+        logits_UV, total_U, entropy_U, which_N, target_N, own_N = ctx.saved_tensors
+        grad_N, entropy_grad_N = grads
+        if grad_N is None:
+            grad_N = total_U.new_zeros(len(which_N))
         grad_U = torch.zeros_like(total_U).index_add_(0, which_N, grad_N)
-        grad_UV = (_scaled(logits_UV, ctx.temperature) - total_U[:, None]).exp_()
-        grad_UV.mul_(-grad_U[:, None])
+        grad_UV = _scaled(logits_UV, ctx.temperature) - total_U[:, None]
+        if entropy_grad_N is None:
+            grad_UV.exp_().mul_(-grad_U[:, None])
+        else:
+            # d entropy / d logit = -p (log p + entropy)
+            pull_U = torch.zeros_like(total_U).index_add_(0, which_N, entropy_grad_N)
+            slope_UV = grad_UV.clamp_(min=NEVER) + entropy_U[:, None]
+            slope_UV.mul_(pull_U[:, None]).add_(grad_U[:, None])
+            grad_UV.exp_().mul_(slope_UV).neg_()
         places_N = which_N[own_N] * grad_UV.shape[1] + target_N[own_N]
         grad_UV.view(-1).index_add_(0, places_N, grad_N[own_N])
         if ctx.temperature != 1:

@@ -18,7 +18,11 @@ from transformers import PreTrainedModel
 
 from offbeat.trainers.batches.packing import PackedRows, visible
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.torch.logprobs import largest_logprobs, token_logprobs
+from offbeat.trainers.torch.logprobs import (
+    largest_logprobs,
+    token_logprobs,
+    token_logprobs_and_entropies,
+)
 from offbeat.trainers.torch.sharding import settle
 
 
@@ -32,6 +36,20 @@ def packed_logprobs(
     Only the places that predict a wanted token reach the vocabulary: with rows padded and prompts
     masked out, the logits of all places would be most of the memory and much of the work.
     """
+    return token_logprobs(*_logits(model, packed, dtype), temperature)
+
+
+def packed_logprobs_and_entropies(
+    model: PreTrainedModel, packed: PackedRows, temperature: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute ``packed_logprobs``, and the entropies [N] of what the tokens were drawn from."""
+    return token_logprobs_and_entropies(*_logits(model, packed, dtype), temperature)
+
+
+def _logits(
+    model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits [U, V], and each wanted token's position in U and id, [N]."""
     device = model.device
 
     def tensor(values: NDArray[np.int64]) -> Tensor:
@@ -44,8 +62,7 @@ def packed_logprobs(
             attention_mask=_mask(packed, model.device, dtype or model.dtype),
             use_cache=False,
         ).logits
-    which_N, target_N = tensor(packed.which_N), tensor(packed.target_N)
-    return token_logprobs(logits_UV, which_N, target_N, temperature)
+    return logits_UV, tensor(packed.which_N), tensor(packed.target_N)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens from logits.
+"""Log-probabilities of given tokens from logits, and entropies of what they were drawn from.
 
 Legend: U positions with logits, V vocabulary, N tokens, each predicted by one of the positions.
 """
@@ -16,6 +16,9 @@ from torch import Tensor
 _IN_A_CACHE: Final = 1 << 20
 _ON_A_GPU: Final = 1 << 26
 """Number of logits that are processed at a time."""
+
+NEVER: Final = -1e4
+"""A logarithm whose ``exp`` is 0 in every dtype, in the place of minus infinity: times 0 it is 0."""
 
 
 def token_logprobs(
@@ -35,7 +38,19 @@ def token_logprobs(
     Returns:
         [N] float32, or float64 for float64 logits.
     """
-    return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature)  # pyright: ignore[reportReturnType]
+    return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature, False)[0]  # noqa: FBT003 -- apply takes no names  # pyright: ignore[reportIndexIssue, reportOptionalSubscript, reportReturnType]
+
+
+def token_logprobs_and_entropies(
+    logits_UV: Tensor, which_N: Tensor, target_N: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Compute ``token_logprobs``, and the entropy of the distribution of each token.
+
+    ``-sum p log p`` with ``p = softmax(logits / temperature)``, [N] in nats. It is read off the parts
+    of the logits that the logprobs are computed from: no further buffer of their size, forward or
+    backward. Both results have a gradient.
+    """
+    return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature, True)  # noqa: FBT003 -- as above  # pyright: ignore[reportReturnType]
 
 
 def largest_logprobs(
@@ -59,24 +74,34 @@ class _TokenLogprobs(torch.autograd.Function):
         which_N: Tensor,
         target_N: Tensor,
         temperature: float,
-    ) -> Tensor:
-        total_U = torch.cat(
-            [
-                torch.logsumexp(_scaled(logits_UV[rows], temperature), -1)
-                for rows in _rows(logits_UV)
-            ]
-        )
-        ctx.save_for_backward(logits_UV, total_U, which_N, target_N)
+        with_entropies: bool,  # noqa: FBT001 -- apply takes no names
+    ) -> tuple[Tensor, Tensor | None]:
+        parts_U = [
+            _total_and_entropy(_scaled(logits_UV[rows], temperature), with_entropies=with_entropies)
+            for rows in _rows(logits_UV)
+        ]
+        total_U = torch.cat([total_U for total_U, _ in parts_U])
+        entropy_U = None
+        if with_entropies:
+            entropy_U = torch.cat([each_U for _, each_U in parts_U if each_U is not None])
+        ctx.save_for_backward(logits_UV, total_U, which_N, target_N, entropy_U)
         ctx.temperature = temperature
-        return _scaled(logits_UV[which_N, target_N], temperature) - total_U[which_N]
+        ctx.set_materialize_grads(False)
+        logprobs_N = _scaled(logits_UV[which_N, target_N], temperature) - total_U[which_N]
+        return logprobs_N, None if entropy_U is None else entropy_U[which_N]
 
     @staticmethod
     def backward(
         ctx: Any,  # noqa: ANN401 -- as above
-        *grads: Tensor,
-    ) -> tuple[Tensor, None, None, None]:
-        logits_UV, total_U, which_N, target_N = ctx.saved_tensors
-        (grad_N,) = grads
+        *grads: Tensor | None,
+    ) -> tuple[Tensor, None, None, None, None]:
+        logits_UV, total_U, which_N, target_N, entropy_U = ctx.saved_tensors
+        grad_N, entropy_grad_N = grads
+        if grad_N is None:
+            grad_N = total_U.new_zeros(len(which_N))
+        pull_U = None
+        if entropy_grad_N is not None:
+            pull_U = torch.zeros_like(total_U).index_add_(0, which_N, entropy_grad_N)
         grad_U = torch.zeros_like(total_U).index_add_(0, which_N, grad_N)
         grad_UV = torch.empty_like(logits_UV)
         is_wide = grad_UV.dtype == total_U.dtype
@@ -85,7 +110,13 @@ class _TokenLogprobs(torch.autograd.Function):
             part_UV = torch.sub(
                 scaled_UV, total_U[rows, None], out=grad_UV[rows] if is_wide else None
             )
-            part_UV.exp_().mul_(-grad_U[rows, None])
+            if pull_U is None:
+                part_UV.exp_().mul_(-grad_U[rows, None])
+            else:
+                # d entropy / d logit = -p (log p + entropy)
+                slope_UV = part_UV.clamp_(min=NEVER) + entropy_U[rows, None]
+                slope_UV.mul_(pull_U[rows, None]).add_(grad_U[rows, None])
+                part_UV.exp_().mul_(slope_UV).neg_()
             place_N = (which_N - rows.start) * part_UV.shape[1] + target_N
             add_N = grad_N
             if len(part_UV) < len(logits_UV):
@@ -97,7 +128,19 @@ class _TokenLogprobs(torch.autograd.Function):
                 part_UV.div_(ctx.temperature)
             if not is_wide:
                 grad_UV[rows] = part_UV
-        return grad_UV, None, None, None
+        return grad_UV, None, None, None, None
+
+
+def _total_and_entropy(scaled_UV: Tensor, *, with_entropies: bool) -> tuple[Tensor, Tensor | None]:
+    """Return logarithms [U] of the sums of the exponentials, and entropies [U] of their shares."""
+    if not with_entropies:
+        return torch.logsumexp(scaled_UV, -1), None
+    largest_U = scaled_UV.amax(-1, keepdim=True)
+    shifted_UV = (scaled_UV - largest_U).clamp_(min=NEVER)
+    share_UV = shifted_UV.exp()
+    sum_U = share_UV.sum(-1)
+    mean_U = share_UV.mul_(shifted_UV).sum(-1) / sum_U
+    return sum_U.log() + largest_U[:, 0], sum_U.log() - mean_U
 
 
 def _rows(logits_UV: Tensor) -> Iterator[slice]:

@@ -30,7 +30,11 @@ from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.dispatch import pad_microbatches
 from offbeat.trainers.ranks.peers import Peers, all_reduce_max_or_fail, run_on_all_ranks
 from offbeat.trainers.teacher import check_tokenizers
-from offbeat.trainers.torch.forward import packed_logprobs, top_logprobs
+from offbeat.trainers.torch.forward import (
+    packed_logprobs,
+    packed_logprobs_and_entropies,
+    top_logprobs,
+)
 from offbeat.trainers.torch.loading import ReloadableTrainer
 from offbeat.trainers.torch.model import (
     identity,
@@ -225,9 +229,13 @@ class TorchTrainer(ReloadableTrainer):
     ) -> None:
         with _settled(self._model):
             for packed in microbatches:
-                logprobs_N = packed_logprobs(self._model, packed, temperature, self._dtype)
+                logprobs_N, entropy_N = packed_logprobs_and_entropies(
+                    self._model, packed, temperature, self._dtype
+                )
                 is_padding = packed is PADDING_MICROBATCH
-                loss = logprobs_N.sum() * 0.0 if is_padding else loss_of(packed, logprobs_N)
+                loss = (
+                    logprobs_N.sum() * 0.0 if is_padding else loss_of(packed, logprobs_N, entropy_N)
+                )
                 loss.backward()
 
     def _apply(self, denominator: float, rate: float) -> UpdateResult:

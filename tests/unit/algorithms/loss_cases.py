@@ -29,7 +29,7 @@ SPECS = {
     "gspo_tokens": GspoLossConfig(clip_low=0.2, dual_clip=1.5, kl_coef=0.1),
     "cispo": CispoLossConfig(clip_low=0.3, clip_high=0.1),
     "cispo_sequences": CispoLossConfig(clip_low=1.0, clip_high=4.0, normalize="sequences"),
-    "sft": SftLossConfig(normalize="sequences"),
+    "sft": SftLossConfig(normalize="sequences", entropy_coef=0.1),
     "tis": ClippedPgLossConfig(old_logprobs="policy", tis_cap=1.1, kl_coef=0.3, kl_kind="k1"),
     "icepop": ClippedPgLossConfig(old_logprobs="policy", icepop_band=(0.85, 1.2)),
     "icepop_capped": ClippedPgLossConfig(
@@ -74,7 +74,11 @@ SPECS = {
         old_logprobs="policy", sequence_cap=1.2, sequence_band=(0.92, 1.1), normalize="sequences"
     ),
     "off_policy_kept": GspoLossConfig(
-        off_policy_delta=0.01, count_dropped=False, kl_coef=0.1, kl_gradient="unbiased"
+        off_policy_delta=0.01,
+        count_dropped=False,
+        kl_coef=0.1,
+        kl_gradient="unbiased",
+        entropy_coef=0.3,
     ),
     "unbiased_current": CispoLossConfig(
         old_logprobs="current", kl_coef=0.4, kl_gradient="unbiased", kl_clamp=0.2
@@ -104,6 +108,7 @@ def tokens_of(seed: int, lengths: Sequence[int] = (3, 1, 5, 2, 7), **changes: An
         sequence_N=sequence,
         sequences=len(lengths),
         staleness_N=torch.randint(0, 9, (total,), generator=rng),
+        entropy_N=torch.rand(total, generator=rng, dtype=torch.float64).requires_grad_(),
     )
     return replace(made, **changes)
 
@@ -111,7 +116,7 @@ def tokens_of(seed: int, lengths: Sequence[int] = (3, 1, 5, 2, 7), **changes: An
 def picked(tokens: LossTokens, index: Tensor, sequence: Tensor, sequences: int) -> LossTokens:
     """Some of the tokens, or all in another order, under other sequence numbers."""
     assert tokens.reference_N is not None and tokens.staleness_N is not None
-    assert tokens.generation_N is not None
+    assert tokens.generation_N is not None and tokens.entropy_N is not None
     return LossTokens(
         logprobs_N=tokens.logprobs_N.detach()[index].requires_grad_(),
         old_N=tokens.old_N[index],
@@ -122,6 +127,7 @@ def picked(tokens: LossTokens, index: Tensor, sequence: Tensor, sequences: int) 
         sequence_N=sequence,
         sequences=sequences,
         staleness_N=tokens.staleness_N[index],
+        entropy_N=tokens.entropy_N.detach()[index].requires_grad_(),
     )
 
 
@@ -131,6 +137,8 @@ class Expected:
 
     loss: float = 0.0
     gradient: list[float] = field(default_factory=list)  # of each token's logprob
+    entropy: float = 0.0  # summed over valid tokens
+    entropy_gradient: list[float] = field(default_factory=list)  # of each token's entropy
     at_bound: Counter[str] = field(default_factory=Counter)  # tokens by the bound that has them
     weights: list[float] = field(default_factory=list)  # of valid tokens
     dropped_sequences: int = 0  # by sequence_band
@@ -149,6 +157,7 @@ class Numbers:
     generation: list[float]
     reference: list[float]
     advantage: list[float]
+    entropy: list[float]
 
 
 class EveryKey(PessimisticLossConfig):
@@ -166,6 +175,7 @@ def keys_of(config: LossConfig) -> EveryKey:
 def expected(tokens: LossTokens, config: LossConfig) -> Expected:
     """Sequence after sequence, token after token. Log-ratios are taken to be small."""
     assert tokens.reference_N is not None and tokens.generation_N is not None
+    assert tokens.entropy_N is not None
     keys = keys_of(config)
     logprob: list[float] = tokens.logprobs_N.detach().tolist()
     numbers = Numbers(
@@ -174,8 +184,9 @@ def expected(tokens: LossTokens, config: LossConfig) -> Expected:
         tokens.generation_N.tolist(),
         tokens.reference_N.tolist(),
         tokens.advantages_N.tolist(),
+        tokens.entropy_N.detach().tolist(),
     )
-    made = Expected(gradient=[0.0] * len(logprob))
+    made = Expected(gradient=[0.0] * len(logprob), entropy_gradient=[0.0] * len(logprob))
     for s in range(tokens.sequences):
         mine = (tokens.sequence_N == s) & tokens.mask_N
         own = [i for i in range(len(logprob)) if bool(mine[i])]
@@ -205,11 +216,15 @@ def _add_sequence(
         made.units += each[keys.normalize] or 0
     for i in own:
         made.weights.append(weights[i])
+        made.entropy += numbers.entropy[i]
         value, pulls, bound = _surrogate(numbers, own, i, keys, name)
         made.at_bound[bound] += 1
         made.loss -= share * weights[i] * value
         for j, slope in pulls.items():
             made.gradient[j] -= share * weights[i] * slope
+        if i in counted:
+            made.loss -= share * keys.entropy_coef * numbers.entropy[i]
+            made.entropy_gradient[i] -= share * keys.entropy_coef
         if keys.kl_coef and i in counted:
             kl, slope = _kl(numbers, i, keys)
             made.loss += share * keys.kl_coef * kl

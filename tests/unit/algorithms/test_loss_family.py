@@ -49,6 +49,10 @@ def test_value_and_gradient_are_those_of_plain_loops(config: LossConfig, seed: i
     sums, want = sums_of(tokens, config), expected(tokens, config)
     assert sums.loss.item() == pytest.approx(want.loss, rel=1e-11, abs=1e-11)
     assert gradient(tokens).tolist() == pytest.approx(want.gradient, rel=1e-10, abs=1e-11)
+    assert count(sums, "entropy") == pytest.approx(want.entropy, rel=1e-12)
+    assert tokens.entropy_N is not None
+    bonus = [0.0] * len(want.gradient) if tokens.entropy_N.grad is None else tokens.entropy_N.grad
+    assert list(map(float, bonus)) == pytest.approx(want.entropy_gradient, rel=1e-12)
 
 
 @every_loss
@@ -81,7 +85,7 @@ def test_what_is_masked_leaks_neither_forward_nor_backward(
 ) -> None:
     clean = tokens_of(seed)
     assert clean.reference_N is not None and clean.staleness_N is not None
-    assert clean.generation_N is not None
+    assert clean.generation_N is not None and clean.entropy_N is not None
 
     def poisoned(values: torch.Tensor) -> torch.Tensor:
         return torch.where(clean.mask_N, values.detach(), poison)
@@ -92,6 +96,7 @@ def test_what_is_masked_leaks_neither_forward_nor_backward(
         old_N=poisoned(clean.old_N),
         generation_N=poisoned(clean.generation_N),
         reference_N=poisoned(clean.reference_N),
+        entropy_N=poisoned(clean.entropy_N),
         advantages_N=poisoned(clean.advantages_N),
         staleness_N=torch.where(clean.mask_N, clean.staleness_N, -(2**40)),
     )
@@ -172,6 +177,7 @@ def test_a_call_without_a_valid_token_adds_nothing(config: LossConfig, poison: f
         sequence_N=drawn.sequence_N,
         sequences=drawn.sequences,
         staleness_N=drawn.staleness_N,
+        entropy_N=nothing,
     )
     sums = sums_of(tokens, config)
     assert sums.loss.item() == 0
@@ -191,8 +197,8 @@ def test_a_call_without_a_valid_token_adds_nothing(config: LossConfig, poison: f
 def test_the_policy_loss_is_proportional_to_advantages(
     config: LossConfig, seed: int, factor: float
 ) -> None:
-    """What ``step_std`` rests on, and why it goes with no KL penalty."""
-    plain = config.model_copy(update={"kl_coef": 0.0})
+    """What ``step_std`` rests on, and why it goes with no KL penalty and no entropy bonus."""
+    plain = config.model_copy(update={"kl_coef": 0.0, "entropy_coef": 0.0})
     one = tokens_of(seed)
     other = tokens_of(seed, advantages_N=factor * one.advantages_N)
     sums = sums_of(one, plain), sums_of(other, plain)

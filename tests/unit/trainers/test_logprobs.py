@@ -1,10 +1,12 @@
-"""Log-probabilities of logits that are too many to be worked on at once."""
+"""Log-probabilities and entropies of logits that are too many to be worked on at once."""
+
+import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from offbeat.trainers.torch.logprobs import token_logprobs
+from offbeat.trainers.torch.logprobs import token_logprobs, token_logprobs_and_entropies
 
 PLACES, VOCABULARY, TOKENS = 50, 50_000, 70  # 2.5 million logits: more than are worked on at a time
 
@@ -34,6 +36,38 @@ def test_logits_taken_in_parts_give_what_all_at_once_would(
     assert torch.allclose(got.double(), want, atol=1e-5)
     error = 1e-6 if dtype is torch.float32 else 4e-3
     assert torch.allclose(logits.grad.double(), whole.grad, rtol=error, atol=1e-8)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entropies_are_those_of_the_whole_softmax_and_so_is_their_gradient(
+    dtype: torch.dtype, temperature: float
+) -> None:
+    logits, which, target = drawn(dtype)
+    pull, bonus = torch.linspace(-1, 1, TOKENS), torch.linspace(2, -1, TOKENS)
+    logprobs, entropies = token_logprobs_and_entropies(logits, which, target, temperature)
+    (logprobs.mul(pull) + entropies.mul(bonus)).sum().backward()
+    whole = logits.detach().double().requires_grad_()
+    every = torch.log_softmax(whole / temperature, -1)
+    want = -(every.exp() * every).sum(-1)[which]
+    (every[which, target].mul(pull) + want.mul(bonus)).sum().backward()
+    assert whole.grad is not None
+    assert logits.grad is not None
+    assert torch.equal(logprobs, token_logprobs(logits, which, target, temperature))
+    assert torch.allclose(entropies.double(), want, rtol=1e-6)
+    rtol, atol = (1e-5, 1e-8) if dtype is torch.float32 else (1e-9, 1e-14)
+    assert torch.allclose(logits.grad.double(), whole.grad, rtol=rtol, atol=atol)
+
+
+def test_a_token_that_cannot_be_drawn_adds_no_entropy() -> None:
+    """A logit of minus infinity, as models mask ids that are no tokens."""
+    never = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
+    first = torch.zeros(1, dtype=torch.int64)
+    _, entropies = token_logprobs_and_entropies(never, first, first, 1.0)
+    entropies.sum().backward()
+    assert never.grad is not None
+    assert entropies.tolist() == pytest.approx([math.log(2)])
+    assert never.grad.tolist() == [pytest.approx([0.0, 0.0, 0.0], abs=1e-7)]
 
 
 def test_a_row_does_not_depend_on_which_others_are_there() -> None:

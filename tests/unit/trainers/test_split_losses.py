@@ -17,7 +17,7 @@ from offbeat.config.sections.loss import (
 
 LOSSES = {
     "gspo": LossSpec(GspoLossConfig(clip_low=0.5, clip_high=0.5, normalize="sequences")),
-    "cispo": LossSpec(CispoLossConfig(clip_low=1.0, clip_high=4.0)),
+    "cispo": LossSpec(CispoLossConfig(clip_low=1.0, clip_high=4.0, entropy_coef=0.1)),
     "sft": LossSpec(SftLossConfig()),
     "dual_clip": LossSpec(ClippedPgLossConfig(dual_clip=1.5)),
     "icepop": LossSpec(
