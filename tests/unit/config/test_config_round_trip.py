@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from offbeat.config.dump import to_yaml
 from offbeat.config.loader import load_recipe
+from offbeat.config.presets import PRESETS
 from offbeat.config.run import RunConfig
 from offbeat.config.schema import known_keys
 from offbeat.config.secrets import REDACTED
@@ -177,10 +178,10 @@ def sections(model: type[BaseModel], prefix: str = "") -> st.SearchStrategy[dict
 
 
 def fit(values: dict[str, Any]) -> bool:
-    """Every preset sets keys that imitation does not have, and only a file needs no engines."""
-    algorithm = values["algorithm"]
-    imitates_preset = algorithm["preset"] is not None and algorithm["loss"]["name"] == "sft"
-    return not imitates_preset and values["generator"]["backend"] != "none"
+    """A preset's keys are those of its own loss, and only a file needs no engines."""
+    preset, loss = values["algorithm"]["preset"], values["algorithm"]["loss"]
+    is_another = preset is not None and PRESETS[preset]["loss"]["name"] != loss["name"]
+    return not is_another and values["generator"]["backend"] != "none"
 
 
 CONFIGS = sections(RunConfig).filter(fit).map(RunConfig.model_validate)
