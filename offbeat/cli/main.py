@@ -374,3 +374,21 @@ def report(
     with told_in_one_line():
         written = write_report(runs, output)
     typer.echo(f"{written.path}  {written.nbytes / 1e3:,.0f} kB")
+
+
+@app.command()
+def watch(
+    runs: Annotated[
+        Path, typer.Argument(metavar="[RUNS_DIR]", help="Directory of runs, or one run.")
+    ] = Path("runs"),
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; default: this machine alone.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
+) -> None:
+    """Serve the page of offbeat report, live, for all runs of a directory. Ctrl-C ends it."""
+    from offbeat.runs.past_run import told_in_one_line
+    from offbeat.runs.watch.serve import serve
+
+    with told_in_one_line():
+        serve(runs, host, port)

@@ -55,20 +55,21 @@ def page(facts: dict[str, Any]) -> str:
 
 def script_text() -> str:
     """Return the page's code, all files as one script."""
-    return "\n".join(_read(name).rstrip() for name in SCRIPTS) + "\n"
+    return "\n".join(read_web(name).rstrip() for name in SCRIPTS) + "\n"
 
 
 def style_text() -> str:
     """Return the page's style."""
-    return "\n".join(_read(name).rstrip() for name in STYLES) + "\n"
+    return "\n".join(read_web(name).rstrip() for name in STYLES) + "\n"
 
 
 def body_text() -> str:
     """Return the body's open tag and its sections, which the scripts fill."""
-    return _read("body.html").rstrip()
+    return read_web("body.html").rstrip()
 
 
-def _read(name: str) -> str:
+def read_web(name: str) -> str:
+    """Return a file of the page's code or style."""
     return (_WEB / name).read_text(encoding="utf-8")
 
 

@@ -48,10 +48,38 @@ function listen() {
   });
 }
 
+/* A live page: the data as it is now, and again whenever the run has written something. */
+async function follow(run) {
+  const refresh = async () => {
+    const answer = await fetch(`${run}/data`);
+    if (answer.ok) draw(await unpack(await answer.text()));
+    else $('problems').replaceChildren(el('li', {}, await answer.text()));
+    document.body.dataset.draws = Number(document.body.dataset.draws || 0) + 1;
+  };
+  await refresh();
+  let busy = false, again = false;
+  const changed = async () => {
+    again = true;
+    if (busy) return;
+    busy = true;
+    // A run writes many times a second: one reading at a time, with a pause between two.
+    while (again) {
+      again = false;
+      await refresh().catch(() => {});
+      await new Promise(done => setTimeout(done, 2500));
+    }
+    busy = false;
+  };
+  const events = new EventSource(`${run}/events`);
+  events.addEventListener('changed', changed);
+  events.addEventListener('open', () => { $('made').dataset.live = '1'; });
+}
+
 async function start() {
   const data = $('data');
   listen();
   if (data) draw(await unpack(data.textContent));
+  else await follow(location.pathname);
   document.body.dataset.readyMs = performance.now().toFixed(0);
   document.body.dataset.ready = '1';
 }

@@ -1,17 +1,18 @@
 /* Every metric of the run, in sections by prefix; a chart is drawn when its section is opened. */
 
+const openSections = new Set();   // they stay open when a live run draws again
+
 function drawMetrics(run, meaning) {
   const names = [...Object.keys(run.curves), ...Object.keys(run.coarse)].sort();
   const filter = el('input', { id: 'metric-filter', placeholder: 'filter, as in time/|busy', 'aria-label': 'Names that match this regular expression', size: 28 });
   const said = el('span', { class: 'dim', 'aria-live': 'polite' });
   const sections = el('div', {});
-  const open = new Set();
   const draw = () => {
     const keep = matcher(filter.value), shown = names.filter(name => keep(name));
     said.textContent = `${shown.length} of ${names.length} metrics`;
     const prefixes = [...new Set(shown.map(name => name.split('/')[0]))];
     sections.replaceChildren(...prefixes.map(prefix =>
-      metricSection(run, meaning, prefix, shown.filter(name => name.split('/')[0] === prefix), filter.value !== '' || open.has(prefix), open)));
+      metricSection(run, meaning, prefix, shown.filter(name => name.split('/')[0] === prefix), filter.value !== '' || openSections.has(prefix))));
     redrawAll();
   };
   filter.addEventListener('input', draw);
@@ -29,7 +30,7 @@ function matcher(text) {
   }
 }
 
-function metricSection(run, meaning, prefix, names, isOpen, open) {
+function metricSection(run, meaning, prefix, names, isOpen) {
   const body = el('div', { class: 'panels' });
   const section = el('details', { open: isOpen }, el('summary', {}, el('b', {}, prefix), el('span', { class: 'dim' }, ` ${names.length}`)), body);
   const fill = () => {
@@ -37,8 +38,8 @@ function metricSection(run, meaning, prefix, names, isOpen, open) {
     for (const name of names) metricChart(body, run, name, meaning[name]);
   };
   section.addEventListener('toggle', () => {
-    if (!section.open) { open.delete(prefix); return; }
-    open.add(prefix);
+    if (!section.open) { openSections.delete(prefix); return; }
+    openSections.add(prefix);
     fill();
     redrawAll();
   });

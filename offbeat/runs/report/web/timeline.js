@@ -19,6 +19,7 @@ function canvas(parent, height, label, draw) {
   parent.append(node);
   const paint = () => {
     const width = parent.clientWidth, ratio = devicePixelRatio || 1;
+    if (!node.isConnected) redraws.delete(paint);   // it was replaced by a later draw
     if (!width || !node.isConnected) return;
     node.width = width * ratio; node.height = height * ratio;
     node.style.width = `${width}px`; node.style.height = `${height}px`;

@@ -1,0 +1,58 @@
+"""The last metrics of each run as Prometheus text."""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from offbeat.runs.report.limits import LINE_BYTES
+from offbeat.telemetry.records import MetricRecord, decode_line
+
+_NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
+_METRICS: Final = "metrics.jsonl"
+
+
+def last_record(run_dir: Path) -> MetricRecord | None:
+    """Return the last whole record of a run's metrics; None before the first."""
+    try:
+        with (run_dir / _METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - LINE_BYTES))
+            lines = file.read(LINE_BYTES).split(b"\n")
+    except OSError:
+        return None
+    for line in reversed(lines[:-1]):  # after the last newline: a torn record
+        try:
+            return decode_line(line)
+        except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
+            return None
+    return None
+
+
+def exposition(records: Iterable[tuple[str, MetricRecord]]) -> str:
+    """Return the gauges of all runs, a family for each metric, in the text format 0.0.4."""
+    families = defaultdict[str, list[tuple[str, float]]](list)
+    for run, record in records:
+        values: Mapping[str, float] = {
+            "version": record.version, "record_time_seconds": record.time_s, **record.metrics
+        }  # fmt: skip
+        for name, value in values.items():
+            families[f"offbeat_{_NOT_IN_A_NAME.sub('_', name)}"].append((run, value))
+    lines = list[str]()
+    for family in sorted(families):
+        lines.append(f"# TYPE {family} gauge")
+        lines += [f'{family}{{run="{_escaped(run)}"}} {_number(v)}' for run, v in families[family]]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(float(value))

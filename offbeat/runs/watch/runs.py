@@ -1,0 +1,155 @@
+"""The runs of a directory: which there are, whether one has changed, its packed page data."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from offbeat.runs.directory import JOURNAL, SUMMARY
+from offbeat.runs.report.document import document
+from offbeat.runs.report.packing import packed
+
+Signature = tuple[tuple[str, int, int], ...]
+"""Name, size and time of change of each file that the page is made of."""
+_READ: Final = ("config.yaml", SUMMARY, "metrics.jsonl")
+_FOLDERS: Final = (JOURNAL, "rollouts")
+_LEAST_PAUSE_S: Final = 2.0
+_PAUSE_PER_BUILD: Final = 5  # the page of a long run costs seconds: at most a fifth of a core
+
+
+class NoSuchRun(Exception):
+    """The directory holds no run of this name, or one that leads elsewhere."""
+
+
+class WatchedRuns:
+    """Run directories directly below one directory. Safe for any number of threads."""
+
+    def __init__(
+        self, root: Path, only: str | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Watch ``root``; ``only`` names the single run to show."""
+        self._root, self._only, self._clock = root, only, clock
+        self._built = dict[str, _Built]()
+        self._guard = threading.Lock()
+
+    @classmethod
+    def at(cls, directory: Path) -> "WatchedRuns":
+        """Watch all runs of a directory, or the one run that the directory itself is."""
+        directory = directory.resolve()
+        if (directory / JOURNAL).is_dir():
+            return cls(directory.parent, directory.name)
+        return cls(directory)
+
+    def names(self) -> list[str]:
+        """Return the names of all runs, the one written last first."""
+        found = [(self._changed_ns(name), name) for name in self._candidates()]
+        return [name for _, name in sorted(found, reverse=True)]
+
+    def directory(self, name: str) -> Path:
+        """Return the directory of a run.
+
+        The name is compared with those that there are, so none can lead out of the directory.
+
+        Raises:
+            NoSuchRun: There is none, or a file of it is a symbolic link.
+        """
+        if name not in set(self._candidates()):
+            raise NoSuchRun(name)
+        directory = self._root / name
+        if any(path.is_symlink() for path in _files(directory)):
+            raise NoSuchRun(name)
+        return directory
+
+    def signature(self, name: str) -> Signature:
+        """Return what changes whenever the run has written something."""
+        return tuple(_states(self.directory(name)))
+
+    def data(self, name: str) -> str:
+        """Return the packed data of the run's page, made anew if it has changed.
+
+        However many readers ask, one run is read once at a time, and not more often than a fifth
+        of the time.
+
+        Raises:
+            NoSuchRun: There is no such run.
+            OffbeatError: Its journal cannot be read.
+        """
+        directory = self.directory(name)
+        with self._guard:
+            built = self._built.setdefault(name, _Built())
+        with built.lock:
+            now_s = self._clock()
+            signature = tuple(_states(directory))
+            if built.signature != signature and now_s >= built.not_before_s:
+                facts: dict[str, Any] = document([directory])
+                built.data, built.signature = packed(facts), signature
+                ended_s = self._clock()
+                pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_BUILD * (ended_s - now_s))
+                built.not_before_s = ended_s + pause_s
+            return built.data
+
+    def _candidates(self) -> Iterator[str]:
+        try:
+            children = list(self._root.iterdir())
+        except OSError:
+            return
+        for child in children:
+            if self._only not in {None, child.name} or child.is_symlink():
+                continue
+            if (child / JOURNAL).is_dir():
+                yield child.name
+
+    def _changed_ns(self, name: str) -> int:
+        return max((changed for _, _, changed in _states(self._root / name)), default=0)
+
+
+class _Built:
+    """Data of one run, as last made."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.signature: Signature | None = None
+        self.data = ""
+        self.not_before_s = float("-inf")
+
+
+class RunLine(msgspec.Struct, frozen=True):
+    """One line of the list of runs."""
+
+    name: str
+    has_ended: bool
+    changed_unix_s: float
+
+
+def run_lines(runs: WatchedRuns) -> list[RunLine]:
+    """Return the list of runs, the one written last first."""
+    lines = list[RunLine]()
+    for name in runs.names():
+        try:
+            states = {file: changed for file, _, changed in runs.signature(name)}
+        except NoSuchRun:
+            continue
+        lines.append(RunLine(name, SUMMARY in states, max(states.values(), default=0) / 1e9))
+    return lines
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """Yield every file and folder of a run that the page may read."""
+    yield from (directory / name for name in (*_READ, *_FOLDERS, "checkpoints"))
+    for folder in _FOLDERS:
+        if (directory / folder).is_dir():
+            yield from (directory / folder).iterdir()
+    yield from (directory / "checkpoints").glob("step_*")
+    yield from (directory / "checkpoints").glob("step_*/tokenizer.json")
+
+
+def _states(directory: Path) -> Iterator[tuple[str, int, int]]:
+    for path in sorted(_files(directory)):
+        try:
+            found = path.lstat()
+        except OSError:
+            continue  # not written yet, or replaced just now
+        yield path.name, found.st_size, found.st_mtime_ns

@@ -1,0 +1,215 @@
+"""Server of the live page. It answers GET alone: nothing of a run can be changed through it."""
+
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import socket
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.runs.report.page import body_text, read_web, script_text, style_text
+from offbeat.runs.watch.access import Access
+from offbeat.runs.watch.prometheus import exposition, last_record
+from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns, run_lines
+
+MAX_STREAMS: Final = 32
+_MAX_CONNECTIONS: Final = 128  # each has a thread
+_SOCKET_TIMEOUT_S: Final = 30.0  # a client that sends or takes nothing for so long is left
+_LOOK_S: Final = 1.0  # between two looks at a run's files
+_HEARTBEAT_S: Final = 10.0  # so that a stream whose reader is gone is noticed
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_HTML, _TEXT, _JSON = "text/html; charset=utf-8", "text/plain; charset=utf-8", "application/json"
+Pause = Callable[[float], object]
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Listens on one address; a thread per connection, as many as are allowed."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, host: str, port: int, runs: WatchedRuns, *, pause: Pause = time.sleep
+    ) -> None:
+        """Bind the address; port 0 takes a free one."""
+        super().__init__((host, port), _Request)
+        self.runs, self.pause = runs, pause
+        self.access = Access.create(host, self.server_address[1])
+        self.streams = threading.BoundedSemaphore(MAX_STREAMS)
+        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        host_in_url = f"[{host}]" if ":" in host else host
+        self.url = f"http://{host_in_url}:{self.server_address[1]}/?token={self.access.token}"
+
+    def process_request(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:  # noqa: ANN401  the standard library's
+        """Serve the connection in a thread, or close it if there are too many."""
+        if not self._connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(
+        self,
+        request: socket | tuple[bytes, socket],
+        client_address: Any,  # noqa: ANN401
+    ) -> None:
+        """Serve the connection until it ends."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore connections that broke; nobody is left to be told."""
+
+
+class _Request(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "offbeat"
+    sys_version = ""
+    timeout = _SOCKET_TIMEOUT_S
+
+    @property
+    def _watch(self) -> WatchServer:
+        assert isinstance(self.server, WatchServer)  # noqa: S101  it alone makes these handlers
+        return self.server
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
+        """Write no log: it would hold the token."""
+
+    def do_GET(self) -> None:
+        access, url = self._watch.access, urlsplit(self.path)
+        refused = access.refusal(self.headers)  # pyright: ignore[reportArgumentType]
+        if refused is not None:
+            self._refuse(refused)
+        elif url.path == "/" and "token" in (query := parse_qs(url.query)):
+            self._enter(query["token"][0])
+        elif not access.may_read(self.headers):  # pyright: ignore[reportArgumentType]
+            self._refuse(HTTPStatus.FORBIDDEN, "open the address that offbeat watch printed")
+        else:
+            self._answer([unquote(part) for part in url.path.strip("/").split("/")])
+
+    def _not_allowed(self) -> None:
+        self.close_connection = True  # a body that nobody reads may follow
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED)
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = _not_allowed
+
+    def _enter(self, token: str) -> None:
+        """Give the cookie to a browser that shows the token, and take the token out of its URL."""
+        if not self._watch.access.has_token(token):
+            self._refuse(HTTPStatus.FORBIDDEN, "this token is of another offbeat watch")
+            return
+        self.send_response(HTTPStatus.SEE_OTHER)
+        self.send_header("Location", "/")
+        self.send_header("Set-Cookie", self._watch.access.set_cookie())
+        self.send_header("Content-Length", "0")
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _answer(self, path: list[str]) -> None:
+        try:
+            match path:
+                case ["run", name]:
+                    self._watch.runs.directory(name)
+                    self._reply(_document(body_text(), "/app.js"), _HTML)
+                case ["run", name, "data"]:
+                    self._reply(self._watch.runs.data(name), _TEXT)
+                case ["run", name, "events"]:
+                    self._stream(name)
+                case [name] if name in _PAGES:
+                    content, kind = _PAGES[name]
+                    self._reply(content(self._watch.runs), kind)
+                case _:
+                    self._refuse(HTTPStatus.NOT_FOUND)
+        except NoSuchRun:
+            self._refuse(HTTPStatus.NOT_FOUND)
+        except OffbeatError as error:  # a damaged journal: the sentence says what to do
+            self._refuse(HTTPStatus.CONFLICT, str(error))
+
+    def _stream(self, name: str) -> None:
+        """Send an event whenever the run has written something."""
+        server = self._watch
+        before = server.runs.signature(name)
+        if not server.streams.acquire(blocking=False):
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_STREAMS} pages are open already")
+            return
+        try:
+            self.close_connection = True
+            self._head(HTTPStatus.OK, "text/event-stream")
+            self.end_headers()
+            quiet_s = _HEARTBEAT_S  # the first one tells the browser that the stream stands
+            while True:
+                now = server.runs.signature(name)
+                if now != before:
+                    before, quiet_s = now, 0.0
+                    self.wfile.write(b"event: changed\ndata:\n\n")
+                elif quiet_s >= _HEARTBEAT_S:
+                    quiet_s = 0.0
+                    self.wfile.write(b": still here\n\n")
+                server.pause(_LOOK_S)
+                quiet_s += _LOOK_S
+        except (NoSuchRun, ConnectionError, TimeoutError):
+            return  # the run was removed, or the reader is gone
+        finally:
+            server.streams.release()
+
+    # --- replies ---------------------------------------------------------------------------------
+
+    def _reply(self, text: str, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        content = text.encode()
+        self._head(status, kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _refuse(self, status: HTTPStatus, reason: str = "") -> None:
+        self._reply(f"{reason or status.phrase}\n", _TEXT, status)
+
+    def _head(self, status: HTTPStatus, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+
+
+def _document(body: str, script: str) -> str:
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<title>offbeat watch</title><link rel="stylesheet" href="/app.css"></head>\n'
+        f'{body}\n<script src="{script}"></script></body></html>\n'
+    )
+
+
+def _exposition(runs: WatchedRuns) -> str:
+    found = ((name, last_record(runs.directory(name))) for name in runs.names())
+    return exposition((name, record) for name, record in found if record is not None)
+
+
+_PAGES: Final[dict[str, tuple[Callable[[WatchedRuns], str], str]]] = {
+    "": (lambda _: _document(read_web("runs.html"), "/runs.js"), _HTML),
+    "runs.js": (lambda _: read_web("dom.js") + read_web("runs.js"), "text/javascript"),
+    "app.js": (lambda _: script_text(), "text/javascript"),
+    "app.css": (lambda _: style_text(), "text/css"),
+    "runs": (lambda runs: msgspec.json.encode(run_lines(runs)).decode(), _JSON),
+    "metrics": (_exposition, "text/plain; version=0.0.4; charset=utf-8"),
+}
+"""Content and type of what is about no single run, by its path."""

@@ -1,0 +1,244 @@
+"""`offbeat watch`: who may read, what there is to read, and when it has changed."""
+
+import base64
+import gzip
+import http.client
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+import pytest
+from typer.testing import CliRunner
+
+from offbeat.cli.main import app
+from offbeat.runs.watch.access import COOKIE, Access
+from offbeat.runs.watch.prometheus import exposition
+from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns
+from offbeat.runs.watch.server import MAX_STREAMS, WatchServer
+from offbeat.telemetry.records import MetricRecord
+from tests.support import shown_run
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Client:
+    """A server in a thread, and requests to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.looks = threading.Semaphore(0)
+        """The server looks at a run's files once for each release."""
+        self.server = WatchServer("127.0.0.1", 0, WatchedRuns.at(root), pause=self._pause)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.thread.start()
+        self.host = f"127.0.0.1:{self.server.server_address[1]}"
+        self.open = list[http.client.HTTPConnection]()
+
+    def _pause(self, _: float) -> None:
+        self.looks.acquire()
+
+    def ask(
+        self, path: str, headers: Mapping[str, str] = NOTHING, method: str = "GET"
+    ) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(self.host, timeout=10)
+        self.open.append(connection)
+        connection.request(method, path, headers=dict(headers))
+        return connection.getresponse()
+
+    def allowed(self, path: str, **headers: str) -> http.client.HTTPResponse:
+        return self.ask(path, {"Cookie": f"{COOKIE}={self.server.access.cookie}", **headers})
+
+    def close(self) -> None:
+        for connection in self.open:
+            connection.close()
+        self.looks.release(1000)
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("runs")
+    shown_run.finished(directory / "first", 3)
+    shown_run.running(directory / "second run", 3)
+    (directory / "notes.txt").write_text("no run")
+    (directory / "no-run").mkdir()
+    (directory / "linked").symlink_to(directory / "first")
+    return directory
+
+
+@pytest.fixture
+def client(root: Path) -> Iterator[Client]:
+    client = Client(root)
+    yield client
+    client.close()
+
+
+def test_the_first_address_has_a_token_and_gives_a_cookie_that_no_script_reads(
+    client: Client,
+) -> None:
+    url = urlsplit(client.server.url)
+    entered = client.ask(f"{url.path}?{url.query}")
+    assert entered.status == 303
+    assert entered.headers["Location"] == "/", "the token leaves the address"
+    cookie = entered.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+    assert client.server.access.token not in cookie
+    assert client.ask("/", {"Cookie": cookie.partition(";")[0]}).status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/runs", "/app.js", "/run/first/data", "/metrics", "/x"])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Cookie": f"{COOKIE}=guess"}, {"Authorization": "Bearer x"}]
+)
+def test_without_the_secret_nothing_is_told(
+    client: Client, path: str, headers: dict[str, str]
+) -> None:
+    refused = client.ask(path, headers)
+    assert refused.status == 403
+    assert b"first" not in refused.read()
+    assert client.ask("/?token=guess").status == 403
+
+
+def test_a_name_that_was_rebound_and_a_foreign_page_are_refused(client: Client) -> None:
+    assert client.allowed("/", Host="evil.example").status == 421
+    assert client.allowed("/", Origin="http://evil.example").status == 403
+    assert client.allowed("/", Origin=f"http://{client.host}").status == 200
+    port = client.server.server_address[1]
+    assert client.allowed("/", Host=f"localhost:{port}").status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+def test_nothing_but_get_is_answered(client: Client, method: str) -> None:
+    headers = {"Cookie": f"{COOKIE}={client.server.access.cookie}"}
+    assert client.ask("/run/first", headers, method).status == 405
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", "../runs", "%2e%2e", "..%2ffirst", "first%2f..%2ffirst", "linked", "no-run", "notes.txt",
+     ".", "", "first%00", "/etc", "%5c..%5cfirst"],
+)  # fmt: skip
+def test_a_name_that_leads_elsewhere_is_not_found(client: Client, name: str) -> None:
+    for path in (f"/run/{name}", f"/run/{name}/data", f"/run/{name}/events"):
+        assert client.allowed(path).status == 404, path
+
+
+def test_a_run_with_a_file_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    run = shown_run.finished(tmp_path / "runs" / "one", 2)
+    secret = tmp_path / "secret.yaml"
+    secret.write_text("password: 1")
+    (run / "config.yaml").unlink()
+    (run / "config.yaml").symlink_to(secret)
+    with pytest.raises(NoSuchRun):
+        WatchedRuns.at(tmp_path / "runs").directory("one")
+
+
+def test_replies_forbid_frames_sniffing_and_foreign_code(client: Client) -> None:
+    headers = client.allowed("/run/first").headers
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_the_data_of_a_run_is_that_of_its_report(client: Client) -> None:
+    answer = client.allowed("/run/second%20run/data")
+    assert answer.status == 200
+    assert b'"two-digit-sums"' in gzip.decompress(base64.b64decode(answer.read()))
+    assert sorted(client.server.runs.names()) == ["first", "second run"]
+    assert b'"has_ended":true' in client.allowed("/runs").read()
+
+
+def test_a_stream_says_when_the_run_has_written(tmp_path: Path) -> None:
+    run = shown_run.running(tmp_path / "runs" / "one", 3)
+    client = Client(tmp_path / "runs")
+    try:
+        stream = client.allowed("/run/one/events")
+        assert stream.headers["Content-Type"] == "text/event-stream"
+        assert stream.readline() == b": still here\n"
+        with (run / "metrics.jsonl").open("ab") as file:
+            file.write(b"x")
+        client.looks.release()
+        assert [stream.readline() for _ in range(2)] == [b"\n", b"event: changed\n"]
+    finally:
+        client.close()
+
+
+def test_there_are_so_many_streams_and_no_more(client: Client) -> None:
+    streams = [client.allowed("/run/first/events") for _ in range(MAX_STREAMS)]
+    assert {stream.status for stream in streams} == {200}
+    assert client.allowed("/run/first/events").status == 503
+    assert client.allowed("/run/first").status == 200, "pages are served all the same"
+
+
+def test_a_damaged_journal_is_told_by_name(tmp_path: Path) -> None:
+    run = shown_run.finished(tmp_path / "runs" / "one", 2)
+    segment = next((run / "journal").glob("events-*.bin"))
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 255
+    segment.write_bytes(content)
+    client = Client(tmp_path / "runs")
+    try:
+        answer = client.allowed("/run/one/data")
+        assert answer.status == 409
+        assert b"is damaged at byte" in answer.read()
+    finally:
+        client.close()
+
+
+def test_a_run_is_read_again_only_after_it_has_changed_and_after_a_pause(tmp_path: Path) -> None:
+    run = shown_run.running(tmp_path / "runs" / "one", 2)
+    now_s = [0.0]
+    runs = WatchedRuns(tmp_path / "runs", clock=lambda: now_s[0])
+    first = runs.data("one")
+    assert runs.data("one") is first
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b"\n")
+    assert runs.data("one") is first, "a run that writes all the time is not read all the time"
+    now_s[0] = 3.0
+    assert runs.data("one") is not first
+
+
+def test_a_single_run_is_shown_without_its_neighbours(root: Path) -> None:
+    assert WatchedRuns.at(root / "first").names() == ["first"]
+
+
+def test_prometheus_asks_with_the_bearer_token(client: Client) -> None:
+    answer = client.ask("/metrics", {"Authorization": f"Bearer {client.server.access.token}"})
+    text = answer.read().decode()
+    assert 'offbeat_version{run="first"} 3' in text
+    assert "# TYPE offbeat_train_grad_norm gauge" in text
+
+
+def test_names_and_numbers_of_the_exposition_are_escaped() -> None:
+    record = MetricRecord(1, 1, 2.5, {'a/b@"\n': float("nan"), "c": float("-inf")})
+    assert exposition([('r"\\\n', record)]).splitlines() == [
+        "# TYPE offbeat_a_b___ gauge",
+        'offbeat_a_b___{run="r\\"\\\\\\n"} NaN',
+        "# TYPE offbeat_c gauge",
+        'offbeat_c{run="r\\"\\\\\\n"} -Inf',
+        "# TYPE offbeat_record_time_seconds gauge",
+        'offbeat_record_time_seconds{run="r\\"\\\\\\n"} 2.5',
+        "# TYPE offbeat_version gauge",
+        'offbeat_version{run="r\\"\\\\\\n"} 1.0',
+    ]
+
+
+def test_each_server_draws_its_own_secrets() -> None:
+    one, other = Access.create("127.0.0.1", 80), Access.create("127.0.0.1", 80)
+    assert len({one.token, one.cookie, other.token, other.cookie}) == 4
+    assert min(len(one.token), len(one.cookie)) >= 32
+    assert Access.create("10.0.0.1", 80).hosts == {"10.0.0.1:80"}
+
+
+@pytest.mark.parametrize("arguments", [["none"], [".", "--host", "::"]])
+def test_a_missing_directory_and_every_address_are_refused_in_one_line(
+    arguments: list[str],
+) -> None:
+    told = CliRunner().invoke(app, ["watch", *arguments])
+    assert told.exit_code == 2
+    assert told.stderr.count("\n") == 1
