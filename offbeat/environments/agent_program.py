@@ -3,19 +3,22 @@
 The program is given the model in ``OPENAI_BASE_URL``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``, its
 task as one JSON object on standard input, and writes its result, a JSON number or
 ``{"reward": number}``, to the file descriptor that ``OFFBEAT_RESULT_FD`` names. What it prints is
-no result: a model's text could be in it.
+no result: a model's text could be in it. If it fails, the end of its standard error is quoted.
 """
 
+import asyncio
 import os
+import sys
 from asyncio.subprocess import PIPE, create_subprocess_exec
 from tempfile import TemporaryFile
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.reward_value import BadReward
 from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.messages.text import printable
 
 TARGET: Final = f"{__name__}:run_program"
 """The agent function that plays an episode of a program."""
@@ -27,6 +30,9 @@ UNAVAILABLE_EXIT: Final = os.EX_TEMPFAIL
 """Exit code (75) by which a program says that what it depends on is out of service."""
 
 _STDERR: Final = 2
+_PIPE_BYTES: Final = 1 << 20  # more than a pipe holds
+_ERRORS_BYTES: Final = 200
+"""End of a program's standard error that the reason of its failure quotes."""
 
 
 async def run_program(task: dict[str, Any], client: AgentClient, *, command: list[str]) -> object:
@@ -36,23 +42,64 @@ async def run_program(task: dict[str, Any], client: AgentClient, *, command: lis
         EnvironmentUnavailable: It ended with ``UNAVAILABLE_EXIT``.
         OSError: It cannot be started.
     """
-    with TemporaryFile() as result:
+    with TemporaryFile() as result, _StandardError() as errors:
         process = await create_subprocess_exec(
             *command,
             stdin=PIPE,
             stdout=_STDERR,
+            stderr=errors.write_fd,
             pass_fds=(result.fileno(),),
             env=_environment(client, result.fileno()),
         )
         await process.communicate(msgspec.json.encode(task))
         status = process.returncode
         if status == UNAVAILABLE_EXIT:
-            raise EnvironmentUnavailable(f"{command[0]} ended with exit code {UNAVAILABLE_EXIT}")
+            ended = f"{command[0]} ended with exit code {UNAVAILABLE_EXIT}"
+            raise EnvironmentUnavailable(ended + errors.last())
         if status:
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
-            return BadReward("agent_exited", f"{command[0]} ended with {how}")
+            return BadReward("agent_exited", f"{command[0]} ended with {how}{errors.last()}")
         result.seek(0)
         return _result_in(result.read(LARGEST_RESULT_BYTES + 1), command[0])
+
+
+class _StandardError:
+    """Standard error of a program: passed on to that of this process, with its end kept.
+
+    A process that the program leaves behind may go on writing to it.
+    """
+
+    def __init__(self) -> None:
+        """Open a pipe that the running event loop reads until its last writer has closed it."""
+        self._read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        self._end = b""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._read_fd, self._pass_on)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.write_fd)
+
+    def last(self) -> str:
+        """Return what was written last, to be put behind a sentence; empty if there is nothing."""
+        self._pass_on()
+        text = printable(self._end.decode(errors="ignore").strip())
+        return f"; the end of its standard error: {text}" if text else ""
+
+    def _pass_on(self) -> None:
+        try:
+            written = os.read(self._read_fd, _PIPE_BYTES)
+        except BlockingIOError:
+            return
+        if not written:
+            self._loop.remove_reader(self._read_fd)
+            os.close(self._read_fd)
+        sys.stderr.buffer.write(written)
+        sys.stderr.buffer.flush()
+        self._end = (self._end + written)[-_ERRORS_BYTES:]
 
 
 def _environment(client: AgentClient, result_fd: int) -> dict[str, str]:

@@ -41,6 +41,7 @@ def main(what: str, task: dict[str, Any]) -> None:
             os.write(int(os.environ["OFFBEAT_RESULT_FD"]), b"\xff{")
         case "exits":
             finish(1.0)
+            sys.stderr.write(f"{'.' * 300}\n\x1b[31mno key for the sandbox\n")
             sys.exit(int(sys.argv[2]))
         case "leaves-a-process":
             left = subprocess.Popen(

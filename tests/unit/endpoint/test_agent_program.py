@@ -75,6 +75,13 @@ def test_a_program_without_a_result_fails_its_sample(arguments: list[str], says:
     assert says in caught.value.detail
 
 
+def test_a_failed_program_is_quoted_with_the_end_of_its_standard_error_alone() -> None:
+    with pytest.raises(RolloutFailed) as caught:
+        play("exits", "3")
+    _, quoted = caught.value.detail.split("; the end of its standard error: ")
+    assert quoted.endswith(r". \x1b[31mno key for the sandbox") and len(quoted) < 210
+
+
 def test_a_program_may_say_that_its_sandbox_is_out_of_service() -> None:
     with pytest.raises(RolloutFailed) as caught:
         play("exits", str(os.EX_TEMPFAIL))
