@@ -14,11 +14,9 @@ from typing import Final
 import msgspec
 
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.async_calls import UNAVAILABLE
-from offbeat.environments.killable import IMPORT_FAILED, RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.reward_failure import group_failure
 from offbeat.environments.reward_value import NamedRewards
-from offbeat.environments.unavailable import EnvironmentUnavailable
-from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
 
 INHERITED: Final = (
@@ -76,13 +74,7 @@ class AgentFunction:
                 task.prompt.data, [msgspec.json.encode(client).decode()]
             )
         except RewardFailed as error:
-            if error.reason == UNAVAILABLE:
-                raise EnvironmentUnavailable(error.detail) from error
-            bug = error.reason == IMPORT_FAILED
-            kind = FailureKind.BUG if bug else FailureKind.DATA
             reason = _REASONS.get(error.reason, error.reason)
-            raise RolloutFailed(
-                kind, task.prompt_index, task.attempt, reason, error.detail
-            ) from error
+            raise group_failure(task, error, reason) from error
         assert answer.reward is not None  # noqa: S101 - as the pool promises
         return NamedRewards(answer.reward, answer.by_name)

@@ -10,8 +10,7 @@ import msgspec
 
 from offbeat.config.user_code import describe
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.async_calls import UNAVAILABLE
-from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of
+from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of, unavailable
 from offbeat.environments.unavailable import EnvironmentUnavailable
 
 _REWARD: Final = "reward"
@@ -36,7 +35,7 @@ def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]
         try:
             value = await run(row, msgspec.json.decode(client, type=AgentClient), **options)
         except EnvironmentUnavailable as error:
-            return BadReward(UNAVAILABLE, describe(error))
+            return unavailable(describe(error))
         finally:
             await _cancelled(asyncio.all_tasks() - before)
         return _reward_in(value)

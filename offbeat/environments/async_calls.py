@@ -12,11 +12,8 @@ from typing import Final
 import msgspec
 
 from offbeat.config.user_code import describe
-from offbeat.environments.reward_value import BadReward
+from offbeat.environments.reward_value import unavailable
 from offbeat.environments.unavailable import EnvironmentUnavailable
-
-UNAVAILABLE: Final = "environment_unavailable"
-"""Reason of a call whose service was down: it is no fault of the sample."""
 
 _FIRST_WAIT_S: Final = 0.25
 """Wait before the first retry, doubled before each further one."""
@@ -55,7 +52,7 @@ class AsyncCalls:
                 raise
             limit_s = self._limits.deadline_s
             late = f"no reward within {limit_s:.3g} s: its service is slow or down"
-            return BadReward(UNAVAILABLE, late)
+            return unavailable(late)
 
     async def _tried(self, row: dict[str, object], response: str) -> object:
         retry = 0
@@ -67,7 +64,7 @@ class AsyncCalls:
                 except Exception as error:
                     if retry == self._limits.retries or not self._is_passing(error):
                         if isinstance(error, EnvironmentUnavailable):
-                            return BadReward(UNAVAILABLE, describe(error))
+                            return unavailable(describe(error))
                         raise
                     wait_s = _FIRST_WAIT_S * 2**retry
                     if isinstance(error, EnvironmentUnavailable):

@@ -9,12 +9,10 @@ processes (``killable``), so that a failure costs at most one group.
 
 from collections.abc import Sequence
 
-from offbeat.environments.async_calls import UNAVAILABLE
-from offbeat.environments.killable import IMPORT_FAILED, RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
 from offbeat.environments.protocol import SingleTurn
+from offbeat.environments.reward_failure import group_failure
 from offbeat.environments.text import Tokenizer, content_ids, encode_prompt
-from offbeat.environments.unavailable import EnvironmentUnavailable
-from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
 
@@ -49,10 +47,4 @@ class FunctionReward(SingleTurn):
         try:
             return await self._pool.score(task.prompt.data, responses)
         except RewardFailed as error:
-            if error.reason == UNAVAILABLE:
-                raise EnvironmentUnavailable(error.detail) from error
-            bug = error.reason == IMPORT_FAILED
-            kind = FailureKind.BUG if bug else FailureKind.DATA
-            raise RolloutFailed(
-                kind, task.prompt_index, task.attempt, error.reason, error.detail
-            ) from error
+            raise group_failure(task, error, error.reason) from error

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -29,10 +29,11 @@ from offbeat.environments.frames import (
     RewardReply,
     framed,
 )
+from offbeat.environments.reward_value import Fault
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.framing import LENGTH, body_length
 
-IMPORT_FAILED = "reward_import_failed"
+_IMPORT_FAILED: Final = "reward_import_failed"
 _STDERR = 2
 _TWICE = (
     "sample {} was answered twice, or in another call: user code writes to this program's socket"
@@ -45,6 +46,7 @@ class RewardFailed(OffbeatError):
 
     reason: str
     detail: str
+    fault: Fault = Fault.SAMPLE
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
@@ -130,7 +132,9 @@ class RewardChild:
                         raise RewardFailed("reward_answered_twice", _TWICE.format(answer.sample))
                     if answer.reward is None:
                         raise RewardFailed(
-                            answer.reason, f"sample {answer.sample}: {answer.detail}"
+                            answer.reason,
+                            f"sample {answer.sample}: {answer.detail}",
+                            answer.fault,
                         )
                     answers[answer.sample] = answer
                     if deadline_s is not None and not self.concurrent:
@@ -171,9 +175,9 @@ class RewardChild:
         except TimeoutError:
             limit = f"environment.reward_start_s={target.start_s:g}"
             detail = f"importing {target.target} took longer than {limit}; raise it"
-            raise RewardFailed(IMPORT_FAILED, detail) from None
+            raise RewardFailed(_IMPORT_FAILED, detail, Fault.IMPORT) from None
         if isinstance(reply, Refused):
-            raise RewardFailed(IMPORT_FAILED, reply.detail)
+            raise RewardFailed(_IMPORT_FAILED, reply.detail, Fault.IMPORT)
         self.concurrent = isinstance(reply, Ready) and reply.concurrent
 
     async def _receive(self) -> Ready | Refused | RewardReply:

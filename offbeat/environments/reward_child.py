@@ -153,7 +153,7 @@ def _answer(call: RewardCall, sample: int, value: object) -> RewardReply:
         return RewardReply(call.number, sample, value.reward, by_name=value.by_name)
     reward = value if isinstance(value, BadReward) else reward_of(value)
     if isinstance(reward, BadReward):
-        return RewardReply(call.number, sample, None, reward.reason, reward.detail)
+        return RewardReply(call.number, sample, None, reward.reason, reward.detail, reward.fault)
     return RewardReply(call.number, sample, reward)
 
 

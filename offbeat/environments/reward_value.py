@@ -1,10 +1,21 @@
 """Validation of reward values."""
 
+import enum
 import math
 import numbers
 from typing import NamedTuple, TypeGuard
 
+from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE
+
 _LARGEST = 3.4e38  # rewards are stored as float32
+
+
+class Fault(enum.StrEnum):
+    """What is to blame for a missing reward."""
+
+    SAMPLE = "sample"  # the row, the response, or user code that fails on them
+    SERVICE = "service"  # what user code depends on is out of service: another moment will do
+    IMPORT = "import"  # user code cannot be imported: no sample will get a reward
 
 
 class BadReward(NamedTuple):
@@ -12,6 +23,12 @@ class BadReward(NamedTuple):
 
     reason: str
     detail: str
+    fault: Fault = Fault.SAMPLE
+
+
+def unavailable(detail: str) -> BadReward:
+    """Return the missing reward of a call whose service was down: it is no fault of the sample."""
+    return BadReward(ENVIRONMENT_UNAVAILABLE, detail, Fault.SERVICE)
 
 
 class NamedRewards(NamedTuple):

@@ -3,8 +3,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from offbeat.environments.async_calls import UNAVAILABLE, AsyncCalls, CallLimits
-from offbeat.environments.reward_value import BadReward
+from offbeat.environments.async_calls import AsyncCalls, CallLimits
+from offbeat.environments.reward_value import BadReward, Fault, unavailable
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from tests.support.virtual_time import run
 
@@ -77,7 +77,7 @@ def test_a_service_that_stays_unavailable_is_no_reward_and_no_fault_of_the_sampl
     judge = Judge(*[EnvironmentUnavailable("the judge answers 503")] * 9)
     (bad,) = outcomes(judge, limits(retries=2))
     assert isinstance(bad, BadReward)
-    assert bad.reason == UNAVAILABLE
+    assert bad.fault is Fault.SERVICE
     assert bad.detail.startswith("EnvironmentUnavailable: the judge answers 503")
     assert len(judge.started_at) == 3
 
@@ -85,7 +85,7 @@ def test_a_service_that_stays_unavailable_is_no_reward_and_no_fault_of_the_sampl
 def test_a_service_that_is_too_slow_is_unavailable_and_its_call_is_cancelled() -> None:
     judge = Judge(takes_s=60.0)
     (bad,) = outcomes(judge, limits(deadline_s=9.0))
-    assert bad == BadReward(UNAVAILABLE, "no reward within 9 s: its service is slow or down")
+    assert bad == unavailable("no reward within 9 s: its service is slow or down")
     assert judge.open == 0
 
 
