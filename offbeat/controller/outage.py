@@ -26,6 +26,15 @@ class OutageBreaker:
         """Return whether the environment is considered out of service."""
         return self._failures_in_row >= self._limits.outage_failures
 
+    def describe(self) -> str:
+        """Return what is awaited while it is open, in a few words; empty while it is closed."""
+        if not self.is_open:
+            return ""
+        return (
+            f"the environment, which failed {self._failures_in_row} times in a row: one group at a "
+            f"time is tried ({self.trials} so far)"
+        )
+
     def answered(self) -> None:
         """Record that a rollout was completed: the breaker closes."""
         self._failures_in_row = self.trials = 0

@@ -39,6 +39,7 @@ class Progress:
         self._first_step_s: float | None = None
         self._last: StepMetricsBuilder | None = None
         self._verdict = ""
+        self._has_rewards = state.config.environment.name != "demonstrations"
 
     def go_on_from(self, before: History) -> None:
         """Continue from the history of earlier incarnations."""
@@ -93,8 +94,9 @@ class Progress:
             step=ledger.trainer_version,
             steps=state.config.steps,
             phase=state.lifecycle.phase,
-            reward=ledger.steps.last,
-            reward_recent=ledger.steps.recent,
+            reward=ledger.steps.last if self._has_rewards else None,
+            reward_recent=ledger.steps.recent if self._has_rewards else (),
+            loss=None if self._has_rewards else seen.get("train/loss"),
             staleness_mean=seen.get("off_policy/staleness_mean"),
             staleness_max=None if staleness_max is None else int(staleness_max),
             ready=len(ledger.ready),
@@ -103,7 +105,9 @@ class Progress:
             generator_busy=shares[1].get(GeneratorTime.COMPUTE),
             samples_per_s=self._rate(self._samples),
             verdict=self._verdict,
-            waiting_for=state.waits.waits_of(Pump.TRAIN) or state.waits.oldest(),
+            waiting_for=state.outage.describe()
+            or state.waits.waits_of(Pump.TRAIN)
+            or state.waits.oldest(),
         )
 
     def summary(
@@ -117,6 +121,7 @@ class Progress:
         trainer, engines, bottleneck = self._whole_run()
         restarts = state.tally.restarts
         staleness = ledger.steps.staleness
+        rewards = ledger.steps if self._has_rewards else None
         return Summary(
             run_id=run_id,
             name=state.config.name,
@@ -126,8 +131,9 @@ class Progress:
             steps_asked=state.config.steps,
             trainer_version=ledger.trainer_version,
             groups=GroupCounts(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
-            reward_first=ledger.steps.first,
-            reward_last=ledger.steps.last,
+            reward_first=None if rewards is None else rewards.first,
+            reward_last=None if rewards is None else rewards.last,
+            loss=None if self._last is None else self._last.metrics().get("train/loss"),
             staleness_histogram=staleness,
             masked_samples=self._masked_samples,
             max_staleness_trained=max(staleness, default=0),

@@ -13,7 +13,6 @@ import structlog
 from offbeat.controller.errors import BudgetSpent
 from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.ledger import GroupRecord
-from offbeat.controller.outage import OutageBreaker
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
     ActorLost,
@@ -45,7 +44,7 @@ class RetryPolicy:
 
     def __init__(self, state: RunState, rng: random.Random) -> None:
         self._state, self._rng = state, rng
-        self.outage = OutageBreaker(state.config.rollout)
+        self.outage = state.outage
         self._failures_in_row = 0
         self._counted_with = set[tuple[int, int]]()
         """Prompt index and attempt of the groups that were in flight at the last count."""

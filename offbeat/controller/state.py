@@ -10,6 +10,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle
 from offbeat.controller.observer import Observer
 from offbeat.controller.operator import Operator
+from offbeat.controller.outage import OutageBreaker
 from offbeat.controller.ports import Ports
 from offbeat.controller.pump_state import (
     EvaluationState,
@@ -55,6 +56,7 @@ class RunState:
         self.lifecycle = Lifecycle(waits.changed, asyncio.get_running_loop().time)
         self.operator = Operator(waits.changed)
         self.prompts = PromptSupply(waits.changed)
+        self.outage = OutageBreaker(config.rollout)
         self.trainer = TrainerStatus(waits.changed)
         self.sync = SyncState(waits.changed)
         self.evaluation = EvaluationState(waits.changed)

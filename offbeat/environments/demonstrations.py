@@ -126,6 +126,9 @@ def row_problem(fields: Mapping[str, object]) -> str | None:
         return "messages[0] is the assistant's; there is nothing before it to answer"
     if not any(each["role"] == _ASSISTANT for each in messages):
         return "has no message of the role 'assistant': there is nothing to learn"
+    for place, message in enumerate(messages):
+        if message["role"] == _ASSISTANT and not (message["content"] or message.get("tool_calls")):
+            return f"messages[{place}] is the assistant's and empty: it would teach to end at once"
     return None
 
 

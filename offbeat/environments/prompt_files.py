@@ -149,6 +149,9 @@ class _Reader:
                 is_parquet = file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
                 file.seek(0)
                 yield from (self._parquet if is_parquet else self._json_lines)(path, file)
+        except IsADirectoryError as error:
+            problem = "holds no *.parquet and no *.jsonl; folders inside it are not searched"
+            raise PromptFileError(str(path), 0, problem) from error
         except OSError as error:
             raise PromptFileError(str(path), 0, f"cannot be read: {error.strerror}") from error
 
@@ -250,8 +253,10 @@ def row_problem(fields: Mapping[str, object]) -> str | None:
 
 
 def _problem_of_prompt(prompt: object) -> str | None:
+    if isinstance(prompt, list):
+        return "'prompt' is a list, and a chat is read from 'messages': set columns to {messages: prompt}"
     if not isinstance(prompt, str):
-        return f"'prompt' is {prompt!r}; it is a string"
+        return f"'prompt' is {prompt!r:.80}; it is a string"
     return None if prompt else "'prompt' is empty; it needs at least one character"
 
 

@@ -73,6 +73,8 @@ class ProgressDisplay:
 def line(status: Status) -> str:
     """Format the status as one line, for logs and pipes."""
     parts = [f"step {status.step}/{status.steps}", f"reward {_number(status.reward, '.3f')}"]
+    if status.loss is not None:
+        parts[1] = f"loss {status.loss:.3f}"
     if status.staleness_mean is not None:
         parts.append(f"staleness {status.staleness_mean:.1f} (max {status.staleness_max})")
     parts += [

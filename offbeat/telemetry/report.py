@@ -40,8 +40,11 @@ def _headline(summary: Summary) -> Text:
 
 def _figures(summary: Summary) -> Table:
     table = _columns()
-    _add(table, "reward", f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}",
-                  "means over the first and the last 20 steps")  # fmt: skip
+    if summary.reward_first is not None or summary.loss is None:
+        _add(table, "reward", f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}",
+                      "means over the first and the last 20 steps")  # fmt: skip
+    if summary.loss is not None:
+        _add(table, "loss", _number(summary.loss), "of the last step")
     first = f"first after {summary.first_step_s:.1f} s" if summary.first_step_s is not None else ""
     of = f" of {summary.steps_asked}" if summary.steps < summary.steps_asked else ""
     _add(table, "steps", f"{summary.steps}{of} in {_duration(summary.wall_s)}", first)

@@ -14,6 +14,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     reward: float | None = None  # mean over the last 20 steps
     reward_recent: tuple[float, ...] = ()  # of those steps, oldest first
+    loss: float | None = None  # of the last step, in a run without rewards
     staleness_mean: float | None = None  # mean of the last step
     staleness_max: int | None = None
     ready: int = 0  # number of ready groups

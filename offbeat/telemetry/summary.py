@@ -48,8 +48,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     steps_asked: int = 0  # fewer are taken if the run is stopped, or its prompts end
     trainer_version: int
     groups: GroupCounts
-    reward_first: float | None = None  # mean over the first 20 steps; None without a step
+    reward_first: float | None = None  # mean over the first 20 steps; None without rewards
     reward_last: float | None = None
+    loss: float | None = None  # of the last step of the last incarnation; None without one
     staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind
     max_staleness_trained: int = 0
     masked_samples: int = 0  # of the groups trained: they failed, and count nowhere else

@@ -18,6 +18,8 @@ def test_a_warm_start_trains_every_row_and_starts_no_engine(start: Start) -> Non
     records.agree()
     assert engine_logs == []
     assert records.summary.groups.trained == 15 * 32
+    assert records.summary.reward_last is None, "nothing is rewarded"
+    assert records.summary.loss == records.metrics[-1]["train/loss"]
     assert all(line["train/grad_norm"] > 0 for line in records.metrics)
 
 

@@ -7,7 +7,7 @@ from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
 
 
-def test_a_run_whose_second_rank_is_killed_rewinds_and_ends_with_its_books_in_order(
+def test_a_run_whose_second_rank_is_killed_rewinds_and_ends_with_its_ledger_in_order(
     start: Start,
 ) -> None:
     limits = ("steps=24", "groups_per_step=4", "samples_per_group=4", "checkpoint.interval=4")

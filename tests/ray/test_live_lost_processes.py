@@ -20,7 +20,7 @@ def _kill(process: psutil.Process) -> None:
     until("the process is gone", lambda: not process.is_running(), within_s=10)
 
 
-def _stopped_with_its_books_in_order(run: LiveRun) -> RunRecords:
+def _stopped_with_its_ledger_in_order(run: LiveRun) -> RunRecords:
     """Let the run train on, and end it."""
     run.trains_on()
     run.stop()
@@ -44,7 +44,7 @@ def test_engines_and_environment_workers_come_back(start: Start) -> None:
         for actor in ("StubEngineActor", "EnvironmentActor", "StubEngineActor"):
             _kill(run.actor(actor))
             run.trains_on(dice.randrange(4, 11))
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     assert (records.summary.restarts, records.summary.worker_restarts) == (2, 1)
     assert "environment-0 was lost" in (run.run_dir / "logs" / "controller.log").read_text()
 
@@ -57,7 +57,7 @@ def test_an_engine_killed_while_it_takes_weights_is_left_behind_and_comes_back(
         run.trained_steps(2)
         _kill(engine)  # a step was just trained: three seconds of sync begin
         run.logged("sync.engine_left_behind")
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     assert records.summary.restarts == 1
 
 
@@ -69,7 +69,7 @@ def test_a_run_goes_on_without_an_engine_that_may_not_be_restarted_any_more(star
         _kill(run.actor("StubEngineActor"))
         run.logged("engine.retired")
         _kill(run.actor("EnvironmentActor"))
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     assert len(records.summary.engines_retired) == 1
 
 
@@ -79,7 +79,7 @@ def test_an_engine_that_hangs_is_replaced(start: Start) -> None:
         run.trained_steps(3)
         run.actor("StubEngineActor").suspend()
         run.logged("engine.lost")
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     assert records.summary.restarts == 1
 
 
@@ -89,7 +89,7 @@ def test_an_environment_worker_that_hangs_is_replaced(start: Start) -> None:
         run.trained_steps(3)
         run.actor("EnvironmentActor").suspend()
         run.logged("worker.lost")
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     assert records.summary.worker_restarts == 1
 
 
@@ -98,7 +98,7 @@ def test_a_killed_worker_that_had_very_many_groups_costs_none_of_them(start: Sta
     with start("many-groups", STUB, ENDLESS, *many) as run:
         run.trained_steps(3)
         _kill(run.actor("EnvironmentActor"))
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     assert records.summary.worker_restarts == 1
 
 
@@ -128,7 +128,7 @@ def test_an_embedded_engine_that_was_killed_takes_the_current_weights_again(star
     with start("embedded", QUICKSTART, ENDLESS, "groups_per_step=8") as run:
         run.trained_steps(random.Random(13).randrange(5, 15))
         _kill(run.actor("EmbeddedEngineActor"))
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     assert records.summary.restarts == 1
 
 
@@ -139,7 +139,7 @@ def test_a_trainer_that_was_killed_goes_back_to_its_checkpoint_and_the_run_goes_
         run.trained_steps(random.Random(14).randrange(6, 12))
         _kill(run.actor("StubTrainerActor"))
         run.logged("run.rewound")
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     rewound = [event for event in records.events if isinstance(event, Rewound)]
     assert len(rewound) == 1 and rewound[0].to_version % 4 == 0 < rewound[0].to_version
     assert records.summary.trainer_restarts == 1
@@ -152,7 +152,7 @@ def test_a_trainer_that_hangs_is_replaced_at_its_deadline(start: Start) -> None:
         run.trained_steps(5)
         run.actor("StubTrainerActor").suspend()
         run.logged("run.rewound")
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     assert records.summary.trainer_restarts >= 1, "a busy machine may miss these deadlines again"
 
 
@@ -184,7 +184,7 @@ def test_a_controller_that_was_killed_is_replaced_and_goes_on_with_the_living_tr
             _kill(run.actor("ControllerActor"))
             run.trains_on(6)  # more than the dead one had asked for
         assert trainer.is_running() and engine.is_running()
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     incarnations = [event.incarnation for event in records.events if isinstance(event, Opened)]
     assert incarnations == [1, 2, 3]
     assert not any(isinstance(event, Rewound) for event in records.events)
@@ -213,7 +213,7 @@ def test_a_run_whose_driver_was_killed_is_resumed_from_its_directory_alone(start
         run_dir = run.run_dir
     with start("resumed", None, "--resume", str(run_dir)) as run:
         run.logged("run.recovered")
-        records = _stopped_with_its_books_in_order(run)
+        records = _stopped_with_its_ledger_in_order(run)
     rewound = [event for event in records.events if isinstance(event, Rewound)]
     # None if every process ended between a checkpoint and the step behind it.
     assert len(rewound) <= 1

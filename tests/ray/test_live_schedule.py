@@ -74,7 +74,7 @@ def simulated(file: Path) -> EpisodeResult:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_real_actors_and_the_simulator_end_a_schedule_of_faults_with_the_same_books(
+def test_real_actors_and_the_simulator_end_a_schedule_of_faults_with_the_same_ledger(
     struck: dict[int, LiveRun], schedules: dict[int, Path], seed: int
 ) -> None:
     records = RunRecords.read(struck[seed].run_dir)

@@ -18,7 +18,7 @@ def test_an_engine_that_fails_every_request_at_once_does_not_get_most_of_the_wor
     world = World({"generator": {"restart_budget": 1000, "retire_after": 1000}})
     rollouts = use_rollouts(world, RefusedRollouts(world.generators, reason=reason))
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
     assert rollouts.refused < 100
 
@@ -28,7 +28,7 @@ def test_one_bad_engine_of_eight_is_retired_and_costs_no_prompt(reason: str) -> 
     world = World({"steps": 40}, engines=8)
     rollouts = use_rollouts(world, RefusedRollouts(world.generators, reason=reason))
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.built.state.fleet.retired == ["generator-1"]
     assert not world.events(Dropped)
     assert rollouts.refused <= 3 * (world.config.generator.retire_after + 1) + 8

@@ -52,7 +52,7 @@ def test_what_a_cancelled_rollout_still_says_is_not_taken_for_the_next_attempt(
     world = World({"sampler": NARROW})
     rollouts = use_rollouts(world, workers(world.generators, slow={2: 20.0}))
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     cancelled = [each for each in world.events(Returned) if each.kind is ReturnKind.CANCELLED]
     assert 2 in {each.prompt_index for each in cancelled}
     assert {each.reason for each in world.events(Returned)} == {"stale"}, "none of them failed"
@@ -101,7 +101,7 @@ def windowed_run(
     world = World({"steps": steps, "sampler": sampler}, engines=4)
     world.rollouts.slow = {**dict.fromkeys(range(4000), 1.0), **dict.fromkeys(long, long_s)}
     took_s = play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     return world, took_s
 
 

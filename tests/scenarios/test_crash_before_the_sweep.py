@@ -60,7 +60,7 @@ def test_the_next_controller_evicts_what_the_former_one_had_no_time_to(
     before = killed_at(Failpoint.APPLIED_DURABLE, nth, overrides)
     world = next_incarnation(before, overrides, payloads=SurvivingPayloads())
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trainer.steps) == 8
 
 
@@ -73,7 +73,7 @@ def test_an_adopted_step_makes_groups_too_old_as_any_other_does() -> None:
     before.journal.events.pop()  # the trainer knows of the step, the journal does not
     world = next_incarnation(before, overrides, payloads=SurvivingPayloads())
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trainer.steps) == 8
 
 

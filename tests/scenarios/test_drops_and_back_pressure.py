@@ -51,7 +51,7 @@ def test_a_drop_budget_stops_no_policy(name: str, on: str) -> None:
     world = World({"sampler": SAMPLERS[name], "rollout": limits})
     world.rollouts.faults = bad(2, 9, 21)
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trainer.steps) == 10
     assert 40 - len(world.trained) == (0 if on == "replace" else 3)
 
@@ -67,7 +67,7 @@ def test_drops_at_the_end_of_the_prompts_end_in_a_short_step(
     lost = (count - 1, count - 3, 1)
     world.rollouts.faults = bad(*lost)
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert sorted(world.trained) == [each for each in range(count) if each not in lost]
 
 
@@ -77,7 +77,7 @@ def test_a_last_partial_step_that_loses_all_its_prompts_ends_the_run_in_order(na
     world = World(overrides, prompts=FakePrompts(10))
     world.rollouts.faults = bad(8, 9)
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert sorted(world.trained) == list(range(8))
 
 
@@ -101,7 +101,7 @@ def test_shortfalls_of_closed_steps_are_forgotten() -> None:
     world.rollouts.faults = bad(*range(3, 200, 7))
     world.rollouts.forged = dict.fromkeys(range(5, 200, 9), FLAT)
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.built.state.ledger.batch_deficits) <= 3
 
 
@@ -123,7 +123,7 @@ def test_a_group_in_its_back_off_holds_no_permit(name: str) -> None:
     world = World({"sampler": SAMPLERS[name], "rollout": limits})
     world.rollouts.faults = {1: [aborted_generation(1)] * 3}
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     events = world.journal.events
     failed = next(at for at, event in enumerate(events) if isinstance(event, Returned))
     after = next(event for event in events[failed:] if isinstance(event, Dispatched))
@@ -160,7 +160,7 @@ def test_the_prompts_may_end_anywhere(name: str, count: int) -> None:
     world = World({"sampler": SAMPLERS[name]}, prompts=FakePrompts(count))
     world.rollouts.slow = {count - 1: 30.0, 0: 11.0}
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert sorted(world.trained) == list(range(count))
 
 
@@ -169,7 +169,7 @@ def test_infrastructure_failures_at_the_end_of_the_prompts_lose_none(name: str) 
     world = World({"sampler": SAMPLERS[name]}, prompts=FakePrompts(14))
     world.rollouts.faults = {each: [aborted_generation(each)] * 4 for each in (12, 13)}
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert sorted(world.trained) == list(range(14))
 
 
@@ -267,7 +267,7 @@ def test_a_filtered_group_gives_its_capacity_back(name: str) -> None:
     world = World({"sampler": SAMPLERS[name], "filters": {"zero_variance": True}})
     world.rollouts.forged = dict.fromkeys(range(0, 400, 2), FLAT)
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert [len(step) for step in world.trainer.steps] == [4] * 10
     assert world.worst_staleness() <= SAMPLERS[name]["max_staleness"]
 
@@ -296,7 +296,7 @@ def test_the_smallest_runs_end(name: str, staleness: int, groups: int) -> None:
     )
     world.rollouts.faults = {1: [aborted_generation(1)]}
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 10 * groups
 
 
@@ -309,6 +309,6 @@ def test_time_in_the_buffer_counts_as_staleness(name: str, interval: int, mode: 
     world = World({"sampler": sampler, "sync": {"interval": interval, "mode": mode}}, engines=4)
     world.rollouts.slow = {each: 0.1 if each % 5 else 17.0 for each in range(400)}
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
     assert world.worst_staleness() <= bound

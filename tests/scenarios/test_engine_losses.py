@@ -64,7 +64,7 @@ def test_the_death_of_an_idle_engine_is_noticed() -> None:
         (60.0, world.generators["generator-0"].die),
         (80.0, lambda: world.built.control(Resume())),
     )
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.generators["generator-0"].incarnation_number == 2
 
 
@@ -79,7 +79,7 @@ def test_no_engine_serves_what_no_sync_has_given_it(seed: int, mode: str) -> Non
     for engine in engines:
         engine.load_s = rng.choice([0.1, 0.8, 2.5])
     play(world, *((rng.uniform(0.5, 40), rng.choice(engines).die) for _ in range(8)))
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     acked = {
         (each.engine, each.incarnation, each.version, each.digest) for each in world.events(Served)
     }
@@ -93,7 +93,7 @@ def test_a_death_around_a_drained_sync_leaves_the_gate_open(name: str, tenths: i
     first, second = world.generators.values()
     first.load_s = 1.5
     play(world, (tenths / 10, first.die), (tenths / 10 + 0.4, second.die))
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
 
 
@@ -101,7 +101,7 @@ def test_a_failed_sync_moves_no_version_backwards_and_the_others_serve() -> None
     world = World({"generator": {"restart_budget": 99}}, engines=3)
     world.generators["generator-2"].refuse_loads = 2
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert {engine.version for engine in world.generators.values()} == {10}
 
 
@@ -156,7 +156,7 @@ def test_a_run_goes_on_with_the_survivors_of_a_lost_node() -> None:
     world = World({"steps": 100, "generator": generator}, engines=3)
     engine = use_engine(world, EngineOfALostNode("generator-0"))
     play(world, (5.0, engine.die))
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trainer.steps) == 100
     assert world.built.state.fleet.retired == ["generator-0"]
 
@@ -241,7 +241,7 @@ def test_an_engine_that_hangs_in_a_transfer_delays_the_others_by_one_deadline() 
     world = World(SYNC_DEADLINE, engines=3)
     engine = use_engine(world, HangsInTransfer("generator-0", after=3, for_good=False))
     took_s = play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert took_s - usual_s <= 30 + 10
     assert engine.version == 30
 
@@ -251,7 +251,7 @@ def test_an_engine_that_always_hangs_in_transfers_delays_the_others_by_one_deadl
     world = World(SYNC_DEADLINE, engines=3)
     use_engine(world, HangsInTransfer("generator-0", after=3))
     assert play(world) - usual_s <= 30 + 10
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
 
 
 def test_an_engine_slower_than_the_steps_catches_up_after_its_late_transfer() -> None:
@@ -263,7 +263,7 @@ def test_an_engine_slower_than_the_steps_catches_up_after_its_late_transfer() ->
         (6.0, lambda: setattr(engine, "load_s", 33.0)),
         (30.0, lambda: setattr(engine, "load_s", 20.0)),
     )
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert engine.restarts == 0
     assert engine.version == 30
 

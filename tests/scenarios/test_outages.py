@@ -45,7 +45,7 @@ def test_an_environment_that_says_it_is_unavailable_costs_no_prompt_and_no_engin
     world = World({"steps": 40})
     use_rollouts(world, OutOfService(world.generators))
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 160
     assert not world.built.state.ledger.totals.dropped
     assert sum(engine.restarts for engine in world.generators.values()) == 0
@@ -58,11 +58,27 @@ def test_trials_during_an_outage_cost_no_prompt_its_retries(name: str) -> None:
     world = World({"sampler": SAMPLERS[name], "rollout": few, "steps": 40})
     use_rollouts(world, OutOfService(world.generators, until_s=70.0))
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 160
     assert not world.built.state.ledger.totals.dropped
     outages = [event.prompt_index for event in world.events(Returned) if event.kind == "outage"]
     assert len(set(outages)) > 2, "one prompt after another is tried"
+
+
+def test_an_outage_is_what_the_status_says_is_waited_for() -> None:
+    world = World({"steps": 40})
+    seen = list[str]()
+
+    class Watched(OutOfService):
+        async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
+            seen.append(world.built.progress.status().waiting_for)
+            return await super().rollout(fence, task)
+
+    use_rollouts(world, Watched(world.generators, until_s=70.0))
+    play(world)
+    trials = [each for each in seen if each.startswith("the environment, which failed ")]
+    assert any("one group at a time is tried (3 so far)" in each for each in trials)
+    assert not world.built.progress.status().waiting_for.startswith("the environment")
 
 
 def test_an_outage_that_one_prompt_alone_sees_costs_it_nothing() -> None:
@@ -85,7 +101,7 @@ def test_an_outage_costs_nothing_to_the_first_prompt_that_sees_it_without_a_retr
     world = World({"rollout": {"infrastructure_retries": 0}})
     use_rollouts(world, OutOfService(world.generators))
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert not world.built.state.ledger.totals.dropped
 
 
@@ -97,7 +113,7 @@ def test_a_prompt_whose_own_environment_never_works_is_dropped() -> None:
     )
     world.rollouts.faults = {0: [down] * 100}
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert [event.prompt_index for event in world.events(Dropped)] == [0]
     assert len(world.trained) == 40
 
@@ -108,7 +124,7 @@ def test_a_prompt_that_fails_by_itself_does_not_hold_up_what_follows_an_outage()
     bad = RolloutFailed(FailureKind.DATA, 0, 1, "raised", "bad", Component.ENVIRONMENT)
     world.rollouts.faults = {0: [bad] * 100}
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert [event.prompt_index for event in world.events(Dropped)] == [0]
     assert len(world.trained) == 40
 
@@ -120,7 +136,7 @@ def test_an_outage_that_looks_like_bad_prompts_costs_only_those_it_is_recognised
         OutOfService(world.generators, kind=FailureKind.DATA, reason="environment_raised"),
     )
     took_s = play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     dropped = world.built.state.ledger.totals.dropped
     assert sum(dropped.values()) <= world.config.rollout.outage_failures
     assert took_s < 40 * 4 + 30 + 20, "it goes on soon after the outage"

@@ -26,7 +26,7 @@ def test_a_prompt_that_always_hangs_is_dropped_within_the_budget(name: str) -> N
     world = World({"sampler": SAMPLERS[name], "rollout": DROPS})
     use_rollouts(world, PoisonedRollouts(world.generators, hangs=(6,)))
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
     assert [(event.prompt_index, event.detail) for event in world.events(Dropped)] == [
         (6, "deadline")
@@ -37,7 +37,7 @@ def test_a_prompt_that_kills_its_engine_is_dropped_within_the_budget() -> None:
     world = World({"sampler": SAMPLERS["ready_first"], "rollout": DROPS}, engines=3)
     use_rollouts(world, PoisonedRollouts(world.generators, kills=(6,)))
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
     assert world.built.state.fleet.retired == []
 
@@ -78,7 +78,7 @@ def test_a_resumed_run_with_a_budget_gets_past_the_prompt_that_ended_it() -> Non
     world = next_incarnation(before, {"sampler": SAMPLERS["in_order"], "rollout": DROPS})
     use_rollouts(world, PoisonedRollouts(world.generators, hangs=(6,)))
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     later = world.events(Dispatched)[len(before.events(Dispatched)) :]
     assert [event.attempt for event in later if event.prompt_index == 6] == [10]
 

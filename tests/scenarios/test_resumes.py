@@ -83,7 +83,7 @@ def test_no_prompt_is_skipped_or_trained_twice_over_resumes(
     name: str, seed: int, keep: float
 ) -> None:
     world = run_of_four_incarnations(name, seed, keep=keep)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trainer.steps) == 12
     ledger = world.built.state.ledger
     known = {*world.trained, *ledger.groups, *BAD_PROMPTS}
@@ -102,7 +102,7 @@ def test_restored_groups_are_topped_up_never_doubled(name: str, kept: int) -> No
     keep = set(sorted(before.built.state.ledger.ready)[:kept])
     world = next_incarnation(before, overrides, payloads=SurvivingPayloads(keep.__contains__))
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert [len(step) for step in world.trainer.steps] == [4] * 30
     fresh = world.journal.events[len(before.journal.events) :]
     again = {each.prompt_index for each in fresh if isinstance(each, Dispatched)}
@@ -118,7 +118,7 @@ def test_admission_after_a_resume_is_bounded_as_before(name: str) -> None:
     world.trainer.step_s = 60.0
     world.rollouts.rollout_s = 0.1
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.rollouts.peak <= world.built.state.sampler.max_outstanding_groups
     assert world.worst_staleness() <= SAMPLERS[name]["max_staleness"]
 
@@ -150,7 +150,7 @@ def test_a_resume_into_a_smaller_buffer_goes_on(
     world.trainer.step_s, world.rollouts.slow = 2.0, {}
     world.rollouts.faults = {0: [aborted_generation(0)] * failures}
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert [len(step) for step in world.trainer.steps] == [4] * 12
 
 
@@ -163,7 +163,7 @@ def test_a_resume_with_a_tighter_bound_goes_on(name: str, at_s: float) -> None:
     overrides = {"sampler": {**SAMPLERS[name], "max_staleness": 0}, "steps": 30}
     world = next_incarnation(before, overrides, payloads=SurvivingPayloads())
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.worst_staleness() == 0
 
 
@@ -180,7 +180,7 @@ def test_a_finished_run_that_is_asked_for_more_steps_trains_none_again(
     overrides = {"steps": 2 * steps, "checkpoint": {"interval": interval}}
     world = next_incarnation(before, overrides)
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert not world.events(Rewound), "nothing was lost, so nothing was undone"
     assert max(world.trainer.checkpoints) == 2 * steps
 
@@ -247,7 +247,7 @@ def test_groups_sampled_under_other_settings_are_rolled_out_again(
     assert ledger.ready and ledger.training, "those of the open step are ready once it is undone"
     world = next_incarnation(before, {"generator": generator}, payloads=SurvivingPayloads())
     play(world)
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     again = {
         each.prompt_index for each in world.events(Returned) if each.reason == "other_sampling"
     }

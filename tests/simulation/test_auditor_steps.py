@@ -46,7 +46,7 @@ def rewound() -> History:
 # --- what is trained -------------------------------------------------------------------------------
 
 
-def test_a_step_that_only_the_books_count_is_found() -> None:
+def test_a_step_that_only_the_ledger_counts_is_found() -> None:
     history = started()
     history.claim(history.ready())
     history.intend()
@@ -81,7 +81,7 @@ def test_a_step_whose_record_was_lost_may_not_be_trained_again() -> None:
     assert "I2" in broken(killed(history))
 
 
-def test_a_trainer_that_holds_a_step_the_books_gave_up_is_found_at_the_end() -> None:
+def test_a_trainer_that_holds_a_step_the_ledger_gave_up_is_found_at_the_end() -> None:
     history = started()
     history.claim(history.ready())
     history.intend()

@@ -122,7 +122,7 @@ class World:
     def worst_staleness(self) -> float:
         return max(record["off_policy/staleness_max"] for record in self.telemetry.records)
 
-    def assert_books_agree(self) -> None:
+    def assert_ledger_agrees(self) -> None:
         """The ledger and the trainer's own log tell the same story; nothing is lost or doubled."""
         ledger = self.built.state.ledger
         counts = ledger.counts()

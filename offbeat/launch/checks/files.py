@@ -79,15 +79,16 @@ def check_prompts(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) ->
     rows = yield from _read(config, make_prompts, "data.path", commits)
     if rows is not None:
         yield from _check_enough(config, rows)
-    if not config.eval.interval:
-        return
     for name, one in config.eval.named_sets.items():
         key = eval_key(name)
+        if one.path is None and not config.eval.interval:
+            continue
         if one.path is None:
             seen = f"{key} is not set: evaluations score prompts that the run trains on"
             yield warning("evaluation", seen, f"Name a file of held-out prompts in {key}.")
             continue
-        only = config.eval.model_copy(update={"sets": {name: one} if name else {}})
+        # Also what no step evaluates now: ``offbeat eval`` reads it, and a resume with an interval.
+        only = config.eval.model_copy(update={"sets": {name: one} if name else {}, "interval": 1})
         rows = yield from _read(config.model_copy(update={"eval": only}), _only_set, key, commits)
         if rows is not None:
             yield ok("prompts", f"{rows} rows in {one.path}, for evaluation")

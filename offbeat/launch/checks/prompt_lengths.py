@@ -51,14 +51,19 @@ def check_prompt_lengths(
         return  # reported by the checks of the model, the files and the target
     for key, prompts in files.items():
         if isinstance(prompts, FilePrompts) and (key == "data.path" or key in config.eval.paths):
-            yield _longest(config, key, prompts, environment)
+            unknown = getattr(tokenizer, "unk_token_id", None)
+            yield from _longest(config, key, prompts, environment, unknown)
 
 
 def _longest(
-    config: RunConfig, key: str, prompts: FilePrompts, environment: Environment
-) -> Finding:
+    config: RunConfig,
+    key: str,
+    prompts: FilePrompts,
+    environment: Environment,
+    unknown: int | None,
+) -> Iterator[Finding]:
     limit, give_up_at = config.generator.max_model_len, time.monotonic() + _WITHIN_S
-    looked_at, too_long, longest = 0, list[int](), 0
+    looked_at, too_long, longest, lossy = 0, list[int](), 0, list[int]()
     for prompt in prompts.longest(_LONGEST_ROWS):
         if time.monotonic() > give_up_at:
             break
@@ -66,9 +71,11 @@ def _longest(
             tokens, least = _tokens(environment, prompt)
         except Exception as broken:  # noqa: BLE001 - a chat template may raise anything
             seen = f"row {prompt.row} of {key} cannot be tokenised: {broken}"
-            return warning("prompts", seen, "Fix the row, or the model's chat template.")
-        looked_at, longest = looked_at + 1, max(longest, tokens)
-        too_long += [prompt.row] if tokens + least > limit else []
+            yield warning("prompts", seen, "Fix the row, or the model's chat template.")
+            return
+        looked_at, longest = looked_at + 1, max(longest, len(tokens))
+        too_long += [prompt.row] if len(tokens) + least > limit else []
+        lossy += [prompt.row] if unknown in tokens else []
     summary = f"the {looked_at} longest of {prompts.rows} rows in {key} were tokenised"
     if too_long:
         seen = (
@@ -77,8 +84,15 @@ def _longest(
         )
         fix = "Take them out, or raise generator.max_model_len: they fail their group."
         finding = error if _ends_run(config, key, prompts, len(too_long)) else warning
-        return finding("prompts", seen, fix)
-    return ok("prompts", f"{summary}: {longest} tokens at most")
+        yield finding("prompts", seen, fix)
+    else:
+        yield ok("prompts", f"{summary}: {longest} tokens at most")
+    if lossy:
+        seen = (
+            f"{summary}: {len(lossy)} have text that the tokenizer of model.path does not know, the "
+            f"first is row {lossy[0]}; the model reads its unknown token there"
+        )
+        yield warning("prompts", seen, "Write the rows in the tokenizer's characters.")
 
 
 def _ends_run(config: RunConfig, key: str, prompts: FilePrompts, too_long: int) -> bool:
@@ -88,9 +102,9 @@ def _ends_run(config: RunConfig, key: str, prompts: FilePrompts, too_long: int) 
     return too_long == prompts.rows or (key == "data.path" and spends_budget)
 
 
-def _tokens(environment: Environment, prompt: Prompt) -> tuple[int, int]:
+def _tokens(environment: Environment, prompt: Prompt) -> tuple[tuple[int, ...], int]:
     """Return the tokens of a row, and the fewest that have to fit behind them."""
     if isinstance(environment, Demonstrations):
         made = environment.demonstrate(prompt)
-        return len(made.prompt_ids) + len(made.response_ids), 0
-    return len(environment.encode(prompt)), 1
+        return made.prompt_ids + made.response_ids, 0
+    return environment.encode(prompt), 1

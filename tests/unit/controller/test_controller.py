@@ -28,7 +28,7 @@ def test_trains_every_step_within_the_bound_and_generates_nothing_beyond_need(
 ) -> None:
     world = World({"sampler": sampler})
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert [len(step) for step in world.trainer.steps] == [4] * 10
     assert 1 <= world.worst_staleness() <= 2
     counts = world.built.state.ledger.counts()
@@ -76,7 +76,7 @@ def test_the_end_of_the_prompts_trains_the_rest_and_ends_the_run() -> None:
 def test_every_version_counts_when_syncs_are_rarer_than_steps() -> None:
     world = World({"sync": {"interval": 3}})
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.worst_staleness() == 2
     assert world.generators["generator-0"].loads == [0, 3, 6, 9, 10]
 
@@ -110,7 +110,7 @@ def test_drain_swaps_weights_with_nothing_in_flight() -> None:
 
     world.generators.update({name: Watched(name) for name in world.generators})
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
 
 
 def test_keep_swaps_weights_under_running_rollouts() -> None:
@@ -143,7 +143,7 @@ def test_an_infrastructure_failure_is_retried_and_nothing_is_lost() -> None:
     world = World()
     world.rollouts.faults = {3: [lost(3)], 7: [lost(7), lost(7)]}
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert {3, 7} <= set(world.trained)
     assert (7, 3) in world.rollouts.started
 
@@ -155,7 +155,7 @@ def test_what_one_incident_costs_counts_as_one_failure_in_a_row() -> None:
     world.rollouts.faults = {prompt_index: list[Exception](gone) for prompt_index in range(12)}
     world.rollouts.slow = dict.fromkeys(range(12), 1.0)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert set(range(12)) <= set(world.trained)
 
 
@@ -171,7 +171,7 @@ def test_a_prompt_that_cannot_be_rolled_out_is_dropped_by_name_and_replaced() ->
     world = World({"rollout": {"drop_budget": 1}})
     world.rollouts.faults = {2: [bad_data(2), bad_data(2)]}
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert 2 not in world.trained and len(world.trained) == 40
     assert world.built.state.ledger.totals.dropped == Counter(reward_nan=1)
 
@@ -183,7 +183,7 @@ def test_a_dropped_prompt_may_shrink_its_batch_instead() -> None:
         )
         world.rollouts.faults = {2: [bad_data(2), bad_data(2)]}
         world.run()
-        world.assert_books_agree()
+        world.assert_ledger_agrees()
         assert sorted(len(step) for step in world.trainer.steps) == [3] + [4] * 9
 
 
@@ -232,7 +232,7 @@ def test_a_rollout_past_its_deadline_is_cancelled_and_dispatched_again() -> None
 
     world.rollouts = OnceHung(world.generators)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert 5 in world.trained
 
 
@@ -249,7 +249,7 @@ def test_a_killed_engine_comes_back_synced_and_the_run_goes_on(moment_s: float) 
         await world.controller().run()
 
     run(main())
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
     assert world.built.state.fleet.restarts == 1
     assert world.generators["generator-0"].version == 10
@@ -266,7 +266,7 @@ def test_a_silent_engine_is_replaced_while_the_others_go_on() -> None:
         await world.controller().run()
 
     run(main())
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.generators["generator-1"].restarts == 1
 
 
@@ -282,7 +282,7 @@ def test_a_broken_engine_in_a_living_process_is_replaced(moment_s: float) -> Non
         await world.controller().run()
 
     run(main())
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.generators["generator-1"].restarts == 1
     assert world.generators["generator-1"].version == 10
 
@@ -291,7 +291,7 @@ def test_an_engine_that_refuses_a_sync_serves_nothing_until_a_later_one_succeeds
     world = World(engines=2)
     world.generators["generator-1"].refuse_loads = 1
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.generators["generator-1"].version == 10
 
 

@@ -31,7 +31,7 @@ def test_stop_finishes_the_step_in_progress() -> None:
     assert 1 <= len(world.trainer.steps) < 10
     assert world.built.state.lifecycle.phase is RunPhase.FINISHED
     assert list(world.trainer.checkpoints) == [len(world.trainer.steps)], "nothing is trained twice"
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
 
 
 def test_a_paused_run_dispatches_nothing_and_begins_no_step_until_it_is_resumed() -> None:
@@ -53,7 +53,7 @@ def test_a_paused_run_dispatches_nothing_and_begins_no_step_until_it_is_resumed(
 
     run(main())
     assert len(world.trainer.steps) == 10
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
 
 
 @pytest.mark.parametrize(("interval", "within_s"), [(0, 1), (100, 7)])
@@ -259,7 +259,7 @@ def test_a_trainer_that_came_back_empty_before_the_last_save_is_restored_and_tra
     world.trainer = ReplacedAtItsLastSave()
     run(_to_the_end(world))
     assert 10 in world.trainer.checkpoints
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
 
 
 async def _to_the_end(world: World) -> None:

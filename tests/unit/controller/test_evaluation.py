@@ -49,7 +49,7 @@ def test_each_evaluation_is_sampled_from_one_version_only() -> None:
     rollouts = watched(world)
     rollouts.rollout_s = 4.0  # longer than a step: the others are synced meanwhile
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert [version for version, _ in scores(world)] == [4, 8]
     assert all(before == after for _, before, after in rollouts.scored)
 
@@ -70,7 +70,7 @@ def test_with_one_engine_training_waits_for_the_evaluation_and_goes_on() -> None
                   engines=1, scored=FakePrompts())  # fmt: skip
     rollouts = watched(world)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(scores(world)) == 2
     assert all(before == after for _, before, after in rollouts.scored)
     assert world.generators["generator-0"].version == 10
@@ -118,7 +118,7 @@ def test_an_evaluation_with_a_receipt_that_no_step_would_take_is_not_reported(
 
     world.rollouts = Forging(world.generators)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
     assert not scores(world)
 

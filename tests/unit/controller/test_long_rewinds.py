@@ -18,7 +18,7 @@ WITHOUT_CHECKPOINTS = {"checkpoint": {"interval": 0}}
 def run_and_lose_the_trainer_in_step_9(world: World) -> None:
     world.trainer.lose_at_step = 9
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
 
 
@@ -71,7 +71,7 @@ def test_a_controller_that_dies_between_two_parts_is_followed_by_one_that_goes_o
     world.journal.events = list(known)
     world.trainer = FakeTrainer()
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
     assert {each.lineage for each in world.events(Rewound)} == {1}
     assert len(world.events(TrainerReplaced)) == 1, "the one that the rewind began with"

@@ -75,7 +75,7 @@ def test_a_group_whose_columns_are_lost_is_rolled_out_again_and_no_rank_is_repla
 ) -> None:
     world = world_of({5: 1, 6: 1}, sampler=sampler, checkpoint={"interval": interval})
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     ledger = world.built.state.ledger
     assert sorted(world.trained) == list(range(40))
     assert ledger.totals.retried == {"payload_lost": 2}
@@ -88,7 +88,7 @@ def test_columns_that_are_in_the_spool_are_read_again(sampler: dict[str, Any]) -
     spool = Spool(copies={5, 6})
     world = world_of({5: 1, 6: 1}, spool, sampler=sampler)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert sorted(spool.read) == [5, 6]
     assert sorted(world.trained) == list(range(40))
     assert len(world.rollouts.started) == 40, "no group was rolled out again"
@@ -98,7 +98,7 @@ def test_columns_that_are_lost_once_more_after_they_were_read_again_are_rolled_o
     spool = Spool(copies={5})
     world = world_of({5: 2}, spool)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert spool.read == [5]
     assert world.built.state.ledger.totals.retried == {"payload_lost": 1}
 
@@ -107,7 +107,7 @@ def test_one_loss_has_all_that_is_held_looked_through() -> None:
     """Group 5 is found by the trainer, its neighbours by the store: one abort for all of them."""
     world = world_of({5: 1}, Spool(known_lost={6, 7}), sampler=IN_ORDER)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.built.state.ledger.totals.retried == {"payload_lost": 3}
     assert len(world.trainer.aborted) == 1
 
@@ -116,7 +116,7 @@ def test_a_loss_takes_no_retry_from_a_step_that_fails() -> None:
     lost = {4: 1, 5: 1, 6: 1}
     world = world_of(lost, trainer={"step_retries": 0, "min_tokens_per_chunk": 1})
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
 
 
@@ -124,7 +124,7 @@ def test_columns_may_be_lost_when_logprobs_are_prepared() -> None:
     world = world_of({5: 1})
     world.loss = LossSpec(ClippedPgLossConfig(old_logprobs="policy"))
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.built.state.ledger.totals.retried == {"payload_lost": 1}
 
 
@@ -178,7 +178,7 @@ def test_weights_that_are_lost_on_their_way_are_published_again_and_no_engine_is
     lost = {f"generator-{index}": {3: 1, 6: 2} for index in range(victims)}
     world, trainer = deprived(lost, sampler=sampler, sync={"mode": mode})
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
     if victims == 2:  # nobody took it, so nothing newer could come first
         assert trainer.published.count(3) == 2
@@ -194,6 +194,6 @@ def test_weights_that_are_lost_each_time_are_the_fault_of_the_trainers_machine()
         {f"generator-{index}": lost for index in range(2)}, checkpoint={"interval": 2}
     )
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert (trainer.incarnation_number, world.built.state.ledger.lineage) == (2, 1)
     assert [each.restarts for each in world.generators.values()] == [0, 0]

@@ -17,7 +17,7 @@ def test_weight_fifo_trains_every_step_in_order_of_weight_version() -> None:
     world = World({"sampler": {"name": "weight_fifo", "max_staleness": 3}})
     world.rollouts.slow = {5: 9.0, 17: 12.0}
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     first_dispatch = {event.prompt_index: event.version for event in world.events(Dispatched)}
     trained = [first_dispatch[prompt_index] for prompt_index in world.trained]
     assert trained == sorted(trained)
@@ -29,7 +29,7 @@ def test_windowed_cancels_what_is_too_late_and_rolls_its_prompt_out_again() -> N
     world = World({"sampler": sampler})
     world.rollouts.slow = {2: 60.0}
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     cancelled = [event for event in world.events(Returned) if event.kind == "cancelled"]
     assert [(event.prompt_index, event.reason) for event in cancelled][:1] == [(2, "stale")]
     assert world.worst_staleness() <= 1
@@ -53,7 +53,7 @@ def test_a_mode_that_foresees_lateness_cancels_before_it_is_too_late() -> None:
         world = World({"sampler": sampler, "sync": {"mode": mode}})
         world.rollouts.slow = dict.fromkeys(range(2, 40, 5), 11.0)
         world.run()
-        world.assert_books_agree()
+        world.assert_ledger_agrees()
         return sum(event.kind == "cancelled" for event in world.events(Returned))
 
     assert cancelled("abort_stale") >= cancelled("keep") > 0
@@ -63,7 +63,7 @@ def test_groups_without_reward_variance_are_replaced_until_the_batch_is_whole() 
     world = World({"filters": {"zero_variance": True}})
     world.rollouts.forged = dict.fromkeys((0, 3, 8, 21), SAME_REWARDS)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.built.state.ledger.totals.dropped == {"zero_variance": 4}
     assert not {0, 3, 8, 21} & set(world.trained)
     assert [len(step) for step in world.trainer.steps] == [4] * 10
@@ -73,7 +73,7 @@ def test_a_task_where_every_group_is_flat_still_trains() -> None:
     world = World({"steps": 3, "filters": {"zero_variance": True, "max_per_step": 5}})
     world.rollouts.forged = dict.fromkeys(range(100), SAME_REWARDS)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 12
 
 
@@ -124,7 +124,7 @@ def test_shrunk_steps_train_fewer_groups_but_never_less_than_the_fraction(name: 
     )
     world.rollouts.faults = {prompt_index: [bad_data(prompt_index)] for prompt_index in (0, 1, 2)}
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     sizes = [len(step) for step in world.trainer.steps]
     assert min(sizes) == 3 and sum(sizes) < 40
     shrunk = [event for event in world.events(Dropped) if event.shrinks]
@@ -169,7 +169,7 @@ def test_an_engine_whose_probes_answer_but_whose_requests_never_do_is_replaced()
 
     world.rollouts = OneIsDeaf(world.generators)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert deaf.restarts == 1 and deaf.incarnation_number == 2
 
 

@@ -80,7 +80,7 @@ def test_a_stop_applies_no_fragment_of_a_batch_and_the_resumed_run_trains_the_wh
     assert before.built.state.ledger.training == {}
     world = next_incarnation(before, sampler=sampler)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert [len(step) for step in world.trainer.steps] == [4] * 10
     assert sorted(world.trained) == list(range(40)), "also what the stopped step had claimed"
 
@@ -94,7 +94,7 @@ def index_of(world: World, kind: str, nth: int) -> int:
 def test_the_next_controller_goes_on_where_the_trainer_stands() -> None:
     world = next_incarnation(former_incarnation())
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40 and len(set(world.trained)) == 40
     assert [event.incarnation for event in world.events(Opened)] == [1, 2]
     assert world.events(Rewound) == []
@@ -104,7 +104,7 @@ def test_an_intended_step_that_the_trainer_took_is_adopted() -> None:
     before = former_incarnation()
     world = next_incarnation(before, index_of(before, "StepApplied", 3))  # its outcome was lost
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
     assert world.events(Rewound) == []
 
@@ -153,7 +153,7 @@ def test_a_step_begun_by_whoever_adopted_the_one_before_is_aborted() -> None:
         before, index_of(before, "StepApplied", 3)
     )  # of both nothing was written
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
 
 
@@ -163,7 +163,7 @@ def test_an_intended_step_that_the_trainer_did_not_take_is_trained_once() -> Non
     before.trainer.last = (3, before.trainer.last[1] - 1)
     world = next_incarnation(before, index_of(before, "StepApplied", 3))
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
 
 
@@ -181,7 +181,7 @@ def test_a_new_trainer_is_restored_and_what_it_lost_is_trained_again() -> None:
     before.trainer = FakeTrainer(checkpoints=saved)
     world = next_incarnation(before)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert [event.to_version for event in world.events(Rewound)] == [2]
     assert world.trainer.steps[:2] == saved[2] and len(world.trained) == 40
 
@@ -230,7 +230,7 @@ def test_ready_groups_stay_only_if_their_payload_can_be_read(kept: bool) -> None
     assert ready
     world = next_incarnation(before, cut, spool=Spool(ready if kept else set()))
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     lost = {e.prompt_index for e in world.events(Returned) if e.reason == "payload_lost"}
     assert lost == (set() if kept else ready)
     assert len(world.trained) == 40
@@ -242,7 +242,7 @@ def test_groups_in_flight_are_rolled_out_again_and_none_is_lost() -> None:
     before.trainer = FakeTrainer()
     world = next_incarnation(before, cut)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     returned = {e.prompt_index for e in world.events(Returned) if e.reason == "controller_lost"}
     assert returned == {0, 1, 2, 3}
     assert sorted(world.trained) == list(range(40))

@@ -42,7 +42,7 @@ def test_a_call_that_was_cancelled_before_it_was_sent_leaves_the_queue_as_it_was
     world.rollouts.slow = {prompt_index: 7.3 * (prompt_index + 1) for prompt_index in range(4)}
     world.run()
     assert trainer.aborted == [1, 1, 1]
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
 
 
 class Scorer(FakeTrainer):
@@ -70,5 +70,5 @@ def test_policy_logprobs_are_of_the_version_that_trains_also_after_an_aborted_st
     )
     world.trainer.fail_at = {step: [fault] for step in (5, 6, 7)}
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40

@@ -21,7 +21,7 @@ def test_a_failed_step_is_aborted_and_tried_again_on_the_same_groups(where: str)
     world = World()
     world.trainer.fail_at = {3: [where]}
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.trainer.aborted == [3]
     assert len(world.trained) == 40
 
@@ -51,7 +51,7 @@ def test_a_lost_trainer_is_replaced_and_what_it_lost_is_trained_again() -> None:
     world = World({"checkpoint": {"interval": 3}})
     world.trainer.lose_at_step = 6
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     ledger = world.built.state.ledger
     assert (ledger.lineage, ledger.trainer_version, world.trainer.incarnation_number) == (1, 10, 2)
     rewound = next(event for event in world.journal.events if isinstance(event, Rewound))
@@ -66,7 +66,7 @@ def test_a_trainer_lost_before_any_checkpoint_starts_over() -> None:
     world = World({"checkpoint": {"interval": 0}})
     world.trainer.lose_at_step = 3
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40 and world.trainer.incarnation_number == 2
 
 
@@ -74,7 +74,7 @@ def test_a_failed_finish_is_not_guessed_about_but_rewound() -> None:
     world = World({"checkpoint": {"interval": 2}})
     world.trainer.fail_at = {6: ["finish"]}
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     rewound = next(event for event in world.journal.events if isinstance(event, Rewound))
     assert rewound.to_version == 4 and "finish" in rewound.reason
 
@@ -83,7 +83,7 @@ def test_a_silent_trainer_is_replaced_at_its_deadline() -> None:
     world = World({"trainer": {"step_deadline_s": 50, "min_tokens_per_chunk": 1}})
     world.trainer.hang = True
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.trainer.incarnation_number == 2
 
 
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_no_step() -> None:
     world = World({"checkpoint": {"interval": 2}})
     world.trainer.broken_disk = True
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.built.state.ledger.checkpoints == []
 
 
@@ -114,7 +114,7 @@ def test_a_step_not_applied_makes_no_version_and_no_sync() -> None:
     world = World({"rollout": {"drop_budget": 4}})
     world.trainer.refuse_steps = {3}
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.built.state.ledger.totals.dropped == {"step_not_applied": 4}
     assert world.generators["generator-0"].loads == list(range(11))
 
@@ -169,7 +169,7 @@ def test_a_publish_of_before_a_rewind_that_fails_late_takes_no_release_with_it()
     world = World(settings, trainer=LastsOn())
     world.rollouts.slow = dict.fromkeys(range(14, 40), 20.0)  # step 4 needs the engines again
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40
     assert len(world.events(Rewound)) == 1
 
@@ -185,6 +185,6 @@ def test_a_trainer_that_cannot_abort_a_step_is_replaced() -> None:
 
     world.trainer = Spoiled(fail_at={3: ["microbatch"]})
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     (rewound,) = world.events(Rewound)
     assert rewound.to_version == 2 and "abort of step 3" in rewound.reason

@@ -42,7 +42,7 @@ def test_a_group_that_cannot_be_read_is_rolled_out_again_and_the_others_are_kept
 ) -> None:
     world = world_of({5: 1}, sampler=sampler)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     totals = world.built.state.ledger.totals
     assert sorted(world.trained) == list(range(40))
     assert totals.retried == {"unfit_for_trainer": 1}
@@ -55,7 +55,7 @@ def test_a_group_that_can_never_be_read_is_dropped_by_name_and_replaced(
 ) -> None:
     world = world_of({5: 99}, sampler=sampler, rollout={"drop_budget": 1, "data_retries": 0})
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.built.state.ledger.totals.dropped == {"unfit_for_trainer": 1}
     assert [event.prompt_index for event in world.events(Dropped)] == [5]
     assert [len(step) for step in world.trainer.steps] == [4] * 10
@@ -66,7 +66,7 @@ def test_with_shrink_its_step_goes_without_it() -> None:
     rollout = {"drop_budget": 1, "data_retries": 0, "on_dropped_prompt": "shrink"}
     world = world_of({5: 99}, sampler=IN_ORDER, rollout=rollout)
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert sorted(len(step) for step in world.trainer.steps) == [3] + [4] * 9
 
 
@@ -81,5 +81,5 @@ def test_beyond_the_budget_the_run_ends_naming_the_group_and_its_column() -> Non
 def test_a_group_that_cannot_be_read_takes_no_retry_from_a_step_that_fails() -> None:
     world = world_of({4: 1, 5: 1, 6: 1}, trainer={"step_retries": 0, "min_tokens_per_chunk": 1})
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert len(world.trained) == 40

@@ -121,7 +121,7 @@ def test_an_engine_that_computes_other_weights_once_is_synced_again_and_then_ser
     wrong = world.generators["generator-1"]
     wrong.other_weights = 1
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert (wrong.restarts, wrong.version) == (0, 10)
     assert wrong.loads[:2] == [0, 0]
 
@@ -131,7 +131,7 @@ def test_an_engine_that_goes_on_computing_other_weights_is_replaced() -> None:
     wrong = world.generators["generator-1"]
     wrong.other_weights = 2
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert (wrong.restarts, wrong.version) == (1, 10)
 
 
@@ -162,7 +162,7 @@ def test_no_group_goes_to_an_engine_that_skips_its_canary() -> None:
     skips = world.generators["generator-1"]
     skips.skips_canaries = True
     world.run()
-    world.assert_books_agree()
+    world.assert_ledger_agrees()
     assert world.built.state.fleet.retired == ["generator-1"]
     served = {event.engine for event in world.events(Dispatched)}
     assert served == {"generator-0"}

@@ -109,6 +109,10 @@ def test_a_template_that_rewrites_earlier_answers_is_refused() -> None:
         ({"prompt": "3+4=", "completion": 7}, "'completion' is 7"),
         ({"messages": [said(USER, "3+4?")]}, "no message of the role 'assistant'"),
         ({"messages": [said(ASSISTANT, "7")]}, "nothing before it to answer"),
+        (
+            {"messages": [said(USER, "?"), said(ASSISTANT, "")]},
+            "messages[1] is the assistant's and",
+        ),
     ],
 )
 def test_a_row_without_anything_to_learn_is_refused_before_the_run(

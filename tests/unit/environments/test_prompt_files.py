@@ -67,6 +67,7 @@ def test_a_file_without_shuffling_is_read_in_its_own_order(tmp_path: Path) -> No
         ('{"prompt": "a", "messages": []}', "both of 'prompt' and 'messages'"),
         ('{"prompt": 3}', "'prompt' is 3; it is a string"),
         ('{"prompt": ""}', "'prompt' is empty"),
+        ('{"prompt": [{"role": "user", "content": "?"}]}', "set columns to {messages: prompt}"),
         ('{"messages": []}', "at least one message"),
         ('{"messages": ["hi"]}', r"messages\[0\] is 'hi'"),
         ('{"messages": [{"role": "user"}]}', r"messages\[0\] .* needs 'role' and 'content'"),
@@ -103,6 +104,14 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
         prompts(jsonl(tmp_path, "\n  \n"))
     with pytest.raises(PromptFileError, match="No such file"):
         prompts(tmp_path / "absent.jsonl")
+
+
+def test_a_directory_of_nothing_but_folders_is_refused_with_what_it_should_hold(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train").mkdir()
+    with pytest.raises(PromptFileError, match=r"no \*\.parquet and no \*\.jsonl; folders inside"):
+        FilePrompts(prompt_files(str(tmp_path)), shuffle=False, seed=0, epochs=None)
 
 
 def test_a_parquet_file_gives_the_prompts_that_the_same_rows_give_as_json(tmp_path: Path) -> None:

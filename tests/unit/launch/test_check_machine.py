@@ -581,6 +581,14 @@ def test_the_prompts_of_evaluations_are_read_too(tmp_path: Path) -> None:
     assert "eval.jsonl:2" in str(found[1])
 
 
+def test_prompts_of_evaluations_are_read_also_where_no_step_is_evaluated(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.jsonl")
+    found = list(check_prompts(config(eval={"sets": {"held-out": {"path": missing}}})))
+    assert [finding.level for finding in found] == [Level.OK, Level.ERROR]
+    assert "missing.jsonl: cannot be read" in found[1].message
+    assert [finding.level for finding in check_prompts(config())] == [Level.OK]
+
+
 def test_an_evaluation_of_rows_that_are_trained_on_is_named_for_what_it_is() -> None:
     found = list(check_prompts(config(eval={"interval": 5})))
     assert [finding.level for finding in found] == [Level.OK, Level.WARNING]
@@ -612,6 +620,20 @@ def test_rows_that_leave_no_room_for_a_response_are_told_before_a_run_draws_them
     assert [finding.level for finding in found] == [Level.WARNING] * 2
     assert "the 200 longest of 301 rows in data.path were tokenised: 1 leave" in found[0].message
     assert "row 300" in found[0].message and "eval.path" in found[1].message
+
+
+def test_rows_that_the_tokenizer_cannot_write_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1+1="}\n{"prompt": "Grüße"}\n')
+    recipe = config(
+        model={"path": str(ROOT / "models" / "tiny-addition")},
+        data={"path": str(path)},
+        environment={"name": "function", "target": "mine:reward"},
+    )
+    lengths, unknown = check_prompt_lengths(recipe)
+    assert (lengths.level, unknown.level) == (Level.OK, Level.WARNING)
+    assert "1 have text that the tokenizer of model.path does not know" in unknown.message
+    assert "row 1" in unknown.message
 
 
 def test_rows_that_are_sure_to_end_the_run_are_an_error(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_finished_run_goes_on_only_for_more_steps(
     ],
     ids=["seed", "model", "sampler", "data", "options"],
 )
-def test_what_the_books_are_made_of_must_be_as_it_was(
+def test_what_the_ledger_is_made_of_must_be_as_it_was(
     run_dir: Path, changes: dict[str, object], told: str
 ) -> None:
     before = (run_dir / CONFIG).read_bytes()

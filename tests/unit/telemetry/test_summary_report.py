@@ -50,6 +50,13 @@ def rendered(summary: Summary, width: int = 100, **paths: Path) -> str:
     return console.file.getvalue()
 
 
+def test_a_run_without_rewards_shows_its_loss_instead() -> None:
+    text = rendered(
+        msgspec.structs.replace(SUMMARY, reward_first=None, reward_last=None, loss=0.125)
+    )
+    assert "0.125" in text and "reward" not in text.split("steps")[0]
+
+
 def test_a_summary_reads_back_as_it_was_written(tmp_path: Path) -> None:
     SUMMARY.write(tmp_path / "summary.json")
     assert Summary.from_json((tmp_path / "summary.json").read_bytes()) == SUMMARY
