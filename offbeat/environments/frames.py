@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.environments.async_calls import CallLimits
-from offbeat.environments.reward_value import Fault
+from offbeat.environments.reward_value import RewardFault
 from offbeat.messages import framing
 
 
@@ -57,7 +57,7 @@ class RewardReply(msgspec.Struct, frozen=True, tag=True):
     reward: float | None
     reason: str = ""
     detail: str = ""
-    fault: Fault = Fault.SAMPLE
+    fault: RewardFault = RewardFault.SAMPLE
     by_name: dict[str, float] = {}  # further rewards of an agent; msgspec copies the default
 
 

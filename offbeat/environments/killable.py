@@ -29,7 +29,7 @@ from offbeat.environments.frames import (
     RewardReply,
     framed,
 )
-from offbeat.environments.reward_value import Fault
+from offbeat.environments.reward_value import RewardFault
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.framing import LENGTH, body_length
 
@@ -46,7 +46,7 @@ class RewardFailed(OffbeatError):
 
     reason: str
     detail: str
-    fault: Fault = Fault.SAMPLE
+    fault: RewardFault = RewardFault.SAMPLE
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
@@ -175,9 +175,9 @@ class RewardChild:
         except TimeoutError:
             limit = f"environment.reward_start_s={target.start_s:g}"
             detail = f"importing {target.target} took longer than {limit}; raise it"
-            raise RewardFailed(_IMPORT_FAILED, detail, Fault.IMPORT) from None
+            raise RewardFailed(_IMPORT_FAILED, detail, RewardFault.IMPORT) from None
         if isinstance(reply, Refused):
-            raise RewardFailed(_IMPORT_FAILED, reply.detail, Fault.IMPORT)
+            raise RewardFailed(_IMPORT_FAILED, reply.detail, RewardFault.IMPORT)
         self.concurrent = isinstance(reply, Ready) and reply.concurrent
 
     async def _receive(self) -> Ready | Refused | RewardReply:

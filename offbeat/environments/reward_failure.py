@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from offbeat.environments.killable import RewardFailed
-from offbeat.environments.reward_value import Fault
+from offbeat.environments.reward_value import RewardFault
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
@@ -14,11 +14,11 @@ def group_failure(
 ) -> EnvironmentUnavailable | RolloutFailed:
     """Return the error that an environment raises for ``task``, counted under ``reason``."""
     match error.fault:
-        case Fault.SERVICE:
+        case RewardFault.SERVICE:
             return EnvironmentUnavailable(error.detail)
-        case Fault.IMPORT:
+        case RewardFault.IMPORT:
             kind = FailureKind.BUG
-        case Fault.SAMPLE:
+        case RewardFault.SAMPLE:
             kind = FailureKind.DATA
         case _:
             assert_never(error.fault)

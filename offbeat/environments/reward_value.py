@@ -10,8 +10,8 @@ from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE
 _LARGEST = 3.4e38  # rewards are stored as float32
 
 
-class Fault(enum.StrEnum):
-    """What is to blame for a missing reward."""
+class RewardFault(enum.StrEnum):
+    """Cause of a missing reward."""
 
     SAMPLE = "sample"  # the row, the response, or user code that fails on them
     SERVICE = "service"  # what user code depends on is out of service: another moment will do
@@ -23,12 +23,12 @@ class BadReward(NamedTuple):
 
     reason: str
     detail: str
-    fault: Fault = Fault.SAMPLE
+    fault: RewardFault = RewardFault.SAMPLE
 
 
 def unavailable(detail: str) -> BadReward:
     """Return the missing reward of a call whose service was down: it is no fault of the sample."""
-    return BadReward(ENVIRONMENT_UNAVAILABLE, detail, Fault.SERVICE)
+    return BadReward(ENVIRONMENT_UNAVAILABLE, detail, RewardFault.SERVICE)
 
 
 class NamedRewards(NamedTuple):

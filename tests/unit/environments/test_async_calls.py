@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from offbeat.environments.async_calls import AsyncCalls, CallLimits
-from offbeat.environments.reward_value import BadReward, Fault, unavailable
+from offbeat.environments.reward_value import BadReward, RewardFault, unavailable
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from tests.support.virtual_time import run
 
@@ -77,7 +77,7 @@ def test_a_service_that_stays_unavailable_is_no_reward_and_no_fault_of_the_sampl
     judge = Judge(*[EnvironmentUnavailable("the judge answers 503")] * 9)
     (bad,) = outcomes(judge, limits(retries=2))
     assert isinstance(bad, BadReward)
-    assert bad.fault is Fault.SERVICE
+    assert bad.fault is RewardFault.SERVICE
     assert bad.detail.startswith("EnvironmentUnavailable: the judge answers 503")
     assert len(judge.started_at) == 3
 
