@@ -203,13 +203,11 @@ def _a_teacher_has_a_place(config: RunConfig, loss: PolicyGradientLossConfig) ->
             "advantages, which is 0 where they are equal",
             f"Set {_LOSS}.step_std to false, or leave {_LOSS}.teacher out.",
         )
-    trainer = config.trainer
-    if trainer.backend == "megatron" or (trainer.backend == "torch" and trainer.data_parallel > 1):
+    if config.trainer.backend == "megatron":
         yield Clash(
             (f"{_LOSS}.teacher", "trainer.backend"),
-            f"{_LOSS}.teacher={teacher} is held whole by one rank of trainer.backend=torch",
-            "Set trainer.backend to torch and trainer.data_parallel to 1, or leave "
-            f"{_LOSS}.teacher out.",
+            f"{_LOSS}.teacher={teacher} is held by trainer.backend=torch alone",
+            f"Set trainer.backend to torch, or leave {_LOSS}.teacher out.",
         )
 
 

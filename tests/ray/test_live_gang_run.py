@@ -12,7 +12,8 @@ def test_a_run_whose_second_rank_is_killed_rewinds_and_ends_with_its_ledger_in_o
 ) -> None:
     limits = ("steps=24", "groups_per_step=4", "samples_per_group=4", "checkpoint.interval=4")
     recipe = ROOT / "recipes" / "quickstart.yaml"
-    with start("gang", recipe, "trainer.data_parallel=2", *limits) as run:
+    teacher = f"algorithm.loss.teacher={ROOT / 'models' / 'tiny-addition'}"
+    with start("gang", recipe, "trainer.data_parallel=2", teacher, *limits) as run:
         run.logged("trainer.ready", within_s=120)
         run.trained_steps(random.Random(17).randrange(7, 11))
         run.holding("trainer-rank1.log").kill()
@@ -25,5 +26,7 @@ def test_a_run_whose_second_rank_is_killed_rewinds_and_ends_with_its_ledger_in_o
     assert records.summary.outcome == "finished"
     assert records.summary.trainer_version == 24
     assert records.summary.groups.trained == records.summary.groups.drawn == 96
+    scored = ["train/teacher_kl" in line for line in records.metrics]
+    assert all(scored), "every rank has the teacher, the new ones too"
     rewound = [event for event in records.events if isinstance(event, Rewound)]
     assert len(rewound) == 1 and rewound[0].to_version % 4 == 0 < rewound[0].to_version

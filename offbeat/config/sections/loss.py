@@ -112,7 +112,7 @@ class PolicyGradientLossConfig(AnyLossConfig):
     """Model directory of a frozen teacher with the tokenizer of `model.path`, relative to the
     recipe: on-policy distillation. Before each step it scores the sampled tokens, and each one's
     advantage is ``teacher_coef * (teacher - old logprob)``, which descends the reverse KL. It costs
-    the teacher's memory in the trainer and a forward pass per step."""
+    the teacher's memory in each rank of the torch trainer and a forward pass per step."""
 
     teacher_coef: Annotated[float, Field(gt=0)] = 1.0
     """With ``teacher``: weight of its part of the advantage. More follow the teacher harder where

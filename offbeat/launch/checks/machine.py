@@ -57,15 +57,16 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles) -> int:
     """Return a lower bound of main memory: weights and optimizer state, without activations.
 
     Trainer: weights, gradients and two moments of AdamW, one more copy of the weights while they
-    are published, the frozen reference if there is a KL penalty, and a teacher, taken to be as
-    large. Each engine: weights.
+    are published, the frozen reference if there is a KL penalty, and a teacher per rank, taken to
+    be as large. Each engine: weights.
     """
     weights = model.parameters * {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
     copies, processes = 1, 2  # the published weights; controller and environment workers
     if config.trainer.backend != "stub":
         processes += trainer_ranks(config)
         loss = config.algorithm.loss
-        frozen = (loss.kl_coef > 0) + (loss.teacher_path is not None)
+        teachers = trainer_ranks(config) if loss.teacher_path is not None else 0
+        frozen = (loss.kl_coef > 0) + teachers
         copies += 0 if _on_gpu(config.trainer.device) else 4 + frozen
     if config.generator.backend != "stub":
         processes += config.generator.engines

@@ -288,12 +288,17 @@ class TorchTrainer(ReloadableTrainer):
         return nullcontext()
 
     def _teacher(self, path: str) -> PreTrainedModel:
-        """Return the frozen model of a directory, loaded once and proved as the trained one is."""
-        if path not in self._teachers:
+        """Return the frozen model of a directory, loaded once and proved as the trained one is.
+
+        Each rank holds it whole: it is never gathered, and scores this rank's groups alone.
+        """
+
+        def loaded() -> PreTrainedModel:
             check_tokenizers(path, self.model_path)
-            if self.peers.size > 1:
-                raise NotImplementedError("a teacher beside a sharded model")
-            self._teachers[path] = self._load_teacher(path, self._planner.shared_prompt)
+            return self._load_teacher(path, self._planner.shared_prompt)
+
+        if path not in self._teachers:
+            self._teachers[path] = run_on_all_ranks(self.peers, "the teacher", loaded)
         return self._teachers[path]
 
     @cached_property

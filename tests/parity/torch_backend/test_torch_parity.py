@@ -215,10 +215,16 @@ def test_next_token_logprobs_are_those_of_one_rank_and_cost_an_open_step_nothing
         assert disturbed == undisturbed
 
 
-def test_logprobs_are_each_groups_own_and_the_reference_stays(
+def test_logprobs_are_each_groups_own_and_reference_and_teacher_stay(
     world: World, models: Models, step: Step
 ) -> None:
-    given = {"path": models("qwen3"), "cut": Cut(), "step": step, "temperature": 0.7}
+    given = {
+        "path": models("qwen3"),
+        "cut": Cut(),
+        "step": step,
+        "temperature": 0.7,
+        "teacher": models("llama-tied"),
+    }
     (alone,) = world.run(1, "torch_jobs:logprobs", **given)
     shares = world.run(2, "torch_jobs:logprobs", **given)
     assert sorted([*shares[0], *shares[1]]) == sorted(alone)
@@ -227,8 +233,10 @@ def test_logprobs_are_each_groups_own_and_the_reference_stays(
             assert (
                 worst_relative_error(columns, alone[prompt_index]) < 1e-6
             )  # they travel in float32
-            name = "reference_logprobs"
-            assert (columns[f"before/{name}"] == columns[f"after/{name}"]).all()
+            for name in ("reference_logprobs", "teacher_logprobs"):
+                assert (columns[f"before/{name}"] == columns[f"after/{name}"]).all()
+            teacher, reference = (columns[f"before/{n}_logprobs"] for n in ("teacher", "reference"))
+            assert (teacher != reference).any()
             name = "policy_logprobs"
             assert (columns[f"before/{name}"] != columns[f"after/{name}"]).any()
 

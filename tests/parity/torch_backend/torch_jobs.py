@@ -142,7 +142,7 @@ def top_logprobs(
 
 
 def logprobs(
-    peers: Peers, path: Path, cut: Cut, step: Step, temperature: float
+    peers: Peers, path: Path, cut: Cut, step: Step, temperature: float, teacher: Path
 ) -> dict[int, Arrays]:
     """Of this rank's groups, by index: before a step, and after one, when only they have moved."""
     trainer = make(peers, path, cut)
@@ -151,7 +151,7 @@ def logprobs(
 
     def both() -> list[Any]:
         return trainer.prepare_logprobs(
-            groups, policy=True, reference=True, temperature=temperature
+            groups, policy=True, reference=True, temperature=temperature, teacher=str(teacher)
         )
 
     before = both()
