@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import ray
@@ -22,6 +22,7 @@ from offbeat.actors.handles import Handle
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.limits import max_sample_tokens, on_failed_sample
+from offbeat.config.mixture import environment_views, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.environments.exits import contain_exits
@@ -82,22 +83,11 @@ class EnvironmentActor:
             limit=COALESCED_BYTES,
         )
         self._guard = FenceGuard(spec.name)
-        sampling = spec.config.generator.sampling
-        self._sampling = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_new_tokens=sampling.max_new_tokens,
-            stop_token_ids=sampling.stop_token_ids,
-        )
         self._sampled_under = sampling_identity(spec.config)
-        self._agents: AgentGroups | None = None
-        self._environment: Environment | None = None
-        if spec.config.environment.name == "agent":
-            self._agents = _agents(spec, self._sampling.stop_token_ids)
-        else:
-            self._environment = make_environment(
-                spec.config.environment, _tokenizer(spec), Path(spec.working_dir), spec.inputs
-            )
+        self._environments = {
+            name: EnvironmentRunner.made(view, Path(spec.working_dir), inputs_in(name, spec.inputs))
+            for name, view in environment_views(spec.config).items()
+        }
         self._log = RolloutLog(place.directory / "rollouts", incarnation, files=place.files)
         self._spooling: Spooling | None = None
         # Spooled groups that no controller could read would never be removed.
@@ -136,13 +126,13 @@ class EnvironmentActor:
 
     async def _roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
         config = self._spec.config
-        policy = SampleFailurePolicy(on_failed_sample(config), config.rollout.sample_retries)
+        environment = self._environments[task.prompt.environment]
         try:
             await self._start_once()
             receipt, columns = await within_deadline(
                 task,
                 partial(self._requests.send, partial(self._generate, task.engine)),
-                lambda generate: self._run_group(task, generate, policy),
+                partial(environment.run_group, task),
             )
         except RolloutFailed:
             raise
@@ -156,25 +146,6 @@ class EnvironmentActor:
         if self._spooling is not None and not task.evaluation:
             receipt = await self._spooling.spooled(receipt, columns)
         return receipt, columns
-
-    async def _run_group(
-        self, task: RolloutTask, generate: Generate, policy: SampleFailurePolicy
-    ) -> tuple[Receipt, Columns]:
-        config = self._spec.config
-        max_model_len = config.generator.max_model_len
-        if self._agents is not None:
-            engine = EngineClient(task, generate, self._sampling, max_model_len)
-            return await self._agents.run_group(engine, policy)
-        assert self._environment is not None  # noqa: S101 - one of the two is there
-        return await run_group(
-            task,
-            self._environment,
-            generate,
-            self._sampling,
-            max_turns=config.environment.max_turns,
-            max_model_len=max_model_len,
-            policy=policy,
-        )
 
     async def _generate(self, engine: str, request: GenerateRequest) -> GenerateResult:
         return await self._engine(engine).call(request)
@@ -206,32 +177,98 @@ class EnvironmentActor:
         await self._log.close()
         if self._spooling is not None:
             await self._spooling.close()
-        for each in (self._environment, self._agents):
-            if each is not None:
-                await each.close()
+        for each in self._environments.values():
+            await each.close()
 
     async def _start_once(self) -> None:
         if self._started is None:
-            runs = self._agents or self._environment
-            assert runs is not None  # noqa: S101 - one of the two is there
-            self._started = asyncio.ensure_future(runs.start())
+            self._started = asyncio.ensure_future(self._start())
         await asyncio.shield(self._started)
 
+    async def _start(self) -> None:
+        for each in self._environments.values():
+            await each.start()
 
-def _tokenizer(spec: EnvironmentSpec) -> Tokenizer | None:
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentRunner:
+    """One environment of a worker, and the settings that its groups are rolled out under."""
+
+    config: RunConfig  # the view of this environment
+    sampling: SamplingParams
+    environment: "Environment | AgentGroups"
+
+    @classmethod
+    def made(cls, view: RunConfig, working_dir: Path, began_with: Mapping[str, str]) -> Self:
+        """Create the environment; it is not started yet.
+
+        Raises:
+            As ``make_environment`` and ``make_agent``.
+        """
+        section = view.generator.sampling
+        sampling = SamplingParams(
+            temperature=section.temperature,
+            top_p=section.top_p,
+            max_new_tokens=section.max_new_tokens,
+            stop_token_ids=section.stop_token_ids,
+        )
+        if view.environment.name == "agent":
+            agents = _agents(view, working_dir, began_with, sampling.stop_token_ids)
+            return cls(view, sampling, agents)
+        tokenizer = _tokenizer(view)
+        environment = make_environment(view.environment, tokenizer, working_dir, began_with)
+        return cls(view, sampling, environment)
+
+    async def start(self) -> None:
+        """Start the environment. Called once, before any other method."""
+        await self.environment.start()
+
+    async def close(self) -> None:
+        """Close the environment. No group may be running."""
+        await self.environment.close()
+
+    async def run_group(self, task: RolloutTask, generate: Generate) -> tuple[Receipt, Columns]:
+        """Roll one group out.
+
+        Raises:
+            RolloutFailed: As ``offbeat.rollouts.group.run_group``.
+        """
+        config = self.config
+        policy = SampleFailurePolicy(on_failed_sample(config), config.rollout.sample_retries)
+        max_model_len = config.generator.max_model_len
+        if not isinstance(self.environment, Environment):
+            engine = EngineClient(task, generate, self.sampling, max_model_len)
+            return await self.environment.run_group(engine, policy)
+        return await run_group(
+            task,
+            self.environment,
+            generate,
+            self.sampling,
+            max_turns=config.environment.max_turns,
+            max_model_len=max_model_len,
+            policy=policy,
+        )
+
+
+def _tokenizer(config: RunConfig) -> Tokenizer | None:
     """Load the model's tokenizer; a stub environment needs none, and no import of it."""
-    if spec.config.environment.name == "stub":
+    if config.environment.name == "stub":
         return None
     from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, for what a stub never uses
 
     return AutoTokenizer.from_pretrained(
-        spec.config.model.path,
+        config.model.path,
         local_files_only=True,
-        trust_remote_code=spec.config.model.trust_remote_code,
+        trust_remote_code=config.model.trust_remote_code,
     )
 
 
-def _agents(spec: EnvironmentSpec, stop_token_ids: Sequence[int]) -> "AgentGroups":
+def _agents(
+    config: RunConfig,
+    working_dir: Path,
+    began_with: Mapping[str, str],
+    stop_token_ids: Sequence[int],
+) -> "AgentGroups":
     """Create the endpoint and the agent processes of a worker; nothing is started yet.
 
     Raises:
@@ -246,19 +283,19 @@ def _agents(spec: EnvironmentSpec, stop_token_ids: Sequence[int]) -> "AgentGroup
     from offbeat.endpoint.tokenizer_template import TokenizerTemplate  # noqa: PLC0415
 
     tokenizer = AutoTokenizer.from_pretrained(
-        spec.config.model.path,
+        config.model.path,
         local_files_only=True,
-        trust_remote_code=spec.config.model.trust_remote_code,
+        trust_remote_code=config.model.trust_remote_code,
     )
     if not tokenizer.chat_template:
         problem = "environment 'agent' needs a tokenizer with a chat template, and it has none"
         raise BadEnvironment("model.path", problem)
     template = TokenizerTemplate(tokenizer)
-    ends = template.end_texts([*end_ids_of(spec.config.model.path), *stop_token_ids])
-    agent = make_agent(spec.config.environment, Path(spec.working_dir), spec.inputs)
-    rollout = spec.config.rollout
+    ends = template.end_texts([*end_ids_of(config.model.path), *stop_token_ids])
+    agent = make_agent(config.environment, working_dir, began_with)
+    rollout = config.rollout
     limits = SessionLimits(
-        max_branches=rollout.max_branches, max_sample_tokens=max_sample_tokens(spec.config)
+        max_branches=rollout.max_branches, max_sample_tokens=max_sample_tokens(config)
     )
     return AgentGroups(agent, TemplateBridge(template, ends), limits, rollout.branches)
 

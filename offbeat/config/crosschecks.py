@@ -9,11 +9,12 @@ from typing import Final
 
 from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.clash import Clash
-from offbeat.config.crosschecks_agent import agent_clashes
+from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
 from offbeat.config.crosschecks_data import data_clashes
 from offbeat.config.crosschecks_demonstrations import demonstration_clashes
-from offbeat.config.crosschecks_eval import eval_clashes
+from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
+from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
 from offbeat.config.crosschecks_rewards import reward_call_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_samples import sample_clashes
@@ -349,16 +350,19 @@ _ALWAYS = (
     _a_filter_lets_something_through,
     algorithm_clashes,
     run_dir_clashes,
-    _user_code_is_named,
-    reward_call_clashes,
-    agent_clashes,
-    data_clashes,
+    mixture_clashes,
+    in_each_environment(_user_code_is_named),
+    in_each_environment(reward_call_clashes),
+    in_each_environment(agent_clashes),
+    agent_limit_clashes,
+    in_each_environment(data_clashes),
+    in_each_environment(eval_set_clashes),
     eval_clashes,
     demonstration_clashes,
 )
 _REAL_RUNS = (
     wire_clashes,
-    _stubs_come_together,
+    in_each_environment(_stubs_come_together),
     vllm_clashes,
     _tensor_parallel_ranks_share_the_tokens,
     _devices_and_gpus_agree,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
+from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.rollout import RolloutConfig
 
@@ -39,6 +40,12 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
             "an agent are kept from the variables of the worker",
             "Leave environment.variables out.",
         )
+
+
+def agent_limit_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield limits of the samples of agents in a run that has none."""
+    if any(view.environment.name == "agent" for view in environment_views(config).values()):
+        return
     rollout = config.rollout
     of_agents = {
         "max_sample_tokens": rollout.max_sample_tokens,
@@ -46,7 +53,7 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
         "branches": rollout.branches,
     }
     for key, value in of_agents.items():
-        if environment.name != "agent" and value != RolloutConfig.model_fields[key].default:
+        if value != RolloutConfig.model_fields[key].default:
             yield Clash(
                 (f"rollout.{key}", "environment.name"),
                 f"rollout.{key}={value} is not used: it is about the samples of agents alone",

@@ -7,8 +7,8 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import MAKE_PROMPTS
 
 
-def eval_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield settings of evaluations that nothing reads."""
+def eval_set_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield settings of evaluation sets that nothing reads."""
     if config.environment.name in MAKE_PROMPTS:
         for key in config.eval.paths:
             yield Clash(
@@ -24,6 +24,10 @@ def eval_clashes(config: RunConfig) -> Iterator[Clash]:
                 f"{section}.columns is not used: there is no {section}.path",
                 f"Set {section}.path to the file that has these columns, or leave them out.",
             )
+
+
+def eval_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield settings of all evaluations that do not go together."""
     if config.eval.sets and config.eval.path is not None:
         yield Clash(
             ("eval.path", "eval.sets"),

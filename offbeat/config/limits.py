@@ -3,6 +3,7 @@
 import math
 from typing import Final
 
+from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.rollout import OnFailedSample
 from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig
@@ -50,8 +51,13 @@ def max_group_bytes(config: RunConfig) -> int:
     The prompt is stored once. A single-turn response is at most ``max_new_tokens`` long; with more
     turns the observations between them are response tokens too, and only ``max_model_len`` bounds
     the whole; of an agent ``max_sample_tokens``, over all branches that are trained. Logprobs that
-    the trainer adds to the group are counted.
+    the trainer adds to the group are counted. Of several environments, the one with the largest
+    groups decides.
     """
+    return max(map(_max_group_bytes, environment_views(config).values()))
+
+
+def _max_group_bytes(config: RunConfig) -> int:
     samples, whole = config.samples_per_group, config.generator.max_model_len
     boundaries = _OFFSET_BYTES  # of one branch
     if config.environment.name == "agent":
@@ -74,11 +80,15 @@ def max_group_bytes(config: RunConfig) -> int:
 
 
 def on_failed_sample(config: RunConfig) -> OnFailedSample:
-    """Return what is done about a failed sample: an agent's is drawn again by default."""
+    """Return what is done about a failed sample: by default an agent's is drawn again.
+
+    Of several environments, each has its own; of their run as a whole it is that of the agents.
+    """
     configured = config.rollout.on_failed_sample
     if configured is not None:
         return configured
-    return "retry" if config.environment.name == "agent" else "fail_group"
+    views = environment_views(config).values()
+    return "retry" if any(view.environment.name == "agent" for view in views) else "fail_group"
 
 
 def min_valid_samples(config: RunConfig) -> int:

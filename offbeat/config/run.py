@@ -4,12 +4,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from offbeat.config.base import Config, RunName
+from offbeat.config.base import Config, RunName, SectionName
 from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.config.sections.buffer import BufferConfig
 from offbeat.config.sections.checkpoint import CheckpointConfig
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.config.sections.environments import MixedEnvironmentConfig
 from offbeat.config.sections.eval import EvalConfig
 from offbeat.config.sections.filters import FilterConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig, GeneratorConfig
@@ -59,6 +60,10 @@ class RunConfig(Config):
 
     environment: EnvironmentConfig = EnvironmentConfig()
     """Environment that turns a prompt and a model into rewarded samples."""
+
+    environments: dict[SectionName, MixedEnvironmentConfig] = {}
+    """Several environments by name in place of `environment` and `data`: a run trains on all of them, in
+    shares by their weights. One model then learns several tasks; each of them slower than alone."""
 
     sampler: SamplerConfig = ReadyFirstConfig()
     """The staleness policy."""

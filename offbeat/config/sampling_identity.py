@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 
 
@@ -15,10 +16,12 @@ def sampling_identity(config: RunConfig) -> str:
     made of (model, data, environment, seed) a resumed run cannot change.
     """
     generator = config.generator
+    views = environment_views(config)
+    turns = {name: view.environment.max_turns for name, view in views.items()}
     settings = {
         "sampling": generator.sampling.model_dump(mode="json"),
         "max_model_len": generator.max_model_len,
-        "max_turns": config.environment.max_turns,
+        "max_turns": turns.get("", turns),
         "max_sample_tokens": config.rollout.max_sample_tokens,
         "max_branches": config.rollout.max_branches,
         "branches": config.rollout.branches,

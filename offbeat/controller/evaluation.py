@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 import structlog
 
 from offbeat.config.limits import min_valid_samples
+from offbeat.config.mixture import evaluation_sets
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.config.sections.generator import StubGeneratorConfig
@@ -171,7 +172,7 @@ class Evaluation:
 
     def _tasks(self, engine: EngineRecord) -> Iterator[RolloutTask]:
         config = self._state.config
-        for name, one in config.eval.named_sets.items():
+        for name, one in evaluation_sets(config).items():
             samples, count = one.samples or 1, one.prompts or 0
             prompts = (self._sets[name].prompt(place) for place in range(count))
             for prompt in prompts:
@@ -226,7 +227,7 @@ def _in_flight(config: RunConfig) -> int:
 
     A prompt that waits longer in the engine would spend its deadline there.
     """
-    samples = max(each.samples or 1 for each in config.eval.named_sets.values())
+    samples = max(each.samples or 1 for each in evaluation_sets(config).values())
     generator = config.generator
     stub = isinstance(generator, StubGeneratorConfig)
     return max(1, 2 * (_STUB_SEQUENCES if stub else generator.max_sequences) // samples)

@@ -2,8 +2,10 @@
 
 import contextlib
 import platform
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from statistics import fmean
 from typing import Literal
 
 from offbeat.controller.events import Spent
@@ -13,6 +15,7 @@ from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
+from offbeat.telemetry.applied_steps import WINDOW_STEPS
 from offbeat.telemetry.reservoir import Reservoir
 from offbeat.telemetry.status import Status
 from offbeat.telemetry.summary import GroupCounts, Summary, Syncs
@@ -40,6 +43,8 @@ class Progress:
         self._last: StepMetricsBuilder | None = None
         self._verdict = ""
         self._has_rewards = state.config.environment.name != "demonstrations"
+        # Mean rewards of the last steps, by environment
+        self._by_environment = defaultdict[str, deque[float]](_last_steps)
 
     def go_on_from(self, before: History) -> None:
         """Continue from the history of earlier incarnations."""
@@ -68,6 +73,8 @@ class Progress:
             self._transfers_s.add(measures.sync.transfer_s)
             self._sync_bytes = measures.sync.nbytes
         self.taken_over(measures.receipts)
+        for name, rewards in measures.rewards_by_environment().items():
+            self._by_environment[name].append(fmean(rewards))
         return self._busy_metrics(measures)
 
     def _busy_metrics(self, measures: StepMetricsBuilder) -> dict[str, float]:
@@ -134,6 +141,9 @@ class Progress:
             reward_first=None if rewards is None else rewards.first,
             reward_last=None if rewards is None else rewards.last,
             loss=None if self._last is None else self._last.metrics().get("train/loss"),
+            reward_by_environment={
+                name: fmean(rewards) for name, rewards in sorted(self._by_environment.items())
+            },
             staleness_histogram=staleness,
             masked_samples=self._masked_samples,
             max_staleness_trained=max(staleness, default=0),
@@ -194,6 +204,10 @@ class Progress:
         if self._state.lifecycle.running_since is not None:
             serving_s += self._now() - self._state.lifecycle.running_since
         return count / serving_s if serving_s > 0 else None
+
+
+def _last_steps() -> deque[float]:
+    return deque(maxlen=WINDOW_STEPS)
 
 
 def _versions() -> dict[str, str]:

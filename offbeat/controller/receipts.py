@@ -21,6 +21,11 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
             f"answer for prompt {receipt.prompt_index} attempt {receipt.attempt}, asked for "
             f"prompt {task.prompt_index} attempt {task.attempt}"
         )
+    if receipt.environment != task.prompt.environment:
+        return (
+            f"of environment {receipt.environment!r}, and prompt {task.prompt_index} is one of "
+            f"{task.prompt.environment!r}"
+        )
     if receipt.sampling != task.sampling:
         return (
             f"sampled under other settings ({receipt.sampling or 'unknown'}) than those asked for "

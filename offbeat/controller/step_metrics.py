@@ -130,6 +130,7 @@ class StepMetricsBuilder:
             **self._failed_samples(),
             **self._branches(),
             **self._rewards_by_name(),
+            **self._by_environment(),
             "rollout/generate_s_mean": self.mean_of("generate_s"),
             "rollout/reward_s_mean": self.mean_of("reward_s"),
             "time/step_s": self.wall_s,
@@ -166,6 +167,27 @@ class StepMetricsBuilder:
             for name, by_sample in receipt.rewards_by_name:
                 values[f"rewards/{name}"] += receipt.of_valid(by_sample)
         return {name: statistics.fmean(found) for name, found in values.items()}
+
+    def rewards_by_environment(self) -> dict[str, list[float]]:
+        """Return the rewards of the valid samples of each of several environments."""
+        rewards = defaultdict[str, list[float]](list)
+        for receipt in self.receipts:
+            if receipt.environment:
+                rewards[receipt.environment] += receipt.valid_rewards
+        return rewards
+
+    def _by_environment(self) -> dict[str, float]:
+        """Return reward, share of the groups and response length of each of several environments."""
+        figures = dict[str, float]()
+        for name, rewards in self.rewards_by_environment().items():
+            own = [receipt for receipt in self.receipts if receipt.environment == name]
+            tokens = [count for receipt in own for count in receipt.of_valid(receipt.valid_tokens)]
+            figures |= {
+                f"environment/{name}/reward": statistics.fmean(rewards),
+                f"environment/{name}/share": len(own) / len(self.receipts),
+                f"environment/{name}/response_tokens_mean": statistics.fmean(tokens),
+            }
+        return figures
 
     def _sync_metrics(self) -> dict[str, float]:
         if self.sync is None:

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from offbeat.config.graders import GRADERS, reward_target
+from offbeat.config.mixture import environment_views, environment_weights, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.eval import EvalSetConfig
@@ -34,6 +35,7 @@ from offbeat.environments.inputs import (
     source_digest,
 )
 from offbeat.environments.killable import RewardTarget
+from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts, RowCheck, prompt_files, row_problem
 from offbeat.environments.prompts import ArithmeticPrompts, PromptSource, StubPrompts
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
@@ -83,6 +85,12 @@ def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS)
         PromptFileError: The file cannot be used.
         BadEnvironment: The environment has no prompts of its own, or cannot use its options.
     """
+    if config.environments:
+        sources = {
+            name: make_prompts(view, inputs_in(name, began_with))
+            for name, view in environment_views(config).items()
+        }
+        return MixedPrompts(sources, environment_weights(config), config.seed)
     data, name = config.data, config.environment.name
     shuffle, seed, epochs = data.shuffle, config.seed, data.epochs
     if name == "gsm8k":
@@ -116,6 +124,13 @@ def make_evaluation_sets(
     """
     if not config.eval.interval:
         return {}
+    if config.environments:
+        views = environment_views(config)
+        sources = {
+            name: make_evaluation_sets(view, inputs_in(name, began_with))[""]
+            for name, view in views.items()
+        }
+        return {name: EnvironmentPrompts(name, each) for name, each in sources.items()}
     return {
         name: _evaluation_prompts(config, name, each, began_with)
         for name, each in config.eval.named_sets.items()

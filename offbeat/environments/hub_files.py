@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from offbeat.config.hub_path import FORM, HubPath, hub_path, is_on_hub
+from offbeat.config.mixture import prompt_paths
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import first_line
@@ -44,9 +45,8 @@ def fetch_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]
     Raises:
         HubFilesError: A file cannot be had.
     """
-    paths = [path for path in (config.data.path, *config.eval.paths.values()) if path is not None]
     commits = dict[str, str]()
-    for path in filter(is_on_hub, paths):
+    for path in filter(is_on_hub, prompt_paths(config).values()):
         if path not in commits:
             commits[path] = known.get(path) or resolved_commit(path)
             hub_files(path, commits[path])

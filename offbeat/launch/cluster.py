@@ -23,6 +23,7 @@ from offbeat.actors.environment_worker_actor import EnvironmentActor, Environmen
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import RunFilesActor
 from offbeat.config.limits import trainer_ranks
+from offbeat.config.mixture import environment_workers
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.generators.spec import EngineSpec
@@ -287,7 +288,7 @@ def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
 def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
     worker_cls = ray.remote(EnvironmentActor)
     global_names = {name: global_name(spec, name) for name in engines}
-    for index in range(spec.config.environment.workers):
+    for index in range(environment_workers(spec.config)):
         worker = EnvironmentSpec(
             name=f"environment-{index}",
             config=spec.config,

@@ -24,6 +24,7 @@ from offbeat.algorithms.advantages import estimator
 from offbeat.config.dump import to_yaml
 from offbeat.config.limits import max_group_bytes
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.mixture import key_in
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.events import Opened
@@ -32,6 +33,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Generator, Ports, Trainer
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
+from offbeat.environments.mixed_prompts import MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.prompts import PromptSource
 from offbeat.launch.controller_host import ControllerHost, segments_needed
@@ -181,8 +183,13 @@ def _read_prompts(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]
 def _prompts(spec: RunSpec) -> PromptSource:
     """Read and verify the run's prompts; a restarted controller reads them again."""
     prompts = make_prompts(spec.config, spec.inputs)
-    if isinstance(prompts, FilePrompts) and DATA not in spec.inputs:
-        record_input(spec.run_dir, DATA, prompts.digest)  # the driver could not read them
+    sources: Mapping[str, PromptSource] = {"": prompts}
+    if isinstance(prompts, MixedPrompts):
+        sources = {name: each.source for name, each in prompts.sources.items()}
+    for name, each in sources.items():
+        key = key_in(name, DATA)
+        if isinstance(each, FilePrompts) and key not in spec.inputs:
+            record_input(spec.run_dir, key, each.digest)  # the driver could not read them
     return prompts
 
 

@@ -22,30 +22,40 @@ def dry(config: RunConfig) -> RunConfig:
     demonstrations; prompts and rewards are synthetic; no model is loaded and no server is
     contacted.
     """
+    values = config.model_dump()
+    no_file: dict[str, Any] = {"path": None, "columns": {}}
+    stub: dict[str, Any] = {
+        "name": "stub",
+        "target": None,
+        "command": (),
+        "options": {},
+        "max_turns": 1,
+        "variables": (),
+        "workers": 1,
+    }
+    environments = {
+        name: {
+            "environment": each.environment.model_dump() | stub,
+            "data": each.data.model_dump() | no_file,
+            "eval": each.eval.model_dump() | no_file,
+        }
+        for name, each in config.environments.items()
+    }
     changes: dict[str, dict[str, Any]] = {
-        "environment": {
-            "name": "stub",
-            "target": None,
-            "command": (),
-            "options": {},
-            "max_turns": 1,
-            "variables": (),
-            "workers": 1,
+        "environments": {
+            name: values["environments"][name] | section for name, section in environments.items()
         },
+        "environment": {} if config.environments else stub,
         "rollout": {
             "on_failed_sample": on_failed_sample(config),
             "max_sample_tokens": None,
             "max_branches": RolloutConfig().max_branches,
             "branches": RolloutConfig().branches,
         },
-        "data": {"path": None, "columns": {}},
+        "data": no_file,
         "eval": {
-            "path": None,
-            "columns": {},
-            "sets": {
-                name: {**each.model_dump(), "path": None, "columns": {}}
-                for name, each in config.eval.sets.items()
-            },
+            **no_file,
+            "sets": {name: each.model_dump() | no_file for name, each in config.eval.sets.items()},
         },
         "generator": {
             "backend": "stub",
@@ -64,7 +74,6 @@ def dry(config: RunConfig) -> RunConfig:
         },
         "wandb": {"mode": "disabled" if config.wandb.mode == "disabled" else "offline"},
     }
-    values = config.model_dump()
     values["generator"] = _kept(values["generator"], StubGeneratorConfig)
     values["trainer"] = _kept(values["trainer"], StubTrainerConfig)
     for section, change in changes.items():

@@ -15,6 +15,7 @@ import typer
 from offbeat.config.dump import to_yaml
 from offbeat.config.hub_path import is_on_hub
 from offbeat.config.loader import LoadedRecipe
+from offbeat.config.mixture import prompt_paths
 from offbeat.config.secrets import is_secret_key
 from offbeat.launch.checks.finding import size
 from offbeat.launch.ray_token import client_environment
@@ -191,13 +192,12 @@ def _paths_not_packed(loaded: LoadedRecipe, working_dir: Path) -> list[str]:
     config = loaded.config
     paths = {
         "model.path": config.model.path,
-        "data.path": config.data.path,
-        **config.eval.paths,
+        **prompt_paths(config),
     }
     return [
         f"{key}={path}"
         for key, path in paths.items()
-        if path is not None and not is_on_hub(path) and not _is_packed(Path(path), working_dir)
+        if not is_on_hub(path) and not _is_packed(Path(path), working_dir)
     ]
 
 

@@ -24,6 +24,7 @@ class Prompt(msgspec.Struct, frozen=True):
     epoch: int  # passes over the rows before this one
     row: int  # index of the row in the source
     data: dict[str, Any]  # input of the environment: text, answer, ...
+    environment: str = ""  # of several environments, the name of its own
 
 
 class RolloutTask(msgspec.Struct, frozen=True):
@@ -131,6 +132,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rewards_by_name: RewardsByName = ()  # besides ``rewards``, which alone are trained
     # Of each sample, rows of the columns: the branches of an agent's sample; empty: one each
     branches: tuple[int, ...] = ()
+    environment: str = ""  # of several environments, the name of its own
 
     @property
     def truncated_samples(self) -> int:

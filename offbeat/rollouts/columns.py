@@ -140,6 +140,7 @@ def _receipt(
         rewards_by_name=rollout.rewards_by_name,
         answers=rollout.answers,
         branches=rollout.branches,
+        environment=task.prompt.environment,
     )
 
 

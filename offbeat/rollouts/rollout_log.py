@@ -191,6 +191,7 @@ def table(rows: list[_Row]) -> pa.Table:
                 receipt.turns[sample] if receipt.turns else 1,
                 [(name, values[sample]) for name, values in receipt.rewards_by_name],
                 branch,
+                receipt.environment,
             )
             for name, value in zip(_FIELDS, values, strict=True):
                 columns[name].append(value)
@@ -218,4 +219,5 @@ _FIELDS: Final = {
     "turns": pa.int32(),
     "rewards_by_name": pa.map_(pa.string(), pa.float64()),
     "branch": pa.int32(),  # 0 of the first branch of each sample
+    "environment": pa.string(),
 }

@@ -12,10 +12,11 @@ import yaml
 
 from offbeat.config.base import is_uri
 from offbeat.config.dump import to_yaml
+from offbeat.config.mixture import SECTION, evaluation_paths, prompt_paths
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import redacted_keys
 from offbeat.environments.hub_files import NO_COMMITS
-from offbeat.environments.inputs import DATA, ENVIRONMENT, SAMPLER
+from offbeat.environments.inputs import DATA
 from offbeat.messages.failures import OffbeatError
 from offbeat.runs.inputs import (
     MODEL,
@@ -196,6 +197,7 @@ _FIXED: Final = (
     "environment.target",
     "environment.command",
     "environment.options",
+    "weight",
     "trainer.backend",
 )
 """Keys that define prompts and steps, and cannot change when a run resumes."""
@@ -212,12 +214,14 @@ def _changed_inputs(
     now = input_digests(config, here, before)
     code = targets(config)
     problems = {
-        DATA: "has other prompts than those the run has drawn from"
-        + _commits(config, now, before, recipe),
-        MODEL: "has another config, tokenizer or code than the run began with",
-    } | dict.fromkeys(code, _other_code(before.get(WORKING_DIR, ""), here))
+        key: "has other prompts than those the run has drawn from"
+        + _commits(key, path, now, before, recipe)
+        for key, path in prompt_paths(config).items()
+    }
+    problems[MODEL] = "has another config, tokenizer or code than the run began with"
+    problems |= dict.fromkeys(code, _other_code(before.get(WORKING_DIR, ""), here))
     scored = "has other prompts under the same name than those the run was scored on"
-    problems |= dict.fromkeys(config.eval.paths, scored)
+    problems |= dict.fromkeys(evaluation_paths(config), scored)
     same = {key: before[key] == now[key] for key in before.keys() & now.keys()}
     if changed_code:
         same |= dict.fromkeys(same.keys() & code.keys(), True)
@@ -225,11 +229,11 @@ def _changed_inputs(
 
 
 def _commits(
-    config: RunConfig, now: Mapping[str, str], before: Mapping[str, str], recipe: object
+    key: str, path: str, now: Mapping[str, str], before: Mapping[str, str], recipe: object
 ) -> str:
     """Return which commits on the hub the prompts are of, now and before; empty unless both are."""
-    was = before.get(str(dict(_leaves(recipe)).get(DATA)))
-    is_now = now.get(config.data.path or "")
+    was = before.get(str(dict(_leaves(recipe)).get(key)))
+    is_now = now.get(path)
     return f": commit {is_now}, and the run began with commit {was}" if was and is_now else ""
 
 
@@ -243,10 +247,10 @@ def _other_code(before: str, here: Path) -> str:
 def _still_named(known: Mapping[str, str], before: object, config: RunConfig) -> dict[str, str]:
     """Return the digests of inputs with the same name as before, for those that cannot be read."""
     was, now = dict(_leaves(before)), dict(_leaves(config.model_dump()))
-    keys = (DATA, *config.eval.paths, MODEL, ENVIRONMENT, SAMPLER)
+    keys = (*prompt_paths(config), MODEL, *targets(config))
     same = {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}
-    paths = (config.data.path, *config.eval.paths.values())
-    return same | {path: known[path] for path in paths if path is not None and path in known}
+    paths = prompt_paths(config).values()
+    return same | {path: known[path] for path in paths if path in known}
 
 
 def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str, str]) -> None:
@@ -259,12 +263,12 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
     changed = [
         f"{key} is {wanted.get(key)!r}, the run has {was.get(key)!r}"
         for key in keys
-        if wanted.get(key) != was.get(key) and not (key == DATA and DATA in inputs)
+        if wanted.get(key) != was.get(key) and not (_names_prompts(key) and key in inputs)
     ]
     changed += [
         problem
         for key, problem in inputs.items()
-        if problem and not (key.startswith("eval.") and was.get(key) != wanted.get(key))
+        if problem and not (_is_scored(key) and was.get(key) != wanted.get(key))
     ]
     if changed:
         fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
@@ -280,7 +284,21 @@ def _check_secrets(config: RunConfig, directory: Path) -> None:
 
 
 def _is_fixed(key: str) -> bool:
-    return any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED)
+    return any(f"{_own_key(key)}.".startswith(f"{fixed}.") for fixed in _FIXED)
+
+
+def _names_prompts(key: str) -> bool:
+    return _own_key(key) == DATA
+
+
+def _is_scored(key: str) -> bool:
+    return _own_key(key).startswith("eval.")
+
+
+def _own_key(key: str) -> str:
+    """Return a key of one of several environments as that of a run with it alone."""
+    section, _, below = key.partition(".")
+    return below.partition(".")[2] if section == SECTION and below else key
 
 
 def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -9,10 +9,11 @@ from typing import Final
 import yaml
 
 from offbeat.config.graders import GRADERS
+from offbeat.config.mixture import environment_views, key_in, prompt_paths
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
-from offbeat.environments.inputs import DATA, ENVIRONMENT, SAMPLER, digest_of, source_digest
+from offbeat.environments.inputs import ENVIRONMENT, SAMPLER, digest_of, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
 from offbeat.telemetry.summary import write_atomically
@@ -44,9 +45,9 @@ def input_digests(
         OSError: A file exists and cannot be read.
     """
     digests = fetch_commits(config, known)
-    for key, path in {DATA: config.data.path, **config.eval.paths}.items():
-        files = prompt_files(path, digests) if path is not None else []
-        if files and all(file.is_file() for file in files):
+    for key, path in prompt_paths(config).items():
+        files = prompt_files(path, digests)
+        if all(file.is_file() for file in files):
             digests[key] = files_digest(files)
     model = Path(config.model.path)
     if model.is_dir():
@@ -69,7 +70,10 @@ def _end_ids(model: Path) -> bytes:
 
 def targets(config: RunConfig) -> dict[str, str]:
     """Return the ``module:name`` of the user's code in this recipe, by key; graders are not."""
-    named = {ENVIRONMENT: config.environment.target}
+    named = {
+        key_in(name, ENVIRONMENT): view.environment.target
+        for name, view in environment_views(config).items()
+    }
     if isinstance(config.sampler, CustomSamplerConfig):
         named[SAMPLER] = config.sampler.target
     return {

@@ -270,6 +270,7 @@ def _received(receipt: Receipt) -> str:
     mean = sum(rewards) / len(rewards) if rewards else 0.0
     versions = sorted({version for spans in receipt.version_spans for version, _ in spans})
     return "; ".join([
+        *([f"environment {receipt.environment}"] if receipt.environment else []),
         f"attempt {receipt.attempt} from {receipt.engine}",
         f"rewards {shown}{more} (mean {mean:.3g})",
         f"response tokens {_range(receipt.response_tokens)}",

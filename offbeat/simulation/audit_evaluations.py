@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from offbeat.config.mixture import evaluation_sets
 from offbeat.config.run import RunConfig
 from offbeat.messages.groups import VersionSpans
 from offbeat.simulation.audit_findings import Findings
@@ -16,7 +17,7 @@ class EvaluationAudit:
         self._findings = findings
         self._wanted = {
             (name, place): each.samples
-            for name, each in config.eval.named_sets.items()
+            for name, each in evaluation_sets(config).items()
             for place in range(each.prompts or 0)
         }
         # Versions under which a prompt of a set was sampled, by set and prompt index

@@ -10,13 +10,15 @@ import msgspec
 from offbeat.algorithms.advantages import estimator
 from offbeat.config.limits import max_group_bytes
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.mixture import environment_weights, evaluation_sets
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
 from offbeat.controller.events import Admitted, Opened
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.ports import NoTrace, Ports
+from offbeat.controller.ports import NoTrace, Ports, Prompts
+from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
 from offbeat.messages.fences import Fence
 from offbeat.sampler.build import build_sampler
 from offbeat.simulation.actor import Actor
@@ -140,7 +142,7 @@ class Cluster:
     def _controller(self, simulated: SimulatedController) -> Controller:
         context, caller, config = self._context, simulated.caller, self._plan.config
         simulated.rollouts = SimulatedRollouts(caller, self.workers, simulated.buffer_use)
-        prompts = SimulatedPrompts(self._plan.prompts)
+        prompts = _prompts(config, self._plan.prompts)
         ports = Ports(
             prompts=prompts,
             rollouts=simulated.rollouts,
@@ -347,6 +349,16 @@ class Cluster:
         return f"{error}; {state.ledger if state else 'no controller'}"
 
 
-def _evaluation_sets(config: RunConfig) -> dict[str, SimulatedPrompts]:
-    sets = config.eval.named_sets if config.eval.interval else {}
-    return {name: SimulatedPrompts(each.prompts) for name, each in sets.items()}
+def _prompts(config: RunConfig, count: int | None) -> SimulatedPrompts:
+    """Return the prompts of training, ``count`` in all; endless if that is None."""
+    weights = environment_weights(config)
+    endless = {name: SimulatedPrompts(None) for name in weights}
+    return SimulatedPrompts(count, MixedPrompts(endless, weights, config.seed) if weights else None)
+
+
+def _evaluation_sets(config: RunConfig) -> dict[str, Prompts]:
+    sets = evaluation_sets(config) if config.eval.interval else {}
+    prompts = {name: SimulatedPrompts(each.prompts) for name, each in sets.items()}
+    if not config.environments:
+        return dict(prompts)
+    return {name: EnvironmentPrompts(name, each) for name, each in prompts.items()}

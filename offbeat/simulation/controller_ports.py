@@ -11,6 +11,7 @@ import msgspec
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.steps_after import StepsAfter, steps_after
+from offbeat.environments.mixed_prompts import MixedPrompts
 from offbeat.messages.evaluations import EvaluatedVersion
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
@@ -72,14 +73,20 @@ class Caller:
 
 
 class SimulatedPrompts:
-    """Prompts without content; endless unless ``count`` is given."""
+    """Prompts without content, of several environments if ``mixed``; endless unless ``count`` is given."""
 
-    def __init__(self, count: int | None) -> None:
-        self._count = count
+    def __init__(self, count: int | None, mixed: MixedPrompts | None = None) -> None:
+        self._count, self._mixed = count, mixed
+
+    @property
+    def rows(self) -> int:
+        return self._count or 1
 
     def prompt(self, prompt_index: int) -> Prompt | None:
         if self._count is not None and prompt_index >= self._count:
             return None
+        if self._mixed is not None:
+            return self._mixed.prompt(prompt_index)
         return Prompt(prompt_index, 0, prompt_index, {})
 
 

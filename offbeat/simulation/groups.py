@@ -67,6 +67,7 @@ def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, 
         0.3,
         0.02,
         sampling=task.sampling,
+        environment=task.prompt.environment,
     )
 
 

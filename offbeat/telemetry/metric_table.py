@@ -191,6 +191,18 @@ _REWARDS: Final[tuple[_Row, ...]] = (
      "As the agent defines it."),
 )
 
+_ENVIRONMENTS: Final[tuple[_Row, ...]] = (
+    ("environment/reward", "reward", "mean",
+     "With `environments`: reward of the samples of one of them that were trained in the step. Its name stands in each of these: environment/NAME/reward.",
+     "One that stands still while others rise: raise its weight, or give it a run of its own."),
+    ("environment/share", "fraction", "mean",
+     "With `environments`: share of the step's groups that are of this environment.",
+     "Far from its weight for long: groups of the others are filtered, dropped, or take longer."),
+    ("environment/response_tokens_mean", "tokens", "mean",
+     "With `environments`: response tokens of its samples, without those of the environment.",
+     "Longer answers of this environment alone: it decides the length of rollouts."),
+)
+
 _EVAL: Final[tuple[_Row, ...]] = (
     ("eval/reward", "reward", "mean",
      "Mean reward of a prompt's samples (mean@k), mean over the prompts; all sampled from one weight version. A set of eval.sets has its name in each of these: eval/NAME/reward.",
@@ -326,8 +338,8 @@ _SPEED: Final[tuple[_Row, ...]] = (
 )
 
 ROWS: Final[tuple[_Row, ...]] = (
-    *_TRAIN, *_OFF_POLICY, *_STALENESS, *_ROLLOUT, *_REWARDS, *_EVAL, *_TIME, *_MEMORY, *_SYNC, *_FLEET,
-    *_SPEED,
+    *_TRAIN, *_OFF_POLICY, *_STALENESS, *_ROLLOUT, *_REWARDS, *_ENVIRONMENTS, *_EVAL, *_TIME, *_MEMORY,
+    *_SYNC, *_FLEET, *_SPEED,
 )
 # fmt: on
 """(name, unit, reduction, meaning, what to do when it rises)."""

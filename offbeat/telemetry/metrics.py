@@ -62,12 +62,15 @@ _OF_SET: Final = re.compile(r"eval/(?:[A-Za-z0-9][A-Za-z0-9_-]*/)?([a-z_]+)(?:@\
 
 
 _OF_AGENT: Final = "rewards/"
+_OF_ENVIRONMENT: Final = re.compile(r"environment/[^/]+/([a-z_]+)")
 
 
 def declared_name(name: str) -> str:
     """Return the name under which a metric stands in the table: ``eval/pass@K`` of a set's pass@4."""
     if name.startswith(_OF_AGENT):
         return f"{_OF_AGENT}NAME"
+    if own := _OF_ENVIRONMENT.fullmatch(name):
+        return f"environment/{own[1]}"
     found = _OF_SET.fullmatch(name)
     if found is None:
         return name

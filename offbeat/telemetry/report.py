@@ -45,6 +45,8 @@ def _figures(summary: Summary) -> Table:
                       "means over the first and the last 20 steps")  # fmt: skip
     if summary.loss is not None:
         _add(table, "loss", _number(summary.loss), "of the last step")
+    for name, reward in summary.reward_by_environment.items():
+        _add(table, f"reward {name}", _number(reward), "mean over the last 20 steps")
     first = f"first after {summary.first_step_s:.1f} s" if summary.first_step_s is not None else ""
     of = f" of {summary.steps_asked}" if summary.steps < summary.steps_asked else ""
     _add(table, "steps", f"{summary.steps}{of} in {_duration(summary.wall_s)}", first)

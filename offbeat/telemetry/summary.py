@@ -51,6 +51,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     reward_first: float | None = None  # mean over the first 20 steps; None without rewards
     reward_last: float | None = None
     loss: float | None = None  # of the last step of the last incarnation; None without one
+    # With several environments, means over the last 20 steps of the last incarnation
+    reward_by_environment: dict[str, float] = {}
     staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind
     max_staleness_trained: int = 0
     masked_samples: int = 0  # of the groups trained: they failed, and count nowhere else

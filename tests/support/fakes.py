@@ -262,6 +262,7 @@ def make_receipt(task: RolloutTask, version: int, engine: FakeGenerator) -> Rece
         columns=("response_ids",),
         payload_bytes=100,
         sampling=task.sampling,
+        environment=task.prompt.environment,
     )
 
 

@@ -71,14 +71,17 @@ def _check_disk(folder: Path, model: ModelFiles | None, checkpoints: int) -> Ite
         yield ok("disk", seen)
 
 
-def check_prompts(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -> Iterator[Finding]:
+def check_prompts(
+    config: RunConfig, commits: Mapping[str, str] = NO_COMMITS, *, share: float = 1.0
+) -> Iterator[Finding]:
     """Check every line of the prompt files, with the code that a run reads them with.
 
-    ``commits`` are those of paths on the hub.
+    ``commits`` are those of paths on the hub, ``share`` the share of the run's prompts that is drawn
+    from this environment.
     """
     rows = yield from _read(config, make_prompts, "data.path", commits)
     if rows is not None:
-        yield from _check_enough(config, rows)
+        yield from _check_enough(config, rows, share)
     for name, one in config.eval.named_sets.items():
         key = eval_key(name)
         if one.path is None and not config.eval.interval:
@@ -120,10 +123,11 @@ def _read(
     return prompts.rows
 
 
-def _check_enough(config: RunConfig, rows: int) -> Iterator[Finding]:
-    epochs, needed = config.data.epochs, config.steps * config.groups_per_step
+def _check_enough(config: RunConfig, rows: int, share: float) -> Iterator[Finding]:
+    groups_per_step = config.groups_per_step * share
+    epochs, needed = config.data.epochs, round(config.steps * groups_per_step)
     if epochs is not None and rows * epochs < needed:
-        steps = rows * epochs // config.groups_per_step
+        steps = int(rows * epochs / groups_per_step)
         message = (
             f"{rows} rows in {epochs} epochs end after {steps} steps; steps={config.steps} with "
             f"groups_per_step={config.groups_per_step} needs {needed}"

@@ -3,12 +3,14 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import typer
 
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
+from offbeat.config.mixture import environment_views, environment_weights, text_in
 from offbeat.config.run import RunConfig
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.launch.checks.agent import check_agent
@@ -35,7 +37,12 @@ from offbeat.launch.checks.software import (
     count_gpus,
 )
 from offbeat.launch.checks.teacher import check_teacher
-from offbeat.launch.checks.user_code import check_command, check_secrets, check_targets
+from offbeat.launch.checks.user_code import (
+    check_command,
+    check_sampler,
+    check_secrets,
+    check_targets,
+)
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded
@@ -86,14 +93,10 @@ def find(
         check_model_proof(config) if model else (),
         check_vllm_positions(config) if model else (),
         check_teacher(config) if model else (),
-        check_prompts(config, commits) if commits is not None else (),
-        check_prompt_lengths(config, commits) if model and commits is not None else (),
+        _of_each_environment(config, commits, has_model=model is not None),
         check_checkpoints(config),
         check_failed_samples(config),
-        check_targets(config, Path.cwd()),
-        check_command(config, Path.cwd()),
-        check_agent(config) if model else (),
-        check_gym(config),
+        check_sampler(config, Path.cwd()),
         check_secrets(config),
         check_cores(config, machine),
         check_memory(config, machine, model) if model else (),
@@ -108,6 +111,33 @@ def find(
         ),
         check_wandb(config, os.environ),
         check_ray_address(os.environ),
+    )
+
+
+def _of_each_environment(
+    config: RunConfig, commits: Mapping[str, str] | None, *, has_model: bool
+) -> Iterator[Finding]:
+    """Yield the findings about prompts and code of each environment; of several, with its name."""
+    weights = environment_weights(config)
+    for name, view in environment_views(config).items():
+        share = weights[name] / sum(weights.values()) if name else 1.0
+        for finding in chain(
+            check_prompts(view, commits, share=share) if commits is not None else (),
+            check_prompt_lengths(view, commits) if has_model and commits is not None else (),
+            check_targets(view, Path.cwd()),
+            check_command(view, Path.cwd()),
+            check_agent(view) if has_model else (),
+            check_gym(view),
+        ):
+            yield _of_environment(name, finding) if name else finding
+
+
+def _of_environment(name: str, finding: Finding) -> Finding:
+    return replace(
+        finding,
+        subject=f"{finding.subject} of {name}",
+        message=text_in(name, finding.message),
+        fix=text_in(name, finding.fix),
     )
 
 

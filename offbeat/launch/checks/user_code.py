@@ -20,43 +20,53 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
-    """Check that the user's modules can be found and parsed, without running them."""
-    targets = {"environment": config.environment.target}
-    options = {"environment": config.environment.options}
-    is_agent = config.environment.name == "agent"
-    if isinstance(config.sampler, CustomSamplerConfig):
-        targets["sampler"] = config.sampler.target
-        options["sampler"] = config.sampler.options
-    for section, target in targets.items():
-        if target is None:
-            continue
-        if target in GRADERS:
-            yield _installed(section, target)
-            continue
-        module, _, name = target.partition(":")
-        source = find_module(module, working_dir)
-        if source is None:
-            yield error(
-                section,
-                f"{section}.target={target}: no module {module} from {working_dir}",
-                "Start offbeat in the directory that holds it, or install it.",
-            )
-        elif problem := _unusable(
-            source, name, options[section], is_agent=is_agent and section == "environment"
-        ):
-            yield error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
-        elif absent := _absent_import(source, working_dir):
-            yield error(
-                section,
-                f"{section}.target={target}: {source.name} imports {absent}, which is not installed",
-                "Install it in the environment that runs offbeat.",
-            )
-        else:
-            yield ok(section, f"module {module} is found")
-            if section == "environment" and config.environment.max_turns == 1:
-                yield from _one_turn(source, name)
-            if section == "environment":
-                yield from _one_call_at_a_time(config, source, name)
+    """Check that the module of the environment can be found and parsed, without running it."""
+    environment = config.environment
+    if environment.target is None:
+        return
+    if environment.target in GRADERS:
+        yield _installed("environment", environment.target)
+        return
+    is_agent = environment.name == "agent"
+    source, finding = _parsed(
+        "environment", environment.target, environment.options, working_dir, is_agent=is_agent
+    )
+    yield finding
+    if source is not None:
+        name = environment.target.partition(":")[2]
+        if environment.max_turns == 1:
+            yield from _one_turn(source, name)
+        yield from _one_call_at_a_time(config, source, name)
+
+
+def check_sampler(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
+    """Check that the module of a custom sampler can be found and parsed, without running it."""
+    sampler = config.sampler
+    if isinstance(sampler, CustomSamplerConfig):
+        yield _parsed("sampler", sampler.target, sampler.options, working_dir)[1]
+
+
+def _parsed(
+    section: str,
+    target: str,
+    options: Collection[str],
+    working_dir: Path,
+    *,
+    is_agent: bool = False,
+) -> tuple[Path | None, Finding]:
+    """Return the source of a target, None unless it can be used, and the finding about it."""
+    module, _, name = target.partition(":")
+    source = find_module(module, working_dir)
+    if source is None:
+        seen = f"{section}.target={target}: no module {module} from {working_dir}"
+        fix = "Start offbeat in the directory that holds it, or install it."
+        return None, error(section, seen, fix)
+    if problem := _unusable(source, name, options, is_agent=is_agent):
+        return None, error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
+    if absent := _absent_import(source, working_dir):
+        seen = f"{section}.target={target}: {source.name} imports {absent}, which is not installed"
+        return None, error(section, seen, "Install it in the environment that runs offbeat.")
+    return source, ok(section, f"module {module} is found")
 
 
 def _one_call_at_a_time(config: RunConfig, source: Path, name: str) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ class Worker(EnvironmentActor):
     def __init__(self, run_dir: Path, environment: Environment) -> None:
         folder = str(run_dir)
         super().__init__(EnvironmentSpec("environment-0", CONFIG, folder, folder, {}))
-        self._environment = environment
+        runner = self._environments[""]
+        self._environments = {"": replace(runner, environment=environment)}
         self._engines = {"engine-0": CallBatcher(exchange)}
 
 

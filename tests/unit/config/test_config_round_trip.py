@@ -112,6 +112,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "algorithm.loss.teacher_coef": st.just(1.0),  # this one and the next beside a teacher
     "algorithm.loss.teacher_reward_coef": st.just(0.0),
     "algorithm.loss.step_std": st.just(value=False),
+    "environments": st.just({}),  # in place of the single one
     "eval.path": st.none(),
     "eval.columns": st.just({}),
     "eval.sets": st.just({}),  # of two recipes they are joined by name

@@ -40,6 +40,7 @@ def test_an_honest_receipt_may_enter() -> None:
             "answer for prompt 8 attempt 2, asked for prompt 7 attempt 2",
         ),
         ({"attempt": 1}, "answer for prompt 7 attempt 1"),
+        ({"environment": "sums"}, "of environment 'sums', and prompt 7 is one of ''"),
         ({"rewards": (1.0,)}, "group of [1, 2] samples, asked for 2"),
         ({"prompt_tokens": (3, 3, 3)}, "group of [2, 3] samples"),
         ({"valid_tokens": ()}, "group of [0, 2] samples"),

@@ -37,7 +37,7 @@ from offbeat.launch.checks.software import (
     check_wandb,
     gpus_wanted,
 )
-from offbeat.launch.checks.user_code import check_secrets, check_targets
+from offbeat.launch.checks.user_code import check_sampler, check_secrets, check_targets
 from offbeat.launch.checks.vllm import check_vllm_positions
 from tests.support.model_families import LONG_ROPES, family_model
 
@@ -475,7 +475,7 @@ def test_a_grader_of_the_package_is_found_if_its_extra_is_installed(tmp_path: Pa
 )
 def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Level) -> None:
     run = config(sampler={"name": "custom", "target": f"{module}:Policy"})
-    assert one(check_targets(run, user_code)).level is level
+    assert one(check_sampler(run, user_code)).level is level
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.loader import load_recipe
+from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.launch.dry_run import dry
 
@@ -20,7 +21,8 @@ def name_of(recipe: Path) -> str:
 
 def check(dried: RunConfig) -> None:
     assert (dried.trainer.backend, dried.generator.backend) == ("stub", "stub")
-    assert dried.environment.name == "stub"
+    for view in environment_views(dried).values():
+        assert view.environment.name == "stub"
     assert dried.steps <= STEPS
     assert dried.generator.engines <= ENGINES
     assert dried.generator.sampling.max_new_tokens <= TOKENS

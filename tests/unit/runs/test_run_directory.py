@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -179,6 +180,38 @@ def test_what_the_ledger_is_made_of_must_be_as_it_was(
     assert "offbeat train --resume RUN alone does" in refused.value.fix
     assert (run_dir / CONFIG).read_bytes() == before
     assert (run_dir / SUMMARY).exists()
+
+
+MIX: dict[str, Any] = {"small": {"weight": 1}, "large": {"weight": 3}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"large": {"weight": 2}}, "environments.large.weight is 2, the run has 3"),
+        (
+            {"small": {"environment": {"options": {"low": 5}}}},
+            "environments.small.environment.options.low is 5, the run has None",
+        ),
+        (
+            {"small": {"data": {"epochs": 2}}},
+            "environments.small.data.epochs is 2, the run has None",
+        ),
+        ({"new": {}}, "environments.new.weight is 1, the run has None"),
+    ],
+)
+def test_what_decides_which_environment_a_prompt_is_of_must_be_as_it_was(
+    tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    made = make_run_dir(config("unused", environments=MIX), tmp_path / "run")
+    with pytest.raises(RunDirUnusable) as refused:
+        reopen_run_dir(config("unused", environments=MIX | changes), made)
+    assert told in refused.value.problem
+    workers = {
+        "small": {"environment": {"workers": 2, "reward_deadline_s": 5}},
+        "large": MIX["large"],
+    }
+    assert reopen_run_dir(config("unused", environments=workers), made) == made
 
 
 def test_every_difference_is_told_at_once(run_dir: Path) -> None:

@@ -1,0 +1,113 @@
+"""The environments of a run: one without a name, or several by name.
+
+Code that is about one environment reads the config of a run of that environment alone, a *view*, so
+that it does not have to know whether there are others.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.eval import EvalSetConfig
+
+SECTION: Final = "environments"
+
+_OWN_KEYS: Final = re.compile(r"(?<![\w.])(?=environment\.|data\.|eval\.(?:path|columns))")
+"""Where a key begins that each of several environments has for itself."""
+
+
+def environment_views(config: RunConfig) -> dict[str, RunConfig]:
+    """Return by name the config of a run of each environment alone; a single one has no name."""
+    if not config.environments:
+        return {"": config}
+    workers = max(each.environment.workers for each in config.environments.values())
+    views = dict[str, RunConfig]()
+    for name, each in config.environments.items():
+        one = each.eval
+        scored = {
+            "path": one.path,
+            "columns": one.columns,
+            "prompts": one.prompts or config.eval.prompts,
+            "samples": one.samples or config.eval.samples,
+            "sets": {},
+        }
+        section: dict[str, object] = {
+            # Every worker plays every environment
+            "environment": each.environment.model_copy(update={"workers": workers}),
+            "data": each.data,
+            "eval": config.eval.model_copy(update=scored),
+            "environments": {},
+        }
+        views[name] = config.model_copy(update=section)
+    return views
+
+
+def environment_weights(config: RunConfig) -> dict[str, int]:
+    """Return the weights of several environments by name, without a common divisor."""
+    weights = {name: each.weight for name, each in config.environments.items()}
+    divisor = math.gcd(*weights.values())
+    return {name: weight // divisor for name, weight in weights.items()}
+
+
+def key_in(name: str, key: str) -> str:
+    """Return the key of the recipe for a key of the view called ``name``."""
+    return f"{SECTION}.{name}.{key}" if name else key
+
+
+def text_in(name: str, text: str) -> str:
+    """Return a message about the view called ``name`` with the keys of the recipe."""
+    return _OWN_KEYS.sub(key_in(name, ""), text) if name else text
+
+
+def inputs_in(name: str, inputs: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what is recorded of a run's inputs under the keys of the view called ``name``.
+
+    Paths on the hub and other inputs keep their keys.
+    """
+    if not name:
+        return inputs
+    prefix = key_in(name, "")
+    return {
+        key.removeprefix(prefix): value
+        for key, value in inputs.items()
+        if key.startswith(prefix) or not key.startswith(f"{SECTION}.")
+    }
+
+
+def evaluation_sets(config: RunConfig) -> dict[str, EvalSetConfig]:
+    """Return the evaluation sets by name, with prompts and samples filled in.
+
+    Several environments have a set each, under the name of the environment.
+    """
+    views = environment_views(config)
+    return {
+        set_name or name: one
+        for name, view in views.items()
+        for set_name, one in view.eval.named_sets.items()
+    }
+
+
+def prompt_paths(config: RunConfig) -> dict[str, str]:
+    """Return all paths of prompt files by their keys, those of evaluations included."""
+    return {
+        key_in(name, key): path
+        for name, view in environment_views(config).items()
+        for key, path in {"data.path": view.data.path, **view.eval.paths}.items()
+        if path is not None
+    }
+
+
+def evaluation_paths(config: RunConfig) -> dict[str, str]:
+    """Return the paths of the prompt files of evaluations by their keys."""
+    return {
+        key_in(name, key): path
+        for name, view in environment_views(config).items()
+        for key, path in view.eval.paths.items()
+    }
+
+
+def environment_workers(config: RunConfig) -> int:
+    """Return the number of environment workers: the most that an environment asks for."""
+    return max(view.environment.workers for view in environment_views(config).values())

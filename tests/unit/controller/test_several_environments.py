@@ -1,0 +1,27 @@
+"""A run on several environments: what the controller tells of each."""
+
+from offbeat.controller.events import Committed
+from offbeat.environments.mixed_prompts import MixedPrompts
+from offbeat.environments.prompts import StubPrompts
+from tests.support.world import World
+
+
+def test_metrics_journal_and_summary_name_the_environment_of_each_group() -> None:
+    weights = {"easy": 3, "hard": 1}
+    sources = {name: StubPrompts(8, shuffle=True, seed=0, epochs=None) for name in weights}
+    prompts = MixedPrompts(sources, weights, seed=0)
+    config = {"samples_per_group": 2, "groups_per_step": 4, "steps": 3}
+    run = World({**config, "sampler": {"name": "in_order"}}, prompts=prompts)
+    hard = [index for index in range(12) if prompts.place(index)[0] == "hard"]
+    run.rollouts.forged = {index: {"rewards": (0.0, 0.0)} for index in hard}
+    run.run()
+    first = run.telemetry.records[0]
+    assert (first["environment/easy/reward"], first["environment/hard/reward"]) == (0.5, 0.0)
+    assert (first["environment/easy/share"], first["environment/hard/share"]) == (0.75, 0.25)
+    assert first["environment/easy/response_tokens_mean"] == 2.0
+    named = {
+        event.receipt.prompt_index: event.receipt.environment for event in run.events(Committed)
+    }
+    assert named == {index: prompts.place(index)[0] for index in range(12)}
+    summary = run.built.progress.summary("run", "finished", None)
+    assert summary.reward_by_environment == {"easy": 0.5, "hard": 0.0}
