@@ -40,13 +40,7 @@ def _headline(summary: Summary) -> Text:
 
 def _figures(summary: Summary) -> Table:
     table = _columns()
-    if summary.reward_first is not None or summary.loss is None:
-        _add(table, "reward", f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}",
-                      "means over the first and the last 20 steps")  # fmt: skip
-    if summary.loss is not None:
-        _add(table, "loss", _number(summary.loss), "of the last step")
-    for name, reward in summary.reward_by_environment.items():
-        _add(table, f"reward {name}", _number(reward), "mean over the last 20 steps")
+    _add_learned(table, summary)
     first = f"first after {summary.first_step_s:.1f} s" if summary.first_step_s is not None else ""
     of = f" of {summary.steps_asked}" if summary.steps < summary.steps_asked else ""
     _add(table, "steps", f"{summary.steps}{of} in {_duration(summary.wall_s)}", first)
@@ -84,6 +78,17 @@ def _figures(summary: Summary) -> Table:
     if summary.rewinds:
         _add(table, "rewound", _times(summary.rewinds), "to a checkpoint, or to the initial model")
     return table
+
+
+def _add_learned(table: Table, summary: Summary) -> None:
+    """Add the rewards, and the loss of a run that has none."""
+    if summary.reward_first is not None or summary.loss is None:
+        _add(table, "reward", f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}",
+                      "means over the first and the last 20 steps")  # fmt: skip
+    if summary.loss is not None:
+        _add(table, "loss", _number(summary.loss), "of the last step")
+    for name, reward in summary.reward_by_environment.items():
+        _add(table, f"reward {name}", _number(reward), "mean over the last 20 steps")
 
 
 def _scores(metrics: Mapping[str, float]) -> Iterator[tuple[str, tuple[str, str]]]:
