@@ -10,9 +10,11 @@ from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.base import of_kind
 from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.generators.broadcasts import in_thread
 from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.spec import EngineSpec
+from offbeat.generators.vllm.adapter_base import FileBase
 from offbeat.generators.vllm.arguments import (
     TRANSFER_BACKEND,
     check_engine_args,
@@ -34,6 +36,7 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.transport import PublishedRelease
 
 log = structlog.stdlib.get_logger()
 
@@ -62,10 +65,12 @@ class VllmEngineActor(EngineActor):
             ),
             config=config.vllm,
         )
+        self._coverage = coverage_of(spec.model.path, spec.model.dtype)
+        self._base: FileBase | None = None  # opened when the first adapters arrive
         self._updates = WeightUpdates(
             self._vllm,
             library,
-            coverage_of(spec.model.path, spec.model.dtype),
+            self._coverage,
             config.vllm,
             StagingArea(),
             vllm_version=vllm_version(),
@@ -97,12 +102,29 @@ class VllmEngineActor(EngineActor):
     ) -> TakenRelease:
         await self._warmed_up()
         try:
+            if manifest.adapter is not None:
+                whole = await self._merged(epoch, version, digest, manifest, chunks)
+                manifest, digest, chunks = whole
             return TakenRelease(*await self._updates.take(epoch, version, digest, manifest, chunks))
         except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
             raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
         finally:
             if not self._vllm.serving:
                 self._version = self._digest = None
+
+    async def _merged(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+    ) -> PublishedRelease:
+        """Add adapters to the model that the engine was loaded from, beside decoding."""
+
+        def merge() -> PublishedRelease:
+            try:
+                self._base = self._base or FileBase(self._model_path, self._coverage)
+            except OSError as error:
+                raise TransferRefused(epoch, "base", str(error), "readable files") from error
+            return self._base.whole(epoch, version, digest, manifest, chunks)
+
+        return await in_thread(f"adapters {epoch}", merge)
 
 
 def start(spec: EngineSpec) -> Started:

@@ -45,10 +45,3 @@ def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
             "whole model",
             "Leave sync.adapter out, or set trainer.lora.",
         )
-    if adapts and config.sync.adapter == "separate" and config.generator.backend == "vllm":
-        yield Clash(
-            ("sync.adapter", "trainer.lora", "generator.backend"),
-            "sync.adapter=separate does not fit generator.backend=vllm, whose engines take whole "
-            "models here",
-            "Set sync.adapter to merged.",
-        )

@@ -12,7 +12,8 @@ adapter and subtracting it again does not restore the bits of the base.
 # it.
 
 import re
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -55,28 +56,51 @@ def merged(base_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scaling: float) -> Tenso
         return added_OI.add_(base_OI).to(base_OI.dtype)
 
 
+class AdapterBase(Protocol):
+    """A model as an engine has loaded it, to which adapters are added."""
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the files which the model was loaded from."""
+        ...
+
+    def matrix(self, module: str) -> tuple[tuple[int, ...], str] | None:
+        """Return shape and dtype of the matrix of a linear module, if there is one."""
+        ...
+
+    def of(self, module: str) -> Tensor:
+        """Return the matrix of a linear module as it was loaded."""
+        ...
+
+    def write(self, matrices: Mapping[str, Tensor]) -> None:
+        """Put these matrices, by linear module, and all others as they were loaded in place."""
+        ...
+
+
 class BaseWeights:
     """Weights of a module as they were loaded, of which copies are kept where adapters are added."""
 
     def __init__(self, module: nn.Module, digest: str) -> None:
         """``digest``: that of the files which the module was loaded from."""
         self.digest = digest
-        self.served = dict(named_weights(module))
+        self._served = dict(named_weights(module))
         self._kept = dict[str, Tensor]()  # matrices that adapters were added to
 
+    def matrix(self, module: str) -> tuple[tuple[int, ...], str] | None:
+        served = self._served.get(f"{module}.weight")
+        return None if served is None else (tuple(served.shape), dtype_name(served))
+
     def of(self, module: str) -> Tensor:
-        """Return the matrix of a linear module as it was loaded."""
         name = f"{module}.weight"
         if name not in self._kept:
-            self._kept[name] = self.served[name].clone()
+            self._kept[name] = self._served[name].clone()
         return self._kept[name]
 
-    def write(self, matrices: dict[str, Tensor]) -> None:
-        """Serve these matrices, by linear module, and all others as they were loaded."""
+    def write(self, matrices: Mapping[str, Tensor]) -> None:
         given = {f"{module}.weight": each for module, each in matrices.items()}
         values = self._kept | given
         with torch.no_grad():
-            torch._foreach_copy_([self.served[name] for name in values], list(values.values()))
+            torch._foreach_copy_([self._served[name] for name in values], list(values.values()))
 
 
 class AdapterTarget:
@@ -88,7 +112,7 @@ class AdapterTarget:
 
     in_place = False
 
-    def __init__(self, base: BaseWeights, manifest: Manifest) -> None:
+    def __init__(self, base: AdapterBase, manifest: Manifest) -> None:
         self._base, self._adapter = base, manifest.adapter
         self._specs = _expected(base, manifest)
         self._half = dict[str, tuple[str, Tensor]]()  # by module: side and matrix that came first
@@ -121,7 +145,7 @@ class AdapterTarget:
         self._half, self._staged = {}, {}
 
 
-def check_base(epoch: int, base: BaseWeights, manifest: Manifest) -> None:
+def check_base(epoch: int, base: AdapterBase, manifest: Manifest) -> None:
     """Check that adapters were trained on the model that an engine has loaded.
 
     Raises:
@@ -137,16 +161,15 @@ def check_base(epoch: int, base: BaseWeights, manifest: Manifest) -> None:
         )
 
 
-def _expected(base: BaseWeights, manifest: Manifest) -> TensorSpecs:
+def _expected(base: AdapterBase, manifest: Manifest) -> TensorSpecs:
     """Return both matrices of every adapter whose module the base has, in the shapes it requires."""
     assert manifest.adapter is not None  # noqa: S101 -- this target is made for such manifests
     rank, specs = manifest.adapter.rank, dict[str, tuple[tuple[int, ...], str]]()
     parts = [part_named(each.name) for each in manifest.tensors]
     for module in dict.fromkeys(each.module for each in parts if each is not None):
-        matrix_OI = base.served.get(f"{module}.weight")
-        if matrix_OI is not None and matrix_OI.ndim == len("OI"):
-            outputs, inputs = matrix_OI.shape
-            dtype = dtype_name(matrix_OI)
+        found = base.matrix(module)
+        if found is not None and len(found[0]) == len("OI"):
+            (outputs, inputs), dtype = found
             specs[AdapterPart(module, "A").file_name] = (rank, inputs), dtype
             specs[AdapterPart(module, "B").file_name] = (outputs, rank), dtype
     return specs

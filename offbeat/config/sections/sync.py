@@ -33,9 +33,9 @@ class _Sync(Config):
     changes decisions, such as the routing of experts; each one travels at twice the size."""
 
     adapter: Literal["separate", "merged"] = "separate"
-    """What a release holds when `trainer.lora` is set. separate: the adapters alone, which an engine adds to the
-    model it loaded; merged: the whole model with the adapters added, for engines that cannot, at the bytes of a
-    full release."""
+    """What a release holds when `trainer.lora` is set. separate: the adapters alone, which each engine adds to the
+    model it loaded, in its own memory; merged: the whole model with the adapters added, which spares engines that
+    work at the bytes of a full release."""
 
     canary_interval: Annotated[int, Field(ge=0)] = 4
     """Releases from one canary to the next: next-token distributions of the trainer that an engine has to

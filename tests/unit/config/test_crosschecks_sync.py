@@ -52,9 +52,13 @@ def test_a_merged_release_needs_adapters_to_merge() -> None:
     assert adapters(trainer={"lora": {}}) == []
 
 
-def test_vllm_engines_take_adapters_merged() -> None:
-    vllm = {"trainer": {"lora": {}}, "generator": {"backend": "vllm"}}
-    (text,) = adapters(**vllm)
-    assert "sync.adapter=separate does not fit generator.backend=vllm" in text
-    assert "Set sync.adapter to merged" in text
-    assert adapters(**vllm, sync={"adapter": "merged"}) == []
+def test_releases_of_adapters_fit_every_kind_of_engine() -> None:
+    for generator in ({"backend": "vllm"}, {"backend": "embedded"}):
+        for adapter in ("separate", "merged"):
+            given: dict[str, Any] = {"generator": generator, "sync": {"adapter": adapter}}
+            assert adapters(trainer={"lora": {}}, **given) == []
+
+
+def test_adapters_on_megatron_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.megatron\.lora"):
+        adapters(trainer={"backend": "megatron", "lora": {}})
