@@ -113,7 +113,8 @@ async def generate(actor: EmbeddedEngineActor, number: int) -> GenerateResult:
 def with_engine(path: Path, use: Use, dtype: Any = "float32") -> None:
     async def main() -> None:
         model = ModelConfig(path=str(path), dtype=dtype)
-        spec = EngineSpec("e", model, EmbeddedGeneratorConfig(), StubConfig(), 0, "unused")
+        run_dir = str(path.with_name(f"{path.name}-run"))
+        spec = EngineSpec("e", model, EmbeddedGeneratorConfig(), StubConfig(), 0, run_dir)
         actor = EmbeddedEngineActor(spec)
         try:
             await use(actor)
