@@ -1,9 +1,13 @@
 """Estimators of the KL divergence between two policies from sampled tokens."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from offbeat.algorithms.tokens import LOG_RATIO_LIMIT, ratio
+from offbeat.algorithms.metrics import PartialMetric
+from offbeat.algorithms.tokens import LOG_RATIO_LIMIT, ValidTokens, ratio, token_mean
+from offbeat.config.sections.loss import PolicyGradientLossConfig
 
 
 def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
@@ -43,3 +47,26 @@ def weighted_kl(logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor, kind: st
     is_clamped_N = (reference_N - logprobs_N).abs() > LOG_RATIO_LIMIT
     weight_N = torch.where(is_clamped_N, weight_N.detach(), weight_N)
     return weight_N * kl_penalty(logprobs_N, reference_N, kind)
+
+
+def penalised(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTokens:
+    """Return tokens whose advantage is ``A - kl_reward_coef * (old - reference)``: KL in the reward.
+
+    Each token answers for its own KL alone, discount 0, as in REINFORCE++ with baseline of NeMo-RL
+    (``use_kl_in_reward``) and slime (``--kl-coef``); the estimate is ``k1``, whose policy gradient
+    is that of KL(policy || reference). arXiv:2501.03262, section 3.2.
+    """
+    if tokens.reference_N is None or not config.kl_reward_coef:
+        return tokens
+    kl_N = kl_penalty(tokens.old_N.detach(), tokens.reference_N, "k1")
+    return replace(tokens, advantages_N=tokens.advantages_N - config.kl_reward_coef * kl_N)
+
+
+def reward_kl_metrics(
+    tokens: ValidTokens, config: PolicyGradientLossConfig
+) -> dict[str, PartialMetric]:
+    """Return the mean KL that the advantages lost a share of; none without ``kl_reward_coef``."""
+    if tokens.reference_N is None or not config.kl_reward_coef:
+        return {}
+    kl_N = kl_penalty(tokens.old_N.detach(), tokens.reference_N, "k1")
+    return {"train/kl_reward": token_mean(kl_N, tokens.mask_N)}

@@ -26,7 +26,7 @@ from offbeat.algorithms.corrections import Correction, correction
 from offbeat.algorithms.diagnostics import spread
 from offbeat.algorithms.distillation import distilled, teacher_metrics
 from offbeat.algorithms.divisors import divisor_parts
-from offbeat.algorithms.kl import kl_penalty, weighted_kl
+from offbeat.algorithms.kl import kl_penalty, penalised, reward_kl_metrics, weighted_kl
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.algorithms.surrogates import (
     Surrogate,
@@ -64,12 +64,13 @@ def clipped_pg(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
 
         w * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  kl_coef * KL(logprob, reference)
 
-    With a teacher ``A`` has its part for each token: ``distillation.distilled``. ``w`` is the
+    With a teacher, or a KL penalty in the reward, ``A`` has its part for each token:
+    ``distillation.distilled``, ``kl.penalised``. ``w`` is the
     product of the recipe's corrections. ``normalize="tokens"`` is DAPO's token-level
     loss (arXiv:2503.14476, section 3.3), ``"sequences"`` GRPO's mean of means (arXiv:2402.03300),
     ``"constant"`` Dr. GRPO's division by the generation budget (arXiv:2503.20783, section 3.2).
     """
-    valid = distilled(valid_tokens(tokens, config.old_logprobs), config)
+    valid = _with_advantages(tokens, config)
     return _sums(valid, clipped(valid, config), correction(valid, config), tokens, config)
 
 
@@ -78,7 +79,7 @@ def gspo(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
 
     arXiv:2507.18071.
     """
-    valid = distilled(valid_tokens(tokens, config.old_logprobs), config)
+    valid = _with_advantages(tokens, config)
     return _sums(valid, sequence_clipped(valid, config), correction(valid, config), tokens, config)
 
 
@@ -87,7 +88,7 @@ def cispo(tokens: LossTokens, config: ClipRangeLossConfig) -> LossSums:
 
     arXiv:2506.13585, which normalises over tokens.
     """
-    valid = distilled(valid_tokens(tokens, config.old_logprobs), config)
+    valid = _with_advantages(tokens, config)
     return _sums(valid, bounded_weight(valid, config), correction(valid, config), tokens, config)
 
 
@@ -96,7 +97,7 @@ def sapo(tokens: LossTokens, config: SapoLossConfig) -> LossSums:
 
     arXiv:2511.20347, which averages sequence means.
     """
-    valid = distilled(valid_tokens(tokens, config.old_logprobs), config)
+    valid = _with_advantages(tokens, config)
     return _sums(valid, soft_gated(valid, config), correction(valid, config), tokens, config)
 
 
@@ -104,6 +105,12 @@ def sft(tokens: LossTokens, config: AnyLossConfig) -> LossSums:
     """Compute the negative log-likelihood of the trained tokens, without any weights."""
     valid = valid_tokens(tokens)
     return _sums(valid, likelihood(valid), Correction(None, None, {}), tokens, config)
+
+
+def _with_advantages(tokens: LossTokens, config: PolicyGradientLossConfig) -> ValidTokens:
+    """Return the valid tokens; their advantages have the parts of teacher and reference."""
+    valid = valid_tokens(tokens, config.old_logprobs)
+    return penalised(distilled(valid, config), config)
 
 
 def _sums(
@@ -122,6 +129,8 @@ def _sums(
         policy_N = policy_N * corrected.weight_N
     loss = policy = (policy_N * share_N).sum()
     metrics = corrected.metrics | _ratio_metrics(surrogate, mask_N) | teacher_metrics(valid)
+    if isinstance(config, PolicyGradientLossConfig):
+        metrics |= reward_kl_metrics(valid, config)
     was_drawn = tokens.generation_N is not None
     if was_drawn:
         metrics |= _gap_metrics(valid)

@@ -168,6 +168,13 @@ def _a_deviation_divides_advantages_only(
             "the deviation is known only when the gradients of both have been added up",
             f"Set {_LOSS}.kl_coef to 0, or {_LOSS}.step_std to false.",
         )
+    if loss.kl_reward_coef:
+        yield Clash(
+            (f"{_LOSS}.step_std", f"{_LOSS}.kl_reward_coef"),
+            f"{_LOSS}.step_std=true takes the mean of the step's advantages to be 0, and "
+            f"{_LOSS}.kl_reward_coef={loss.kl_reward_coef:g} moves it",
+            f"Set {_LOSS}.kl_reward_coef to 0, or {_LOSS}.step_std to false.",
+        )
     if loss.entropy_coef:
         yield Clash(
             (f"{_LOSS}.step_std", f"{_LOSS}.entropy_coef"),

@@ -73,7 +73,7 @@ def _max_group_bytes(config: RunConfig) -> int:
         response = min(config.generator.sampling.max_new_tokens, whole)
     loss = config.algorithm.loss
     policy = loss.name != "sft" and loss.old_logprobs == "policy"
-    logprobs = 1 + policy + (loss.kl_coef > 0) + (loss.teacher_path is not None)
+    logprobs = 1 + policy + loss.needs_reference_logprobs + (loss.teacher_path is not None)
     token = 2 * _ID_BYTES + _MASK_BYTES + logprobs * _LOGPROB_BYTES
     sample = response * token + _REWARD_BYTES + boundaries
     return whole * _ID_BYTES + samples * sample + _OFFSET_BYTES

@@ -71,6 +71,11 @@ class PolicyGradientLossConfig(AnyLossConfig):
     makes it so, for k1 and k3. unbiased holds to the initial model on both sides, where k3 alone
     pulls exponentially towards tokens that only it finds likely; it varies with the ratio."""
 
+    kl_reward_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL penalty in the reward: each token's advantage loses this times old -
+    reference logprob. It has no gradient of its own, so the clip range and the corrections hold it
+    too; ``kl_coef`` pulls where they would not. Costs a reference, as ``kl_coef`` does."""
+
     tis_cap: Annotated[float, Field(gt=0)] | None = None
     """Cap of the truncated importance weight exp(old - generation); needs ``old_logprobs``
     other than generation, as the two bands below. A higher cap corrects more and is noisier."""
@@ -129,6 +134,10 @@ class PolicyGradientLossConfig(AnyLossConfig):
     @property
     def needs_policy_logprobs(self) -> bool:
         return self.old_logprobs == "policy"
+
+    @property
+    def needs_reference_logprobs(self) -> bool:
+        return self.kl_coef > 0 or self.kl_reward_coef > 0
 
     @property
     def teacher_path(self) -> str | None:

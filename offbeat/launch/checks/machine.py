@@ -66,7 +66,7 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles) -> int:
         processes += trainer_ranks(config)
         loss = config.algorithm.loss
         teachers = trainer_ranks(config) if loss.teacher_path is not None else 0
-        frozen = (loss.kl_coef > 0) + teachers
+        frozen = loss.needs_reference_logprobs + teachers
         copies += 0 if _on_gpu(config.trainer.device) else 4 + frozen
     if config.generator.backend != "stub":
         processes += config.generator.engines

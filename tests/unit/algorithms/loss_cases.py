@@ -79,9 +79,14 @@ SPECS = {
         kl_coef=0.1,
         kl_gradient="unbiased",
         entropy_coef=0.3,
+        kl_reward_coef=0.2,
     ),
     "unbiased_current": CispoLossConfig(
-        old_logprobs="current", kl_coef=0.4, kl_gradient="unbiased", kl_clamp=0.2
+        old_logprobs="current",
+        kl_coef=0.4,
+        kl_gradient="unbiased",
+        kl_clamp=0.2,
+        kl_reward_coef=0.5,
     ),
 }
 """Every surrogate, every correction, both normalisations, every KL."""
@@ -186,6 +191,9 @@ def expected(tokens: LossTokens, config: LossConfig) -> Expected:
         tokens.advantages_N.tolist(),
         tokens.entropy_N.detach().tolist(),
     )
+    for i, own in enumerate(numbers.advantage):
+        kl = numbers.old[i] - numbers.reference[i]
+        numbers.advantage[i] = own - keys.kl_reward_coef * kl
     made = Expected(gradient=[0.0] * len(logprob), entropy_gradient=[0.0] * len(logprob))
     for s in range(tokens.sequences):
         mine = (tokens.sequence_N == s) & tokens.mask_N
@@ -210,7 +218,7 @@ def _add_sequence(
     made.dropped_sequences += not keep
     made.off_policy_sequences += not on_policy
     made.samples += 1
-    made.squares += numbers.advantage[own[0]] ** 2
+    made.squares += (sum(numbers.advantage[i] for i in own) / len(own)) ** 2
     if counted:
         each = {"tokens": len(counted), "sequences": 1, "constant": keys.constant_tokens}
         made.units += each[keys.normalize] or 0
@@ -247,7 +255,7 @@ def _on_policy(numbers: Numbers, own: list[int], keys: EveryKey) -> bool:
     """Whether the sequence is rewarded, or still about as likely as when it was drawn."""
     drift = sum(numbers.generation[i] - numbers.logprob[i] for i in own) / len(own)
     delta = keys.off_policy_delta
-    return delta is None or numbers.advantage[own[0]] >= 0 or drift <= delta
+    return delta is None or sum(numbers.advantage[i] for i in own) >= 0 or drift <= delta
 
 
 def _weight(k: float, keys: EveryKey) -> float:

@@ -198,7 +198,7 @@ def test_the_policy_loss_is_proportional_to_advantages(
     config: LossConfig, seed: int, factor: float
 ) -> None:
     """What ``step_std`` rests on, and why it goes with no KL penalty and no entropy bonus."""
-    plain = config.model_copy(update={"kl_coef": 0.0, "entropy_coef": 0.0})
+    plain = config.model_copy(update={"kl_coef": 0.0, "entropy_coef": 0.0, "kl_reward_coef": 0.0})
     one = tokens_of(seed)
     other = tokens_of(seed, advantages_N=factor * one.advantages_N)
     sums = sums_of(one, plain), sums_of(other, plain)

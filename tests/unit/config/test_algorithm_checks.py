@@ -162,5 +162,7 @@ def test_an_unbiased_gradient_is_of_a_penalty_whose_mean_is_the_kl() -> None:
 def test_a_deviation_divides_advantages_that_cancel_and_nothing_else() -> None:
     (text,) = messages(loss={"entropy_coef": 0.1, "step_std": True})
     assert "would divide the bonus of algorithm.loss.entropy_coef=0.1 too" in text
+    (text,) = messages(loss={"kl_reward_coef": 0.1, "step_std": True})
+    assert "algorithm.loss.kl_reward_coef=0.1 moves it" in text
     (text,) = messages(advantage="grpo_loo", loss={"step_std": True})
     assert "those of algorithm.advantage=grpo_loo do not cancel" in text

@@ -32,7 +32,7 @@ LOSSES = {
     "dr_grpo": LossSpec(ClippedPgLossConfig(normalize="constant", constant_tokens=12)),
     "sapo": LossSpec(SapoLossConfig(off_policy_delta=0.01, kl_coef=0.1, kl_gradient="unbiased")),
     "sequence_cap": LossSpec(
-        ClippedPgLossConfig(old_logprobs="current", sequence_cap=1.05, normalize="sequences")
+        ClippedPgLossConfig(old_logprobs="current", sequence_cap=1.05, kl_reward_coef=0.1)
     ),
     "step_std": LossSpec(ClippedPgLossConfig(step_std=True)),
     "kept": LossSpec(
