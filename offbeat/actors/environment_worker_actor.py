@@ -42,6 +42,7 @@ from offbeat.rollouts.group import run_group
 from offbeat.rollouts.rollout_log import RolloutLog
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
+from offbeat.rollouts.truncation import TruncationRules, by_length
 from offbeat.run_files.sharing import Sharing
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
@@ -140,6 +141,7 @@ class EnvironmentActor:
             raise
         except BaseException as error:  # classified here, before it crosses processes
             raise classified(error, task) from error
+        receipt, columns = by_length(task, receipt, columns, TruncationRules.of(config))
         receipt = msgspec.structs.replace(receipt, sampling=self._sampled_under)
         if config.rollout.log and not task.evaluation:
             self._log.add(task, receipt, columns)

@@ -47,7 +47,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         # tokens of a batch is one of the forms it finds biased.
         "dr_grpo": {"advantage": "dr_grpo", "loss": {**_CLIPPED, **_ENGINE, **_CONSTANT}},
         # arXiv:2503.14476: clip-higher and the token-level loss. Dynamic sampling is
-        # filters.zero_variance; over-long samples: filters.max_truncated_fraction and the reward.
+        # filters.zero_variance; over-long samples: rollout.truncated_samples and overlong_tokens.
         "dapo": {"advantage": "grpo", "loss": {**_CLIP_HIGHER, **_ENGINE, **_TOKENS}},
         # arXiv:2507.18071.
         "gspo": {

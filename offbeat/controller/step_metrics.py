@@ -106,7 +106,7 @@ class StepMetricsBuilder:
     def metrics(self) -> dict[str, float]:
         """Return every number of this step, under the names of the metric table."""
         rewards = self.rewards
-        generated = [n for receipt in self.receipts for n in receipt.of_valid(receipt.valid_tokens)]
+        generated = [n for receipt in self.receipts for n in receipt.generated_tokens]
         truncated = sum(receipt.truncated_samples for receipt in self.receipts)
         reasons = [reason for receipt in self.receipts for reason in receipt.finish_reasons]
         flat = sum(min(each.valid_rewards) == max(each.valid_rewards) for each in self.receipts)

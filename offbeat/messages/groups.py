@@ -135,11 +135,26 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     environment: str = ""  # of several environments, the name of its own
 
     @property
-    def truncated_samples(self) -> int:
-        """Return the number of valid samples that ran out of tokens, in any turn."""
+    def truncated(self) -> tuple[bool, ...]:
+        """Return for each sample whether it is valid and ran out of tokens, in any turn."""
         turns = self.truncated_turns or (0,) * self.samples
         samples = zip(self.valid, self.finish_reasons, turns, strict=True)
-        return sum(valid and (reason == OUT_OF_TOKENS or cut > 0) for valid, reason, cut in samples)
+        return tuple(
+            valid and (reason == OUT_OF_TOKENS or cut > 0) for valid, reason, cut in samples
+        )
+
+    @property
+    def truncated_samples(self) -> int:
+        """Return the number of such samples."""
+        return sum(self.truncated)
+
+    @property
+    def generated_tokens(self) -> tuple[int, ...]:
+        """Return of each valid sample its trained tokens; all of a truncated one without any."""
+        samples = zip(self.valid_tokens, self.response_tokens, self.truncated, strict=True)
+        return self.of_valid(
+            tuple(whole if is_cut and not own else own for own, whole, is_cut in samples)
+        )
 
     @property
     def samples(self) -> int:

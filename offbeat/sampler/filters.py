@@ -43,6 +43,8 @@ class GroupFilter:
         rewards, most = receipt.valid_rewards, self._config.max_truncated_fraction
         if most is not None and receipt.truncated_samples / len(rewards) > most:
             return TRUNCATED
+        if receipt.truncated_samples and not any(receipt.valid_tokens):
+            return TRUNCATED  # each sample is masked: nothing of the group would be trained
         if self._config.zero_variance and min(rewards) == max(rewards):
             return ZERO_VARIANCE
         return None

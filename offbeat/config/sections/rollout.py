@@ -62,6 +62,21 @@ class RolloutConfig(Config):
     uses every token drawn, at the cost of computing what branches share once for each; mask keeps
     side conversations from being rewarded for what another branch did."""
 
+    truncated_samples: Literal["train", "mask_loss"] = "train"
+    """A sample that ran out of tokens: train learns from it as from any other; mask_loss keeps its
+    reward in the comparison and trains none of its tokens, so that an answer which was only cut
+    off is not unlearnt. Masking leaves nothing that teaches the model to come to an end. A group
+    of which every sample is masked is replaced."""
+
+    overlong_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Length of the stretch before `generator.sampling.max_new_tokens` on which a response's reward
+    falls by up to ``overlong_penalty``, in proportion; None: no penalty. A long stretch makes
+    answers shorter early, a short one is felt only by those about to be cut off."""
+
+    overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """With ``overlong_tokens``: what a response at the limit loses. As much as a right answer earns
+    makes a long right answer worth nothing; more makes length matter more than being right."""
+
     max_sample_tokens: Annotated[int, Field(ge=2)] | None = None
     """name=agent: most tokens of one sample, over all its branches, each with its prompt and what
     it shares with others; a call beyond is refused as context_length_exceeded. None: four times

@@ -90,6 +90,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "rollout.branches": st.just("train"),  # these three for an agent alone
     "rollout.max_sample_tokens": st.none(),
     "rollout.max_branches": st.just(64),
+    "rollout.overlong_tokens": st.none(),
+    "rollout.overlong_penalty": st.just(1.0),
     "rollout.max_in_flight": st.none() | st.just(1),
     "rollout.min_valid_samples": st.none(),
     "rollout.backoff_s": st.floats(0.01, 1),

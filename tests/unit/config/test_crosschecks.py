@@ -47,6 +47,17 @@ def test_valid_samples_are_required_where_none_is_ever_masked() -> None:
     assert "not used with rollout.on_failed_sample=fail_group" in text
 
 
+def test_a_penalty_for_length_needs_a_stretch_that_one_response_can_reach() -> None:
+    sampling = {"generator": {"sampling": {"max_new_tokens": 64}}}
+    assert messages({"rollout": {"overlong_tokens": 64}}, sampling) == []
+    text = only({"rollout": {"overlong_tokens": 65}}, sampling)
+    assert "rollout.overlong_tokens=65 is longer than a response can be" in text
+    text = only({"rollout": {"overlong_penalty": 0.5}})
+    assert "overlong_penalty=0.5 is not used: there is no rollout.overlong_tokens" in text
+    turns = {"environment": {"max_turns": 2}}
+    assert "have several, or none" in only({"rollout": {"overlong_tokens": 8}}, sampling, turns)
+
+
 @pytest.mark.parametrize(("samples", "least"), [(1, 1), (2, 2), (8, 2)])
 def test_a_group_needs_two_valid_samples_unless_it_has_one(samples: int, least: int) -> None:
     config = RunConfig.model_validate(
