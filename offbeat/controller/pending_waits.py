@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from offbeat.messages.failures import Component, DeadlineExceeded
+from offbeat.telemetry.status import NamedWait
 
 T = TypeVar("T")
 _SHOWN: Final = 6
@@ -141,6 +142,19 @@ class PendingWaits:
         """Describe what one pump waits for; empty when it waits for nothing."""
         return next(
             (f"{each.waiter}: {each.target}" for each in self._open if each.pump is pump), ""
+        )
+
+    def listed(self, now: float) -> tuple[NamedWait, ...]:
+        """Return the longest waits in progress, probes of engines that are well left out."""
+        entries = [entry for entry in self._open if not entry.background][:_SHOWN]
+        return tuple(
+            NamedWait(
+                each.waiter,
+                each.target,
+                now - each.since,
+                None if each.deadline == _NEVER else each.deadline - each.since,
+            )
+            for each in entries
         )
 
     def describe(self, now: float) -> str:

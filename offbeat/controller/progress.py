@@ -115,6 +115,7 @@ class Progress:
             waiting_for=state.outage.describe()
             or state.waits.waits_of(Pump.TRAIN)
             or state.waits.oldest(),
+            waits=state.waits.named(),
         )
 
     def summary(

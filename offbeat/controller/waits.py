@@ -9,6 +9,7 @@ from offbeat.controller.pending_waits import PendingWaits, Pump
 from offbeat.controller.ports import Journal
 from offbeat.controller.signal import Signal
 from offbeat.messages.failures import Component
+from offbeat.telemetry.status import NamedWait
 
 _JOURNAL_DEADLINE_S: Final = 120.0
 
@@ -32,6 +33,10 @@ class Waits(PendingWaits):
         """Have every waiting task check its predicate again; the watchdog counts it as progress."""
         self.changed_at = self._clock()
         self._signal.notify()
+
+    def named(self) -> tuple[NamedWait, ...]:
+        """Return the longest waits in progress, for people."""
+        return self.listed(self._clock())
 
     async def until(
         self, pump: Pump, target: str, predicate: Callable[[], bool], *, waiter: str = ""

@@ -70,6 +70,7 @@ from offbeat.telemetry.progress import ProgressDisplay
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.report import render_summary
 from offbeat.telemetry.status import Status
+from offbeat.telemetry.status_file import StatusFile
 from offbeat.telemetry.summary import Summary
 
 log = structlog.stdlib.get_logger()
@@ -266,7 +267,7 @@ def _run(spec: RunSpec, token: RunDirToken, console: Console, signals: Signals) 
                     handles.append(make_run_files(spec, sharing))
                 actors = make_actors(spec)
             handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
-            with ProgressDisplay(console) as display:
+            with ProgressDisplay(console, StatusFile(spec.run_dir, spec.run_id)) as display:
                 return _incarnations(spec, actors, handles, display, signals, orders)
     finally:
         stop_ray(handles)

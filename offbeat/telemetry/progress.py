@@ -12,6 +12,7 @@ from rich.text import Text
 
 from offbeat.telemetry.charts import bar, sparkline
 from offbeat.telemetry.status import Status
+from offbeat.telemetry.status_file import StatusFile
 
 _BAR: Final = 30
 _PLAIN_EVERY_S: Final = 10.0  # between two lines of an output that is no terminal
@@ -20,16 +21,19 @@ _PLAIN_EVERY_S: Final = 10.0  # between two lines of an output that is no termin
 class ProgressDisplay:
     """Shows each ``Status`` passed to it, between entering and leaving the context.
 
+    With a ``file``, the status is written there as well.
     Lines are printed every ``plain_every_s``, at a new phase, and for the last step.
     """
 
     def __init__(
         self,
         console: Console,
+        file: StatusFile | None = None,
         *,
         plain_every_s: float = _PLAIN_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._file = file
         self._console, self._clock, self._plain_every_s = console, clock, plain_every_s
         self._live = (
             Live(console=console, auto_refresh=False, transient=True)
@@ -55,6 +59,8 @@ class ProgressDisplay:
 
     def update(self, status: Status) -> None:
         """Show the status, if it is due."""
+        if self._file is not None:
+            self._file.update(status)
         if self._live is not None:
             self._live.update(panel(status), refresh=True)
         elif self._is_due(status):

@@ -3,6 +3,15 @@
 import msgspec
 
 
+class NamedWait(msgspec.Struct, frozen=True):
+    """A wait in progress: for a remote reply, or for a change of the run's state."""
+
+    waiter: str
+    target: str
+    for_s: float  # so long already
+    deadline_s: float | None  # since its begin; None: the watchdog judges it
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Status that the controller reports about twice a second.
 
@@ -24,3 +33,4 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     verdict: str = ""
     waiting_for: str = ""  # what the run waits for now; empty if nothing
+    waits: tuple[NamedWait, ...] = ()  # the longest ones

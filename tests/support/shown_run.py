@@ -28,6 +28,8 @@ from offbeat.messages.failures import Component
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.rollouts.rollout_log import table
 from offbeat.telemetry.records import MetricRecord, encode_line
+from offbeat.telemetry.status import NamedWait, Status
+from offbeat.telemetry.status_file import StatusFile
 from offbeat.telemetry.summary import Syncs
 from tests.support.recorded_runs import RecordedRun
 
@@ -237,6 +239,18 @@ class ShownRun:
 
     # --- the end ---------------------------------------------------------------------------------
 
+    def alive(self) -> None:
+        """Write what the driver of a living run writes."""
+        waits = (
+            NamedWait("microbatch 1 of step 41", "the trainer", 0.02, 600.0),
+            NamedWait("rollout g-000330", "a worker and generator-0", 3.2, 120.0),
+        )
+        status = Status(
+            step=self.ledger.trainer_version, steps=self.steps, phase="running",
+            ready=len(self.ready), in_flight=8, waits=waits, waiting_for="the trainer",
+        )  # fmt: skip
+        StatusFile(self.run_dir, self.ledger.run_id).update(status)
+
     def write(self, outcome: str | None = "finished", error: str | None = None) -> Path:
         """Write what stands beside the journal; without an outcome the run goes on."""
         if outcome is not None:
@@ -306,6 +320,7 @@ def running(run_dir: Path, steps: int = 40) -> Path:
     for _ in range(steps):
         shown.step()
     shown.lines.append(b'{"step": 41, "ver')
+    shown.alive()
     return shown.write(outcome=None)
 
 

@@ -65,11 +65,18 @@ def run_facts(story: RunStory, *, full: bool) -> Facts:
         **_curves(story, full=full),
     }
     timeline = story.timeline
+    status = None if story.status is None else story.status.status
     verdict = verdict_of(
-        story.state, story.summary, story.bound, timeline.all_incidents(), timeline.end_s
+        story.state,
+        story.summary,
+        story.bound,
+        timeline.all_incidents(),
+        timeline.end_s,
+        () if status is None else status.waits,
     )
     facts["verdict"] = msgspec.to_builtins(verdict)
     if full:
+        facts["now"] = None if status is None else msgspec.to_builtins(status)
         facts |= timeline.to_facts()
         facts["heat"] = [as_bytes(row) for row in story.heat.staleness_shares(_HEAT_BINS)]
         facts["groups"] = story.groups.to_facts()

@@ -1,6 +1,7 @@
 """Reads a run directory once, for the page: every fold of its journal, and what stands beside it."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -17,6 +18,7 @@ from offbeat.runs.report.group_rows import GroupRows
 from offbeat.runs.report.limits import (
     CONFIG_BYTES,
     CONFIG_KEYS,
+    STATUS_BYTES,
     SUMMARY_BYTES,
     FileTooLarge,
     read_limited,
@@ -27,6 +29,7 @@ from offbeat.runs.report.told import Samples, TokenText, logged_rows, token_text
 from offbeat.runs.report.verdicts import State
 from offbeat.runs.unfinished import folded_summary
 from offbeat.runs.why import GroupHistories
+from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord
 from offbeat.telemetry.summary import Summary
 
 METRICS: Final = "metrics.jsonl"
@@ -35,7 +38,9 @@ METRICS: Final = "metrics.jsonl"
 class RunStory:
     """Everything that the page says about one run."""
 
-    def __init__(self, run_dir: Path, told_groups: int) -> None:
+    def __init__(
+        self, run_dir: Path, told_groups: int, clock: Callable[[], float] = time.time
+    ) -> None:
         """Read the directory. ``told_groups``: how many groups get text and history.
 
         Raises:
@@ -44,7 +49,7 @@ class RunStory:
             JournalVersion: Another version of offbeat wrote it.
             ImpossibleEvent: An event does not fit those before it.
         """
-        self.run_dir = run_dir
+        self.run_dir, self._clock = run_dir, clock
         self.problems = list[str]()
         """Files that could not be read, one sentence each."""
         self.config = self._read_config()
@@ -52,6 +57,8 @@ class RunStory:
         self.timeline, self.groups, self._steps = Timeline(), GroupRows(), StepFold()
         self.began_unix_s = self.last_unix_s = 0.0
         events = self._fold()
+        self.status: StatusRecord | None = None
+        """What a run does that is alive."""
         self.state: State
         self.state, self.summary = self._ended()
         metrics = read_metrics_file(run_dir / METRICS)
@@ -114,8 +121,10 @@ class RunStory:
         else:
             if written.controller_incarnations >= self.ledger.incarnation:
                 return written.outcome, written
+        self.status = self._read_status()
         steps = self.config.get("steps")
-        return "unfinished", folded_summary(
+        state: State = "unfinished" if self.status is None else "running"
+        return state, folded_summary(
             self.ledger,
             self._history,
             run_id=self.ledger.run_id,
@@ -124,6 +133,19 @@ class RunStory:
             outcome="aborted",
             error=None,
         )
+
+    def _read_status(self) -> StatusRecord | None:
+        """Return what the run does now; None where nothing says that it is alive."""
+        try:
+            content = read_limited(self.run_dir / STATUS_FILE, STATUS_BYTES)
+            record = msgspec.json.decode(content, type=StatusRecord)
+        except FileNotFoundError:
+            return None
+        except (OSError, FileTooLarge, msgspec.DecodeError) as error:
+            self.problems.append(f"{STATUS_FILE} cannot be read: {error}")
+            return None
+        is_own = record.run_id == self.ledger.run_id
+        return record if is_own and record.is_fresh(self._clock()) else None
 
     def _note(self, metrics: MetricsFile) -> None:
         if metrics.unreadable:

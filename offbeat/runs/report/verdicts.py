@@ -1,10 +1,13 @@
 """Outcome of a run, cards and advice: the top of the page."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from offbeat.runs.report.timeline import Incident
+from offbeat.telemetry.status import NamedWait
 from offbeat.telemetry.summary import Summary
 from offbeat.telemetry.time_accounting import Bottleneck
 
@@ -22,6 +25,10 @@ _ADVICE: Final = {
     Bottleneck.INCIDENT: "Failures take the time: see the incidents below, and logs/controller.log.",
     Bottleneck.BALANCED: "Nobody waits for more than a tenth of the time.",
 }
+
+
+_NEAR_DEADLINE: Final = 0.5
+_NOTICEABLE_S: Final = 5.0
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -44,12 +51,20 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def verdict_of(
-    state: State, summary: Summary, bound: int | None, incidents: list[Incident], end_s: float
+    state: State,
+    summary: Summary,
+    bound: int | None,
+    incidents: list[Incident],
+    end_s: float,
+    waits: Sequence[NamedWait] = (),
 ) -> Verdict:
-    """Return what the page says first. Tuning advice is given to a healthy run only."""
+    """Return what the page says first. Tuning advice is given to a healthy run only.
+
+    ``waits`` are those in progress of a run that is alive.
+    """
     tone: Tone = {"finished": "good", "failed": "bad", "running": ""}.get(state, "warn")  # pyright: ignore[reportAssignmentType]
     return Verdict(
-        state, tone, _headline(state, summary), _advice(state, summary, incidents),
+        state, tone, _headline(state, summary), _alarm(waits) or _advice(state, summary, incidents),
         list(_cards(state, summary, bound, incidents, end_s)),
     )  # fmt: skip
 
@@ -65,6 +80,18 @@ def _headline(state: State, summary: Summary) -> str:
             return f"{steps}; it wrote no summary: it goes on, or everything was killed at once"
         case _:
             return steps
+
+
+def _alarm(waits: Sequence[NamedWait]) -> str:
+    """Return a sentence on the wait that is nearest to its deadline; empty if none is near."""
+    timed = [(each.for_s / each.deadline_s, each) for each in waits if each.deadline_s]
+    spent, wait = max(timed, key=lambda pair: pair[0], default=(0.0, None))
+    if wait is None or spent < _NEAR_DEADLINE or wait.for_s < _NOTICEABLE_S:
+        return ""
+    return (
+        f"{wait.waiter} has waited {duration(wait.for_s)} for {wait.target}, "
+        f"of {duration(wait.deadline_s or 0.0)} that it may."
+    )
 
 
 def _advice(state: State, summary: Summary, incidents: list[Incident]) -> str:
@@ -92,27 +119,29 @@ def _cards(
     adds_up = groups.drawn == groups.trained + dropped + outstanding
     kept = bound is None or summary.max_staleness_trained <= bound
     broken = [each for each in incidents if each.what not in {"rewound", "quiet", "resumed"}]
-    quiet = sum(each.what == "quiet" for each in incidents)
-    rewinds = f"{summary.rewinds} rewound" if summary.rewinds else ""
-    spells = f"{quiet} quiet spells" if quiet else ""
+    kinds = Counter(each.what for each in incidents)
     return [
-        Card("reward", f"{_number(summary.reward_first)} → {_number(summary.reward_last)}",
-             "means of the first and the last 20 steps"),
+        Card("reward", _from_to(summary.reward_first, summary.reward_last), "means of the first and the last 20 steps"),
         Card("samples trained", f"{_whole(summary.samples_per_s)}/s",
              f"{_whole(summary.tokens_per_s)} tokens/s; {duration(end_s)} in all"),
         Card("bottleneck", summary.verdict or NOTHING,
              f"busy: trainer {summary.trainer_busy_fraction:.0%}, engines {summary.generator_busy_fraction:.0%}"),
-        Card("staleness", f"at most {summary.max_staleness_trained}",
+        Card("staleness", f"at most {summary.max_staleness_trained}" if summary.steps else NOTHING,
              f"the bound is {bound}" if bound is not None else "the recipe names no bound",
-             "good" if kept else "bad"),
+             "bad" if not kept else "good" if summary.steps else ""),
         Card("groups", f"{groups.trained:,} trained",
              f"{groups.drawn:,} drawn = {groups.trained:,} trained + {dropped:,} dropped + {outstanding:,} outstanding"
              + (f" ({by_reason})" if by_reason else ""),
              "bad" if not adds_up else "warn" if dropped else ""),
         Card("incidents", f"{len(broken)}",
-             ", ".join(filter(None, [rewinds, spells])) or ("none" if state != "running" else "none so far"),
-             "warn" if broken else "good"),
+             ", ".join(f"{what} {count}" for what, count in kinds.most_common())
+            or ("none" if state != "running" else "none so far"),
+            "warn" if broken else "good"),
     ]  # fmt: skip
+
+
+def _from_to(first: float | None, last: float | None) -> str:
+    return NOTHING if first is None and last is None else f"{_number(first)} → {_number(last)}"
 
 
 def _number(value: float | None) -> str:

@@ -11,10 +11,11 @@ import msgspec
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.runs.report.document import document
 from offbeat.runs.report.packing import packed
+from offbeat.telemetry.status_file import STATUS_FILE
 
 Signature = tuple[tuple[str, int, int], ...]
 """Name, size and time of change of each file that the page is made of."""
-_READ: Final = ("config.yaml", SUMMARY, "metrics.jsonl")
+_READ: Final = ("config.yaml", SUMMARY, "metrics.jsonl", STATUS_FILE)
 _FOLDERS: Final = (JOURNAL, "rollouts")
 _LEAST_PAUSE_S: Final = 2.0
 _PAUSE_PER_BUILD: Final = 5  # the page of a long run costs seconds: at most a fifth of a core

@@ -20,8 +20,11 @@ from offbeat.runs.report.document import document
 from offbeat.runs.report.limits import FileTooLarge, read_limited
 from offbeat.runs.report.page import SCRIPTS, page
 from offbeat.runs.report.story import RunStory
+from offbeat.runs.report.verdicts import verdict_of
 from offbeat.runs.why import why
+from offbeat.telemetry.status import NamedWait
 from offbeat.telemetry.summary import Summary
+from tests.support import shown_run
 from tests.support.recorded_runs import RecordedRun
 
 HOSTILE = "</script></title><img src=x onerror=\"document.title='taken'\"><!--\u2028'"
@@ -210,3 +213,30 @@ def test_the_same_run_gives_the_same_data(run: RecordedRun) -> None:
         return gzip.decompress(base64.b64decode(found[1]))
 
     assert re.sub(rb'"made":"[^"]+"', b"", data()) == re.sub(rb'"made":"[^"]+"', b"", data())
+
+
+def test_a_run_is_alive_while_its_status_file_is_fresh(tmp_path: Path) -> None:
+    run_dir = shown_run.running(tmp_path / "run", 2)
+    story = RunStory(run_dir, 0)
+    assert story.state == "running"
+    assert story.status is not None and story.status.status.waits[0].target == "the trainer"
+    later_s = story.status.unix_s + 16
+    assert RunStory(run_dir, 0, clock=lambda: later_s).state == "unfinished"
+    finished = shown_run.finished(tmp_path / "ended", 2)
+    (finished / "status.json").write_bytes((run_dir / "status.json").read_bytes())
+    assert RunStory(finished, 0).state == "finished", "the summary decides"
+
+
+def test_a_wait_near_its_deadline_comes_before_any_advice(tmp_path: Path) -> None:
+    story = RunStory(shown_run.running(tmp_path / "run", 2), 0)
+
+    def advice(*waits: NamedWait) -> str:
+        return verdict_of("running", story.summary, 1, [], 1.0, waits).advice
+
+    late = NamedWait("probe of generator-1", "generator-1", 70.0, 90.0)
+    early = NamedWait("microbatch 1", "the trainer", 3.0, 600.0)
+    unlimited = NamedWait("train pump", "ready groups", 400.0, None)
+    assert advice(early, late, unlimited) == (
+        "probe of generator-1 has waited 1 min 10 s for generator-1, of 1 min 30 s that it may."
+    )
+    assert advice(early, unlimited) == advice()

@@ -5,6 +5,19 @@ const STATES = {
   running: ['running', 'live'], unfinished: ['no summary', 'warn'],
 };
 
+/* Of a run that is alive: its phase, and who waits for what how long already. */
+function drawNow(now) {
+  $('now').hidden = !now;
+  if (!now) return;
+  const rows = now.waits.map(wait => el('tr', {},
+    el('td', {}, wait.waiter), el('td', { class: 'wrap' }, wait.target),
+    el('td', { class: 'number' }, seconds(wait.for_s)),
+    el('td', { class: 'number' }, wait.deadline_s == null ? 'none' : seconds(wait.deadline_s))));
+  $('waits').replaceChildren(
+    el('p', {}, `step ${figure(now.step)} of ${figure(now.steps)}, ${now.phase}; groups: ${now.ready} ready, ${now.in_flight} in flight`),
+    rows.length ? el('div', { class: 'scroll' }, table(['who waits', 'for what', '#already', '#at most'], rows)) : el('p', { class: 'dim' }, 'Nobody waits.'));
+}
+
 function drawHead(run, made) {
   const { verdict } = run;
   const [word, tone] = STATES[verdict.state] || [verdict.state, ''];

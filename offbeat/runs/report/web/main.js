@@ -4,6 +4,7 @@ function draw(page) {
   const [run] = page.runs;
   view.page = page;
   drawHead(run, page.made);
+  drawNow(run.now);
   drawComparison(page.runs);
   drawLanes(run);
   drawPanels(run);

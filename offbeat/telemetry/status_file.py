@@ -1,0 +1,64 @@
+"""``status.json``: what a run does now, for readers of its directory."""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from offbeat.telemetry.status import Status
+
+STATUS_FILE: Final = "status.json"
+_EVERY_S: Final = 2.0
+ALIVE_WITHIN_S: Final = 15.0
+"""A run whose file is older was killed, or hangs: several writes are missing."""
+log = structlog.stdlib.get_logger()
+
+
+class StatusRecord(msgspec.Struct, frozen=True):
+    """Content of the file."""
+
+    run_id: str
+    unix_s: float  # when it was written
+    host: str
+    pid: int  # of the driver
+    status: Status
+
+    def is_fresh(self, now_unix_s: float) -> bool:
+        """Return whether the run was alive a moment ago, whichever clock is a little ahead."""
+        return abs(now_unix_s - self.unix_s) <= ALIVE_WITHIN_S
+
+
+class StatusFile:
+    """Writes the latest status atomically, every two seconds at most.
+
+    It is not made durable, because it says nothing after a crash but when the run was last alive. A
+    disk that refuses costs a log line, never the run.
+    """
+
+    def __init__(
+        self, run_dir: Path, run_id: str, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path, self._run_id, self._clock = run_dir / STATUS_FILE, run_id, clock
+        self._written_at = float("-inf")
+        self._is_refused = False
+
+    def update(self, status: Status) -> None:
+        """Write the status, if it is due."""
+        now = self._clock()
+        if 0 <= now - self._written_at < _EVERY_S:
+            return
+        self._written_at = now
+        record = StatusRecord(self._run_id, now, platform.node(), os.getpid(), status)
+        beside = self._path.with_name(f".{STATUS_FILE}.{os.getpid()}")
+        try:
+            beside.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+            beside.replace(self._path)
+        except OSError as error:
+            if not self._is_refused:
+                log.warning("status.not_written", path=str(self._path), error=str(error))
+            self._is_refused = True
