@@ -21,6 +21,7 @@ from offbeat.controller.events import (
     Dispatched,
     Dropped,
     DropReason,
+    EngineLost,
     Joined,
     Opened,
     Released,
@@ -70,6 +71,7 @@ RECEIPT = Receipt(
 EVERY_KIND: list[AnyEvent] = [
     Opened("run-1", 1),
     Joined(Component.ENGINE, "generator-0", "incarnation-1"),
+    EngineLost("generator-1", "it was killed"),
     Retired("generator-1", "it died at every start"),
     TrainerReplaced("killed", found=True),
     Spent({"compute": 1.5}, {"compute": 2.5}, 0.5, 0.25, 1),
