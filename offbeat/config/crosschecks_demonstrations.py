@@ -1,9 +1,26 @@
 """Combinations of settings that cannot work where groups are rows of a file."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from offbeat.config.clash import Clash
 from offbeat.config.run import RunConfig
+
+_UNREAD: Final = {
+    "environment": (
+        "target",
+        "command",
+        "options",
+        "reward_deadline_s",
+        "reward_start_s",
+        "reward_workers",
+        "reward_memory_mib",
+        "variables",
+        "max_turns",
+    ),
+    "rollout": ("on_failed_sample", "sample_retries", "max_sample_tokens", "max_branches"),
+}
+"""Keys that nothing reads where no model is called and nothing is scored."""
 
 
 def demonstration_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -36,6 +53,15 @@ def _rows_are_trained_as_they_are(config: RunConfig) -> Iterator[Clash]:
             "Set data.path to a JSON Lines file with `prompt` and `completion`, or `messages`, in "
             "each row.",
         )
+    for section, keys in _UNREAD.items():
+        set_here = getattr(config, section).model_dump(exclude_defaults=True)
+        for key in (each for each in keys if each in set_here):
+            yield Clash(
+                (f"{section}.{key}", "environment.name"),
+                f"{section}.{key} is not used with environment.name=demonstrations: no model is called "
+                "and nothing is scored",
+                f"Leave {section}.{key} out.",
+            )
     loss = config.algorithm.loss.name
     if loss != "sft":
         yield Clash(

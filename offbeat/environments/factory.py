@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -43,6 +43,7 @@ from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.text import Tokenizer
 from offbeat.messages.failures import OffbeatError
 
+_Options = TypeVar("_Options", bound=msgspec.Struct)
 _STUB_ROWS: Final = 1024
 _SHARE_OF_DEADLINE: Final = 0.9
 """Of a reward's deadline: an async call that waits ends by itself then, and its process lives."""
@@ -94,7 +95,9 @@ def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS)
     data, name = config.data, config.environment.name
     shuffle, seed, epochs = data.shuffle, config.seed, data.epochs
     if name == "gsm8k":
-        _gsm8k_options(config.environment)  # report a mistake in the options before anything starts
+        _options(
+            config.environment, Gsm8kOptions
+        )  # report a mistake in the options before anything starts
     if data.path is not None:
         files = prompt_files(data.path, began_with)
         prompts = _file_prompts(config, files, data.columns, shuffle=shuffle, epochs=epochs)
@@ -105,7 +108,7 @@ def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS)
     if name == "arithmetic":
         return _arithmetic_prompts(config)
     if name == "reasoning_gym":
-        rows = _gym_options(config.environment).rows
+        rows = _options(config.environment, GymOptions).rows
         return GymPrompts(rows, shuffle=shuffle, seed=seed, epochs=epochs)
     raise BadEnvironment(
         "data.path", f"environment {name!r} has no prompts of its own; name a file"
@@ -200,12 +203,12 @@ def _built_in(
         case "arithmetic":
             return Arithmetic(tokenizer)
         case "gsm8k":
-            return Gsm8k(tokenizer, _gsm8k_options(config))
+            return Gsm8k(tokenizer, _options(config, Gsm8kOptions))
         case "demonstrations":
             return Demonstrations(tokenizer)
         case "reasoning_gym":
             target = _reward_target(config, REWARD, working_dir, source="")
-            options = _gym_options(config)
+            options = _options(config, GymOptions)
             return ReasoningGym(tokenizer, target, config.reward_workers, options)
         case _:
             return None
@@ -270,23 +273,18 @@ def _row_check(config: EnvironmentConfig) -> RowCheck | None:
     return _ROW_CHECKS.get(config.name)
 
 
-def _gsm8k_options(config: EnvironmentConfig) -> Gsm8kOptions:
+def _options(config: EnvironmentConfig, kind: type[_Options]) -> _Options:
     try:
-        return msgspec.convert(config.options, Gsm8kOptions)
+        return msgspec.convert(config.options, kind)
     except msgspec.ValidationError as error:
-        raise BadEnvironment("environment.options", str(error)) from error
-
-
-def _gym_options(config: EnvironmentConfig) -> GymOptions:
-    try:
-        return msgspec.convert(config.options, GymOptions)
-    except msgspec.ValidationError as error:
-        raise BadEnvironment("environment.options", str(error)) from error
+        fields = ", ".join(kind.__struct_fields__)
+        problem = f"{error}; environment.name={config.name} reads {fields}"
+        raise BadEnvironment("environment.options", problem) from error
 
 
 def _arithmetic_prompts(config: RunConfig) -> PromptSource:
+    options = _options(config.environment, ArithmeticOptions)
     try:
-        options = msgspec.convert(config.environment.options, ArithmeticOptions)
         return ArithmeticPrompts(
             options.low,
             options.high,
@@ -294,7 +292,7 @@ def _arithmetic_prompts(config: RunConfig) -> PromptSource:
             shuffle=config.data.shuffle,
             epochs=config.data.epochs,
         )
-    except ValueError as error:  # msgspec.ValidationError is one
+    except ValueError as error:
         raise BadEnvironment("environment.options", str(error)) from error
 
 

@@ -15,6 +15,7 @@ from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
 from offbeat.telemetry.evaluation_report import render_scores
 
 _CONFIG: Final = "config.yaml"
+_MODEL: Final = "config.json"
 
 
 class NothingToEvaluate(OffbeatError):
@@ -99,7 +100,11 @@ def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
     if not what.is_dir():
         return what, []
     if (what / _CONFIG).exists():
-        models = [path for path in what.glob("checkpoints/step_*") if _step(path) is not None]
+        steps = [path for path in what.glob("checkpoints/step_*") if _step(path) is not None]
+        models = [path for path in steps if (path / _MODEL).exists()]
+        if steps and not models:
+            fix = "Run the recipe without --dry-run first"
+            raise NothingToEvaluate(str(what), "is a dry run, which trains a stub", fix)
         if not models:
             fix = "Name a recipe, with model.path=DIR; a run writes its model at its end"
             raise NothingToEvaluate(str(what), "holds no exported model (checkpoints/step_N)", fix)
@@ -109,7 +114,7 @@ def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
     if what.name.startswith("state_"):
         fix = "Name checkpoints/step_N, or resume the run: it exports its model at its end"
         raise NothingToEvaluate(str(what), "is the state of a trainer, and no model", fix)
-    if not recipe.exists() or not (what / "config.json").exists():
+    if not recipe.exists() or not (what / _MODEL).exists():
         fix = f"Name a recipe, with model.path={what} if that is a model"
         raise NothingToEvaluate(str(what), "is no run and no exported model of one", fix)
     return recipe, [f"model.path={what.absolute()}"]

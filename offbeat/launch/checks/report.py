@@ -42,6 +42,7 @@ from offbeat.launch.checks.user_code import (
     check_sampler,
     check_secrets,
     check_targets,
+    check_variables,
 )
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
 from offbeat.messages.exit_codes import REFUSED
@@ -126,6 +127,7 @@ def _of_each_environment(
             check_prompt_lengths(view, commits) if has_model and commits is not None else (),
             check_targets(view, Path.cwd()),
             check_command(view, Path.cwd()),
+            check_variables(view),
             check_agent(view) if has_model else (),
             check_gym(view),
         ):

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,16 @@ from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.inputs import find_module, resolved_program
 from offbeat.launch.checks.finding import Finding, error, ok, warning
+
+_EXTRAS: Final = {
+    "agents": "openai-agents",
+    "httpx": "agents",
+    "math_verify": "math",
+    "openai": "agents",
+    "reasoning_gym": "reasoning-gym",
+    "smolagents": "smolagents",
+}
+"""Extra of this package that brings a package which user code imports."""
 
 _AGENT_ARGUMENTS: Final = 2  # the task and the client
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -65,7 +76,8 @@ def _parsed(
         return None, error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
     if absent := _absent_import(source, working_dir):
         seen = f"{section}.target={target}: {source.name} imports {absent}, which is not installed"
-        return None, error(section, seen, "Install it in the environment that runs offbeat.")
+        fix = f"Install it in the environment that runs offbeat{_by_extra(absent)}."
+        return None, error(section, seen, fix)
     return source, ok(section, f"module {module} is found")
 
 
@@ -81,6 +93,16 @@ def _one_call_at_a_time(config: RunConfig, source: Path, name: str) -> Iterator[
             f"{name} is not async: its samples are scored one after the other, and "
             f"{', '.join(unused)} is not used",
             f"Write async def {name}, or leave the keys out.",
+        )
+
+
+def check_variables(config: RunConfig) -> Iterator[Finding]:
+    """Warn of variables that user code is to inherit and that are not set here."""
+    if unset := [name for name in config.environment.variables if name not in os.environ]:
+        yield warning(
+            "environment",
+            f"environment.variables: {', '.join(unset)} not set on this machine",
+            "Set them where the environment workers run, or take them out.",
         )
 
 
@@ -156,6 +178,11 @@ def _unusable(source: Path, name: str, options: Collection[str], *, is_agent: bo
     )
     there = by_star or re.search(rb"\b%s\b" % re.escape(name.encode()), code)
     return "" if there else f"nothing in it is called {name!r}"
+
+
+def _by_extra(package: str) -> str:
+    extra = _EXTRAS.get(package)
+    return "" if extra is None else f": pip install 'offbeat[{extra}]'"
 
 
 def _absent_import(source: Path, working_dir: Path) -> str:

@@ -48,6 +48,16 @@ def test_the_recipe_of_a_warm_start_has_no_clash() -> None:
             "sampler.name=ready_first decides by the age of samples",
             "Set sampler.name to in_order",
         ),
+        (
+            {"environment": {"name": "demonstrations", "reward_workers": 4}},
+            "environment.reward_workers is not used",
+            "Leave environment.reward_workers out",
+        ),
+        (
+            {"rollout": {"sample_retries": 2}},
+            "rollout.sample_retries is not used",
+            "Leave rollout.",
+        ),
         ({"eval": {"interval": 5}}, "needs an engine", "Set eval.interval to 0"),
     ],
 )

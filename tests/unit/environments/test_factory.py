@@ -54,6 +54,11 @@ def test_options_that_do_not_fit_are_told(options: dict[str, Any]) -> None:
         make_prompts(run_config({"options": options}))
 
 
+def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(BadEnvironment, match="name=arithmetic reads low, high"):
+        make_prompts(run_config({"options": {"lo": 1}}))
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [

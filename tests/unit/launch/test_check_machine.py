@@ -37,7 +37,12 @@ from offbeat.launch.checks.software import (
     check_wandb,
     gpus_wanted,
 )
-from offbeat.launch.checks.user_code import check_sampler, check_secrets, check_targets
+from offbeat.launch.checks.user_code import (
+    check_sampler,
+    check_secrets,
+    check_targets,
+    check_variables,
+)
 from offbeat.launch.checks.vllm import check_vllm_positions
 from tests.support.model_families import LONG_ROPES, family_model
 
@@ -571,6 +576,24 @@ def test_limits_of_calls_at_once_are_of_no_use_to_a_reward_that_is_not_async(
     findings = list(check_targets(config(environment=section), tmp_path))
     assert [each.level for each in findings] == [Level.OK, *[Level.WARNING] * is_warned]
     assert not is_warned or "environment.reward_retries is not used" in findings[-1].message
+
+
+def test_an_absent_package_that_an_extra_brings_is_named_with_it(tmp_path: Path) -> None:
+    extras = {"smolagents": "smolagents", "openai": "agents", "math_verify": "math"}
+    absent = next((each for each in extras if importlib.util.find_spec(each) is None), "")
+    if not absent:
+        pytest.skip("every extra is installed")
+    (tmp_path / "mine.py").write_text(f"import {absent}\nasync def run(task, client): ...\n")
+    section = {"name": "agent", "target": "mine:run"}
+    finding = one(check_targets(config(environment=section), tmp_path))
+    assert f"pip install 'offbeat[{extras[absent]}]'" in finding.fix
+
+
+def test_variables_that_are_named_and_not_set_are_a_warning() -> None:
+    section = {"name": "agent", "target": "mine:run", "variables": ["PATH", "NOT_SET_HERE"]}
+    finding = one(check_variables(config(environment=section)))
+    assert finding.level is Level.WARNING
+    assert "environment.variables: NOT_SET_HERE not set on this machine" in finding.message
 
 
 def test_the_prompts_of_evaluations_are_read_too(tmp_path: Path) -> None:

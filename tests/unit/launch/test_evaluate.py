@@ -60,6 +60,13 @@ def test_what_is_no_model_is_refused_by_name(tmp_path: Path, below: str, problem
         recipe_and_model(run / below)
 
 
+def test_a_dry_run_has_no_model_to_evaluate(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "step_20")
+    (run / "checkpoints" / "step_20" / "config.json").unlink()
+    with pytest.raises(NothingToEvaluate, match="is a dry run, which trains a stub"):
+        recipe_and_model(run)
+
+
 def test_an_evaluation_has_one_engine_no_trainer_and_nothing_to_save() -> None:
     sets = {"math": {"prompts": 3}}
     config = evaluation_only(
