@@ -27,6 +27,9 @@ OTHER_RANKS: Final = "the other ranks must learn of it in the same collective; r
 SURVIVED: Final = "what is closed or written here must not end the run: logged and counted"
 REPAIRED: Final = "repairs the failures that are listed by class, and raises any other"
 REPEATED: Final = "the one who waits evaluates the predicate again, and raises there"
+FILE_OF_A_USER: Final = (
+    "tokenizers raises Exception itself for a file that is no tokenizer: passed over"
+)
 LAST_WORD: Final = (
     "the outcome of a whole process or thread: kept as its error, for the one who judges it"
 )
@@ -100,6 +103,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "model_proof/tiny_model.py tiny_model",  # a cut of its config
         "trainers/torch/proof.py _gap",
     ),
+    FILE_OF_A_USER: ("runs/report/told.py token_text",),
     OTHER_RANKS: (
         "trainers/checkpoints/shared_work.py SharedWork._carry_out",
         "trainers/ranks/peers.py run_on_all_ranks",
