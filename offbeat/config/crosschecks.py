@@ -15,7 +15,7 @@ from offbeat.config.crosschecks_demonstrations import demonstration_clashes
 from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
-from offbeat.config.crosschecks_rewards import reward_call_clashes
+from offbeat.config.crosschecks_rewards import reward_call_clashes, reward_function_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_samples import sample_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
@@ -262,7 +262,9 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
     name, target = config.environment.name, config.environment.target
     what = _USER_CODE.get(name)
     user_code = what is not None
-    if user_code and target is None and not config.environment.command:
+    if config.environment.rewards:
+        yield from reward_function_clashes(config.environment)
+    elif user_code and target is None and not config.environment.command:
         yield Clash(
             ("environment.target", "environment.name"),
             f"environment.name={name} needs environment.target: nothing names {what}",

@@ -17,6 +17,30 @@ def call_keys_set(environment: EnvironmentConfig) -> list[str]:
     return [f"environment.{key}" for key in CALL_KEYS if key in set_here]
 
 
+def reward_function_clashes(environment: EnvironmentConfig) -> Iterator[Clash]:
+    """Yield what cannot work with several reward functions."""
+    if environment.name != "function":
+        yield Clash(
+            ("environment.rewards", "environment.name"),
+            f"environment.rewards is not used: environment.name={environment.name} has a reward of its own",
+            "Set environment.name to function, or leave environment.rewards out.",
+        )
+    for key in ("target", "options"):
+        if getattr(environment, key):
+            yield Clash(
+                (f"environment.{key}", "environment.rewards"),
+                f"environment.{key} is not used: environment.rewards names the functions",
+                f"Write it below one of them, as in environment.rewards.NAME.{key}.",
+            )
+    for name, each in environment.rewards.items():
+        if not all(each.target.partition(":")) and each.target not in GRADERS:
+            yield Clash(
+                (f"environment.rewards.{name}.target",),
+                f"environment.rewards.{name}.target={each.target} does not name a function in a module",
+                f"Write module:name, as in rewards.math:exact_match; built in: {', '.join(GRADERS)}.",
+            )
+
+
 def reward_call_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield limits of calls that the chosen environment never makes."""
     name, target = config.environment.name, config.environment.target

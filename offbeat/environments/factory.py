@@ -11,7 +11,7 @@ import msgspec
 from offbeat.config.graders import GRADERS, reward_target
 from offbeat.config.mixture import environment_views, environment_weights, inputs_in
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.config.sections.environment import EnvironmentConfig, RewardConfig
 from offbeat.config.sections.eval import EvalSetConfig
 from offbeat.config.user_code import load_target
 from offbeat.environments import agent_program
@@ -41,6 +41,7 @@ from offbeat.environments.prompts import ArithmeticPrompts, PromptSource, StubPr
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.text import Tokenizer
+from offbeat.environments.weighted_rewards import WeightedRewards
 from offbeat.messages.failures import OffbeatError
 
 _Options = TypeVar("_Options", bound=msgspec.Struct)
@@ -178,6 +179,16 @@ def make_environment(
     built_in = _built_in(config, tokenizer, working_dir)
     if built_in is not None:
         return built_in
+    if config.rewards:
+        return WeightedRewards(
+            {
+                name: (
+                    each.weight,
+                    _function(config, key, each, tokenizer, working_dir, began_with),
+                )
+                for (name, each), key in zip(config.rewards.items(), config.targets, strict=True)
+            }
+        )
     if config.target is None:
         raise BadEnvironment(
             "environment.target", f"environment {config.name!r} needs it; name module:name"
@@ -185,14 +196,24 @@ def make_environment(
     if config.name == "agent":
         raise BadEnvironment("environment.name", "an agent is made by make_agent")
     if config.name == "function":
-        return FunctionReward(
-            tokenizer,
-            _reward_target(config, config.target, working_dir, began_with.get(ENVIRONMENT, "")),
-            config.reward_workers,
-        )
+        one = RewardConfig(target=config.target, options=config.options)
+        return _function(config, ENVIRONMENT, one, tokenizer, working_dir, began_with)
     source = source_digest(config.target, working_dir)
     check_same(ENVIRONMENT, config.target, source, began_with)
     return _custom(config, config.target, tokenizer, working_dir)
+
+
+def _function(
+    config: EnvironmentConfig,
+    key: str,
+    reward: RewardConfig,
+    tokenizer: Tokenizer,
+    working_dir: Path,
+    began_with: Mapping[str, str],
+) -> FunctionReward:
+    target = _reward_target(config, reward.target, working_dir, began_with.get(key, ""))
+    target = replace(target, options=reward.options)
+    return FunctionReward(tokenizer, target, config.reward_workers)
 
 
 def _built_in(
@@ -266,11 +287,15 @@ def _file_prompts(
 
 
 def _row_check(config: EnvironmentConfig) -> RowCheck | None:
-    grader = GRADERS.get(config.target or "") if config.name == "function" else None
-    if grader is not None and grader.answer_key:
-        key = str(config.options.get("answer_key", grader.answer_key))
-        return lambda row: row_problem(row) or answer_problem(row, key)
-    return _ROW_CHECKS.get(config.name)
+    if config.name != "function":
+        return _ROW_CHECKS.get(config.name)
+    single = {"": RewardConfig(target=config.target or "", options=config.options)}
+    for each in (config.rewards or single).values():
+        grader = GRADERS.get(each.target)
+        if grader is not None and grader.answer_key:
+            key = str(each.options.get("answer_key", grader.answer_key))
+            return lambda row: row_problem(row) or answer_problem(row, key)
+    return None
 
 
 def _options(config: EnvironmentConfig, kind: type[_Options]) -> _Options:

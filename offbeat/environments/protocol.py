@@ -14,6 +14,7 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
 
@@ -36,8 +37,14 @@ class SingleTurn(Environment):
     """Environment with one model call per sample; all samples of a group are scored in one call."""
 
     @abc.abstractmethod
-    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
-        """Return one finite reward per sample, in the order of ``result``."""
+    async def score(
+        self, task: RolloutTask, result: GenerateResult
+    ) -> Sequence[float | NamedRewards]:
+        """Return one finite reward per sample, in the order of ``result``.
+
+        Or ``NamedRewards``: the values in ``by_name`` are metrics, under the same names for each
+        sample; ``reward`` alone is trained.
+        """
 
     def answers(self, result: GenerateResult) -> Sequence[str]:
         """Return the final answer of each sample, as text that is equal for equal answers.

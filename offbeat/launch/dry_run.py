@@ -28,6 +28,7 @@ def dry(config: RunConfig) -> RunConfig:
         "name": "stub",
         "target": None,
         "command": (),
+        "rewards": {},
         "options": {},
         "max_turns": 1,
         "variables": (),

@@ -7,16 +7,19 @@ import msgspec
 import numpy as np
 
 from offbeat.environments.protocol import SingleTurn
-from offbeat.messages.failures import RolloutFailed
+from offbeat.environments.reward_value import NamedRewards
+from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
     checked_answers,
+    checked_reward,
     checked_rewards,
     checked_tokens,
     environment_code,
+    failed,
 )
 from offbeat.rollouts.columns import Columns, Rollout, packed
 from offbeat.rollouts.samples import Draw, SampleDraws, packed_samples, result_of, seed_of_turn
@@ -35,7 +38,7 @@ async def run_single_turn(
     result = await engine.sample(task.request_prefix, prompt_ids, task.samples, task.seed)
     generated = time.perf_counter()
     try:
-        rewards = await _scored(task, environment, result)
+        scored = await _scored(task, environment, result)
     except RolloutFailed as failure:
         if not draws.policy.spares_group(failure):
             raise
@@ -54,8 +57,11 @@ async def run_single_turn(
         reward_s=time.perf_counter() - generated,
         kept_kv=result.kept_kv,
         answers=_answers(task, environment, result),
+        rewards_by_name=tuple(
+            (name, tuple(each.by_name[name] for each in scored)) for name in scored[0].by_name
+        ),
     )
-    return packed(task, rollout, rewards)
+    return packed(task, rollout, [each.reward for each in scored])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,8 @@ async def _scored_one_by_one(
                 transcript.generate_s = time.perf_counter() - began
             transcript.add_turn((), result)
             began = time.perf_counter()
-            (transcript.reward,) = await _scored(one, environment, result)
+            (scored,) = await _scored(one, environment, result)
+            transcript.reward, transcript.rewards_by_name = scored
             transcript.reward_s = time.perf_counter() - began
             if answers := _answers(one, environment, result):
                 (transcript.answer,) = answers
@@ -111,7 +118,16 @@ def _answers(task: RolloutTask, environment: SingleTurn, result: GenerateResult)
 
 async def _scored(
     task: RolloutTask, environment: SingleTurn, result: GenerateResult
-) -> list[float]:
+) -> list[NamedRewards]:
     with environment_code(task):
         values = list(await environment.score(task, result))
-    return checked_rewards(task, values, task.samples)
+    by_name = [value.by_name if isinstance(value, NamedRewards) else {} for value in values]
+    rewards = [value.reward if isinstance(value, NamedRewards) else value for value in values]
+    checked = checked_rewards(task, rewards, task.samples)
+    if any(each.keys() != by_name[0].keys() for each in by_name):
+        detail = f"samples have rewards by other names: {[sorted(each) for each in by_name]}"
+        raise failed(task, FailureKind.DATA, "reward_names_differ", detail)
+    for sample, named in enumerate(by_name):
+        for value in named.values():
+            checked_reward(task, value, sample)
+    return list(map(NamedRewards, checked, by_name))

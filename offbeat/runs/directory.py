@@ -197,6 +197,7 @@ _FIXED: Final = (
     "environment.target",
     "environment.command",
     "environment.options",
+    "environment.rewards",
     "weight",
     "trainer.backend",
 )

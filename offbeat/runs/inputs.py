@@ -13,7 +13,7 @@ from offbeat.config.mixture import environment_views, key_in, prompt_paths
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
-from offbeat.environments.inputs import ENVIRONMENT, SAMPLER, digest_of, source_digest
+from offbeat.environments.inputs import SAMPLER, digest_of, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
 from offbeat.telemetry.summary import write_atomically
@@ -71,14 +71,13 @@ def _end_ids(model: Path) -> bytes:
 def targets(config: RunConfig) -> dict[str, str]:
     """Return the ``module:name`` of the user's code in this recipe, by key; graders are not."""
     named = {
-        key_in(name, ENVIRONMENT): view.environment.target
+        key_in(name, key): target
         for name, view in environment_views(config).items()
+        for key, target in view.environment.targets.items()
     }
     if isinstance(config.sampler, CustomSamplerConfig):
         named[SAMPLER] = config.sampler.target
-    return {
-        key: target for key, target in named.items() if target is not None and target not in GRADERS
-    }
+    return {key: target for key, target in named.items() if target not in GRADERS}
 
 
 def write_inputs(

@@ -190,8 +190,8 @@ _ROLLOUT: Final[tuple[_Row, ...]] = (
 
 _REWARDS: Final[tuple[_Row, ...]] = (
     ("rewards/NAME", "1", "mean",
-     "What an agent returned under NAME beside its reward, over the samples trained in the step; it is not trained.",
-     "As the agent defines it."),
+     "The value of the function NAME of `environment.rewards`, before its weight; or what an agent, or an environment, returned under NAME beside its reward. Over the samples trained in the step.",
+     "As its function defines it. One that rises while another falls: their weights."),
 )
 
 _ENVIRONMENTS: Final[tuple[_Row, ...]] = (

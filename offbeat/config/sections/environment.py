@@ -4,10 +4,24 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config, Options
+from offbeat.config.base import Config, Options, SectionName
 
 MAKE_PROMPTS: Final = ("arithmetic", "reasoning_gym")
 """Environments that read no file of prompts."""
+
+
+class RewardConfig(Config):
+    """One of several functions that score each sample."""
+
+    target: str
+    """``module:name`` of the function, or ``math_verify``, as `environment.target` has it."""
+
+    weight: float = 1.0
+    """Factor of its value in the reward of a sample, which is the sum over all functions. Below 0 it
+    punishes; with 0 the value is a metric alone."""
+
+    options: Options = {}
+    """Keyword arguments of the function."""
 
 
 class EnvironmentConfig(Config):
@@ -39,6 +53,11 @@ class EnvironmentConfig(Config):
     """name=agent: program and its arguments, in place of ``target``; it reads its task from standard
     input and calls the model at OPENAI_BASE_URL. For agents in another language or environment
     of packages, at a process more for each episode."""
+
+    rewards: dict[SectionName, RewardConfig] = {}
+    """name=function: several functions by name in place of ``target``; the reward of a sample is the sum of
+    their values by weight, and the mean of each is the metric `rewards/NAME`. Each has processes of
+    its own, and the limits of this section for itself."""
 
     options: Options = {}
     """Keyword arguments of the environment. What stands here varies between recipes without a change of code,
@@ -91,3 +110,11 @@ class EnvironmentConfig(Config):
     workers: Annotated[int, Field(ge=1)] = 1
     """Environment worker actors; each runs many episodes at once. More spread the work of
     environments and graders over cores; one is enough while its core is not busy."""
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """The user's functions and classes, by the key of the recipe that names them."""
+        named = {
+            f"environment.rewards.{name}.target": each.target for name, each in self.rewards.items()
+        }
+        return named if self.target is None else {"environment.target": self.target, **named}

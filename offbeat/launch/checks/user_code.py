@@ -33,7 +33,13 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
     """Check that the module of the environment can be found and parsed, without running it."""
     environment = config.environment
-    if environment.target is None:
+    for key, (_, each) in zip(environment.targets, environment.rewards.items(), strict=False):
+        if each.target in GRADERS:
+            yield _installed("environment", each.target)
+        else:
+            section = key.removesuffix(".target")
+            yield _parsed(section, each.target, each.options, working_dir)[1]
+    if environment.target is None or environment.rewards:
         return
     if environment.target in GRADERS:
         yield _installed("environment", environment.target)

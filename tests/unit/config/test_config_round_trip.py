@@ -76,6 +76,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "environment.name": st.sampled_from(["arithmetic", "stub"]),
     "environment.target": st.none(),
     "environment.options": OPTIONS,
+    "environment.rewards": st.just({}),
     "environment.command": st.just(()),
     "environment.reward_concurrency": st.just(
         64

@@ -1,0 +1,66 @@
+"""Environment with several reward functions: the reward of a sample is their weighted sum."""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+
+from offbeat.environments.function_reward import FunctionReward
+from offbeat.environments.protocol import SingleTurn
+from offbeat.environments.reward_value import NamedRewards
+from offbeat.messages.failures import RolloutFailed
+from offbeat.messages.generation import GenerateResult
+from offbeat.messages.groups import Prompt, RolloutTask
+
+
+class WeightedRewards(SingleTurn):
+    """Scores responses with several functions at once, each in processes of its own.
+
+    A function that fails fails the samples as a single one does: there is no sum without it.
+    """
+
+    def __init__(self, functions: Mapping[str, tuple[float, FunctionReward]]) -> None:
+        """``functions`` are weights and functions by name; there is at least one."""
+        self._functions = dict(functions)
+
+    async def start(self) -> None:
+        for _, function in self._functions.values():
+            await function.start()
+
+    async def close(self) -> None:
+        for _, function in self._functions.values():
+            await function.close()
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        _, first = next(iter(self._functions.values()))
+        return first.encode(prompt)
+
+    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[NamedRewards]:
+        try:
+            async with asyncio.TaskGroup() as scoring:
+                running = {
+                    name: scoring.create_task(_scored(name, function, task, result))
+                    for name, (_, function) in self._functions.items()
+                }
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        values = {name: each.result() for name, each in running.items()}
+        return [
+            self._sum({name: each[sample] for name, each in values.items()})
+            for sample in range(task.samples)
+        ]
+
+    def _sum(self, by_name: dict[str, float]) -> NamedRewards:
+        weighted = (self._functions[name][0] * value for name, value in by_name.items())
+        return NamedRewards(math.fsum(weighted), by_name)
+
+
+async def _scored(
+    name: str, function: FunctionReward, task: RolloutTask, result: GenerateResult
+) -> Sequence[float]:
+    try:
+        return await function.score(task, result)
+    except RolloutFailed as error:
+        detail = f"reward {name}: {error.detail}"
+        raise RolloutFailed(
+            error.kind, error.prompt_index, error.attempt, error.reason, detail, error.source
+        ) from error
