@@ -13,7 +13,7 @@ from offbeat.controller.errors import RunFailed
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports, Prompts, Trace
+from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports, Trace
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.controller.train_step import Advantages
 from offbeat.messages.failures import FailureKind, RolloutFailed
@@ -41,7 +41,7 @@ class World:
     """One run on fakes."""
 
     overrides: dict[str, Any] = field(default_factory=dict[str, Any])
-    prompts: Prompts = field(default_factory=FakePrompts)
+    prompts: FakePrompts = field(default_factory=FakePrompts)
     trainer: FakeTrainer = field(default_factory=FakeTrainer)
     engines: int = 2
     loss: LossSpec = field(default_factory=LossSpec)

@@ -3,16 +3,32 @@
 from offbeat.controller.events import Committed
 from offbeat.environments.mixed_prompts import MixedPrompts
 from offbeat.environments.prompts import StubPrompts
+from offbeat.messages.groups import Prompt
+from tests.support.fakes import FakePrompts
 from tests.support.world import World
 
 
+class Mixed(FakePrompts):
+    """Prompts of two environments, three of the easy one for each of the hard one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weights = {"easy": 3, "hard": 1}
+        sources = {name: StubPrompts(8, shuffle=True, seed=0, epochs=None) for name in weights}
+        self.mixed = MixedPrompts(sources, weights, seed=0)
+
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        return self.mixed.prompt(prompt_index)
+
+    def environment_of(self, prompt_index: int) -> str:
+        return self.mixed.place(prompt_index)[0]
+
+
 def test_metrics_journal_and_summary_name_the_environment_of_each_group() -> None:
-    weights = {"easy": 3, "hard": 1}
-    sources = {name: StubPrompts(8, shuffle=True, seed=0, epochs=None) for name in weights}
-    prompts = MixedPrompts(sources, weights, seed=0)
+    prompts = Mixed()
     config = {"samples_per_group": 2, "groups_per_step": 4, "steps": 3}
     run = World({**config, "sampler": {"name": "in_order"}}, prompts=prompts)
-    hard = [index for index in range(12) if prompts.place(index)[0] == "hard"]
+    hard = [index for index in range(12) if prompts.environment_of(index) == "hard"]
     run.rollouts.forged = {index: {"rewards": (0.0, 0.0)} for index in hard}
     run.run()
     first = run.telemetry.records[0]
@@ -22,6 +38,6 @@ def test_metrics_journal_and_summary_name_the_environment_of_each_group() -> Non
     named = {
         event.receipt.prompt_index: event.receipt.environment for event in run.events(Committed)
     }
-    assert named == {index: prompts.place(index)[0] for index in range(12)}
+    assert named == {index: prompts.environment_of(index) for index in range(12)}
     summary = run.built.progress.summary("run", "finished", None)
     assert summary.reward_by_environment == {"easy": 0.5, "hard": 0.0}
