@@ -1,8 +1,11 @@
-"""The moves of prompt groups, as records: the ledger is their fold, the journal their file.
+"""Journal records: each move of prompt groups, and what happened to the processes of a run.
 
-Encoded as arrays, the time last. New fields with defaults may be added at the end of a struct
-inside a record, such as the receipt, and new kinds of records may be added. Any other change raises
-``SCHEMA``.
+The group table is their fold, the journal their file. Records are encoded as arrays with the time
+as last item. New fields with defaults may be added at the end of a struct inside a record, such as
+the receipt, and new kinds of records may be added. Any other change raises ``SCHEMA``.
+
+Unless a field says otherwise, ``version`` counts optimizer steps applied, ``step`` is from 1,
+``attempt`` is from 1 and of the step or of the group, and ``digest`` is that of weights.
 """
 
 import enum
@@ -41,7 +44,7 @@ class DropReason(enum.StrEnum):
 class Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, kw_only=True):
     """Base class of journal records.
 
-    Instances are part of no cycle, so they are exempt from garbage collection.
+    Instances are part of no reference cycle, so they are exempt from garbage collection.
     """
 
     unix_s: float = 0.0  # when the journal took it, 0 if unknown; the group table ignores it
@@ -142,19 +145,19 @@ class Claimed(Event, frozen=True):
 
 
 class Unclaimed(Event, frozen=True):
-    """An open step was aborted: its groups are ready again."""
+    """An open step was aborted: its groups move from training to ready."""
 
     step: int
     attempt: int
 
 
 class Dropped(Event, frozen=True):
-    """A prompt is dropped. ``shrinks`` is the step that has one group less, 0 for none."""
+    """A prompt is dropped: its group leaves the table for good."""
 
     prompt_index: int
     reason: DropReason
     detail: str = ""  # a counter's name: what failed, or which filter
-    shrinks: int = 0
+    shrinks: int = 0  # step that is trained with one group less; 0: none
 
     @property
     def label(self) -> str:
@@ -166,7 +169,10 @@ class Dropped(Event, frozen=True):
 
 
 class StepIntent(Event, frozen=True):
-    """Intent to finish a step, durable before the call: after a crash the groups may be trained."""
+    """Intent to finish a step, durable before the trainer is called.
+
+    After a crash its groups may or may not be trained: recovery asks the trainer.
+    """
 
     step: int
     attempt: int
@@ -174,9 +180,9 @@ class StepIntent(Event, frozen=True):
 
 
 class StepApplied(Event, frozen=True):
-    """A step was applied: its version, its trained groups and the number of prompts drawn.
+    """A step was applied: its groups leave the table, and the trainer version is ``version``.
 
-    It is self-contained: no earlier record is needed to undo the step or to report it.
+    The record is self-contained: no earlier one is needed to undo the step or to report it.
     """
 
     step: int

@@ -1,6 +1,7 @@
-"""Place of every prompt group: the fold of the journal's events. Pure.
+"""Place of every prompt group, as the fold of the journal's events.
 
-No I/O, clock, asyncio.
+Pure: no I/O, no clock, no asyncio. An event changes only its own groups, so ``GroupTable.apply``
+takes constant time per group, however long the run is.
 """
 
 from collections import OrderedDict
@@ -43,7 +44,7 @@ K = TypeVar("K")
 
 
 class GroupRecord(msgspec.Struct, gc=False):
-    """One prompt group between admission and its end.
+    """State of one prompt group between its admission and its end.
 
     It is exempt from garbage collection: after a long rewind there are millions, and the collector
     would stop the event loop to traverse them.
@@ -76,10 +77,10 @@ class Totals(msgspec.Struct):
 
 
 class TableSnapshot(msgspec.Struct, frozen=True):
-    """The group table at one moment, so that a fold need not start at the first event.
+    """Content of a group table at one moment, from which a fold continues.
 
-    Its size depends on the groups outstanding, never on how many steps were taken: the groups of
-    trained steps are in the journal's segments only.
+    Its size depends on the outstanding groups and not on the number of steps: the groups of trained
+    steps are in the journal's segments only.
     """
 
     run_id: str
@@ -99,16 +100,16 @@ class TableSnapshot(msgspec.Struct, frozen=True):
 
 
 OrderedGroups = OrderedDict[int, GroupRecord]
-"""Groups by prompt index, in the order they came.
+"""Groups by prompt index, in the order in which they entered.
 
 An OrderedDict, because reading a plain dict from the front skips all its removed entries each time.
 """
 
 
 class GroupTable:
-    """State that follows from a journal's events.
+    """State that a journal's events lead to.
 
-    Between events every drawn prompt index is in one place only::
+    Between two events every drawn prompt index is in exactly one place::
 
         drawn = admitted + in_flight + ready + training + trained + dropped
 
@@ -125,30 +126,33 @@ class GroupTable:
         self.training: dict[int, GroupRecord] = {}  # in claim order
         self.totals = Totals()
         self.trainer_version = 0
-        self.digest: str | None = None  # of the weights last published
-        self.intent: StepIntent | None = None  # its outcome is not known
+        self.digest: str | None = None  # digest of the weights published last
+        self.intent: StepIntent | None = None  # a step whose outcome is not known
         self.steps = AppliedStepHistory()
         self.checkpoints: list[int] = []  # restorable versions of this lineage
-        self.checkpoint_digests: dict[int, str] = {}  # of their weights
-        self.initial_weights = ""  # digest of version 0, once a trainer has told it
+        self.checkpoint_digests: dict[int, str] = {}  # digest of the weights, by version
+        self.initial_weights = ""  # digest of version 0; empty until a trainer has reported it
         self.in_flight = 0
         self.admitted = 0
         self.ready_tokens = 0  # prompt and response tokens of the ready groups
-        self.versions: dict[int, int] = {}  # in flight or ready, by bound version
+        self.versions: dict[int, int] = {}  # number of groups in flight or ready, by oldest version
         self.outstanding_by_target_step: dict[int | None, int] = {}
-        """Groups admitted, in flight or ready, by target step."""
-        self.batch_deficits: dict[int, int] = {}  # by step, from the one in progress on
-        self.ready_at: dict[int, OrderedGroups] = {}  # by bound version
+        """Number of groups admitted, in flight or ready, by target step."""
+        self.batch_deficits: dict[int, int] = {}  # groups missing, by step from the one in progress
+        self.ready_at: dict[int, OrderedGroups] = {}  # by oldest version
         self.ready_for: dict[int | None, OrderedGroups] = {}  # by target step
-        self.in_flight_at: dict[int, OrderedGroups] = {}  # by bound version
+        self.in_flight_at: dict[int, OrderedGroups] = {}  # by oldest version
 
     @property
     def outstanding(self) -> int:
-        """Number of groups that still have to be claimed."""
+        """Return the number of groups that are admitted, in flight or ready."""
         return self.admitted + self.in_flight + len(self.ready)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of groups by place; with trained and dropped they sum to drawn."""
+        """Return the number of groups drawn, at each place, and trained.
+
+        All but the first, together with the dropped ones, sum to the first.
+        """
         return {
             "drawn": self.totals.drawn,
             "admitted": self.admitted,
@@ -166,9 +170,9 @@ class GroupTable:
         )
 
     def snapshot(self) -> TableSnapshot:
-        """Return the state that a fold needs to continue from here.
+        """Return the state from which a fold continues.
 
-        It shares parts with this table: encode it before the table changes again.
+        The snapshot shares parts with this table: encode it before the table changes again.
         """
         first = {**self.training, **self.ready}
         for dispatched in self.in_flight_at.values():
@@ -192,7 +196,7 @@ class GroupTable:
         )
 
     def load(self, snapshot: TableSnapshot) -> None:
-        """Load a decoded snapshot; this table must be empty."""
+        """Take over a decoded snapshot, and its parts; this table must be empty."""
         self.run_id, self.incarnation = snapshot.run_id, snapshot.incarnation
         self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
         self.rewinding_to = snapshot.rewinding_to
@@ -206,7 +210,11 @@ class GroupTable:
             self._add(group)
 
     def apply(self, event: AnyEvent) -> None:  # noqa: C901, PLR0912 - the table of all moves
-        """Apply one event. It was legal when it was recorded, and is not checked again."""
+        """Apply one event, which the ledger has checked before it was recorded.
+
+        Raises:
+            KeyError: A group of the event is not in the table: the event was not legal.
+        """
         match event:
             case Admitted():
                 self.totals.drawn += 1
@@ -248,7 +256,7 @@ class GroupTable:
             case Joined():
                 self.initial_weights = self.initial_weights or event.initial_weights
             case Served() | EngineLost() | Retired() | TrainerReplaced() | Spent():
-                pass  # the fleet's business, and the tally's; a reader of the journal wants to know
+                pass  # records about processes and time: no group moves
 
     # --- moves -----------------------------------------------------------------------------------
 
@@ -311,28 +319,32 @@ class GroupTable:
             self._add(GroupRecord(prompt_index, target_step, attempt=attempt))
 
     def _unclaim(self) -> None:
+        """Move the groups in training back to ready; a known receipt stays theirs."""
         for group in list(self.training.values()):
             self._move(group, Place.READY, group.oldest_version)
         self.intent = None
 
     def _end_step(self) -> None:
+        """Remove the groups in training, which were trained or dropped."""
         for prompt_index in self.training:
             del self.groups[prompt_index]
         self.training.clear()
         self.intent = None
 
     def _readmit(self, group: GroupRecord) -> None:
+        """Move a group back to admitted, without its receipt."""
         self._move(group, Place.ADMITTED, -1)
         group.receipt, group.tokens = None, 0
 
     # --- indices ---------------------------------------------------------------------------------
 
     def _add(self, group: GroupRecord) -> None:
-        """Add a group to the table, for the first time or again."""
+        """Add a group to the table and to the indices of its place."""
         self.groups[group.prompt_index] = group
         self._enter(group)
 
     def _move(self, group: GroupRecord, place: Place, oldest_version: int) -> None:
+        """Move a group to another place; it arrives there last."""
         self._leave(group)
         group.place, group.oldest_version = place, oldest_version
         if place is Place.READY:
@@ -341,7 +353,7 @@ class GroupTable:
         self._enter(group)
 
     def _leave(self, group: GroupRecord) -> None:
-        """Remove a group from its place's indices."""
+        """Remove a group from the indices of its place."""
         match group.place:
             case Place.ADMITTED:
                 self.admitted -= 1
@@ -361,6 +373,7 @@ class GroupTable:
         count(self.outstanding_by_target_step, group.target_step, -1)
 
     def _enter(self, group: GroupRecord) -> None:
+        """Add a group to the indices of its place, as the last one."""
         match group.place:
             case Place.ADMITTED:
                 self.admitted += 1
@@ -387,6 +400,7 @@ class GroupTable:
 
 
 def _take(groups_at: dict[K, OrderedGroups], key: K, prompt_index: int) -> None:
+    """Remove a group from the index at ``key``; an index without groups is removed as well."""
     groups = groups_at[key]
     del groups[prompt_index]
     if not groups:

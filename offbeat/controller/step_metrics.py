@@ -1,4 +1,8 @@
-"""Metrics of one optimizer step: timers, rewards, staleness, lengths. Pure except for the clock."""
+"""Metrics of one optimizer step: timers, rewards, staleness, lengths.
+
+Pure except for the event loop's clock. Times are in seconds, lengths in tokens, staleness in
+versions behind the trainer.
+"""
 
 import asyncio
 import math
@@ -16,7 +20,10 @@ from offbeat.messages.training import StepResult
 
 
 class StepMetricsBuilder:
-    """Collects the measures of a step; ``metrics`` returns the result at the end."""
+    """Collects the figures of a step while it is open; ``metrics`` needs ``close`` first.
+
+    An attempt that is aborted leaves its times and nothing else.
+    """
 
     def __init__(self, step: int, now: float) -> None:
         self.step, self.started_at = step, now
@@ -24,7 +31,7 @@ class StepMetricsBuilder:
         self.restart(1)
 
     def restart(self, attempt: int) -> None:
-        """Discard the groups of an aborted attempt."""
+        """Discard the groups of an aborted attempt; its times still count."""
         self.attempt = attempt
         self.receipts = list[Receipt]()
         self.advantages = list[tuple[float, ...]]()
@@ -46,7 +53,13 @@ class StepMetricsBuilder:
         advantages: Sequence[tuple[float, ...]],
         trainer_version: int,
     ) -> None:
-        """Add a chunk that is about to be trained."""
+        """Add a chunk that is about to be trained.
+
+        Args:
+            receipts: Receipts of its groups.
+            advantages: Advantages of each group's samples, in the same order.
+            trainer_version: Version that the chunk is trained at: staleness is counted from it.
+        """
         self.receipts += receipts
         self.advantages += advantages
         for receipt in receipts:
@@ -56,7 +69,7 @@ class StepMetricsBuilder:
     def close(
         self, result: StepResult, state: RunState, sync: SyncReport | None, unchanged: int
     ) -> None:
-        """Close the step, whose weights are published.
+        """Add what is known once the step is applied and its weights are requested.
 
         Args:
             result: Result of the trainer.
@@ -94,7 +107,7 @@ class StepMetricsBuilder:
         return [reward for receipt in self.receipts for reward in receipt.valid_rewards]
 
     def mean_of(self, what: Literal["generate_s", "reward_s"]) -> float:
-        """Return the mean over the groups, in seconds."""
+        """Return the mean over the groups of their time in the engine, or in the reward."""
         in_engine = what == "generate_s"
         return statistics.fmean(r.generate_s if in_engine else r.reward_s for r in self.receipts)
 
@@ -104,7 +117,7 @@ class StepMetricsBuilder:
         return self.wall_s - self.timers["wait_groups"] - self.timers["sync"]
 
     def metrics(self) -> dict[str, float]:
-        """Return every number of this step, under the names of the metric table."""
+        """Return every figure of this step, under the names of the metric table."""
         rewards = self.rewards
         generated = [n for receipt in self.receipts for n in receipt.generated_tokens]
         truncated = sum(receipt.truncated_samples for receipt in self.receipts)
@@ -143,7 +156,7 @@ class StepMetricsBuilder:
         }
 
     def _failed_samples(self) -> dict[str, float]:
-        """Return the shares of all samples, masked ones included."""
+        """Return the shares of failed samples in all samples, masked ones included."""
         samples = sum(receipt.samples for receipt in self.receipts)
         return {
             "rollout/masked_fraction": sum(r.masked_samples for r in self.receipts) / samples,
@@ -152,7 +165,7 @@ class StepMetricsBuilder:
         }
 
     def _branches(self) -> dict[str, float]:
-        """Return the branches of a sample, and the share of samples with several."""
+        """Return the mean number of branches per sample, and the share of samples with several."""
         samples = sum(receipt.samples for receipt in self.receipts)
         branches = sum(sum(r.branches) if r.branches else r.samples for r in self.receipts)
         return {
@@ -190,6 +203,7 @@ class StepMetricsBuilder:
         return figures
 
     def _sync_metrics(self) -> dict[str, float]:
+        """Return the figures of the sync that ended during the step; empty without one."""
         if self.sync is None:
             return {}
         return {
@@ -208,9 +222,9 @@ def _served_versions(fleet: Fleet) -> dict[str, float]:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the population's standard deviation.
+    """Return the standard deviation of ``values`` as a population.
 
-    ``statistics.pstdev`` is exact in rationals, and a hundred times slower.
+    Unlike ``statistics.pstdev``, which computes in rationals and takes a hundred times as long.
     """
     mean = statistics.fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
