@@ -31,7 +31,7 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-browser test-properties test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-browser test-properties test-trl test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -40,6 +40,7 @@ help:
 	@echo 'make test-agents clients of agents (openai, openai-agents, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
 	@echo 'make test-browser  the pages in headless Chromium, where there is one (ARGS="--screenshots docs/images")'
+	@echo 'make test-trl    losses against the installed TRL, in an environment of its own; installs it'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make check   lint, formatting, types, import layers'
@@ -85,6 +86,9 @@ test-environments: $(ENVIRONMENTS_STAMP)
 
 test-properties: $(DEV_STAMP)
 	PROPERTY_EXAMPLES=500 $(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
+
+test-trl: $(DEV_STAMP) $(TRL_STAMP)
+	$(BIN)/python -m pytest tests/trl $(ARGS)
 
 test-browser: $(BROWSER_STAMP)
 	$(BIN)/python -m pytest tests/browser $(ARGS)
