@@ -75,6 +75,7 @@ class End:
         self._check_outcome(ended)
         finished = ended.outcome == "finished"
         self._steps.check_end(finished=finished)
+        self._steps.samples.check_reported()
         self._steps.samples.check_end()
         if finished:
             self._check_sums()

@@ -2,10 +2,14 @@
 
 A group counts as a whole elsewhere. Here each of its samples is trained, masked or dropped with its
 group, and a masked one moves nothing: the advantages of a group are those of its valid samples.
+Masked samples, samples drawn again and branches are those that the worker drew, at every place that
+counts them: receipts, rows of the trainer, metrics of a step.
 """
 
 import math
-from typing import Final
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Self
 
 from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
@@ -20,18 +24,23 @@ from offbeat.simulation.audit_groups import (
     TRAINING,
     AuditedGroups,
 )
-from offbeat.simulation.records import TrainerApplied
+from offbeat.simulation.audit_world import World
+from offbeat.simulation.records import DrawnSamples, StepReported, TrainerApplied
 
 _MASKED: Final = "masked"
-_ROUNDING: Final = 1e-6  # of a sum of advantages, which are of order one
+_ROUNDING: Final = 1e-6  # of a sum of advantages, or of a mean, which are of order one
 
 
 class AuditedSamples:
     """Samples of every step that stands, and what became of all others."""
 
-    def __init__(self, config: RunConfig, groups: AuditedGroups, findings: Findings) -> None:
-        self._config, self._groups, self._findings = config, groups, findings
+    def __init__(
+        self, config: RunConfig, groups: AuditedGroups, world: World, findings: Findings
+    ) -> None:
+        self._config, self._groups, self._world, self._findings = config, groups, world, findings
         self._steps: list[tuple[int, int]] = []  # valid and masked samples of versions 1, 2, ...
+        # What may be reported of a version: it may have been made several times, after rewinds.
+        self._recounts = defaultdict[int, list[SampleCounts]](list)
 
     def committed(self, receipt: Receipt) -> None:
         """Check what a receipt says of its samples."""
@@ -45,6 +54,17 @@ class AuditedSamples:
             self._findings.add("I18", f"{about}; a failed sample fails its group here")
         if any(receipt.valid_tokens[sample] for sample in masked):
             self._findings.add("I18", f"{about}; tokens to train: {receipt.valid_tokens}")
+        key = receipt.prompt_index, receipt.attempt, receipt.engine, receipt.engine_incarnation
+        drawn = [each.samples for each in self._world.answers.get(key, ())]
+        ones = (1,) * size
+        says = DrawnSamples(
+            tuple(status == _MASKED for status in receipt.statuses) or (False,) * size,
+            receipt.retries or (0,) * size,
+            receipt.turns or ones,
+            receipt.branches or ones,
+        )
+        if drawn and says not in drawn:
+            self._findings.add("I18", f"{about}: {says}; its worker drew {drawn[-1]}")
 
     def applied(self, event: StepApplied) -> None:
         """Count the samples of a step, and compare with what the journal says of it."""
@@ -64,26 +84,43 @@ class AuditedSamples:
                 f"ones; its receipts have {valid} and {masked}",
             )
         self._steps.append((event.samples, event.masked_samples))
+        if has_all:
+            self._recounts[len(self._steps)].append(SampleCounts.of(receipts))
 
     def rewound(self, to_version: int) -> None:
         del self._steps[to_version:]
 
     def check_trained(self, record: TrainerApplied, receipts: dict[int, Receipt | None]) -> None:
         """Compare what the trainer got of each sample with the receipt of its group."""
-        groups = zip(record.prompt_indices, record.masked, record.advantages, strict=True)
-        for prompt_index, masked, advantages in groups:
+        groups = zip(
+            record.prompt_indices, record.masked, record.branches, record.advantages, strict=True
+        )
+        for prompt_index, masked, branches, advantages in groups:
             receipt = receipts.get(prompt_index)
             if receipt is None:
                 continue
             about = f"group {prompt_index}, of which samples {masked} are masked"
             if masked != masked_samples(receipt):
                 self._findings.add("I18", f"{about}: its receipt says {masked_samples(receipt)}")
+            if branches != (receipt.branches or (1,) * len(receipt.rewards)):
+                self._findings.add(
+                    "I18", f"{about}: {branches} rows trained; its receipt says {receipt.branches}"
+                )
             if any(advantages[sample] for sample in masked):
                 self._findings.add("I18", f"{about}, was trained with advantages {advantages}")
             valid = [each for place, each in enumerate(advantages) if place not in masked]
             if abs(math.fsum(valid)) > _ROUNDING * len(valid):
                 self._findings.add(
                     "I18", f"{about}: the advantages {valid} of the others do not cancel"
+                )
+
+    def check_reported(self) -> None:
+        """Compare the metrics of every step with a recount of its samples."""
+        for report in self._world.reported:
+            recounts = self._recounts[report.version] if report.step == report.version else []
+            if recounts and not any(counts.are_reported_by(report) for counts in recounts):
+                self._findings.add(
+                    "I18", f"{report} does not report the samples of its step: {recounts[-1]}"
                 )
 
     def check_end(self) -> None:
@@ -104,6 +141,40 @@ class AuditedSamples:
                 f"{size * groups.drawn} samples were drawn; {trained} are trained, {masked} masked, "
                 f"{dropped} dropped and {left} outstanding",
             )
+
+
+class SampleCounts(NamedTuple):
+    """Counts of the samples of a step."""
+
+    samples: int  # masked ones included
+    masked: int
+    retried: int
+    branches: int
+    branched: int
+
+    @classmethod
+    def of(cls, receipts: Sequence[Receipt]) -> Self:
+        """Recount the samples of these groups, one by one."""
+        counts = [0, 0, 0, 0, 0]
+        for receipt in receipts:
+            for sample in range(len(receipt.rewards)):
+                branches = receipt.branches[sample] if receipt.branches else 1
+                counts[0] += 1
+                counts[1] += bool(receipt.statuses) and receipt.statuses[sample] == _MASKED
+                counts[2] += bool(receipt.retries) and receipt.retries[sample] > 0
+                counts[3] += branches
+                counts[4] += branches > 1
+        return cls(*counts)
+
+    def are_reported_by(self, report: StepReported) -> bool:
+        """Return whether the shares that a step reported are those of these samples."""
+        pairs = (
+            (report.masked_fraction, self.masked),
+            (report.retried_fraction, self.retried),
+            (report.branches_mean, self.branches),
+            (report.branched_fraction, self.branched),
+        )
+        return all(abs(share - count / self.samples) < _ROUNDING for share, count in pairs)
 
 
 def masked_samples(receipt: Receipt) -> tuple[int, ...]:

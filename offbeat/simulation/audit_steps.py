@@ -48,7 +48,7 @@ class Steps:
     ) -> None:
         self._config, self._groups, self._world = config, groups, world
         self._findings = findings
-        self.samples = AuditedSamples(config, groups, findings)
+        self.samples = AuditedSamples(config, groups, world, findings)
         self.open: tuple[int, int] | None = None  # step and attempt of the groups in training
         self.intent: tuple[int, int] | None = None  # step whose outcome is unknown
         self.stack: list[tuple[int, int]] = []  # step and attempt that led to versions 1, 2, ...

@@ -19,6 +19,7 @@ from offbeat.simulation.records import (
     Closed,
     ControllerEnd,
     ControllerStarted,
+    DrawnSamples,
     Ended,
     EngineComputesOther,
     EngineRetired,
@@ -32,6 +33,7 @@ from offbeat.simulation.records import (
     PoisonTaken,
     ReleasePublished,
     Scored,
+    StepReported,
     TrainerApplied,
     TrainerRestored,
     TrainerStarted,
@@ -53,6 +55,7 @@ class SentGroup(NamedTuple):
 
     spans: tuple[VersionSpans, ...]
     digests: dict[int, str]  # digest of the served weights by version
+    samples: DrawnSamples
 
 
 class AuditedStep(NamedTuple):
@@ -75,6 +78,7 @@ class World:
         self.last_fault_at: float | None = None
         self.fault_kinds: set[str] = set()
         self.answers: dict[tuple[int, int, str, str], list[SentGroup]] = {}
+        self.reported: list[StepReported] = []
         self.serves: set[tuple[str, str, int, int, str]] = set()
         # (engine, incarnation, epoch) of loads with other results
         self.computes_other: set[tuple[str, str, int]] = set()
@@ -137,6 +141,7 @@ class World:
             CheckpointLatest: self._checkpoint_latest,
             FenceObeyed: self._fence_obeyed,
             PermitsUsed: self._permits,
+            StepReported: self.reported.append,
             Ended: self._ended,
         }
         for findings.index, record in enumerate(records):
@@ -210,7 +215,7 @@ class World:
                 f"incarnation {record.incarnation} computes other weights than it took",
             )
         key = record.prompt_index, record.attempt, record.engine, record.incarnation
-        self.answers.setdefault(key, []).append(SentGroup(record.spans, digests))
+        self.answers.setdefault(key, []).append(SentGroup(record.spans, digests, record.samples))
 
     def _scored(self, record: Scored) -> None:
         self._evaluations.scored(record, faulted=self.last_fault_at is not None)

@@ -99,6 +99,7 @@ class Cluster:
         ]
         for worker in self.workers:
             worker.sample_failures = plan.sample_failures
+            worker.several_turns = plan.several_turns
             worker.spooled_share = (1.0 - plan.spool_loss) if plan.spools else 0.0
         actors: list[Actor] = [self.trainer, *self.engines.values(), *self.workers]
         self.actors = {actor.name: actor for actor in actors}

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -29,7 +29,13 @@ from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.faults import FaultMoment
 from offbeat.simulation.network import SimulatedCall
 from offbeat.simulation.processes import Process
-from offbeat.simulation.records import Closed, EngineRetired, Evaluated, PermitsUsed
+from offbeat.simulation.records import (
+    Closed,
+    EngineRetired,
+    Evaluated,
+    PermitsUsed,
+    StepReported,
+)
 from offbeat.simulation.worker import FakeWorker
 
 
@@ -241,6 +247,9 @@ class SimulatedJournal:
         del self.events[kept:]
 
 
+_REPORTED: Final = ("masked_fraction", "retried_fraction", "branches_mean", "branched_fraction")
+
+
 class SimulatedTelemetry:
     """Telemetry sink. Only records that the controller did not emit count as lost."""
 
@@ -249,10 +258,11 @@ class SimulatedTelemetry:
         self.emitted: dict[int, None] = {}  # emitted versions
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
-        del step
         if "eval/version" not in metrics:
             self._context.faults.at(FaultMoment.EMIT, "controller")
             self.emitted[version] = None
+            reported = [metrics[f"rollout/{name}"] for name in _REPORTED]
+            self._context.record(StepReported(self._context.loop.time(), step, version, *reported))
 
 
 class SimulatedEvaluationLog:

@@ -32,6 +32,9 @@ under ``windowed``; the state of these groups has to survive a controller's deat
 independently, these settings rarely coincide.
 """
 
+AGENTS_SHARE: Final = 0.4
+"""Share of the episodes in which samples have several turns and branches, as those of agents."""
+
 
 class EpisodePlan(msgspec.Struct, frozen=True):
     """Everything that defines an episode, except the seed of its random numbers."""
@@ -46,6 +49,7 @@ class EpisodePlan(msgspec.Struct, frozen=True):
     machines: dict[str, str] = {}
     groups_per_turn: int = GROUPS_PER_TURN  # groups that a rewind returns at a time
     sample_failures: float = 0.0  # share of the tries of a sample that fail
+    several_turns: bool = False  # whether samples may have several turns, and branches
 
 
 def draw_plan(
@@ -103,6 +107,7 @@ def draw_plan(
         machines,
         groups_per_turn,
         fails,
+        several_turns=random.Random(f"{seed}/agents").random() < AGENTS_SHARE,
     )
 
 
@@ -125,7 +130,8 @@ def _sample_failures(rng: random.Random, profile: str) -> tuple[float, dict[str,
     policy = rng.choice(("retry", "retry", "mask", "fail_group"))
     if policy == "fail_group":
         return 0.02, {"on_failed_sample": policy, "min_valid_samples": None}
-    return rng.choice((0.02, 0.1)), {
+    # Groups are so small that 10 % would now and then spend the whole drop budget.
+    return rng.choice((0.01, 0.04)), {
         "on_failed_sample": policy,
         "sample_retries": rng.choice((0, 1, 1, 2)),
         "min_valid_samples": rng.choice((None, 1, 1)),

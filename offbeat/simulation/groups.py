@@ -16,9 +16,11 @@ from offbeat.messages.groups import (
     VersionSpans,
 )
 from offbeat.simulation.engine import FakeEngine
+from offbeat.simulation.records import DrawnSamples
 
 T = TypeVar("T")
 PROMPT_TOKENS: Final = 5
+MOST_TURNS: Final = 3
 _COLUMNS: Final = ("response_ids", "rewards")
 _TOKEN_BYTES: Final = 13
 _MULTIPLIER: Final = 6364136223846793005
@@ -27,11 +29,17 @@ _FUTURE: Final = 1000
 
 
 class Content:
-    """Generated samples of one group. The same task has the same content on every worker."""
+    """Generated samples of one group. The same task has the same content on every worker.
 
-    __slots__ = ("lengths", "longest", "rewards", "task")
+    With ``several_turns`` a sample has up to three turns of about equal length, and ends up to as
+    many branches, each of which is a first prompt and the turns that follow it.
+    """
 
-    def __init__(self, task: RolloutTask, config: RunConfig) -> None:
+    __slots__ = ("branches", "lengths", "longest", "rewards", "task", "turns")
+
+    def __init__(
+        self, task: RolloutTask, config: RunConfig, *, several_turns: bool = False
+    ) -> None:
         longest = config.generator.sampling.max_new_tokens
         filtered = config.filters.zero_variance
         dice = (task.seed ^ task.prompt_index) * _MULTIPLIER + 1442695040888963407 & _MASK
@@ -45,6 +53,27 @@ class Content:
             rewards.append(1.0 if flat or won else 0.0)
         self.task, self.longest = task, longest
         self.lengths, self.rewards = tuple(lengths), tuple(rewards)
+        turns = branches = (1,) * task.samples
+        if several_turns:
+            turns = tuple(
+                [
+                    min(1 + (dice >> 20 + place) % MOST_TURNS, length)
+                    for place, length in enumerate(lengths)
+                ]
+            )
+            branches = tuple(
+                [1 + (dice >> 40 + place) % count for place, count in enumerate(turns)]
+            )
+        self.turns, self.branches = turns, branches
+
+    def tokens_of_turn(self, turn: int) -> tuple[tuple[int, int], ...]:
+        """Return which samples have this turn, counted from 0, and how many tokens in it."""
+        samples = enumerate(zip(self.lengths, self.turns, strict=True))
+        return tuple(
+            (sample, length // turns + (turn < length % turns))
+            for sample, (length, turns) in samples
+            if turn < turns
+        )
 
 
 def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, ...]) -> Receipt:
@@ -68,7 +97,25 @@ def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, 
         0.02,
         sampling=task.sampling,
         environment=task.prompt.environment,
+        turns=_where_any(content.turns),
+        branches=_where_any(content.branches),
     )
+
+
+def drawn_samples(receipt: Receipt) -> DrawnSamples:
+    """Return what was drawn for the samples of a correct receipt."""
+    ones = (1,) * receipt.samples
+    return DrawnSamples(
+        tuple(not valid for valid in receipt.valid),
+        receipt.retries or (0,) * receipt.samples,
+        receipt.turns or ones,
+        receipt.branches or ones,
+    )
+
+
+def _where_any(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return nothing where each count is 1."""
+    return counts if max(counts) > 1 else ()
 
 
 def with_failed_samples(

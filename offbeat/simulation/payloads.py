@@ -18,3 +18,4 @@ class SimulatedPayload:
     poison: str
     memory: MachineMemory = FIRST_MEMORY  # memory that stores it
     masked: tuple[int, ...] = ()  # samples whose loss mask is False throughout
+    branches: tuple[int, ...] = ()  # rows of each sample

@@ -37,6 +37,15 @@ class ControllerEnd(WorldRecord, frozen=True):
     cause: str = ""  # class name of the first cause
 
 
+class DrawnSamples(msgspec.Struct, frozen=True, array_like=True):
+    """Outcome of the samples of a group as their worker drew them, one entry per sample."""
+
+    masked: tuple[bool, ...]
+    retries: tuple[int, ...]
+    turns: tuple[int, ...]
+    branches: tuple[int, ...]
+
+
 class Generated(WorldRecord, frozen=True):
     """A worker finished a group and sent it; it may never arrive."""
 
@@ -45,6 +54,7 @@ class Generated(WorldRecord, frozen=True):
     engine: str
     incarnation: str
     spans: tuple[VersionSpans, ...]  # one entry per sample, as stamped by the engine
+    samples: DrawnSamples
     poison: str = ""  # its error; empty for a correct group
     machine: str = ""  # machine that stores its payload
     spooled: bool = False  # whether a copy of the payload is in the run directory
@@ -135,6 +145,19 @@ class TrainerApplied(WorldRecord, frozen=True):
     digest: str  # digest of the weights after the step
     masked: tuple[tuple[int, ...], ...] = ()  # masked samples of each group, from its payload
     advantages: tuple[tuple[float, ...], ...] = ()  # advantages of each group, as they were sent
+    # Rows of each sample of each group, from its payload
+    branches: tuple[tuple[int, ...], ...] = ()
+
+
+class StepReported(WorldRecord, frozen=True):
+    """The controller emitted the metrics of a step."""
+
+    step: int
+    version: int  # version after the step; below its number, the step was not applied
+    masked_fraction: float
+    retried_fraction: float
+    branches_mean: float
+    branched_fraction: float
 
 
 class ReleasePublished(WorldRecord, frozen=True):

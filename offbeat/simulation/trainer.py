@@ -246,6 +246,7 @@ class FakeTrainer(Actor):
                 digest=self._digest,
                 masked=tuple(payload.masked for payload in groups),
                 advantages=advantages,
+                branches=tuple(payload.branches for payload in groups),
             )
         )
         self.context.faults.step(self._version)

@@ -17,7 +17,13 @@ from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.engine import Decoding, FakeEngine
 from offbeat.simulation.faults import FaultMoment
-from offbeat.simulation.groups import Content, poisoned, receipt_of, with_failed_samples
+from offbeat.simulation.groups import (
+    Content,
+    drawn_samples,
+    poisoned,
+    receipt_of,
+    with_failed_samples,
+)
 from offbeat.simulation.network import DEATH_NOTICED_S, SimulatedCall
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import Generated, PoisonTaken, Scored
@@ -25,6 +31,8 @@ from offbeat.simulation.records import Generated, PoisonTaken, Scored
 _DEADLY_AFTER_S: Final = 0.1  # from arrival to the death of the engine
 _ENDLESS_S: Final = 1e5  # longer than any episode
 REWARD_S: Final = 0.02
+TURN_S: Final = 0.05
+"""Time of the environment between two turns of a group, in which its engine has none of it."""
 
 
 class FakeWorker(Actor):
@@ -38,6 +46,7 @@ class FakeWorker(Actor):
         self._mu, self._sigma = math.log(stub.median_rollout_s), stub.tail_sigma
         self.spooled_share = 0.0  # share of the finished groups that are written to disk
         self.sample_failures = 0.0  # share of the tries of a sample that fail
+        self.several_turns = False  # whether samples may have several turns, and branches
         super().__init__(name, context)
 
     def born(self) -> None:
@@ -45,7 +54,7 @@ class FakeWorker(Actor):
 
     def ended(self) -> None:
         for rollout in self._open.values():
-            rollout.engine.drop(rollout.decoding)
+            rollout.leave_engine()
             rollout.deadline.cancel()
         self._open.clear()
 
@@ -68,13 +77,7 @@ class FakeWorker(Actor):
 
     def _roll_out(self, call: SimulatedCall, task: RolloutTask) -> None:
         engine = self._engines[task.engine]
-        if not engine.process.alive:
-            call.fail(lost(task, "engine_lost"), DEATH_NOTICED_S)
-        elif engine.version is None:
-            call.fail(lost(task, "engine_unavailable"))
-        elif engine.refuses:
-            call.fail(lost(task, "engine_answer"))
-        else:
+        if not refused(call, task, engine, engine.incarnation):
             _Rollout(self, call, task, engine)
             self._strike_with(task, engine)
 
@@ -92,7 +95,7 @@ class FakeWorker(Actor):
         """Drop a call that is no longer awaited."""
         rollout = self._open.pop(call, None)
         if rollout is not None:
-            rollout.engine.drop(rollout.decoding)
+            rollout.leave_engine()
             rollout.deadline.cancel()
 
     def opened(self, call: SimulatedCall, rollout: "_Rollout") -> float:
@@ -104,29 +107,63 @@ class FakeWorker(Actor):
             return _ENDLESS_S
         return math.exp(self.context.rng.gauss(self._mu, self._sigma))
 
-    def is_open(self, call: SimulatedCall) -> bool:
-        """Return whether the engine has not finished decoding."""
+    def is_held(self, call: SimulatedCall) -> bool:
+        """Return whether the turns of its group have not ended, and nobody has dropped it."""
         return call in self._open
 
-    def closed_call(self, call: SimulatedCall) -> bool:
-        """Close the call; return False if it was dropped before."""
-        return self._open.pop(call, None) is not None
+    def close_call(self, call: SimulatedCall) -> None:
+        """Forget a call whose turns have ended."""
+        del self._open[call]
 
 
 class _Rollout:
     """One group in transit through an engine."""
 
-    __slots__ = ("call", "content", "deadline", "decoding", "engine", "worker")
+    __slots__ = (
+        "call",
+        "content",
+        "deadline",
+        "decoding",
+        "engine",
+        "incarnation",
+        "seconds",
+        "spans",
+        "turn",
+        "worker",
+    )
 
     def __init__(
         self, worker: FakeWorker, call: SimulatedCall, task: RolloutTask, engine: FakeEngine
     ) -> None:
         self.worker, self.call, self.engine = worker, call, engine
-        self.content = Content(task, worker.context.config)
-        seconds = worker.opened(call, self)
-        self.decoding = engine.decode(self.content.lengths, seconds, self.decoded)
+        self.incarnation = engine.incarnation
+        self.content = Content(task, worker.context.config, several_turns=worker.several_turns)
+        self.turn, self.spans = 0, [list[tuple[int, int]]() for _ in range(task.samples)]
+        self.seconds = worker.opened(call, self) / max(self.content.turns)
+        self.decoding: Decoding | None = None  # None: between two turns
+        self.begin_turn()
         loop = worker.context.loop
         self.deadline = loop.at(loop.time() + task.deadline_s, worker.process, self.late)
+
+    def begin_turn(self) -> None:
+        """Have the engine decode a turn of every sample that has one more."""
+        lengths = tuple([tokens for _, tokens in self.content.tokens_of_turn(self.turn)])
+        self.decoding = self.engine.decode(lengths, self.seconds, self.decoded)
+
+    def go_on(self) -> None:
+        """Begin a turn after the first one. Runs in the worker."""
+        worker, call = self.worker, self.call
+        if not worker.is_held(call):
+            return
+        if refused(call, self.content.task, self.engine, self.incarnation):
+            worker.drop(call)
+        else:
+            self.begin_turn()
+
+    def leave_engine(self) -> None:
+        """Take the decoding out of the engine, if there is one."""
+        if self.decoding is not None:
+            self.engine.drop(self.decoding)
 
     def drop(self) -> None:
         self.worker.drop(self.call)
@@ -139,7 +176,7 @@ class _Rollout:
         call, task = self.call, self.content.task
         if call.answered or call.cancelled:
             return
-        waits_for_engine = self.worker.is_open(call)
+        waits_for_engine = self.worker.is_held(call) and self.decoding is not None
         self.worker.drop(call)
         source = Component.ENGINE if waits_for_engine else Component.ENVIRONMENT
         infrastructure = FailureKind.INFRASTRUCTURE
@@ -154,18 +191,39 @@ class _Rollout:
 
         Runs in the engine's process, or outside.
         """
-        worker, call = self.worker, self.call
-        if not worker.closed_call(call):
+        worker, call, content = self.worker, self.call, self.content
+        if not worker.is_held(call):
             return
-        loop, task = worker.context.loop, self.content.task
+        self.decoding = None
+        loop, task = worker.context.loop, content.task
         now = loop.time()
         if complete:
-            spans = self.engine.spans(decoding)
-            receipt = receipt_of(self.content, self.engine, spans)
+            self._take(decoding)
+            if self.turn < max(content.turns):
+                loop.at(now + TURN_S, worker.process, self.go_on)
+                return
+            worker.close_call(call)
+            spans = tuple(map(tuple, self.spans))
+            receipt = receipt_of(content, self.engine, spans)
             loop.at(now + REWARD_S, worker.process, self.rewarded, receipt)
         else:
+            worker.close_call(call)
             failure = lost(task, "engine_lost")
             loop.at(now + DEATH_NOTICED_S, worker.process, call.fail, failure)
+
+    def _take(self, decoding: Decoding) -> None:
+        """Add the tokens of a turn to those of its samples."""
+        of_turn = zip(
+            self.content.tokens_of_turn(self.turn), self.engine.spans(decoding), strict=True
+        )
+        for (sample, _), spans in of_turn:
+            held = self.spans[sample]
+            for version, tokens in spans:
+                if held and held[-1][0] == version:
+                    held[-1] = version, held[-1][1] + tokens
+                else:
+                    held.append((version, tokens))
+        self.turn += 1
 
     def rewarded(self, receipt: Receipt) -> None:
         """Send receipt and payload after the rewards. Runs in the worker's process."""
@@ -191,7 +249,8 @@ class _Rollout:
                 call.fail(drawn)
                 return
             receipt = drawn
-        masked = tuple(sample for sample, valid in enumerate(receipt.valid) if not valid)
+        samples = drawn_samples(receipt)
+        masked = tuple(sample for sample, gone in enumerate(samples.masked) if gone)
         if kind:
             receipt = poisoned(receipt, kind)
         now, spans = context.loop.time(), receipt.version_spans
@@ -211,15 +270,25 @@ class _Rollout:
             kind,
             memory,
             masked,
+            samples.branches,
         )
         share = self.worker.spooled_share
         spooled = bool(share) and not task.evaluation and context.rng.random() < share
         if spooled:
             receipt = msgspec.structs.replace(receipt, spooled=context.disk.spool(payload))
         if not task.evaluation:
-            where = memory.machine, spooled
             context.record(
-                Generated(now, task.prompt_index, task.attempt, *made_by, spans, kind, *where)
+                Generated(
+                    now,
+                    task.prompt_index,
+                    task.attempt,
+                    *made_by,
+                    spans,
+                    samples,
+                    kind,
+                    memory.machine,
+                    spooled,
+                )
             )
         call.answer((receipt, payload))
 
@@ -234,6 +303,19 @@ def unavailable(task: RolloutTask) -> RolloutFailed:
         "refused",
         Component.ENVIRONMENT,
     )
+
+
+def refused(call: SimulatedCall, task: RolloutTask, engine: FakeEngine, incarnation: str) -> bool:
+    """Fail a call whose engine cannot decode, or is no longer this incarnation."""
+    if not engine.process.alive or engine.incarnation != incarnation:
+        call.fail(lost(task, "engine_lost"), DEATH_NOTICED_S)
+    elif engine.version is None:
+        call.fail(lost(task, "engine_unavailable"))
+    elif engine.refuses:
+        call.fail(lost(task, "engine_answer"))
+    else:
+        return False
+    return True
 
 
 def lost(task: RolloutTask, reason: str) -> RolloutFailed:

@@ -36,6 +36,7 @@ from offbeat.simulation.records import (
     CheckpointWritten,
     ControllerEnd,
     ControllerStarted,
+    DrawnSamples,
     Ended,
     EngineServes,
     Fault,
@@ -52,6 +53,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 ENGINE = "generator-0"
 GROUPS_PER_STEP = 2
 SAMPLES = 2
+NOTHING_FAILED = DrawnSamples((False,) * SAMPLES, (0,) * SAMPLES, (1,) * SAMPLES, (1,) * SAMPLES)
 
 
 def run_config(**settings: Any) -> RunConfig:
@@ -144,7 +146,15 @@ class History:
         )
         self.receipts[prompt_index] = receipt
         self.records.append(
-            Generated(0.0, prompt_index, receipt.attempt, ENGINE, self.engine_incarnation, spans)
+            Generated(
+                0.0,
+                prompt_index,
+                receipt.attempt,
+                ENGINE,
+                self.engine_incarnation,
+                spans,
+                NOTHING_FAILED,
+            )
         )
 
     def commit(self, prompt_index: int) -> None:
@@ -215,6 +225,7 @@ class History:
                 digest=self.digests[made],
                 masked=((),) * len(receipts),
                 advantages=((-0.5, 0.5),) * len(receipts),
+                branches=((1, 1),) * len(receipts),
             )
         )
 

@@ -12,6 +12,7 @@ from offbeat.simulation.cli import BAD_ARGUMENTS, HELD, simulate
 from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play, run_episode
 from offbeat.simulation.faults import KINDS
+from offbeat.simulation.records import Generated, StepReported
 from offbeat.simulation.schedule import PlannedFault
 
 BASE = RunConfig.model_validate({"steps": 12, "groups_per_step": 8, "model": {"path": "none"}})
@@ -149,3 +150,17 @@ def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
     said = list[str]()
     assert simulate(BASE, faults="gremlins", write=said.append) == BAD_ARGUMENTS
     assert "engines" in "".join(said)
+
+
+def test_samples_of_several_turns_and_branches_go_on_under_new_weights_and_are_trained() -> None:
+    plan = msgspec.structs.replace(plan_with(), several_turns=True)
+    kill = PlannedFault("engine_killed", "generator-0", at_step=3)
+    result = play(5, msgspec.structs.replace(plan, planned_faults=[kill]))
+    assert (result.outcome, violations_of(result)) == ("finished", [])
+    groups = [each for each in result.records if isinstance(each, Generated)]
+    drawn = [each.samples for each in groups]
+    assert {turns for each in drawn for turns in each.turns} == {1, 2, 3}
+    assert {branches for each in drawn for branches in each.branches} == {1, 2, 3}
+    assert any(len(spans) > 1 for group in groups for spans in group.spans)
+    reported = [each for each in result.records if isinstance(each, StepReported)]
+    assert len(reported) == 12 and all(each.branches_mean > 1 for each in reported)

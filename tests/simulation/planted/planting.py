@@ -46,6 +46,7 @@ class Planted(Controller):
     profile: ClassVar[str] = "none"
     settings: ClassVar[Mapping[str, Any]] = {}
     planned_faults: ClassVar[tuple[PlannedFault, ...]] = ()  # instead of the profile's
+    several_turns: ClassVar[bool] = False  # whether samples have several turns, and branches
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,4 +64,6 @@ class Planted(Controller):
         for name, section in cls.settings.items():
             replaces = name == "sampler" or not isinstance(section, dict)
             whole[name] = section if replaces else {**whole[name], **section}
-        return msgspec.structs.replace(plan, config=RunConfig.model_validate(whole))
+        turns = cls.several_turns or plan.several_turns
+        config = RunConfig.model_validate(whole)
+        return msgspec.structs.replace(plan, config=config, several_turns=turns)

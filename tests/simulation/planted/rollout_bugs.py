@@ -1,5 +1,7 @@
 """Bugs on the way of a group: dispatch, permits, checks, retries, eviction."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -9,7 +11,9 @@ from offbeat.controller.events import AnyEvent, ReturnKind, StepApplied
 from offbeat.controller.ledger import GroupRecord, Ledger
 from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.rollouts import RolloutPump
+from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.sampler.policy import Admission
 from offbeat.simulation.machines import FIRST, MachineMemory
@@ -253,3 +257,99 @@ class MaskedSamplesAreCountedAsTrained(Planted):
 
     def plant(self) -> None:
         become(self.state.ledger, self.BrokenLedger)
+
+
+class ASampleThatWasDrawnAgainCountsTwice(Planted):
+    breaks = frozenset({"I18"})
+    profile = "data"
+    settings: ClassVar = {"rollout": {"on_failed_sample": "retry", "sample_retries": 2}}
+
+    class BrokenLedger(Ledger):
+        def _do(self, event: AnyEvent) -> None:
+            if isinstance(event, StepApplied):
+                receipts = (self.groups[each].receipt for each in event.prompt_indices)
+                again = sum(each.retried_samples for each in receipts if each is not None)
+                event = msgspec.structs.replace(event, samples=event.samples + again)
+            super()._do(event)
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.BrokenLedger)
+
+
+class ASampleThatWasDrawnAgainIsReportedTwice(Planted):
+    """Ledger and trainer count it once, the metrics of the step twice."""
+
+    breaks = frozenset({"I18"})
+    profile = "data"
+    settings: ClassVar = {"rollout": {"on_failed_sample": "retry", "sample_retries": 2}}
+
+    class Builder(StepMetricsBuilder):
+        def _failed_samples(self) -> dict[str, float]:
+            shares = super()._failed_samples()
+            return {**shares, "rollout/retried_fraction": 2 * shares["rollout/retried_fraction"]}
+
+    def plant(self) -> None:
+        step = self._train_pump._one_step  # noqa: SLF001 - there is no other way in
+        attempt = step.attempt
+
+        async def with_broken_metrics(key: StepKey, measures: StepMetricsBuilder) -> Any:
+            become(measures, self.Builder)
+            return await attempt(key, measures)
+
+        step.attempt = with_broken_metrics
+
+
+class AReceiptForgetsWhichSamplesAreMasked(Planted):
+    """So its masked samples are valid ones to advantages, counts and metrics."""
+
+    breaks = frozenset({"I18"})
+    profile = "data"
+    settings: ClassVar = {"rollout": MASKS}
+
+    class Pump(RolloutPump):
+        async def _commit(
+            self, task: RolloutTask, receipt: Receipt, payload: object, *incarnation: str
+        ) -> None:
+            if receipt.masked_samples:
+                receipt = msgspec.structs.replace(receipt, statuses=())
+            await super()._commit(task, receipt, payload, *incarnation)
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)
+
+
+class ABranchIsLostFromTheReceipt(Planted):
+    breaks = frozenset({"I18"})
+    several_turns = True
+
+    class Pump(RolloutPump):
+        async def _commit(
+            self, task: RolloutTask, receipt: Receipt, payload: object, *incarnation: str
+        ) -> None:
+            first_only = tuple(1 for _ in receipt.branches)
+            receipt = msgspec.structs.replace(receipt, branches=first_only)
+            await super()._commit(task, receipt, payload, *incarnation)
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)
+
+
+class ABranchIsLostFromTheRowsThatAreTrained(Planted):
+    breaks = frozenset({"I18"})
+    several_turns = True
+
+    class Index(QueueIndex):
+        def put(
+            self,
+            prompt_index: int,
+            attempt: int,
+            columns: Iterable[str],
+            payload_bytes: int,
+            payload: object,
+        ) -> None:
+            assert isinstance(payload, SimulatedPayload)
+            rows = replace(payload, branches=(1,) * len(payload.branches))
+            super().put(prompt_index, attempt, columns, payload_bytes, rows)
+
+    def plant(self) -> None:
+        become(self.state.queue, self.Index)
