@@ -149,10 +149,7 @@ class GroupTable:
         return self.admitted + self.in_flight + len(self.ready)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of groups drawn, at each place, and trained.
-
-        All but the first, together with the dropped ones, sum to the first.
-        """
+        """Return the number of groups by place; with trained and dropped they sum to drawn."""
         return {
             "drawn": self.totals.drawn,
             "admitted": self.admitted,
@@ -210,11 +207,7 @@ class GroupTable:
             self._add(group)
 
     def apply(self, event: AnyEvent) -> None:  # noqa: C901, PLR0912 - the table of all moves
-        """Apply one event, which the ledger has checked before it was recorded.
-
-        Raises:
-            KeyError: A group of the event is not in the table: the event was not legal.
-        """
+        """Apply one event; the ledger has checked it, and it is not checked again."""
         match event:
             case Admitted():
                 self.totals.drawn += 1
