@@ -55,10 +55,14 @@ class Cluster:
         )
 
     def submit(
-        self, *overrides: str, address: str | None = None, home: Path | None = None
+        self,
+        *overrides: str,
+        address: str | None = None,
+        home: Path | None = None,
+        recipe: str = "recipes/tiny.yaml",
     ) -> "subprocess.CompletedProcess[str]":
-        """``offbeat submit`` of the recipe."""
-        command = (sys.executable, "-m", "offbeat", "submit", "recipes/tiny.yaml")
+        """``offbeat submit`` of a recipe."""
+        command = (sys.executable, "-m", "offbeat", "submit", recipe)
         return self.run(*command, *overrides, "--address", address or self.address, home=home)
 
     def actors(self) -> list[str]:

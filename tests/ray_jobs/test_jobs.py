@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import sys
 import time
 import urllib.request
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_cluster import RAY, Cluster, free_ports, give_token, until
+from job_cluster import RAY, ROOT, Cluster, free_ports, give_token, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
@@ -71,6 +72,59 @@ def test_submitting_twice_runs_once_and_says_how_to_follow(
     assert [path.name for path in tmp_path.iterdir()] == [run_dir.name]
     trained = (run_dir / "logs" / "trained-rank0.jsonl").read_text().splitlines()
     assert len(trained) == 5
+
+
+AGENT_RECIPE = f"""\
+name: agent
+steps: 2
+groups_per_step: 2
+samples_per_group: 2
+model: {{path: {ROOT / "models" / "tiny-addition"}}}
+environment: {{name: agent, target: "mine.agent:run", reward_workers: 2}}
+data: {{path: ../mine/tasks.jsonl}}
+generator: {{threads: 1, cpus: 0, sampling: {{max_new_tokens: 4}}}}
+trainer: {{threads: 1, cpus: 0}}
+wandb: {{mode: disabled}}
+"""
+AGENT = """\
+import asyncio, json, urllib.request
+from pathlib import Path
+
+from mine.words import GREETING
+
+
+def ask(client):
+    body = {"model": client.model, "messages": [{"role": "user", "content": GREETING}]}
+    request = urllib.request.Request(
+        f"{client.base_url}/chat/completions",
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {client.api_key}", "Content-Type": "application/json"},
+    )
+    urllib.request.urlopen(request).read()
+
+
+async def run(task, client):
+    await asyncio.to_thread(ask, client)
+    return float(Path(__file__).with_name("reward.txt").read_text())
+"""
+
+
+@pytest.mark.long
+def test_the_files_of_an_agent_travel_with_its_recipe(cluster: Cluster, tmp_path: Path) -> None:
+    mine = cluster.project / "mine"
+    mine.mkdir()
+    (cluster.project / "recipes" / "agent.yaml").write_text(AGENT_RECIPE)
+    (mine / "tasks.jsonl").write_text('{"question": "how many"}\n' * 4)
+    (mine / "agent.py").write_text(AGENT)
+    (mine / "words.py").write_text('GREETING = "hello"\n')
+    (mine / "reward.txt").write_text("0.5")
+    submitted = cluster.submit(f"run_dir={tmp_path / '{name}'}", recipe="recipes/agent.yaml")
+    assert submitted.returncode == 0, submitted.stderr
+    shutil.rmtree(mine)  # what runs now is the copy
+    run_dir = Path(said(submitted.stdout, "results"))
+    until((run_dir / "summary.json").exists, within_s=120, what="the end of the run")
+    assert summary_of(run_dir)["outcome"] == "finished"
+    assert summary_of(run_dir)["reward_last"] == 0.5
 
 
 @pytest.mark.long

@@ -65,10 +65,11 @@ def test_a_path_that_is_not_packed_is_passed_in_full(project: Path) -> None:
         f"data.path={project / 'prompts.jsonl'}",
         f"eval.path={project.parent / 'held_out.jsonl'}",
         f"model.path={project / 'runs' / 'demo' / 'checkpoints' / 'step_9'}",
+        f"algorithm.loss.teacher={project / 'runs' / 'big' / 'checkpoints' / 'step_9'}",
     ]
     passed = shlex.split(plan(load(project, *overrides), [], project, "/py").entrypoint)
-    given = [argument for argument in passed if ".path=" in argument]
-    assert given == [overrides[-1], overrides[-2]]
+    given = [argument for argument in passed if str(project.parent) in argument]
+    assert given == [overrides[4], overrides[3], overrides[5]]
 
 
 def test_a_path_on_the_hub_is_the_same_for_every_machine(project: Path) -> None:
