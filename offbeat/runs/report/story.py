@@ -25,7 +25,7 @@ from offbeat.runs.report.limits import (
 )
 from offbeat.runs.report.steps import MetricsFile, StepFold, joined, read_metrics_file
 from offbeat.runs.report.timeline import Timeline
-from offbeat.runs.report.told import Samples, TokenText, logged_rows, token_text
+from offbeat.runs.report.told import LoggedGroups, TokenText, logged_rows, token_text
 from offbeat.runs.report.verdicts import State
 from offbeat.runs.unfinished import folded_summary
 from offbeat.runs.why import GroupHistories
@@ -164,7 +164,7 @@ class RunStory:
             if isinstance(event, Committed) and event.receipt.prompt_index in wanted:
                 self.receipts[event.receipt.prompt_index] = event.receipt
         self.told = groups
-        self.rows: Samples
+        self.rows: LoggedGroups
         self.rows, skipped = logged_rows(self.run_dir, groups)
         if skipped:
             self.problems.append(

@@ -29,8 +29,10 @@ _SAMPLES: Final = 64  # of a group
 _TOKENS: Final = 20_000  # of a sample that are decoded
 
 Row = dict[str, Any]
-Samples = dict[tuple[int, int], dict[int, Row]]
-"""Logged rows by group and attempt, then by sample."""
+BranchesBySample = Mapping[int, Sequence[Row]]
+"""Logged rows of a group: of each sample its branches, in order; most samples have one."""
+LoggedGroups = Mapping[tuple[int, int], BranchesBySample]
+"""Logged groups by prompt index and attempt."""
 
 
 class TokenText:
@@ -60,13 +62,13 @@ def token_text(run_dir: Path, model_path: str) -> TokenText:
     return TokenText(None)
 
 
-def logged_rows(run_dir: Path, groups: Iterable[int]) -> tuple[Samples, int]:
+def logged_rows(run_dir: Path, groups: Iterable[int]) -> tuple[LoggedGroups, int]:
     """Return the logged rows of these groups, and the number of files that were left out.
 
     A file that is damaged, or larger than any that a run writes, is left out.
     """
     wanted = np.array(sorted(groups), dtype=np.int64)
-    rows: Samples = {}
+    rows = dict[tuple[int, int], dict[int, list[Row]]]()
     left, skipped = ROLLOUT_BYTES, 0
     for path in sorted((run_dir / "rollouts").glob("*.parquet")) if len(wanted) else ():
         try:
@@ -78,7 +80,7 @@ def logged_rows(run_dir: Path, groups: Iterable[int]) -> tuple[Samples, int]:
             continue
         for row in found:
             by_sample = rows.setdefault((row["prompt_index"], row["attempt"]), {})
-            by_sample[row["sample"]] = row
+            by_sample.setdefault(row["sample"], []).append(row)
     return rows, skipped
 
 
@@ -106,54 +108,72 @@ class ToldSample(msgspec.Struct, frozen=True):
     finish: str
     tokens: int
     turns: int
+    branches: int
     spans: list[tuple[int, str]]  # weight version, and the text sampled under it
-    cut: int  # tokens beyond the last span, that are not shown
+    is_cut: bool  # its text goes on after the last span
 
 
 def told_samples(
-    receipt: Receipt, rows: Mapping[int, Row] | None, text: TokenText
+    receipt: Receipt, rows: BranchesBySample | None, text: TokenText
 ) -> Iterator[ToldSample]:
     """Yield the samples of a group; without text where nothing was logged."""
     for sample in range(min(receipt.samples, _SAMPLES)):
-        row = (rows or {}).get(sample)
-        ids: list[int] = list(row["response_ids"] or ()) if row else []
-        spans, cut = _spans(ids, receipt.version_spans[sample], text)
+        branches: list[list[int]] = [
+            list(row["response_ids"] or ()) for row in (rows or {}).get(sample, ())
+        ]
+        spans, is_cut = _spans(branches, receipt.version_spans[sample], text)
         reward = receipt.rewards[sample] if receipt.valid[sample] else None
         yield ToldSample(
             reward=reward,
             finish=receipt.finish_reasons[sample],
             tokens=receipt.response_tokens[sample],
             turns=receipt.turns[sample] if receipt.turns else 1,
+            branches=receipt.branches[sample] if receipt.branches else 1,
             spans=spans,
-            cut=cut if row else 0,
+            is_cut=is_cut,
         )
 
 
-def prompt_of(rows: Mapping[int, Row] | None, text: TokenText) -> str | None:
+def prompt_of(rows: BranchesBySample | None, text: TokenText) -> str | None:
     """Return the prompt of a group as text; None where nothing was logged."""
     if not rows:
         return None
-    row = next(iter(rows.values()))
+    row = next(iter(rows.values()))[0]
     prompt = row["prompt"] or text.of((row["prompt_ids"] or [])[:_TOKENS])
     return prompt[:_SAMPLE_CHARACTERS]
 
 
 def _spans(
-    ids: list[int], versions: Sequence[tuple[int, int]], text: TokenText
-) -> tuple[list[tuple[int, str]], int]:
-    """Return the text by version, at most ``_SAMPLE_CHARACTERS``, and the tokens left out.
+    branches: Sequence[list[int]], versions: Sequence[tuple[int, int]], text: TokenText
+) -> tuple[list[tuple[int, str]], bool]:
+    """Return the text by version, and whether it was cut at ``_SAMPLE_CHARACTERS``.
 
-    Observations of several turns have no version of their own: they stand with the tokens before.
+    The versions of a sample are those of its branches, one behind the other; each branch begins on
+    a line of its own.
     """
-    spans = list[tuple[int, str]]()
-    at, left = 0, _SAMPLE_CHARACTERS
-    for number, (version, count) in enumerate(versions, start=1):
-        end = len(ids) if number == len(versions) else at + count
-        part = ids[at : min(end, at + _TOKENS)]
-        if not part or left <= 0:
-            break
-        shown = text.of(part)[:left]
-        spans.append((version, shown))
+    spans, left = list[tuple[int, str]](), _SAMPLE_CHARACTERS
+    for begins, version, part in _pieces(branches, versions):
+        shown = ("\n" if begins else "") + text.of(part[:_TOKENS])
+        spans.append((version, shown[:left]))
         left -= len(shown)
-        at = end if left > 0 else at + len(part)
-    return spans, max(0, len(ids) - at)
+        if left < 0:
+            return spans, True
+    return spans, False
+
+
+def _pieces(
+    branches: Sequence[list[int]], versions: Sequence[tuple[int, int]]
+) -> Iterator[tuple[bool, int, list[int]]]:
+    """Yield tokens of one branch and version, and whether they begin a branch after the first."""
+    rest = [[version, count] for version, count in versions]
+    for number, ids in enumerate(branches):
+        at = 0
+        while at < len(ids) and rest:
+            version, count = rest[0]
+            # A file of another version of offbeat may count otherwise: nothing of it is lost.
+            taken = len(ids) - at if len(rest) == 1 else min(count, len(ids) - at)
+            yield number > 0 and not at, version, ids[at : at + taken]
+            at += taken
+            rest[0][1] -= taken
+            if rest[0][1] <= 0 and len(rest) > 1:
+                rest.pop(0)

@@ -30,9 +30,10 @@ function versionKey(samples, oldest) {
 function response(sample, oldest) {
   const facts = [sample.reward == null ? 'masked' : `reward ${figure(sample.reward)}`, `${figure(sample.tokens)} tokens`, sample.finish];
   if (sample.turns > 1) facts.push(`${sample.turns} turns`);
+  if (sample.branches > 1) facts.push(`${sample.branches} branches`);
   const text = el('div', { class: 'text' }, sample.spans.map(([version, part]) =>
     el('span', { class: shadeOf(version, oldest), title: `version ${version}` }, part)));
-  if (sample.cut) text.append(el('span', { class: 'dim' }, ` … ${figure(sample.cut)} more tokens`));
+  if (sample.is_cut) text.append(el('span', { class: 'dim' }, ' … (cut here)'));
   const tone = sample.reward == null ? 'masked' : sample.reward > 0 ? 'good' : '';
   return el('li', { class: tone }, el('div', { class: 'dim small' }, facts.join(' · ')), text);
 }

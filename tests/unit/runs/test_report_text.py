@@ -1,0 +1,82 @@
+"""Text of told groups: prompt and responses, shaded by the weight version of each token."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from msgspec.structs import replace
+
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.rollouts.rollout_log import table
+from offbeat.runs.report import told
+from offbeat.runs.report.told import TokenText, logged_rows, prompt_of, token_text, told_samples
+from tests.support.recorded_runs import receipt
+
+IDS = TokenText(None)
+
+
+def logged(directory: Path, made: Receipt, branches: list[list[int]]) -> Path:
+    """Write one group as a worker does, a row per branch."""
+    data = Prompt(made.prompt_index, 0, 0, {"prompt": "1+1="})
+    task = RolloutTask(data, made.attempt, made.samples, made.engine, 0, 60.0)
+    columns: dict[str, Any] = {
+        "prompt_ids": np.array([1], dtype=np.int32),
+        "response_ids": np.concatenate(branches).astype(np.int32),
+        "response_offsets": np.cumsum([0, *map(len, branches)]).astype(np.int64),
+    }
+    (directory / "rollouts").mkdir(exist_ok=True)
+    path = directory / "rollouts" / f"{made.prompt_index}-{made.attempt}.parquet"
+    pq.write_table(table([(task, made, columns)]), path)
+    return path
+
+
+def spans(directory: Path, made: Receipt) -> list[list[tuple[int, str]]]:
+    rows, _ = logged_rows(directory, [made.prompt_index])
+    found = rows.get((made.prompt_index, made.attempt))
+    return [sample.spans for sample in told_samples(made, found, IDS)]
+
+
+def test_tokens_stand_under_the_version_that_sampled_them(tmp_path: Path) -> None:
+    made = receipt(3, 1, 7)  # five tokens of version 7; four of it and five of version 8
+    logged(tmp_path, made, [[1, 2, 3, 4, 5], [11, 12, 13, 14, 15, 16, 17, 18, 19]])
+    assert spans(tmp_path, made) == [
+        [(7, "[1][2][3][4][5]")],
+        [(7, "[11][12][13][14]"), (8, "[15][16][17][18][19]")],
+    ]
+    rows, skipped = logged_rows(tmp_path, [3])
+    assert (prompt_of(rows[3, 1], IDS), skipped) == ("1+1=", 0)
+
+
+def test_branches_of_a_sample_stand_one_behind_the_other(tmp_path: Path) -> None:
+    made = replace(receipt(3, 1, 7), branches=(2, 1), version_spans=(((7, 2), (8, 3)), ((8, 1),)))
+    logged(tmp_path, made, [[1, 2, 3], [4, 5], [6]])
+    first, second = spans(tmp_path, made)
+    assert first == [(7, "[1][2]"), (8, "[3]"), (8, "\n[4][5]")]
+    assert second == [(8, "[6]")]
+
+
+def test_another_attempt_and_a_group_that_was_not_logged_have_no_text(tmp_path: Path) -> None:
+    logged(tmp_path, receipt(3, 1, 0), [[1], [2]])
+    retried = receipt(3, 2, 0)
+    assert spans(tmp_path, retried) == [[], []]
+    assert prompt_of(None, IDS) is None
+
+
+def test_a_long_response_is_cut_and_says_so(tmp_path: Path) -> None:
+    made = replace(receipt(3, 1, 0), version_spans=(((0, 3000), (1, 3000)), ((0, 1),)))
+    logged(tmp_path, made, [list(range(6000)), [1]])
+    rows, _ = logged_rows(tmp_path, [3])
+    long, short = told_samples(made, rows[3, 1], IDS)
+    assert sum(len(text) for _, text in long.spans) == 4000
+    assert (long.is_cut, short.is_cut) == (True, False)
+
+
+def test_the_tokenizer_is_the_one_beside_the_exported_model_or_the_recipe_s(tmp_path: Path) -> None:
+    model = Path(told.__file__).parents[3] / "models" / "tiny-addition"
+    assert token_text(tmp_path, str(model)).of([5]) != "[5]"
+    assert token_text(tmp_path, "no/such/model").of([5, 6]) == "[5][6]"
+    broken = tmp_path / "checkpoints" / "step_3"
+    broken.mkdir(parents=True)
+    (broken / "tokenizer.json").write_text("{}")
+    assert token_text(tmp_path, str(model)).of([5]) != "[5]"
