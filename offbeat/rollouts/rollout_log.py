@@ -1,9 +1,9 @@
 """Logs every finished group to disk: prompt, responses, rewards, weight versions.
 
-Parquet files of a few hundred groups or some megabytes each, written in the background and renamed
-into place, so that a reader never sees a torn one. The unfinished file of a killed worker is lost.
-A disk that fails, or is slower than the rollouts, costs log records, never a rollout or memory:
-groups that are not logged are counted in the worker's log.
+Parquet files of a few hundred groups, some megabytes or half a minute each, written in the
+background and renamed into place, so that a reader never sees a torn one. The unfinished file of a
+killed worker is lost. A disk that fails, or is slower than the rollouts, costs log records, never a
+rollout or memory: groups that are not logged are counted in the worker's log.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
@@ -31,6 +31,11 @@ log = structlog.stdlib.get_logger()
 GROUPS_PER_FILE: Final = 512
 # Tokens and text before compression; the number of groups ends a file too
 FILE_BYTES: Final = 64 * 2**20
+# A group waits so long for its file to fill: a reader of a run that goes on sees it by then, and a
+# killed worker loses no more. A hundredth of the worker's age in between: a run of weeks has some
+# thousands of files, not a hundred thousand.
+FILE_WAITS_S: Final = (30.0, 600.0)
+_WAIT_OF_AGE: Final = 0.01
 # Groups in memory, written or not; beyond it, groups are not logged
 HELD_BYTES: Final = 256 * 2**20
 _LOGGED: Final = (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS)
@@ -49,6 +54,7 @@ class RolloutLog:
         groups_per_file: int = GROUPS_PER_FILE,
         file_bytes: int = FILE_BYTES,
         held_bytes: int = HELD_BYTES,
+        file_waits_s: tuple[float, float] = FILE_WAITS_S,
         files: Files | None = None,
     ) -> None:
         """Create the log. ``incarnation`` is unique to this process, also in a resumed run.
@@ -59,6 +65,9 @@ class RolloutLog:
         self._directory, self._incarnation, self._files_of_run = directory, incarnation, files
         self._groups_per_file = groups_per_file
         self._file_bytes, self._held_limit = file_bytes, held_bytes
+        self._file_waits_s = file_waits_s
+        self._began_s: float | None = None  # of the event loop's clock
+        self._due: asyncio.TimerHandle | None = None  # when the file is written, full or not
         self._rows = list[_Row]()
         self._rows_bytes = 0
         self._files = 0
@@ -86,6 +95,17 @@ class RolloutLog:
         self.held_bytes += nbytes
         if len(self._rows) >= self._groups_per_file or self._rows_bytes >= self._file_bytes:
             self._start_writing()
+        elif self._due is None:
+            self._due = self._schedule()
+
+    def _schedule(self) -> asyncio.TimerHandle:
+        """Have the file that has just been begun written in time."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        if self._began_s is None:
+            self._began_s = now_s
+        wait_s = file_wait_s(now_s - self._began_s, self._file_waits_s)
+        return loop.call_later(wait_s, self._start_writing)
 
     async def close(self) -> None:
         """Write the remaining groups."""
@@ -98,6 +118,9 @@ class RolloutLog:
             self._tell()
 
     def _start_writing(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         rows, self._rows = self._rows, []
         nbytes, self._rows_bytes = self._rows_bytes, 0
         name = f"{self._incarnation}-{self._files:05d}.parquet"
@@ -124,6 +147,12 @@ class RolloutLog:
             limit_mib=self._held_limit >> 20,
             fix="a faster disk for the run directory, or rollout.log: false",
         )
+
+
+def file_wait_s(age_s: float, waits_s: tuple[float, float] = FILE_WAITS_S) -> float:
+    """Return how long a file may fill that is begun when the log is so old."""
+    least_s, most_s = waits_s
+    return min(max(least_s, _WAIT_OF_AGE * age_s), most_s)
 
 
 def _bytes_of(task: RolloutTask, receipt: Receipt, columns: Columns) -> int:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from structlog.testing import capture_logs
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
-from offbeat.rollouts.rollout_log import RolloutLog, table
+from offbeat.rollouts.rollout_log import RolloutLog, file_wait_s, table
 
 
 def finished(prompt_index: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
@@ -116,6 +116,28 @@ def test_a_file_ends_with_its_bytes_however_few_groups_it_has(tmp_path: Path) ->
 
     asyncio.run(main())
     assert len(list(tmp_path.glob("*.parquet"))) == 3
+
+
+def test_a_file_is_written_in_time_although_it_is_not_full(tmp_path: Path) -> None:
+    async def files_after_a_pause(name: str, least_s: float) -> int:
+        log = RolloutLog(tmp_path / name, "incarnation", file_waits_s=(least_s, 600.0))
+        log.add(*finished(0))
+        log.add(*finished(1))
+        for _ in range(3):  # turns of the loop, so that a timer that is due can act
+            await asyncio.sleep(0)
+        log.add(*finished(2))
+        await log.close()
+        return len(list((tmp_path / name).glob("*.parquet")))
+
+    assert asyncio.run(files_after_a_pause("at-once", 0.0)) == 2
+    assert asyncio.run(files_after_a_pause("later", 30.0)) == 1
+
+
+def test_files_of_a_run_of_weeks_are_not_too_many() -> None:
+    age_s, files = 0.0, 0
+    while age_s < 14 * 24 * 3600:
+        age_s, files = age_s + file_wait_s(age_s), files + 1
+    assert (file_wait_s(0.0), files < 2500) == (30.0, True)
 
 
 def test_groups_beyond_the_bound_of_bytes_are_counted_and_said(tmp_path: Path) -> None:
