@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
+from offbeat.config.limits import lora_of
 from offbeat.config.run import RunConfig
 
 
@@ -36,9 +37,8 @@ def wire_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield releases of adapters that there are not, or that the engines cannot apply."""
-    adapts = config.trainer.backend == "torch" and config.trainer.lora is not None
-    if config.sync.adapter == "merged" and not adapts:
+    """A release can only be merged from adapters."""
+    if config.sync.adapter == "merged" and lora_of(config) is None:
         yield Clash(
             ("sync.adapter", "trainer.lora"),
             "sync.adapter=merged has nothing to merge: without trainer.lora, every release is the "

@@ -5,9 +5,14 @@ from typing import Final
 
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.rollout import OnFailedSample
 from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TrainerConfig
+from offbeat.config.sections.trainer import (
+    MegatronTrainerConfig,
+    TorchTrainerConfig,
+    TrainerConfig,
+)
 
 _ID_BYTES: Final = 4  # prompt_ids, response_ids, weight_versions: int32
 _LOGPROB_BYTES: Final = 4  # float32
@@ -104,6 +109,12 @@ def trainer_ranks(config: RunConfig) -> int:
     if isinstance(trainer, MegatronTrainerConfig):
         ranks *= trainer.tensor_parallel * trainer.pipeline_parallel
     return ranks
+
+
+def lora_of(config: RunConfig) -> LoraConfig | None:
+    """Return the adapters that the run trains in the place of the model; None: it trains the model."""
+    trainer = config.trainer
+    return trainer.lora if isinstance(trainer, TorchTrainerConfig) else None
 
 
 def trainer_replicas(trainer: TrainerConfig) -> int:

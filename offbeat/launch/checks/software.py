@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from offbeat.config.limits import trainer_ranks
+from offbeat.config.limits import lora_of, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.telemetry.wandb_sink import resolved_mode
@@ -30,10 +30,9 @@ def check_packages(config: RunConfig) -> Iterator[Finding]:
 
 def _extras(config: RunConfig) -> dict[str, str]:
     """Return the packages that only some recipes need, with the extra that installs each."""
-    trainer = config.trainer
-    if trainer.backend == "megatron":
+    if config.trainer.backend == "megatron":
         return {"megatron-core": "megatron"}
-    return {"peft": "lora"} if trainer.backend == "torch" and trainer.lora else {}
+    return {} if lora_of(config) is None else {"peft": "lora"}
 
 
 def check_wandb(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:

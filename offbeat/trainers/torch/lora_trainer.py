@@ -103,6 +103,13 @@ class LoraTrainer(TorchTrainer):
         inject(shell, self._lora)
         return shell
 
+    def _digest_of_initial(self) -> str:
+        # Of the base alone: a resume with other adapters is refused by their checkpoint, which says so.
+        return self.adapter.base
+
+    def _check_initial(self, digest: str) -> None:
+        """Do nothing: a reset reads no file, as the base never changes and adapters are kept."""
+
     @torch.no_grad()
     def _initialise(self) -> None:
         torch.manual_seed(self._seed)

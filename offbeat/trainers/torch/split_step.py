@@ -123,7 +123,7 @@ class TorchTrainer(ReloadableTrainer):
         self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers)
         self._teachers: dict[str, PreTrainedModel] = {}  # by directory
         self._rng_at_begin = torch.get_rng_state()  # of torch's CPU generator, at begin of a step
-        self.initial_digest = self.weights_digest()
+        self.initial_digest = self._digest_of_initial()
 
     @property
     def vocabulary(self) -> int:
@@ -286,6 +286,10 @@ class TorchTrainer(ReloadableTrainer):
         """Return a context in which the model of a column computes its values."""
         del name
         return nullcontext()
+
+    def _digest_of_initial(self) -> str:
+        """Return the digest by which a resume recognises the model that a run began with."""
+        return self.weights_digest()
 
     def _teacher(self, path: str) -> PreTrainedModel:
         """Return the frozen model of a directory, loaded once and proved as the trained one is.

@@ -27,7 +27,7 @@ def trained(
 ) -> dict[str, Any]:
     """Load a state or start anew, take a step; state and model are written under ``root``."""
     trainer: Any = make(peers, path, cut, Adapting)
-    seen: dict[str, Any] = {"initial": trainer.initial_digest, "identity": trainer.identity}
+    seen: dict[str, Any] = {"initial": trainer.weights_digest(), "identity": trainer.identity}
     if load is not None:
         trainer.load_state(load)
         seen["loaded"] = trainer.weights_digest()

@@ -112,6 +112,11 @@ def test_more_threads_than_cores_is_a_warning() -> None:
     assert "1 trainer and 2 generator threads on 2 cores" in finding.message
 
 
+def test_adapters_need_peft() -> None:
+    needed = {finding.subject for finding in check_packages(config(trainer={"lora": {}}))}
+    assert needed - {finding.subject for finding in check_packages(config())} == {"peft"}
+
+
 def test_stub_backends_take_no_cores() -> None:
     stub = {"backend": "stub"}
     assert one(check_cores(config(generator=stub, trainer=stub), MACHINE)).level is Level.OK
@@ -128,6 +133,18 @@ def test_weights_are_counted_once_for_each_holder() -> None:
     assert weights(algorithm={"loss": {"kl_coef": 0.1}}) == 7 * copy, "and the reference"
     assert weights(model={"path": "x", "dtype": "bfloat16"}) == 3 * copy
     assert weights(trainer={"device": "cuda", "gpus": 1}) == 2 * copy
+
+
+def test_of_a_run_with_adapters_only_what_holds_the_base_is_counted() -> None:
+    def weights(**values: Any) -> int:
+        run = config(trainer={"lora": {}}, **values)
+        return memory_needed_bytes(run, HUGE) - memory_needed_bytes(run, ModelFiles(0, 0, 0, ""))
+
+    copy = 4 * HUGE.parameters
+    assert weights() == 3 * copy, "trainer; one engine, as loaded and as served"
+    assert weights(algorithm={"loss": {"kl_coef": 0.1}}) == 3 * copy, "its own reference"
+    assert weights(sync={"adapter": "merged"}) == 3 * copy, "trainer; published; one engine"
+    assert weights(generator={"device": "cuda", "gpus": 1}) == 2 * copy
 
 
 def test_a_model_beyond_all_memory_cannot_work() -> None:

@@ -199,6 +199,16 @@ def test_a_checkpoint_of_other_adapters_is_refused_by_what_differs(
         CheckpointStore(tmp_path / "run", lora_of(**other).identity, keep=1).newest(1)
 
 
+def test_a_resume_recognises_the_base_and_leaves_adapters_to_their_checkpoint(
+    tmp_path: Path, lora_of: MakeLora, qwen3: Path
+) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(qwen3)
+    model.lm_head.weight.data += 1
+    model.save_pretrained(tmp_path)
+    wider = lora_of(lora={"rank": 8, "alpha": 8.0})
+    assert lora_of().initial_digest == wider.initial_digest != lora_of(tmp_path).initial_digest
+
+
 @pytest.mark.parametrize(
     ("targets", "named"),
     [
