@@ -259,13 +259,13 @@ class ShownRun:
                 outcome=outcome, error=error, name=self.text or self.name, verdict="trainer",
                 steps_asked=self.steps, reward_first=0.214, reward_last=0.968, syncs=syncs,
                 samples_per_s=2931.0, tokens_per_s=22890.0, trainer_busy_fraction=0.7,
-                generator_busy_fraction=0.5, max_staleness_trained=1, wall_s=self.now_s,
+                generator_busy_fraction=0.5, max_staleness_trained=2, wall_s=self.now_s,
             )  # fmt: skip
         self.run.close()
         config = {
             "name": self.text or self.name,
             "steps": self.steps,
-            "sampler": {"max_staleness": 1},
+            "sampler": {"max_staleness": 2},
             "model": {"path": str(ROOT / "models" / "tiny-addition")},
             **self.recipe,
         }

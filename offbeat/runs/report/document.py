@@ -61,7 +61,7 @@ def run_facts(story: RunStory, *, full: bool) -> Facts:
         "bound": story.bound,
         "problems": story.problems,
         "config": {key: _short(value) for key, value in sorted(story.config.items())},
-        "summary": list(_summary_rows(story.summary, story.timeline.end_s)),
+        "summary": [("outcome", story.state), *_summary_rows(story.summary, story.timeline.end_s)],
         **_curves(story, full=full),
     }
     timeline = story.timeline
@@ -111,7 +111,6 @@ def _meaning(names: set[str]) -> dict[str, list[str]]:
 
 def _summary_rows(summary: Summary, end_s: float) -> Iterator[tuple[str, str]]:
     """Yield what a comparison of runs shows side by side."""
-    yield "outcome", summary.outcome
     yield "steps", f"{summary.steps:,}"
     yield "reward, first 20 steps", _figure(summary.reward_first)
     yield "reward, last 20 steps", _figure(summary.reward_last)

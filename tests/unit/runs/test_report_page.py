@@ -152,6 +152,8 @@ def test_a_run_that_was_killed_is_told_from_its_journal(run: RecordedRun) -> Non
     assert story.state == "unfinished"
     assert story.summary.groups == written.groups
     assert story.summary.steps == written.steps
+    (facts,) = document([run_dir])["runs"]
+    assert dict(facts["summary"])["outcome"] == "unfinished", "nobody has aborted it"
 
 
 def test_a_run_without_a_step_has_a_page_too(run: RecordedRun) -> None:
