@@ -18,6 +18,7 @@ from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clas
 from offbeat.config.crosschecks_rewards import reward_call_clashes, reward_function_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_samples import sample_clashes
+from offbeat.config.crosschecks_schedule import schedule_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.graders import GRADERS
@@ -351,6 +352,7 @@ _ALWAYS = (
     sample_clashes,
     _a_filter_lets_something_through,
     algorithm_clashes,
+    schedule_clashes,
     run_dir_clashes,
     mixture_clashes,
     in_each_environment(_user_code_is_named),

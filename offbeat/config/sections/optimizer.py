@@ -16,9 +16,18 @@ class OptimizerConfig(Config):
     """Peak learning rate. Higher learns in fewer steps and is less stable: lower it when
     rewards collapse or the KL grows, and with more off-policy samples."""
 
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after warm-up; linear and cosine end at 0 at the last step. Decay settles the end
-    of a run of known length, constant lets you go on."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """Shape after warm-up; linear and cosine fall to ``min_learning_rate`` at the last step, wsd
+    (warm-up, stable, decay) stays at the peak and falls over the last ``decay_steps``. Decay settles
+    the end of a run of known length, constant lets you go on; wsd can be stretched until it falls."""
+
+    min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    """Rate at which linear, cosine and wsd end. Above 0 the last steps still learn, and settle
+    less."""
+
+    decay_steps: Annotated[int, Field(ge=1)] | None = None
+    """schedule=wsd: the last steps, over which the rate falls as 1 - sqrt. More settle the weights
+    further, fewer learn longer at the peak."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of linear warm-up from 0. They keep the first steps small while AdamW's averages

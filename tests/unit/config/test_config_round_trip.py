@@ -121,6 +121,9 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "eval.sets": st.just({}),  # of two recipes they are joined by name
     "eval.at_start": st.just(value=False),  # needs an interval
     "runtime.env": st.fixed_dictionaries({"HF_HOME": TEXT.filter(lambda text: "\0" not in text)}),
+    "trainer.optimizer.schedule": st.sampled_from(["constant", "linear", "cosine"]),
+    "trainer.optimizer.min_learning_rate": st.just(0.0),
+    "trainer.optimizer.decay_steps": st.none(),
     "trainer.lora": st.none(),  # a section that an override cannot take out again
     "sync.interval": st.integers(1, 4),
     "sync.deadline_s": st.floats(500, 999),

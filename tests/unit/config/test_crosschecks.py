@@ -58,6 +58,23 @@ def test_a_penalty_for_length_needs_a_stretch_that_one_response_can_reach() -> N
     assert "have several, or none" in only({"rollout": {"overlong_tokens": 8}}, sampling, turns)
 
 
+SCHEDULES = [
+    ({"schedule": "cosine", "learning_rate": 1e-6, "min_learning_rate": 2e-6}, "is above the peak"),
+    ({"min_learning_rate": 1e-7}, "schedule=constant never falls"),
+    ({"schedule": "wsd"}, "schedule=wsd needs trainer.optimizer.decay_steps"),
+    ({"schedule": "linear", "decay_steps": 2}, "is not used: trainer.optimizer.schedule=linear"),
+    ({"schedule": "wsd", "decay_steps": 2, "warmup_steps": 1}, "are more than steps=2"),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "told"), SCHEDULES)
+def test_a_schedule_that_cannot_be_followed_is_refused(
+    optimizer: dict[str, Any], told: str
+) -> None:
+    assert told in only({"trainer": {"optimizer": optimizer}})
+    assert messages({"trainer": {"optimizer": {"schedule": "wsd", "decay_steps": 2}}}) == []
+
+
 @pytest.mark.parametrize(("samples", "least"), [(1, 1), (2, 2), (8, 2)])
 def test_a_group_needs_two_valid_samples_unless_it_has_one(samples: int, least: int) -> None:
     config = RunConfig.model_validate(

@@ -143,6 +143,21 @@ def test_the_rate_warms_up_and_falls_to_zero_when_the_last_step_is_done() -> Non
     assert cosine[10] == pytest.approx(0)
 
 
+def test_a_minimum_is_where_the_rate_ends() -> None:
+    cosine = OptimizerConfig(learning_rate=3.0, min_learning_rate=1.0, schedule="cosine")
+    assert rates(cosine) == pytest.approx([2 + math.cos(math.pi * i / 10) for i in range(11)])
+    line = OptimizerConfig(learning_rate=3.0, min_learning_rate=1.0, schedule="linear")
+    assert rates(line) == pytest.approx([3 - 2 * i / 10 for i in range(11)])
+
+
+def test_wsd_stays_at_the_peak_and_falls_by_the_root_over_its_last_steps() -> None:
+    config = OptimizerConfig(
+        learning_rate=2.0, min_learning_rate=0.5, schedule="wsd", warmup_steps=2, decay_steps=4
+    )
+    falling = [0.5 + 1.5 * (1 - math.sqrt(i / 4)) for i in range(5)]
+    assert rates(config) == pytest.approx([1.0, 2.0, 2.0, 2.0, 2.0, 2.0, *falling])
+
+
 def test_a_step_reports_the_rate_it_was_taken_with(
     trainer_of: MakeTrainer, step_data: Step
 ) -> None:
