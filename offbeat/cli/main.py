@@ -295,6 +295,52 @@ def plan_sync(
     )
 
 
+@app.command()
+def sweep(  # noqa: PLR0917 -- the options of a command line
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", help="KEY=VALUE,VALUE to vary; several axes are combined."),
+    ] = None,
+    lengths: Annotated[
+        str,
+        typer.Option("--lengths", help="Law of lengths: mean=300,sigma=0.8,clip=1024,prompt=64."),
+    ] = "",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of each point.")] = 3,
+    memory_mib: Annotated[
+        int | None,
+        typer.Option("--memory-mib", min=1, help="Memory that each rank may allocate; on Linux."),
+    ] = None,
+    deadline_s: Annotated[
+        float, typer.Option("--deadline", min=1.0, help="Seconds that one point may take.")
+    ] = 600.0,
+    largest: Annotated[
+        bool,
+        typer.Option("--largest", help="Find the largest max_tokens_per_microbatch that fits."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File of results; an interrupted sweep goes on with it."),
+    ] = None,
+) -> None:
+    """Measure the trainer at several settings on fabricated groups, without engines."""
+    from offbeat.cli.sweep import sweep_or_exit
+
+    found = sweep_or_exit(
+        recipe,
+        overrides or [],
+        over or [],
+        lengths,
+        steps,
+        memory_mib,
+        deadline_s,
+        out,
+        largest=largest,
+    )
+    typer.echo(found, nl=False)
+
+
 @config_app.command("explain")
 def config_explain(
     key: Annotated[

@@ -134,7 +134,7 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
     return SyncLayouts(
         Path(config.model.path),
         WirePolicy(config.sync.wire_dtype or config.model.dtype, config.sync.keep_float32),
-        _senders(config),
+        sender_grid(config),
         _receivers(config),
         ranks_per_machine,
         round(config.sync.chunk_mib * MIB),
@@ -175,7 +175,8 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
     return plan, report
 
 
-def _senders(config: RunConfig) -> ModelGrid:
+def sender_grid(config: RunConfig) -> ModelGrid:
+    """Return the parallel sizes of a recipe's trainer."""
     trainer = config.trainer
     if trainer.backend == "megatron":
         return ModelGrid(

@@ -1,0 +1,51 @@
+"""Runs ``offbeat sweep``, and prints its points as they come and a table at the end."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from offbeat.cli.recipes import read_or_exit
+from offbeat.config.loader import resolve_run_dir
+from offbeat.messages.exit_codes import REFUSED
+from offbeat.planning.fabricated import LengthLaw, UnusableLengths
+from offbeat.planning.sweep import SweepRequest, sweep
+from offbeat.planning.sweep_points import SweepPoint, UnusableSweep, table
+
+
+def sweep_or_exit(
+    recipe: Path,
+    overrides: Sequence[str],
+    over: Sequence[str],
+    lengths: str,
+    steps: int,
+    memory_mib: int | None,
+    deadline_s: float,
+    out: Path | None,
+    *,
+    largest: bool,
+) -> str:
+    """Return the table of a sweep; what cannot be swept ends the process with code 2."""
+    loaded = read_or_exit(recipe, overrides)
+    try:
+        request = SweepRequest(
+            recipe,
+            tuple(overrides),
+            tuple(over),
+            LengthLaw.parse(lengths),
+            steps,
+            memory_mib,
+            deadline_s,
+            largest,
+        )
+        file = out or resolve_run_dir(loaded.config).with_suffix(".sweep.jsonl")
+        points = sweep(request, loaded, file, _said)
+    except (UnusableSweep, UnusableLengths) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(REFUSED) from None
+    return f"\n{table(points)}\n{file}\n"
+
+
+def _said(point: SweepPoint) -> None:
+    what = f"{point.step_s:.3g} s/step" if point.outcome == "ok" else point.outcome
+    typer.echo(f"{' '.join(point.settings) or 'the recipe'}: {what}", err=True)

@@ -1,0 +1,300 @@
+"""Measures a trainer at several settings, each in processes of its own: ``offbeat sweep``.
+
+A point is the real trainer of the recipe on fabricated groups, without engines: a warm-up step and a
+few timed ones. What runs out of memory, crashes or hangs takes its processes with it and no more.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import xxhash
+
+from offbeat import __version__
+from offbeat.config.loader import LoadedRecipe, load_recipe
+from offbeat.config.problems import ConfigError
+from offbeat.config.run import RunConfig
+from offbeat.messages.failures import OffbeatError
+from offbeat.planning.fabricated import LengthLaw
+from offbeat.planning.model_tensors import model_tensors
+from offbeat.planning.sweep_points import (
+    SweepFile,
+    SweepPoint,
+    UnusableSweep,
+    combinations,
+)
+from offbeat.planning.sweep_task import HOST, RankFailed, RankResult, RankTask
+from offbeat.planning.sync_plan import sender_grid
+from offbeat.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.rendezvous.store_server import StoreServer
+from offbeat.trainers.ranks.dispatch import Replicas
+from offbeat.trainers.spec import WorldRendezvous
+from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.reshard.declared import placement
+
+_COLLECTIVE_S: Final = 120.0
+_END_S: Final = 10.0
+TOKENS: Final = "trainer.max_tokens_per_microbatch"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRequest:
+    """What to measure."""
+
+    recipe: Path
+    overrides: tuple[str, ...]
+    over: tuple[str, ...]  # KEY=VALUE,VALUE
+    law: LengthLaw
+    steps: int
+    memory_mib: int | None
+    deadline_s: float  # of one point
+    largest: bool  # also search the largest token budget of each point
+
+    def identity(self, config: RunConfig) -> str:
+        """Return a digest of everything that a figure depends on beside the varied settings."""
+        parts = (
+            config.model_dump_json(),
+            self.law,
+            self.steps,
+            self.memory_mib,
+            self.deadline_s,
+            __version__,
+        )
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(parts))
+
+
+Said = Callable[[SweepPoint], None]
+
+
+def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) -> list[SweepPoint]:
+    """Measure every point that the file does not hold yet; return all points of this sweep.
+
+    Args:
+        request: What to measure.
+        loaded: The recipe with its overrides, which every point is laid over.
+        out: File of results; a sweep that was interrupted goes on with it.
+        said: Called with each point that was measured now.
+
+    Raises:
+        UnusableSweep: The request contradicts itself, or the file holds another sweep.
+        UnusableLengths: Samples are longer than the model takes.
+    """
+    if loaded.config.trainer.backend == "stub":
+        raise UnusableSweep("trainer.backend is stub: there is nothing to measure")
+    request.law.check_fits(loaded.config.generator.max_model_len)
+    if request.largest and any(each.startswith(f"{TOKENS}=") for each in request.over):
+        raise UnusableSweep(f"--largest searches {TOKENS}: leave it out of --over")
+    file = SweepFile(out, request.identity(loaded.config))
+
+    def measured(settings: tuple[str, ...]) -> SweepPoint:
+        found = file.get(settings)
+        if found is None:
+            found = measure(request, settings, out.with_suffix(".log"))
+            file.add(found)
+            said(found)
+        return found
+
+    points = list[SweepPoint]()
+    for settings in combinations(request.over):
+        if request.largest:
+            points += largest_budget(
+                settings, loaded.config.trainer.max_tokens_per_microbatch, measured
+            )
+        else:
+            points.append(measured(settings))
+    return points
+
+
+def largest_budget(
+    settings: tuple[str, ...], first: int, measured: Callable[[tuple[str, ...]], SweepPoint]
+) -> list[SweepPoint]:
+    """Bracket the largest token budget that fits: double it until one does not, then bisect.
+
+    The budgets are multiples of a quarter of ``first``; the answer is exact to one of them, unless
+    even the smallest does not fit. A budget that all groups of a step fit into ends the search: a
+    larger one changes nothing.
+
+    Args:
+        settings: The other settings of the point.
+        first: Where to start, tokens of a microbatch.
+        measured: Measures one point, or remembers it.
+
+    Returns:
+        All points that were measured, in that order.
+    """
+    unit, points = max(1, first // 4), list[SweepPoint]()
+
+    def fits(units: int) -> bool:
+        points.append(measured((*settings, f"{TOKENS}={units * unit}")))
+        return points[-1].outcome == "ok"
+
+    low, high = 0, 4
+    while fits(high):
+        low = high
+        if high * unit >= points[-1].tokens:
+            return points
+        high *= 2
+    if points[-1].outcome not in ("out_of_memory", "killed"):
+        return points  # more or fewer tokens do not help
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return points
+
+
+def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> SweepPoint:
+    """Measure one point in processes of its own; whatever happens to them is its outcome.
+
+    Args:
+        request: What to measure.
+        settings: The settings of the point, which are laid over the recipe.
+        log: File to which the processes append their output.
+    """
+    try:
+        config = load_recipe(request.recipe, [*request.overrides, *settings]).config
+        _check_layout(config)
+    except ConfigError as error:
+        problem = error.problems[0]
+        return SweepPoint(settings, "invalid", f"{problem.key}: {problem.message}")
+    except OffbeatError as error:
+        return SweepPoint(settings, "invalid", str(error))
+    replicas = _replicas(config)
+    with closing(_Store(replicas.ranks)) as store:
+        tasks = [
+            RankTask(
+                config,
+                request.law,
+                request.steps,
+                request.memory_mib,
+                rank,
+                replicas,
+                store.at,
+                log,
+            )
+            for rank in range(replicas.ranks)
+        ]
+        replies = run_ranks(tasks, request.deadline_s)
+    return outcome_of(settings, replies, request.deadline_s)
+
+
+def _check_layout(config: RunConfig) -> None:
+    """Refuse sizes that do not divide the model, before a process is started for them."""
+    grid = sender_grid(config)
+    tensors, sizes = model_tensors(Path(config.model.path), WirePolicy())
+    for each in tensors:
+        placement(each, sizes, grid)
+
+
+def _replicas(config: RunConfig) -> Replicas:
+    trainer = config.trainer
+    if trainer.backend == "megatron":
+        return Replicas(trainer.data_parallel, trainer.tensor_parallel, trainer.pipeline_parallel)
+    return Replicas(1 if trainer.backend == "stub" else trainer.data_parallel)
+
+
+class _Store:
+    """The rendezvous of the ranks of one point; none for one rank."""
+
+    def __init__(self, ranks: int) -> None:
+        self.at: WorldRendezvous | None = None
+        self._server: StoreServer | None = None
+        if ranks > 1:
+            key = SharedKey.random()
+            self._server = StoreServer(HOST, key)
+            address = StoreAddress(HOST, self._server.port, key)
+            self.at = WorldRendezvous("sweep", address, ranks, _COLLECTIVE_S)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+Reply = RankResult | RankFailed | int | None
+"""Measurements, an error, the exit code of a process that said nothing, or None: it hung."""
+
+
+def _rank_main(task: RankTask, replies: Connection) -> None:
+    from offbeat.planning.sweep_rank import rank_main  # noqa: PLC0415 -- loads torch, for a rank only
+
+    rank_main(task, replies)
+
+
+def run_ranks(
+    tasks: Sequence[RankTask],
+    deadline_s: float,
+    main: Callable[[RankTask, Connection], None] = _rank_main,
+) -> list[Reply]:
+    """Run the ranks of one point until all have replied, one has failed, or the time is over.
+
+    No process is left afterwards.
+    """
+    context = multiprocessing.get_context("spawn")
+    ranks = list[tuple[BaseProcess, Connection]]()
+    replies = list[Reply]()
+    try:
+        for task in tasks:
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=main, args=(task, theirs), daemon=True)
+            process.start()
+            theirs.close()  # so that the end of the process ends the pipe
+            ranks.append((process, ours))
+        replies = _replies(ranks, time.monotonic() + deadline_s)
+        return replies
+    finally:
+        are_well = replies and all(isinstance(reply, RankResult) for reply in replies)
+        for process, connection in ranks:
+            if are_well:
+                process.join(_END_S)  # lets libraries give back what they hold by name
+            process.kill()
+            process.join()
+            connection.close()
+
+
+def _replies(ranks: Sequence[tuple[BaseProcess, Connection]], until: float) -> list[Reply]:
+    replies: list[Reply] = [None] * len(ranks)
+    open_ones = {connection: at for at, (_, connection) in enumerate(ranks)}
+    while open_ones and (left := until - time.monotonic()) > 0:
+        for ready in wait(list(open_ones), left):
+            at = open_ones.pop(ready)  # pyright: ignore[reportArgumentType] -- one of those waited for
+            process, connection = ranks[at]
+            try:
+                replies[at] = connection.recv()
+            except EOFError:
+                process.join(_END_S)
+                replies[at] = process.exitcode or 0
+            if not isinstance(replies[at], RankResult):
+                return replies  # the others wait for this rank in a collective
+    return replies
+
+
+def outcome_of(
+    settings: tuple[str, ...], replies: Sequence[Reply], deadline_s: float
+) -> SweepPoint:
+    """Return the point that the replies of its ranks make up."""
+    results = [each for each in replies if isinstance(each, RankResult)]
+    if len(results) == len(replies):
+        return SweepPoint(
+            settings,
+            "ok",
+            ranks=len(results),
+            parameters=max(each.parameters for each in results),
+            step_s=max(each.step_s for each in results),
+            tokens=results[0].tokens,
+            peak_mib=max(each.peak_mib for each in results),
+        )
+    for reply in replies:
+        if isinstance(reply, RankFailed):
+            kind = "out_of_memory" if reply.out_of_memory else "failed"
+            return SweepPoint(settings, kind, reply.error.partition("\n")[0])
+        if isinstance(reply, int):
+            kind = "killed" if reply < 0 else "failed"
+            what = f"signal {-reply}" if reply < 0 else f"exit code {reply}"
+            return SweepPoint(settings, kind, f"a rank ended by {what} without a word")
+    return SweepPoint(settings, "hung", f"no answer within {deadline_s:g} s")

@@ -1,0 +1,157 @@
+"""Points of a sweep: combinations of settings, and what was measured at them, on disk."""
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import yaml
+
+from offbeat.messages.failures import OffbeatError
+
+Outcome = Literal["ok", "out_of_memory", "killed", "hung", "failed", "invalid"]
+
+
+class UnusableSweep(OffbeatError):
+    """A sweep that cannot be run as it was asked for."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+class SweepPoint(msgspec.Struct, frozen=True):
+    """One combination of settings, and what came of it. Figures are 0 where there are none."""
+
+    settings: tuple[str, ...]  # key=value, in the order of the sweep
+    outcome: Outcome
+    detail: str = ""  # why there are no figures
+    ranks: int = 0
+    parameters: int = 0
+    step_s: float = 0.0
+    tokens: int = 0  # of one step over all ranks
+    peak_mib: float = 0.0  # highest over ranks and phases
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second and rank."""
+        return self.tokens / self.step_s / self.ranks if self.outcome == "ok" else 0.0
+
+
+class _Header(msgspec.Struct, frozen=True):
+    sweep: str  # digest of everything that a figure depends on beside the settings
+
+
+def combinations(over: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the settings of every point of ``KEY=VALUE,VALUE`` axes, the last axis fastest.
+
+    Raises:
+        UnusableSweep: An axis without values, or given twice.
+    """
+    axes = list[list[str]]()
+    for axis in over:
+        key, equals, values = axis.partition("=")
+        if not (key and equals and values):
+            raise UnusableSweep(
+                f"--over {axis}: expected KEY=VALUE,VALUE, as in trainer.threads=1,2"
+            )
+        if any(each[0].startswith(f"{key}=") for each in axes):
+            raise UnusableSweep(f"--over {key} is given twice: list all of its values once")
+        try:
+            listed = yaml.safe_load(f"[{values}]")
+        except yaml.YAMLError:
+            raise UnusableSweep(f"--over {axis}: the values are no YAML list") from None
+        axes.append([f"{key}={_written(value)}" for value in listed])
+    return list(itertools.product(*axes))
+
+
+class SweepFile:
+    """Results of a sweep as JSON Lines; a point is written once it is measured, and never again."""
+
+    def __init__(self, path: Path, identity: str) -> None:
+        """Open or begin the file.
+
+        Args:
+            path: The file; its directory is made.
+            identity: Digest of recipe, lengths and versions, without the settings that vary.
+
+        Raises:
+            UnusableSweep: The file holds another sweep, or is no such file.
+        """
+        self.path = path
+        self._found = dict[tuple[str, ...], SweepPoint]()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            self._append(_Header(identity))
+            return
+        whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
+        try:
+            header = msgspec.json.decode(whole[0], type=_Header) if whole else None
+            for line in whole[1:]:
+                point = msgspec.json.decode(line, type=SweepPoint)
+                self._found[point.settings] = point
+        except msgspec.DecodeError as error:
+            raise UnusableSweep(
+                f"{path} is no file of a sweep ({error}): name another one"
+            ) from error
+        if header is None or header.sweep != identity:
+            raise UnusableSweep(
+                f"{path} holds a sweep of another recipe, other lengths or versions: "
+                "remove it, or name another file with --out"
+            )
+        # A kill may have cut the last line short: its point is measured again.
+        os.truncate(path, sum(len(line) + 1 for line in whole))
+
+    def get(self, settings: tuple[str, ...]) -> SweepPoint | None:
+        """Return what was measured at these settings; None if nothing was."""
+        return self._found.get(settings)
+
+    def add(self, point: SweepPoint) -> None:
+        """Keep a point. It is on disk when this returns."""
+        self._found[point.settings] = point
+        self._append(point)
+
+    def __iter__(self) -> Iterator[SweepPoint]:
+        return iter(self._found.values())
+
+    def _append(self, record: msgspec.Struct) -> None:
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(record) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def table(points: Sequence[SweepPoint]) -> str:
+    """Return the points as a table, fastest first, those without figures last."""
+    ranked = sorted(points, key=lambda each: (each.outcome != "ok", -each.tokens_per_s))
+    rows = [("settings", "ranks", "s/step", "tokens/s/rank", "peak MiB", "")]
+    rows += [
+        (
+            " ".join(each.settings),
+            *(
+                (str(each.ranks), f"{each.step_s:.3g}", f"{each.tokens_per_s:,.0f}")
+                if each.outcome == "ok"
+                else ("", "", "")
+            ),
+            f"{each.peak_mib:,.0f}" if each.outcome == "ok" else "",
+            "" if each.outcome == "ok" else f"{each.outcome.replace('_', ' ')}: {each.detail}",
+        )
+        for each in ranked
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(row[at].rjust(widths[at]) for at in range(1, 5)), row[5]]
+        ).rstrip()
+        for row in rows
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _written(value: Any) -> str:  # noqa: ANN401 -- whatever YAML makes
+    if isinstance(value, Mapping | list):
+        return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
+    return yaml.safe_dump(value).partition("\n")[0]

@@ -1,0 +1,181 @@
+"""One trainer rank of a sweep point: warm-up and timed steps on fabricated groups, in a process."""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+import os
+import resource
+import statistics
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from offbeat.config.base import of_kind
+from offbeat.config.limits import trainer_device
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.messages.failures import OffbeatError
+from offbeat.planning.fabricated import FabricatedGroup, LengthLaw, fabricate, tokens_of
+from offbeat.planning.sweep_task import HOST, RankFailed, RankResult, RankTask
+from offbeat.trainers.backend import TrainerBackend
+from offbeat.trainers.memory import PeakMemory, meter_of
+from offbeat.trainers.ranks.assembly import trainer_of
+from offbeat.trainers.ranks.dispatch import shares
+from offbeat.trainers.ranks.peers import Peers, SingleRank
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.transfer_queue.schema import GENERATION_LOGPROBS, POLICY_LOGPROBS
+
+_NO_MEMORY: Final = ("DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory")
+"""Substrings of what torch and the C++ library say on the CPU, where they have no class for it."""
+_MIB: Final = 1 << 20
+
+
+def rank_main(task: RankTask, replies: Connection) -> None:
+    """Measure, and send a ``RankResult`` or ``RankFailed``; the process ends afterwards."""
+    with task.log.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        reply: RankResult | RankFailed = _measured(task)
+    except MemoryError as error:
+        reply = RankFailed(out_of_memory=True, error=str(error) or "MemoryError")
+    except (OffbeatError, RuntimeError, ValueError, OSError) as error:
+        is_memory = isinstance(error, torch.OutOfMemoryError) or any(
+            words in str(error) for words in _NO_MEMORY
+        )
+        reply = RankFailed(out_of_memory=is_memory, error=f"{type(error).__name__}: {error}")
+    replies.send(reply)
+
+
+def _measured(task: RankTask) -> RankResult:
+    config, loss = task.config, LossSpec.of(task.config)
+    meter = meter_of(config.trainer)
+    assert meter is not None  # noqa: S101 -- a stub, which has none, is refused by ``sweep``
+    meter.start()
+    before = meter.peak()
+    with ExitStack() as stack:
+        stack.enter_context(_limited(task.memory_mib))
+        trainer = _trainer(task, _peers(task), stack)
+        groups = _share(task, trainer)
+        rng = np.random.default_rng(config.seed)
+        advantages = [
+            tuple(rng.normal(size=len(each["response_offsets"]) - 1).tolist()) for each in groups
+        ]
+        columns = trainer.prepare_logprobs(
+            groups, policy=True, reference=False, temperature=loss.temperature
+        )
+        for group, made in zip(groups, columns, strict=True):
+            group[GENERATION_LOGPROBS] = made[POLICY_LOGPROBS]
+        peaks, seconds = PeakMemory(meter), list[float]()
+        for step in range(1 + task.steps):
+            started = time.perf_counter()
+            _step(trainer, groups, advantages, loss, peaks)
+            if step:  # the first one allocates gradients and moments
+                seconds.append(time.perf_counter() - started)
+        phases = {
+            name.removeprefix("memory/peak_").removesuffix("_bytes"): (value - before) / _MIB
+            for name, value in peaks.report("sweep").items()
+        }
+    made = fabricate(*_law(task, trainer.vocabulary))
+    return RankResult(
+        trainer.parameters,
+        statistics.median(seconds),
+        sum(map(tokens_of, made)),
+        max(phases.values()),
+        phases,
+    )
+
+
+def _step(
+    trainer: TrainerBackend,
+    groups: list[FabricatedGroup],
+    advantages: list[tuple[float, ...]],
+    loss: LossSpec,
+    peaks: PeakMemory,
+) -> None:
+    needed = loss.config
+    if needed.needs_policy_logprobs or needed.needs_reference_logprobs or needed.teacher_path:
+        with peaks.during("prepare_logprobs"):
+            columns = trainer.prepare_logprobs(
+                groups,
+                policy=needed.needs_policy_logprobs,
+                reference=needed.needs_reference_logprobs,
+                temperature=loss.temperature,
+                teacher=needed.teacher_path,
+            )
+        groups = [group | made for group, made in zip(groups, columns, strict=True)]
+    with peaks.during("microbatch"):
+        result = trainer.train(groups, advantages, loss)
+    if not result.applied:
+        raise ValueError(f"a step was not applied: {result.reason}")
+
+
+def _law(task: RankTask, vocabulary: int) -> tuple[LengthLaw, int, int, int, int]:
+    config = task.config
+    return (
+        task.law,
+        config.groups_per_step,
+        config.samples_per_group,
+        vocabulary,
+        config.seed,
+    )
+
+
+def _share(task: RankTask, trainer: TrainerBackend) -> list[FabricatedGroup]:
+    groups = fabricate(*_law(task, trainer.vocabulary))
+    dealt = shares(dict(enumerate(map(tokens_of, groups))), task.replicas.data)
+    return [groups[at] for at in dealt[task.replicas.share_of(task.rank)]]
+
+
+def _peers(task: RankTask) -> Peers:
+    if task.at is None:
+        return SingleRank()
+    from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415 -- several ranks only
+
+    return join(task.at, task.rank, trainer_device(task.config.trainer), HOST)
+
+
+def _trainer(task: RankTask, peers: Peers, stack: ExitStack) -> Any:  # noqa: ANN401 -- by backend
+    config = task.config
+    spec = TrainerSpec(config, str(Path.cwd()), task.rank, task.replicas.ranks)
+    trainer = config.trainer
+    if isinstance(trainer, MegatronTrainerConfig):
+        from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- an extra
+        from offbeat.trainers.megatron.split_step import MegatronTrainer  # noqa: PLC0415
+
+        torch.set_num_threads(trainer.threads)
+        if trainer.device == "cpu":
+            stack.enter_context(cpu_stands_in(trainer.device))
+        return trainer_of(MegatronTrainer, spec, trainer, peers)
+    from offbeat.trainers.torch import TorchTrainer  # noqa: PLC0415 -- the chosen backend only
+
+    torch.set_num_threads(of_kind(TorchTrainerConfig, trainer).threads)
+    kind = partial(TorchTrainer, max_model_len=config.generator.max_model_len)
+    return trainer_of(kind, spec, of_kind(TorchTrainerConfig, trainer), peers)
+
+
+@contextmanager
+def _limited(memory_mib: int | None) -> Generator[None]:
+    """Let this process allocate so much more private memory inside the block, and no more.
+
+    What is beyond the limit fails at once and by name, as on a device that is full.
+    """
+    if memory_mib is None:
+        yield
+        return
+    status = Path("/proc/self/status").read_text()
+    data = next(line for line in status.splitlines() if line.startswith("VmData:"))
+    most = int(data.split()[1]) * 1024 + memory_mib * _MIB
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -1,0 +1,233 @@
+"""Sweeps of a trainer: points, outcomes, the search for the largest budget, and resumption."""
+
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from benchmarks.trainer_cases import write_model
+from offbeat.cli.main import app
+from offbeat.config.loader import load_recipe
+from offbeat.planning.fabricated import LengthLaw, UnusableLengths, fabricate, tokens_of
+from offbeat.planning.sweep import TOKENS, largest_budget, outcome_of, run_ranks
+from offbeat.planning.sweep_points import (
+    Outcome,
+    SweepFile,
+    SweepPoint,
+    UnusableSweep,
+    combinations,
+    table,
+)
+from offbeat.planning.sweep_task import RankTask
+from offbeat.trainers.ranks.dispatch import Replicas
+from tests.support import sweep_ranks
+
+ROOT = Path(__file__).resolve().parents[3]
+QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
+
+
+def sweep(*args: str) -> Result:
+    return CliRunner().invoke(app, ["sweep", *args])
+
+
+def tasks(ranks: int) -> list[RankTask]:
+    config = load_recipe(QUICKSTART).config
+    replicas = Replicas(ranks)
+    return [
+        RankTask(config, LengthLaw(), 1, None, rank, replicas, None, Path("unused"))
+        for rank in range(ranks)
+    ]
+
+
+# --- lengths -------------------------------------------------------------------------------------
+
+
+def test_drawn_lengths_follow_their_law() -> None:
+    law = LengthLaw(mean=200, sigma=0.8, clip=10_000)
+    drawn = law.draw(np.random.default_rng(0), 20_000)
+    assert drawn.mean() == pytest.approx(200, rel=0.03)
+    assert np.log(drawn).std() == pytest.approx(0.8, rel=0.03)
+
+
+@given(st.integers(1, 50), st.floats(0, 2), st.integers(1, 60), st.integers(0, 99))
+def test_groups_are_the_same_for_a_seed_and_within_their_bounds(
+    mean: int, sigma: float, clip: int, seed: int
+) -> None:
+    law = LengthLaw(mean, sigma, clip, prompt=4)
+    groups = fabricate(law, 2, 3, 17, seed)
+    for group, again in zip(groups, fabricate(law, 2, 3, 17, seed), strict=True):
+        assert all((group[name] == again[name]).all() for name in group)
+        lengths = np.diff(group["response_offsets"])
+        assert len(lengths) == 3
+        assert lengths.min() >= 1
+        assert lengths.max() <= clip
+        assert tokens_of(group) == 3 * 4 + lengths.sum()
+        assert group["response_ids"].max() < 17
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("mean=0", "lengths: mean=0, expected a positive number"),
+        ("middle=3", "lengths: 'middle', expected one of mean, sigma, clip, prompt"),
+        ("sigma=wide", "lengths: sigma='wide', expected a number"),
+    ],
+)
+def test_a_law_that_is_none_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(UnusableLengths, match=sentence):
+        LengthLaw.parse(text)
+
+
+# --- points --------------------------------------------------------------------------------------
+
+
+def test_every_combination_is_a_point_and_the_last_axis_is_fastest() -> None:
+    assert combinations(["a=1,2", "b={x: 1},true"]) == [
+        ("a=1", "b={x: 1}"),
+        ("a=1", "b=true"),
+        ("a=2", "b={x: 1}"),
+        ("a=2", "b=true"),
+    ]
+    assert combinations([]) == [()]
+
+
+@pytest.mark.parametrize("axes", [["a"], ["a="], ["a=1", "a=2"], ["a=[1"]])
+def test_an_axis_without_values_or_given_twice_is_refused(axes: list[str]) -> None:
+    with pytest.raises(UnusableSweep, match="--over a"):
+        combinations(axes)
+
+
+def budgets(limit: int, outcome: Outcome = "out_of_memory") -> Callable[..., SweepPoint]:
+    """Measurements of a trainer that fits up to so many tokens, of a step of 5,000."""
+
+    def measured(settings: tuple[str, ...]) -> SweepPoint:
+        tokens = int(settings[-1].removeprefix(f"{TOKENS}="))
+        return SweepPoint(settings, "ok" if tokens <= limit else outcome, tokens=5000, ranks=1)
+
+    return measured
+
+
+@given(st.integers(0, 6000), st.integers(4, 1000))
+def test_the_largest_budget_is_found_to_a_quarter_of_the_first(limit: int, first: int) -> None:
+    points = largest_budget((), first, budgets(limit))
+    tried = {int(each.settings[0].partition("=")[2]): each.outcome for each in points}
+    assert len(tried) == len(points), "never the same point twice"
+    fitting = [tokens for tokens, outcome in tried.items() if outcome == "ok"]
+    unit = first // 4
+    if max(tried) >= 5000 and tried[max(tried)] == "ok":
+        assert limit >= 5000
+    else:
+        assert max(fitting, default=0) <= limit < max(fitting, default=0) + unit
+
+
+def test_a_failure_that_is_not_of_memory_ends_the_search() -> None:
+    assert len(largest_budget((), 64, budgets(10, "failed"))) == 1
+
+
+def test_a_sweep_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    file, done = SweepFile(path, "same"), SweepPoint(("a=1",), "ok", step_s=2.0, ranks=1)
+    file.add(done)
+    path.write_bytes(path.read_bytes() + b'{"settings":["a=2"],"outco')
+    again = SweepFile(path, "same")
+    assert list(again) == [done]
+    again.add(SweepPoint(("a=2",), "hung"))
+    assert [each.settings for each in SweepFile(path, "same")] == [("a=1",), ("a=2",)]
+
+
+def test_a_file_of_another_sweep_is_not_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    SweepFile(path, "one").add(SweepPoint((), "hung"))
+    before = path.read_bytes()
+    with pytest.raises(UnusableSweep, match="holds a sweep of another recipe"):
+        SweepFile(path, "another")
+    assert path.read_bytes() == before
+
+
+def test_the_table_ranks_by_tokens_per_second_and_names_what_failed() -> None:
+    slow = SweepPoint(("a=1",), "ok", ranks=2, step_s=2.0, tokens=4000, peak_mib=1500.0)
+    fast = SweepPoint(("a=2",), "ok", ranks=1, step_s=1.0, tokens=4000, peak_mib=3000.0)
+    full = SweepPoint(("a=3",), "out_of_memory", "no 4 GiB")
+    lines = table([full, slow, fast]).splitlines()
+    assert [line.split()[0] for line in lines] == ["settings", "a=2", "a=1", "a=3"]
+    assert lines[1].split() == ["a=2", "1", "1", "4,000", "3,000"]
+    assert lines[3].endswith("out of memory: no 4 GiB")
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("main", "ranks", "deadline_s", "outcome", "detail"),
+    [
+        (sweep_ranks.measures, 2, 60, "ok", ""),
+        (sweep_ranks.second_is_killed, 2, 60, "killed", "ended by signal 9 without a word"),
+        (sweep_ranks.second_is_full, 2, 60, "out_of_memory", "4 GiB"),
+        (sweep_ranks.hangs, 1, 1, "hung", "no answer within 1 s"),
+    ],
+)
+def test_whatever_becomes_of_a_rank_is_the_outcome_of_its_point(
+    main: Callable[[RankTask, Connection], None],
+    ranks: int,
+    deadline_s: float,
+    outcome: Outcome,
+    detail: str,
+) -> None:
+    point = outcome_of(("a=1",), run_ranks(tasks(ranks), deadline_s, main), deadline_s)
+    assert point.outcome == outcome
+    assert detail in point.detail
+    if outcome == "ok":
+        assert (point.ranks, point.step_s, point.peak_mib) == (2, 1.5, 65.0), "of the slowest rank"
+
+
+def test_sizes_that_contradict_the_recipe_or_the_model_start_no_process(tmp_path: Path) -> None:
+    out = tmp_path / "points.jsonl"
+    over = ("--over", "trainer.backend=megatron", "--over", "trainer.tensor_parallel=3")
+    done = sweep(str(QUICKSTART), *over, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert "invalid: tensor is 3, expected a divisor of" in done.stdout
+    assert not out.with_suffix(".log").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("--over", "trainer.threads"), "--over trainer.threads: expected KEY=VALUE,VALUE"),
+        (("--largest", "--over", f"{TOKENS}=1,2"), f"--largest searches {TOKENS}"),
+        (("--lengths", "mean=500,prompt=64"), "at most generator.max_model_len=512"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(
+    tmp_path: Path, args: tuple[str, ...], sentence: str
+) -> None:
+    done = sweep(str(QUICKSTART), *args, "--out", str(tmp_path / "points.jsonl"))
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+
+
+def test_a_real_trainer_is_measured_until_its_memory_is_full(tmp_path: Path) -> None:
+    model = write_model("toy", tmp_path / "toy")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"extends: {QUICKSTART}\nmodel: {{path: {model}}}\n"
+        "groups_per_step: 1\nsamples_per_group: 96\ntrainer: {shared_prompt: false}\n"
+    )
+    out = tmp_path / "points.jsonl"
+    done = sweep(
+        *(str(recipe), "--over", f"{TOKENS}=1024,65536", "--out", str(out)),
+        *("--lengths", "mean=400,prompt=8", "--steps", "1", "--memory-mib", "100"),
+    )
+    assert done.exit_code == 0, done.output
+    _, *lines = out.read_bytes().splitlines()
+    small, large = (msgspec.json.decode(line, type=SweepPoint) for line in lines)
+    assert (small.outcome, large.outcome) == ("ok", "out_of_memory"), done.stdout
+    assert small.tokens == 96 * 408
+    assert small.parameters == 3_392
+    assert 0 < small.peak_mib < 100
+    assert small.step_s > 0
