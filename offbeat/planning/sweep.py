@@ -4,13 +4,16 @@ A point is the real trainer of the recipe on fabricated groups, without engines:
 few timed ones. What runs out of memory, crashes or hangs takes its processes with it and no more.
 """
 
-import multiprocessing
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +33,7 @@ from offbeat.planning.sweep_points import (
     UnusableSweep,
     combinations,
 )
-from offbeat.planning.sweep_task import HOST, RankFailed, RankResult, RankTask
+from offbeat.planning.sweep_task import HOST, REPLY, RankFailed, RankResult, RankTask
 from offbeat.planning.sync_plan import sender_grid
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
@@ -41,12 +44,14 @@ from offbeat.weight_sync.reshard.declared import placement
 
 _COLLECTIVE_S: Final = 120.0
 _END_S: Final = 10.0
+_READ_BYTES: Final = 1 << 16
+_RANK: Final = (sys.executable, "-m", "offbeat.planning.sweep_rank")
 TOKENS: Final = "trainer.max_tokens_per_microbatch"
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
-    """What to measure."""
+    """The points to measure, and how."""
 
     recipe: Path
     overrides: tuple[str, ...]
@@ -169,18 +174,17 @@ def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> Swee
     with closing(_Store(replicas.ranks)) as store:
         tasks = [
             RankTask(
-                config,
+                config.model_dump_json(),
                 request.law,
                 request.steps,
                 request.memory_mib,
                 rank,
                 replicas,
                 store.at,
-                log,
             )
             for rank in range(replicas.ranks)
         ]
-        replies = run_ranks(tasks, request.deadline_s)
+        replies = run_ranks(tasks, request.deadline_s, log)
     return outcome_of(settings, replies, request.deadline_s)
 
 
@@ -220,58 +224,87 @@ Reply = RankResult | RankFailed | int | None
 """Measurements, an error, the exit code of a process that said nothing, or None: it hung."""
 
 
-def _rank_main(task: RankTask, replies: Connection) -> None:
-    from offbeat.planning.sweep_rank import rank_main  # noqa: PLC0415 -- loads torch, for a rank only
-
-    rank_main(task, replies)
-
-
 def run_ranks(
-    tasks: Sequence[RankTask],
-    deadline_s: float,
-    main: Callable[[RankTask, Connection], None] = _rank_main,
+    tasks: Sequence[RankTask], deadline_s: float, log: Path, command: Sequence[str] = _RANK
 ) -> list[Reply]:
     """Run the ranks of one point until all have replied, one has failed, or the time is over.
 
     No process is left afterwards.
+
+    Args:
+        tasks: One for each rank.
+        deadline_s: Time for all of them, their start included.
+        log: File to which they append what they print.
+        command: Program of a rank; the number of the descriptor for its reply is added.
     """
-    context = multiprocessing.get_context("spawn")
-    ranks = list[tuple[BaseProcess, Connection]]()
+    ranks = list[tuple[subprocess.Popen[bytes], int]]()
     replies = list[Reply]()
     try:
-        for task in tasks:
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=main, args=(task, theirs), daemon=True)
-            process.start()
-            theirs.close()  # so that the end of the process ends the pipe
-            ranks.append((process, ours))
+        with log.open("ab") as output:
+            for task in tasks:
+                ours, theirs = os.pipe()
+                try:
+                    process = subprocess.Popen(  # noqa: S603 -- this package, or a test
+                        [*command, str(theirs)],
+                        stdin=subprocess.PIPE,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        pass_fds=[theirs],
+                        start_new_session=True,
+                    )
+                finally:
+                    os.close(theirs)  # so that the end of the process ends the pipe
+                ranks.append((process, ours))
+                _give(process, task)
         replies = _replies(ranks, time.monotonic() + deadline_s)
         return replies
     finally:
         are_well = replies and all(isinstance(reply, RankResult) for reply in replies)
-        for process, connection in ranks:
-            if are_well:
-                process.join(_END_S)  # lets libraries give back what they hold by name
-            process.kill()
-            process.join()
-            connection.close()
+        for process, pipe in ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if are_well:
+                    process.wait(_END_S)  # lets libraries give back what they hold by name
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            os.close(pipe)
 
 
-def _replies(ranks: Sequence[tuple[BaseProcess, Connection]], until: float) -> list[Reply]:
+def _give(process: subprocess.Popen[bytes], task: RankTask) -> None:
+    assert process.stdin is not None  # noqa: S101 -- it was asked for
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it ended: its reply says so
+        pipe.write(msgspec.msgpack.encode(task))
+
+
+def _replies(ranks: Sequence[tuple[subprocess.Popen[bytes], int]], until: float) -> list[Reply]:
     replies: list[Reply] = [None] * len(ranks)
-    open_ones = {connection: at for at, (_, connection) in enumerate(ranks)}
-    while open_ones and (left := until - time.monotonic()) > 0:
-        for ready in wait(list(open_ones), left):
-            at = open_ones.pop(ready)  # pyright: ignore[reportArgumentType] -- one of those waited for
-            process, connection = ranks[at]
-            try:
-                replies[at] = connection.recv()
-            except EOFError:
-                process.join(_END_S)
-                replies[at] = process.exitcode or 0
-            if not isinstance(replies[at], RankResult):
-                return replies  # the others wait for this rank in a collective
+    said = [b""] * len(ranks)
+    with selectors.DefaultSelector() as selector:
+        for at, (_, pipe) in enumerate(ranks):
+            selector.register(pipe, selectors.EVENT_READ, at)
+        while selector.get_map() and (left := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                at: int = key.data
+                part = os.read(ranks[at][1], _READ_BYTES)
+                said[at] += part
+                if part:
+                    continue
+                selector.unregister(key.fileobj)
+                replies[at] = _reply(ranks[at][0], said[at])
+                if not isinstance(replies[at], RankResult):
+                    return replies  # the others wait for this rank in a collective
     return replies
+
+
+def _reply(process: subprocess.Popen[bytes], said: bytes) -> Reply:
+    """Return what a rank said, or the exit code of one that ended in the middle of a word."""
+    try:
+        return REPLY.decode(said)
+    except msgspec.DecodeError:
+        try:
+            return process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return None
 
 
 def outcome_of(

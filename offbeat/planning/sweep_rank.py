@@ -3,14 +3,13 @@
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
-import os
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +19,11 @@ import torch
 from offbeat.config.base import of_kind
 from offbeat.config.limits import trainer_device
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 from offbeat.messages.failures import OffbeatError
-from offbeat.planning.fabricated import FabricatedGroup, LengthLaw, fabricate, tokens_of
-from offbeat.planning.sweep_task import HOST, RankFailed, RankResult, RankTask
+from offbeat.planning.fabricated import FabricatedGroup, fabricate, tokens_of
+from offbeat.planning.sweep_task import HOST, TASK, RankFailed, RankResult, RankTask, reply_on
 from offbeat.trainers.backend import TrainerBackend
 from offbeat.trainers.memory import PeakMemory, meter_of
 from offbeat.trainers.ranks.assembly import trainer_of
@@ -37,11 +37,9 @@ _NO_MEMORY: Final = ("DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory
 _MIB: Final = 1 << 20
 
 
-def rank_main(task: RankTask, replies: Connection) -> None:
-    """Measure, and send a ``RankResult`` or ``RankFailed``; the process ends afterwards."""
-    with task.log.open("ab") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+def main() -> None:
+    """Read a ``RankTask`` from standard input, measure, and reply on the descriptor given."""
+    task = TASK.decode(sys.stdin.buffer.read())
     try:
         reply: RankResult | RankFailed = _measured(task)
     except MemoryError as error:
@@ -51,19 +49,20 @@ def rank_main(task: RankTask, replies: Connection) -> None:
             words in str(error) for words in _NO_MEMORY
         )
         reply = RankFailed(out_of_memory=is_memory, error=f"{type(error).__name__}: {error}")
-    replies.send(reply)
+    reply_on(int(sys.argv[1]), reply)
 
 
 def _measured(task: RankTask) -> RankResult:
-    config, loss = task.config, LossSpec.of(task.config)
+    config = RunConfig.model_validate_json(task.config_json)
+    loss = LossSpec.of(config)
     meter = meter_of(config.trainer)
     assert meter is not None  # noqa: S101 -- a stub, which has none, is refused by ``sweep``
     meter.start()
     before = meter.peak()
     with ExitStack() as stack:
         stack.enter_context(_limited(task.memory_mib))
-        trainer = _trainer(task, _peers(task), stack)
-        groups = _share(task, trainer)
+        trainer = _trainer(task, config, _peers(task, config), stack)
+        groups = _share(task, config, trainer)
         rng = np.random.default_rng(config.seed)
         advantages = [
             tuple(rng.normal(size=len(each["response_offsets"]) - 1).tolist()) for each in groups
@@ -83,7 +82,7 @@ def _measured(task: RankTask) -> RankResult:
             name.removeprefix("memory/peak_").removesuffix("_bytes"): (value - before) / _MIB
             for name, value in peaks.report("sweep").items()
         }
-    made = fabricate(*_law(task, trainer.vocabulary))
+    made = _all_groups(task, config, trainer)
     return RankResult(
         trainer.parameters,
         statistics.median(seconds),
@@ -117,33 +116,28 @@ def _step(
         raise ValueError(f"a step was not applied: {result.reason}")
 
 
-def _law(task: RankTask, vocabulary: int) -> tuple[LengthLaw, int, int, int, int]:
-    config = task.config
-    return (
-        task.law,
-        config.groups_per_step,
-        config.samples_per_group,
-        vocabulary,
-        config.seed,
-    )
+def _all_groups(
+    task: RankTask, config: RunConfig, trainer: TrainerBackend
+) -> list[FabricatedGroup]:
+    groups, samples = config.groups_per_step, config.samples_per_group
+    return fabricate(task.law, groups, samples, trainer.vocabulary, config.seed)
 
 
-def _share(task: RankTask, trainer: TrainerBackend) -> list[FabricatedGroup]:
-    groups = fabricate(*_law(task, trainer.vocabulary))
+def _share(task: RankTask, config: RunConfig, trainer: TrainerBackend) -> list[FabricatedGroup]:
+    groups = _all_groups(task, config, trainer)
     dealt = shares(dict(enumerate(map(tokens_of, groups))), task.replicas.data)
     return [groups[at] for at in dealt[task.replicas.share_of(task.rank)]]
 
 
-def _peers(task: RankTask) -> Peers:
+def _peers(task: RankTask, config: RunConfig) -> Peers:
     if task.at is None:
         return SingleRank()
     from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415 -- several ranks only
 
-    return join(task.at, task.rank, trainer_device(task.config.trainer), HOST)
+    return join(task.at, task.rank, trainer_device(config.trainer), HOST)
 
 
-def _trainer(task: RankTask, peers: Peers, stack: ExitStack) -> Any:  # noqa: ANN401 -- by backend
-    config = task.config
+def _trainer(task: RankTask, config: RunConfig, peers: Peers, stack: ExitStack) -> Any:  # noqa: ANN401 -- by backend
     spec = TrainerSpec(config, str(Path.cwd()), task.rank, task.replicas.ranks)
     trainer = config.trainer
     if isinstance(trainer, MegatronTrainerConfig):
@@ -179,3 +173,7 @@ def _limited(memory_mib: int | None) -> Generator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,10 @@
-"""What passes between a sweep and the ranks of a point; loads no tensors."""
+"""Messages between a sweep and the ranks of a point; msgpack, and no tensors are loaded."""
 
-from dataclasses import dataclass
-from pathlib import Path
+import os
 from typing import Final
 
 import msgspec
 
-from offbeat.config.run import RunConfig
 from offbeat.planning.fabricated import LengthLaw
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.spec import WorldRendezvous
@@ -14,21 +12,19 @@ from offbeat.trainers.spec import WorldRendezvous
 HOST: Final = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True)
-class RankTask:
-    """What one rank of a point is to do. Picklable."""
+class RankTask(msgspec.Struct, frozen=True):
+    """The work of one rank of a point."""
 
-    config: RunConfig
+    config_json: str  # of a ``RunConfig``
     law: LengthLaw
     steps: int  # timed ones
     memory_mib: int | None  # memory that a rank may allocate beyond its libraries; None: no limit
     rank: int
     replicas: Replicas
     at: WorldRendezvous | None  # None: one rank
-    log: Path  # what libraries write to standard output and error is appended
 
 
-class RankResult(msgspec.Struct, frozen=True):
+class RankResult(msgspec.Struct, frozen=True, tag=True):
     """Measurements of one rank."""
 
     parameters: int
@@ -38,8 +34,18 @@ class RankResult(msgspec.Struct, frozen=True):
     phases_mib: dict[str, float]  # by phase
 
 
-class RankFailed(msgspec.Struct, frozen=True):
-    """Why a rank could not measure."""
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
+    """The error of a rank that could not measure."""
 
     out_of_memory: bool
     error: str
+
+
+TASK: Final = msgspec.msgpack.Decoder(RankTask)
+REPLY: Final = msgspec.msgpack.Decoder[RankResult | RankFailed](RankResult | RankFailed)
+
+
+def reply_on(descriptor: int, reply: RankResult | RankFailed) -> None:
+    """Write the reply of a rank and close the descriptor."""
+    with os.fdopen(descriptor, "wb") as pipe:
+        pipe.write(msgspec.msgpack.encode(reply))

@@ -1,30 +1,28 @@
-"""Ranks of a sweep point that do not measure."""
+"""Ranks of a sweep point that do not measure: ``python -m tests.support.sweep_ranks KIND DESCRIPTOR``."""
 
 import os
 import signal
+import sys
 import threading
-from multiprocessing.connection import Connection
 
-from offbeat.planning.sweep_task import RankFailed, RankResult, RankTask
-
-
-def measures(task: RankTask, replies: Connection) -> None:
-    replies.send(RankResult(100, 0.5 + task.rank, 1000, 64.0 + task.rank, {"train": 64.0}))
+from offbeat.planning.sweep_task import TASK, RankFailed, RankResult, reply_on
 
 
-def second_is_killed(task: RankTask, replies: Connection) -> None:
-    if task.rank == 1:
+def main(kind: str, descriptor: int) -> None:
+    task = TASK.decode(sys.stdin.buffer.read())
+    if kind == "measures":
+        result = RankResult(100, 0.5 + task.rank, 1000, 64.0 + task.rank, {"train": 64.0})
+        reply_on(descriptor, result)
+    elif kind == "second_is_killed" and task.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    hangs(task, replies)
-
-
-def second_is_full(task: RankTask, replies: Connection) -> None:
-    if task.rank == 1:
-        replies.send(RankFailed(out_of_memory=True, error="OutOfMemoryError: 4 GiB"))
+    elif kind == "second_is_full" and task.rank == 1:
+        reply_on(descriptor, RankFailed(out_of_memory=True, error="OutOfMemoryError: 4 GiB"))
+    elif kind == "is_killed_in_the_middle_of_a_word":
+        os.write(descriptor, b"\x82")
+        os.kill(os.getpid(), signal.SIGKILL)
     else:
-        hangs(task, replies)
+        threading.Event().wait()
 
 
-def hangs(task: RankTask, replies: Connection) -> None:
-    del task, replies
-    threading.Event().wait()
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

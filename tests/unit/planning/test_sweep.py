@@ -1,7 +1,7 @@
 """Sweeps of a trainer: points, outcomes, the search for the largest budget, and resumption."""
 
+import sys
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,6 @@ from offbeat.planning.sweep_points import (
 )
 from offbeat.planning.sweep_task import RankTask
 from offbeat.trainers.ranks.dispatch import Replicas
-from tests.support import sweep_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
@@ -37,12 +36,9 @@ def sweep(*args: str) -> Result:
 
 
 def tasks(ranks: int) -> list[RankTask]:
-    config = load_recipe(QUICKSTART).config
+    config = load_recipe(QUICKSTART).config.model_dump_json()
     replicas = Replicas(ranks)
-    return [
-        RankTask(config, LengthLaw(), 1, None, rank, replicas, None, Path("unused"))
-        for rank in range(ranks)
-    ]
+    return [RankTask(config, LengthLaw(), 1, None, rank, replicas, None) for rank in range(ranks)]
 
 
 # --- lengths -------------------------------------------------------------------------------------
@@ -164,22 +160,21 @@ def test_the_table_ranks_by_tokens_per_second_and_names_what_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("main", "ranks", "deadline_s", "outcome", "detail"),
+    ("kind", "ranks", "deadline_s", "outcome", "detail"),
     [
-        (sweep_ranks.measures, 2, 60, "ok", ""),
-        (sweep_ranks.second_is_killed, 2, 60, "killed", "ended by signal 9 without a word"),
-        (sweep_ranks.second_is_full, 2, 60, "out_of_memory", "4 GiB"),
-        (sweep_ranks.hangs, 1, 1, "hung", "no answer within 1 s"),
+        ("measures", 2, 60, "ok", ""),
+        ("second_is_killed", 2, 60, "killed", "ended by signal 9 without a word"),
+        ("second_is_full", 2, 60, "out_of_memory", "4 GiB"),
+        ("is_killed_in_the_middle_of_a_word", 1, 60, "killed", "ended by signal 9"),
+        ("hangs", 1, 0.5, "hung", "no answer within 0.5 s"),
     ],
 )
 def test_whatever_becomes_of_a_rank_is_the_outcome_of_its_point(
-    main: Callable[[RankTask, Connection], None],
-    ranks: int,
-    deadline_s: float,
-    outcome: Outcome,
-    detail: str,
+    tmp_path: Path, kind: str, ranks: int, deadline_s: float, outcome: Outcome, detail: str
 ) -> None:
-    point = outcome_of(("a=1",), run_ranks(tasks(ranks), deadline_s, main), deadline_s)
+    command = (sys.executable, "-m", "tests.support.sweep_ranks", kind)
+    replies = run_ranks(tasks(ranks), deadline_s, tmp_path / "log", command)
+    point = outcome_of(("a=1",), replies, deadline_s)
     assert point.outcome == outcome
     assert detail in point.detail
     if outcome == "ok":

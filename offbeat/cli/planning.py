@@ -1,0 +1,92 @@
+"""The commands that plan and measure before a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbeat.cli.arguments import OverridesArgument, RecipeArgument
+
+planning_app = typer.Typer(rich_markup_mode=None)
+
+
+@planning_app.command("plan-sync")
+def plan_sync(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RECIPE]", help="YAML recipe; gives what no option does."),
+    ] = None,
+    overrides: OverridesArgument = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", help="config.json of a model, or its directory; no weights needed."
+        ),
+    ] = None,
+    senders: Annotated[
+        str,
+        typer.Option(
+            "--senders", help="Trainer: tensor=8,pipeline=4,expert=16,expert_tensor=1,data=2."
+        ),
+    ] = "",
+    receivers: Annotated[
+        str, typer.Option("--receivers", help="Engines: tensor=8,data=4 are four of eight ranks.")
+    ] = "",
+    per_machine: Annotated[
+        int, typer.Option("--per-machine", min=1, help="Ranks on one machine.")
+    ] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Plan a weight sync between two layouts, without weights or a GPU: who sends what to whom."""
+    from offbeat.cli.plan_sync import plan_or_exit
+
+    typer.echo(
+        plan_or_exit(recipe, overrides, model, senders, receivers, per_machine, as_json=as_json),
+        nl=False,
+    )
+
+
+@planning_app.command()
+def sweep(  # noqa: PLR0917 -- the options of a command line
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", help="KEY=VALUE,VALUE to vary; several axes are combined."),
+    ] = None,
+    lengths: Annotated[
+        str,
+        typer.Option("--lengths", help="Law of lengths: mean=300,sigma=0.8,clip=1024,prompt=64."),
+    ] = "",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of each point.")] = 3,
+    memory_mib: Annotated[
+        int | None,
+        typer.Option("--memory-mib", min=1, help="Memory that each rank may allocate; on Linux."),
+    ] = None,
+    deadline_s: Annotated[
+        float, typer.Option("--deadline", min=1.0, help="Seconds that one point may take.")
+    ] = 600.0,
+    largest: Annotated[
+        bool,
+        typer.Option("--largest", help="Find the largest max_tokens_per_microbatch that fits."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File of results; an interrupted sweep goes on with it."),
+    ] = None,
+) -> None:
+    """Measure the trainer at several settings on fabricated groups, without engines."""
+    from offbeat.cli.sweep import sweep_or_exit
+
+    found = sweep_or_exit(
+        recipe,
+        overrides or [],
+        over or [],
+        lengths,
+        steps,
+        memory_mib,
+        deadline_s,
+        out,
+        largest=largest,
+    )
+    typer.echo(found, nl=False)
