@@ -1,29 +1,35 @@
 """Measures what the endpoint for agents costs beside the engine behind it.
 
-- CPU of the endpoint's process per call, with an engine that answers at once: HTTP, JSON, chat
-  template, tokens, records. Samples are conversations, so turns are bridged too.
+- CPU of the endpoint's process per call, with an engine that answers at once: by tokens, without a
+  chat template, and as a chat, whose turns are bridged.
+- CPU of the client's process per call: OpenAI's client beside aiohttp alone.
+- Samples per second of 64 new tokens through the endpoint, beside the same requests to the engine.
 - Latency of an unloaded one-token call over HTTP, beside the same request to the engine itself.
 
-The client is a process of its own (aiohttp, one connection per conversation in progress).
+Clients are a process of their own, with one connection per conversation in progress. Both sides of
+a comparison run one after the other in every round; a round has one ratio or difference, and the
+figure is their median.
 
     python -m benchmarks.endpoint
+    python -m benchmarks.endpoint --model models/smollm2-135m-instruct --new-tokens 64
 """
 
 import argparse
 import asyncio
-import itertools
+import importlib.util
 import json
 import statistics
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import aiohttp
 import numpy as np
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.endpoint_client import PROMPT, Calls
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SampleSession
 from offbeat.endpoint.template_bridge import TemplateBridge
@@ -42,93 +48,140 @@ CHAT: Final = """\
 TASK: Final = RolloutTask(Prompt(0, 0, 0, {}), 1, 1, "engine", seed=0, deadline_s=60.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Calls that were answered."""
+
+    latencies_ms: list[float]
+    wall_s: float  # from the first call to the last answer, as the client saw it
+    server_cpu_ms: float  # per call
+    client_cpu_ms: float  # per call
+
+
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure, and print a line per round and the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=200, help="conversations per figure")
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--samples", type=int, default=100, help="conversations per figure")
     parser.add_argument("--turns", type=int, default=5, help="calls per conversation")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--client", nargs=4, metavar=("URL", "KEYS", "TURNS", "CONCURRENCY"))
+    parser.add_argument("--new-tokens", type=int, default=64, help="of a sample")
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    if options.client:
-        url, keys, turns, concurrency = options.client
-        latencies_s = asyncio.run(_converse(url, keys.split(","), int(turns), int(concurrency)))
-        json.dump(latencies_s, sys.stdout)
-        return
     torch.set_num_threads(1)
-    asyncio.run(_measure(options.samples, options.turns, options.rounds))
+    asyncio.run(_measure(options))
 
 
-async def _measure(samples: int, turns: int, rounds: int) -> None:
-    loop, prompt = EngineLoop(_engine()), tuple(range(4, 28))  # as long as a first prompt
-    for round_ in range(rounds):
-        for concurrency in (1, 16):
-            cpu_ms, _ = await _conversations(_at_once, samples, turns, concurrency)
-            _print(round_, f"CPU per call, {concurrency} at once", cpu_ms)
-        numbers = itertools.count()
-        alone_ms = list[float]()
-        for _ in range(samples):
-            began_s = time.perf_counter()
-            sampling = SamplingParams(max_new_tokens=1, seed=0)
-            await loop.generate(GenerateRequest(f"{next(numbers)}", prompt, 1, sampling))
-            alone_ms.append(1e3 * (time.perf_counter() - began_s))
-        _, over_http_ms = await _conversations(loop.generate, samples, 1, 1)
-        alone, over_http = statistics.median(alone_ms), statistics.median(over_http_ms)
-        _print(round_, "one token, engine alone, p50", alone)
-        _print(round_, "one token, over HTTP, p50", over_http)
-        _print(round_, "difference", over_http - alone)
+async def _measure(options: argparse.Namespace) -> None:
+    figures = dict[str, list[float]]()
+
+    def record(name: str, value: float) -> None:
+        figures.setdefault(name, []).append(value)
+        print(f"round {len(figures[name])}  {name:52s} {value:8.3f}", flush=True)
+
+    bench = Bench(options.model, options.samples)
+    many, alone = options.concurrency, 1
+    loop = EngineLoop(_engine(options.model, many))
+    await loop.generate(_request("warm", options.new_tokens))
+    for _ in range(options.rounds):
+        for path, turns, concurrency in (
+            ("tokens", 1, alone),
+            ("tokens", 1, many),
+            ("chat", options.turns, alone),
+            ("chat", options.turns, many),
+        ):
+            played = await bench.over_http(
+                _at_once, Calls("aiohttp", path, turns, concurrency, new_tokens=1)
+            )
+            record(
+                f"endpoint, CPU ms per call, {path}, {concurrency} at once", played.server_cpu_ms
+            )
+            if (path, concurrency) == ("chat", alone):
+                record("aiohttp, CPU ms per call", played.client_cpu_ms)
+        if importlib.util.find_spec("openai") is not None:
+            played = await bench.over_http(
+                _at_once, Calls("openai", "chat", options.turns, alone, new_tokens=1)
+            )
+            record("openai, CPU ms per call", played.client_cpu_ms)
+        direct = await bench.direct(loop, 1, alone)
+        played = await bench.over_http(loop.generate, Calls("aiohttp", "tokens", 1, alone, 1))
+        own_ms, over_http_ms = map(statistics.median, (direct.latencies_ms, played.latencies_ms))
+        record("one token, engine alone, p50 ms", own_ms)
+        record("one token, over HTTP, p50 ms more", over_http_ms - own_ms)
+        direct = await bench.direct(loop, options.new_tokens, many)
+        played = await bench.over_http(
+            loop.generate, Calls("aiohttp", "tokens", 1, many, options.new_tokens)
+        )
+        record(
+            f"{options.new_tokens} tokens, samples/s, engine alone", options.samples / direct.wall_s
+        )
+        record(
+            f"{options.new_tokens} tokens, samples/s, over HTTP, ratio",
+            direct.wall_s / played.wall_s,
+        )
+        share = direct.server_cpu_ms / played.server_cpu_ms
+        record(f"{options.new_tokens} tokens, samples per CPU second, ratio", share)
     await loop.close()
+    print(f"\nmedian of {options.rounds} rounds (lowest to highest)")
+    for name, values in figures.items():
+        low, middle, high = min(values), statistics.median(values), max(values)
+        print(f"{name:60s} {middle:8.3f} ({low:.3f} to {high:.3f})")
 
 
-def _print(round_: int, name: str, value_ms: float) -> None:
-    print(f"round {round_}  {name:32s} {value_ms:6.3f} ms", flush=True)
+class Bench:
+    """Plays the same number of conversations over HTTP, or against the engine itself."""
 
+    def __init__(self, model: Path, samples: int) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        if tokenizer.chat_template is None:
+            tokenizer.chat_template = CHAT
+        self._bridge = TemplateBridge(TokenizerTemplate(tokenizer), {})
+        self._samples = samples
 
-async def _conversations(
-    generate: Generate, samples: int, turns: int, concurrency: int
-) -> tuple[float, list[float]]:
-    """Play conversations from a process of its own; CPU per call and the latency of each, in ms."""
-    tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
-    tokenizer.chat_template = CHAT
-    bridge = TemplateBridge(TokenizerTemplate(tokenizer), {})
-    endpoint = AgentEndpoint("policy")
-    await endpoint.start()
-    client = EngineClient(TASK, generate, SamplingParams(max_new_tokens=1), MAX_MODEL_LEN)
-    keys = [endpoint.open(SampleSession(client, bridge, number)) for number in range(samples)]
-    command = ("-m", "benchmarks.endpoint", "--client", endpoint.base_url, ",".join(keys))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, str(turns), str(concurrency), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None  # noqa: S101 - a pipe was asked for
-    began_s = time.process_time()
-    output = await process.stdout.read()
-    cpu_s = time.process_time() - began_s
-    await process.wait()
-    await endpoint.close()
-    latencies_ms = [1e3 * each for each in json.loads(output)]
-    return 1e3 * cpu_s / len(latencies_ms), latencies_ms
+    async def over_http(self, generate: Generate, calls: Calls) -> Played:
+        """Play conversations from a process of its own."""
+        endpoint = AgentEndpoint("policy")
+        await endpoint.start()
+        sampling = SamplingParams(max_new_tokens=calls.new_tokens)
+        client = EngineClient(TASK, generate, sampling, MAX_MODEL_LEN)
+        keys = [
+            endpoint.open(SampleSession(client, self._bridge, number))
+            for number in range(self._samples)
+        ]
+        told = (endpoint.base_url, ",".join(keys), json.dumps(asdict(calls)))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks.endpoint_client", *told),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+        began_s = time.process_time()
+        output = await process.stdout.read()
+        cpu_s = time.process_time() - began_s
+        await process.wait()
+        await endpoint.close()
+        latencies_s, wall_s, client_cpu_s = json.loads(output)
+        per_call_ms = 1e3 / len(latencies_s)
+        latencies_ms = [1e3 * each for each in latencies_s]
+        return Played(latencies_ms, wall_s, cpu_s * per_call_ms, client_cpu_s * per_call_ms)
 
+    async def direct(self, loop: EngineLoop, new_tokens: int, concurrency: int) -> Played:
+        """Send the requests of as many samples to the engine itself."""
+        latencies_ms, waiting = list[float](), iter(range(self._samples))
 
-async def _converse(url: str, keys: list[str], turns: int, concurrency: int) -> list[float]:
-    latencies_s = list[float]()
-    waiting = iter(keys)
-
-    async def agent(http: aiohttp.ClientSession) -> None:
-        for key in waiting:
-            messages: list[Any] = [{"role": "user", "content": "12+34="}]
-            for _ in range(turns):
-                body = {"model": "policy", "messages": messages}
+        async def caller() -> None:
+            for number in waiting:
                 began_s = time.perf_counter()
-                async with http.post(
-                    f"{url}/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}
-                ) as response:
-                    answer = json.loads(await response.read())
-                latencies_s.append(time.perf_counter() - began_s)
-                messages += [answer["choices"][0]["message"], {"role": "user", "content": "and?"}]
+                await loop.generate(_request(f"{id(waiting)}-{number}", new_tokens))
+                latencies_ms.append(1e3 * (time.perf_counter() - began_s))
 
-    async with aiohttp.ClientSession() as http:
-        await asyncio.gather(*(agent(http) for _ in range(concurrency)))
-    return latencies_s
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(caller() for _ in range(concurrency)))
+        cpu_ms = 1e3 * (time.process_time() - cpu_s) / self._samples
+        return Played(latencies_ms, time.perf_counter() - began_s, cpu_ms, 0.0)
+
+
+def _request(id_: str, new_tokens: int) -> GenerateRequest:
+    return GenerateRequest(id_, PROMPT, 1, SamplingParams(max_new_tokens=new_tokens, seed=0))
 
 
 async def _at_once(request: GenerateRequest) -> GenerateResult:
@@ -144,13 +197,13 @@ async def _at_once(request: GenerateRequest) -> GenerateResult:
     )
 
 
-def _engine() -> EmbeddedEngine:
+def _engine(model: Path, max_sequences: int) -> EmbeddedEngine:
     return EmbeddedEngine(
-        load_model(str(MODEL), torch.float32, "cpu", trust_remote_code=False),
+        load_model(str(model), torch.float32, "cpu", trust_remote_code=False),
         name="engine",
         incarnation="1",
         eos_token_ids=(),
-        max_sequences=16,
+        max_sequences=max_sequences,
         max_model_len=MAX_MODEL_LEN,
         deterministic=False,
         seed=0,
