@@ -56,6 +56,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "environments/killable.py RewardChild.start",  # before there is a process
         "environments/killable.py RewardChild.start",
         "environments/killable.py RewardPool.start",
+        "environments/weighted_rewards.py WeightedRewards.score",
         "config/user_code.py load_target",
         "generators/vllm/calls.py Calls.however_long",
         "generators/vllm/transfer_engine.py ShmTransferEngine._do_beside",
