@@ -194,10 +194,10 @@ def _a_response_leaves_room_for_its_prompt(config: RunConfig) -> Iterator[Clash]
 
 
 def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
-    if config.generator.backend == "none":
-        return  # ``demonstration_clashes`` says what these need
-    if config.generator.backend == "vllm" or not config.generator.deterministic:
+    if not config.generator.deterministic:
         return
+    if not config.generator.has_engines:
+        return  # ``demonstration_clashes`` says what these need
     if config.generator.engines > 1:
         yield Clash(
             ("generator.deterministic", "generator.engines"),

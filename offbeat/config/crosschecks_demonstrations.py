@@ -26,15 +26,15 @@ _UNREAD: Final = {
 def demonstration_clashes(config: RunConfig) -> Iterator[Clash]:
     """Demonstrations come without a generator, and what reads a generator comes without them."""
     recorded = config.environment.name == "demonstrations"
-    backend = config.generator.backend
-    if recorded and backend != "none":
+    generator = config.generator
+    if recorded and generator.has_engines:
         yield Clash(
             ("environment.name", "generator.backend"),
-            f"environment.name=demonstrations has no work for generator.backend={backend}: its "
-            "samples are rows of a file",
+            f"environment.name=demonstrations has no work for generator.backend={generator.backend}: "
+            "its samples are rows of a file",
             "Set generator.backend to none.",
         )
-    if backend == "none" and not recorded:
+    if not (generator.has_engines or recorded):
         yield Clash(
             ("generator.backend", "environment.name"),
             f"generator.backend=none draws no samples, and environment.name={config.environment.name} "

@@ -69,8 +69,7 @@ class TrainStep:
             trainer.min_tokens_per_chunk
             or trainer.max_tokens_per_microbatch * trainer_replicas(trainer)
         )
-        generator = state.config.generator
-        self._whole_batches = generator.backend != "vllm" and generator.deterministic
+        self._whole_batches = state.config.generator.deterministic
         self._queued = 0
 
     async def attempt(self, key: StepKey, measures: StepMetricsBuilder) -> StepResult | None:

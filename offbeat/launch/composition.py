@@ -151,7 +151,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
 def _generators(spec: RunSpec, actors: Actors) -> Mapping[str, Generator]:
     if spec.evaluates_only:
         return loaded_generators(actors.engines)
-    if spec.config.generator.backend == "none":
+    if not spec.config.generator.has_engines:
         rows = RowGenerator()
         return {rows.name: rows}
     return generators_for(spec.config.sync.transport, actors.engines)
@@ -160,7 +160,7 @@ def _generators(spec: RunSpec, actors: Actors) -> Mapping[str, Generator]:
 def _trainer(spec: RunSpec, actors: Actors) -> Trainer:
     if spec.evaluates_only:
         return NoTrainer(spec.config.model.path)
-    kind = UnpublishedTrainer if spec.config.generator.backend == "none" else RayTrainer
+    kind = RayTrainer if spec.config.generator.has_engines else UnpublishedTrainer
     return kind(actors.ranks, spec.config.trainer)
 
 

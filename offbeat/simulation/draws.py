@@ -117,7 +117,7 @@ def _with_engines(base: RunConfig) -> dict[str, Any]:
     Its controller meets one generator that never fails, which engines that may fail include.
     """
     values, generator = base.model_dump(), base.generator
-    if generator.backend == "none":
+    if not generator.has_engines:
         sampling = generator.sampling.model_dump()
         values["generator"] |= {"backend": "stub", "sampling": sampling}
     return values

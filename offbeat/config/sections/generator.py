@@ -10,6 +10,8 @@ from offbeat.config.sections.vllm import VllmConfig
 
 
 class _Generator(Config):
+    has_engines: ClassVar[bool] = True
+
     engines: Annotated[int, Field(ge=1)] = 1
     """Engine actors. More sample more groups at once, each with its own copy of the weights, and each sync has
     more of them to deliver to."""
@@ -93,6 +95,8 @@ class VllmGeneratorConfig(_ModelGenerator):
     backend: Literal["vllm"] = "vllm"
     """What samples."""
 
+    deterministic: ClassVar[bool] = False  # what it batches depends on time
+
     vllm: VllmConfig = VllmConfig()
     """Settings of the vLLM engines."""
 
@@ -118,6 +122,7 @@ class NoGeneratorConfig(Config):
     that does not fit fails its group."""
 
     # What other kinds have as keys, for those who read a generator of any kind.
+    has_engines: ClassVar[bool] = False
     device: ClassVar[str] = "cpu"
     threads: ClassVar[int] = 0
     max_sequences: ClassVar[int] = 1
