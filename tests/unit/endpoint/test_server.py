@@ -437,7 +437,8 @@ def test_the_end_of_a_sample_ends_its_open_requests() -> None:
     asyncio.run(main())
 
 
-def test_a_flood_of_requests_is_turned_away_and_the_others_are_answered() -> None:
+@pytest.mark.parametrize("requests", [1000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_a_flood_of_requests_is_turned_away_and_the_others_are_answered(requests: int) -> None:
     async def main() -> None:
         engine = HeldEngine()
         limits = SessionLimits(max_open_requests=4)
@@ -446,11 +447,15 @@ def test_a_flood_of_requests_is_turned_away_and_the_others_are_answered() -> Non
             held = [asyncio.ensure_future(client.post(HELLO, headers=first)) for _ in range(4)]
             for _ in held:
                 await engine.asked.acquire()
-            flood = [client.refused(HELLO, headers=first) for _ in range(1000)]
-            assert set(await asyncio.gather(*flood)) == {(429, "max_open_requests")}
+            flood = asyncio.gather(*(client.refused(HELLO, headers=first) for _ in range(requests)))
+            other = client.endpoint.open(beside := session(DrawnBytes()))
+            assert (await client.post(HELLO, key=other))[0] == 200
+            assert set(await flood) == {(429, "max_open_requests")}
             engine.go.set()
             assert {status for status, _ in await asyncio.gather(*held)} == {200}
-            assert len(engine.calls) == 4
+            assert (len(engine.calls), len(beside.turns)) == (4, 1)
+            branches = await client.endpoint.finish(client.key)
+            assert len(branches) == 4 and client.session.failure is None
 
     asyncio.run(main())
 
