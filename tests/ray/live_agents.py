@@ -13,6 +13,7 @@ from offbeat import AgentClient
 async def asks_twice(task: dict[str, Any], client: AgentClient, *, stops_at: str = "") -> float:
     """Ask the model two questions; the reward is the share of answers with a digit.
 
+    A task that says ``begins_anew`` is asked the second one in a conversation of its own.
     While a file ``stops_at`` exists, an episode takes it between its two questions, leaves its
     process id beside it, and goes no further.
     """
@@ -22,7 +23,10 @@ async def asks_twice(task: dict[str, Any], client: AgentClient, *, stops_at: str
         for turn in range(2):
             if turn and stops_at and _taken(Path(stops_at)):
                 await asyncio.get_running_loop().create_future()
-            messages.append({"role": "user", "content": task["question"]})
+            question = task["question"]
+            if turn and task.get("begins_anew"):
+                messages, question = [], 2 * question  # the same request would get the same answer
+            messages.append({"role": "user", "content": question})
             body = {"model": client.model, "messages": messages}
             async with http.post(f"{client.base_url}/chat/completions", json=body) as response:
                 messages.append((await response.json())["choices"][0]["message"])

@@ -43,12 +43,16 @@ def _ended(run: LiveRun) -> RunRecords:
     return records
 
 
-def test_a_run_trains_the_conversations_of_an_agent(start: Start, project: Path) -> None:
+def test_a_run_trains_the_conversations_and_the_branches_of_an_agent(
+    start: Start, project: Path
+) -> None:
     with start("plain", RECIPE, "steps=3", cwd=project) as run:
         records = _ended(run)
     receipts = [event.receipt for event in records.events if isinstance(event, Committed)]
     assert {receipt.turns for receipt in receipts} == {(2, 2, 2, 2)}
+    assert {receipt.branches for receipt in receipts} == {(), (2, 2, 2, 2)}
     assert all(min(receipt.valid_tokens) >= 2 for receipt in receipts)
+    assert {event.samples for event in records.events if isinstance(event, StepApplied)} == {8}
 
 
 @pytest.mark.long
