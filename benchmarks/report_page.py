@@ -43,7 +43,7 @@ def main() -> None:
 
 def open_in_browser(page: Path, rounds: int) -> None:
     """Print how long headless Chromium needs until the page has drawn itself."""
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415  wanted with --browser alone
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  # pyright: ignore[reportMissingImports] -- an extra
 
     program = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:

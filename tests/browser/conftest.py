@@ -58,7 +58,7 @@ def pages(program: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 @pytest.fixture(scope="session")
 def browser(program: str, pages: dict[str, Path]) -> Iterator[Any]:
     """Chromium. It is started after the runs are written: both want the thread's event loop."""
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415  skipped where it is missing
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  # pyright: ignore[reportMissingImports] -- an extra
 
     with sync_playwright() as playwright:
         # In a container nothing runs as another user than root, whom Chromium's sandbox refuses.

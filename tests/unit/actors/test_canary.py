@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -27,8 +27,8 @@ from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import ITEMSIZE
-from offbeat.weight_sync.manifest import release_digest
-from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget
+from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.receiver import ModuleTarget, Receiver
 from offbeat.weight_sync.source import ModuleSource
 
 FENCE = Fence("run", 1)
@@ -127,11 +127,10 @@ class LoaderCorruptsOneLayer(EmbeddedEngineActor):
         super().__init__(spec)
         self.corrupts = True
 
-    async def _take(self, *given: Any) -> Any:
-        receiver = ModuleReceiver(self._module, self._name)
-        receiver._target = ScalesOneLayer(self._module)  # noqa: SLF001 -- the bug
-        self._receiver = receiver if self.corrupts else None
-        return await super()._take(*given)
+    async def _receiver_of(self, epoch: int, manifest: Manifest) -> Receiver:
+        if not self.corrupts:
+            return await super()._receiver_of(epoch, manifest)
+        return Receiver(ScalesOneLayer(self._module), self._name)
 
 
 class OldHead(nn.Module):

@@ -10,7 +10,11 @@ from split_steps import MakeTrainer, Step, run_step
 from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.loss import ClippedPgLossConfig, PolicyGradientLossConfig
+from offbeat.config.sections.loss import (
+    ClippedPgLossConfig,
+    PolicyGradientLossConfig,
+    SapoLossConfig,
+)
 from offbeat.messages.failures import SchemaError, StepAlreadyOpen, StepOutOfOrder
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.torch import TorchTrainer
@@ -61,6 +65,7 @@ def naive_gradients(trainer: TorchTrainer, step: Step, loss: LossSpec) -> dict[s
     model, total = trainer.module, torch.zeros((), dtype=torch.float64)
     tokens, sequences, config = 0, 0, loss.config
     assert isinstance(config, PolicyGradientLossConfig)
+    assert not isinstance(config, SapoLossConfig)
     for group, group_advantages in zip(*step, strict=True):
         offsets = group["response_offsets"]
         for i, advantage in enumerate(group_advantages):
