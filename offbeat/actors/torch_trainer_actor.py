@@ -1,16 +1,15 @@
 """Ray actor of a rank of the torch backend."""
 
-from functools import partial
-
 import torch
 
 from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.config.base import of_kind
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.trainers.ranks.assembly import adapter_source_of, source_of, trainer_of
+from offbeat.trainers.ranks.assembly import adapter_source_of, source_of
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.teacher import check_tokenizers
+from offbeat.trainers.torch.choose import torch_trainer_of
 from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.weight_sync.transport import Source
 
@@ -28,14 +27,13 @@ def make(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Source]:
     config = of_kind(TorchTrainerConfig, spec.config.trainer)
     if teacher := spec.config.algorithm.loss.teacher_path:
         check_tokenizers(teacher, spec.config.model.path)  # now, not before the first step
-    length = spec.config.generator.max_model_len
+    trainer = torch_trainer_of(spec, peers)
     if config.lora is None:
-        trainer = trainer_of(partial(TorchTrainer, max_model_len=length), spec, config, peers)
         return trainer, source_of(spec, trainer.weights.metas(), trainer.named_weights)
     from offbeat.trainers.torch.lora_trainer import LoraTrainer  # noqa: PLC0415 -- for this recipe
 
-    adapted = trainer_of(partial(LoraTrainer, max_model_len=length), spec, config, peers)
+    assert isinstance(trainer, LoraTrainer)  # noqa: S101 -- chosen by the same setting
     if spec.config.sync.adapter == "merged":
-        whole = adapted.merged
-        return adapted, source_of(spec, whole.metas(), whole.named)
-    return adapted, adapter_source_of(spec, adapted.weights, adapted.adapter)
+        whole = trainer.merged
+        return trainer, source_of(spec, whole.metas(), whole.named)
+    return trainer, adapter_source_of(spec, trainer.weights, trainer.adapter)

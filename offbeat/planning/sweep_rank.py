@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -148,11 +147,10 @@ def _trainer(task: RankTask, config: RunConfig, peers: Peers, stack: ExitStack) 
         if trainer.device == "cpu":
             stack.enter_context(cpu_stands_in(trainer.device))
         return trainer_of(MegatronTrainer, spec, trainer, peers)
-    from offbeat.trainers.torch import TorchTrainer  # noqa: PLC0415 -- the chosen backend only
+    from offbeat.trainers.torch.choose import torch_trainer_of  # noqa: PLC0415 -- if it is chosen
 
     torch.set_num_threads(of_kind(TorchTrainerConfig, trainer).threads)
-    kind = partial(TorchTrainer, max_model_len=config.generator.max_model_len)
-    return trainer_of(kind, spec, of_kind(TorchTrainerConfig, trainer), peers)
+    return torch_trainer_of(spec, peers)
 
 
 @contextmanager

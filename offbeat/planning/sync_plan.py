@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from offbeat.config.limits import lora_of
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.planning.grid_text import describe_grid
@@ -123,13 +124,17 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
     """Return the layouts of a recipe's trainer and engines.
 
     Raises:
-        NothingToPlan: Its trainer or its engines are stubs, or it has no engines.
+        NothingToPlan: Its trainer or its engines are stubs, it has no engines, or sends adapters.
     """
     if config.trainer.backend == "stub":
         raise NothingToPlan("trainer.backend is stub, which has no weights")
     if config.generator.backend not in ("embedded", "vllm"):
         raise NothingToPlan(
             f"generator.backend is {config.generator.backend}, which has no weights"
+        )
+    if lora_of(config) is not None and config.sync.adapter == "separate":
+        raise NothingToPlan(
+            "trainer.lora sends the adapters alone. Set sync.adapter=merged to plan whole weights"
         )
     return SyncLayouts(
         Path(config.model.path),

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = ROOT / "tests" / "data" / "model_configs"
 TINY = ROOT / "models" / "tiny-addition"
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+LORA = str(ROOT / "recipes" / "lora.yaml")
 STUB = str(ROOT / "tests" / "ray" / "stub.yaml")
 
 
@@ -77,6 +78,7 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
     ("args", "sentence"),
     [
         ([], "give a RECIPE, or all of --model, --senders and --receivers"),
+        ([LORA], "trainer.lora sends the adapters alone. Set sync.adapter=merged"),
         ([STUB], "trainer.backend is stub, which has no weights"),
         ([QUICKSTART, "--senders", "tp=2"], "size is 'tp', expected one of tensor, pipeline"),
         ([QUICKSTART, "--senders", "tensor=x"], "tensor is 'x', expected a positive number"),

@@ -1,0 +1,21 @@
+"""Choice of the torch trainer that a recipe asks for: of the whole model, or of adapters beside it."""
+
+from functools import partial
+
+from offbeat.config.base import of_kind
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.trainers.ranks.assembly import trainer_of
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.torch.split_step import TorchTrainer
+
+
+def torch_trainer_of(spec: TrainerSpec, peers: Peers) -> TorchTrainer:
+    """Build the trainer of one rank; a ``LoraTrainer`` if the recipe has ``trainer.lora``."""
+    config, kind = of_kind(TorchTrainerConfig, spec.config.trainer), TorchTrainer
+    if config.lora is not None:
+        from offbeat.trainers.torch.lora_trainer import LoraTrainer  # noqa: PLC0415 -- an extra
+
+        kind = LoraTrainer
+    made = partial(kind, max_model_len=spec.config.generator.max_model_len)
+    return trainer_of(made, spec, config, peers)
