@@ -41,6 +41,7 @@ from offbeat.controller.events import (
 )
 from offbeat.simulation.audit_end import End
 from offbeat.simulation.audit_engines import AuditedEngines
+from offbeat.simulation.audit_environments import Environments
 from offbeat.simulation.audit_findings import Findings, Violation
 from offbeat.simulation.audit_groups import AuditedGroups
 from offbeat.simulation.audit_losses import Losses
@@ -75,7 +76,8 @@ def audit(
     steps = Steps(config, groups, world, findings)
     engines = AuditedEngines(groups, world, findings)
     losses, poison = Losses(world, findings), Poison(config, world, findings)
-    _read_journal(journals, groups, steps, engines, losses, poison, findings)
+    environments = Environments(config, findings)
+    _read_journal(journals, groups, steps, engines, losses, poison, environments, findings)
     poison.check()
     engines.check_retired()
     steps.check_trainer()
@@ -91,6 +93,7 @@ def _read_journal(
     engines: AuditedEngines,
     losses: Losses,
     poison: Poison,
+    environments: Environments,
     findings: Findings,
 ) -> None:
     def returned(event: Returned) -> None:
@@ -108,6 +111,7 @@ def _read_journal(
         engines.dispatched(event)
 
     def committed(event: Committed) -> None:
+        environments.committed(event.receipt)
         steps.samples.committed(event.receipt)
         engines.committed(event, groups.committed(event))
 

@@ -33,6 +33,7 @@ independently, these settings rarely coincide.
 """
 
 AGENTS_SHARE: Final = 0.4
+ENVIRONMENTS_SHARE: Final = 0.2
 """Share of the episodes in which samples have several turns and branches, as those of agents."""
 
 
@@ -75,6 +76,7 @@ def draw_plan(
         del changes["generator"]["deterministic"]
     fails, failures = _sample_failures(random.Random(f"{seed}/samples"), profile)
     changes["rollout"] |= failures
+    changes |= _environments(random.Random(f"{seed}/environments"), base)
     config = RunConfig.model_validate(_merged(_with_engines(base), changes))
     needed = config.steps * config.groups_per_step
     prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004
@@ -136,6 +138,15 @@ def _sample_failures(rng: random.Random, profile: str) -> tuple[float, dict[str,
         "sample_retries": rng.choice((0, 1, 1, 2)),
         "min_valid_samples": rng.choice((None, 1, 1)),
     }
+
+
+def _environments(rng: random.Random, base: RunConfig) -> dict[str, Any]:
+    """Draw two or three environments in one episode of five, where the recipe has one without name."""
+    if base.environments or rng.random() >= ENVIRONMENTS_SHARE:
+        return {}
+    names = ("first", "second", "third")[: rng.choice((2, 2, 3))]
+    environment = {"environment": base.environment.model_dump()}
+    return {"environments": {name: {"weight": rng.randint(1, 4), **environment} for name in names}}
 
 
 def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:

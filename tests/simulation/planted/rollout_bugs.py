@@ -9,12 +9,13 @@ from planted.planting import DEEP, LOST, Planted, become
 
 from offbeat.controller.events import AnyEvent, ReturnKind, StepApplied
 from offbeat.controller.ledger import GroupRecord, Ledger
+from offbeat.controller.ports import Prompts
 from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import StepKey
-from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.sampler.policy import Admission
 from offbeat.simulation.machines import FIRST, MachineMemory
 from offbeat.simulation.payloads import SimulatedPayload
@@ -353,3 +354,22 @@ class ABranchIsLostFromTheRowsThatAreTrained(Planted):
 
     def plant(self) -> None:
         become(self.state.queue, self.Index)
+
+
+class PromptsAreNotMixedByTheirWeights(Planted):
+    """Every prompt is of the first environment, whatever the weights are."""
+
+    breaks = frozenset({"I19"})
+    settings: ClassVar[dict[str, Any]] = {"environments": {"first": {}, "second": {"weight": 3}}}
+
+    class Prompts:
+        def __init__(self, correct: Prompts) -> None:
+            self._correct = correct
+
+        def prompt(self, prompt_index: int) -> Prompt | None:
+            prompt = self._correct.prompt(prompt_index)
+            return None if prompt is None else msgspec.structs.replace(prompt, environment="first")
+
+    def plant(self) -> None:
+        pump = self._rollout_pump
+        pump._prompts = self.Prompts(pump._prompts)  # noqa: SLF001 -- the bug
