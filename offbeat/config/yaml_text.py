@@ -31,6 +31,10 @@ class _RecipeLoader(yaml.SafeLoader):
 class RecipeDumper(yaml.SafeDumper):
     """Writes what the loader reads back as the same value: the text ``3e-4`` gets quotes."""
 
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 -- the base class's parameter
+        """Write equal values out each time: readers of a run directory refuse aliases."""
+        return True
+
     def represent_scalar(self, tag: str, value: str, style: str | None = None) -> nodes.ScalarNode:
         # Between single quotes, YAML folds characters it takes for line ends: U+0085, U+2028.
         escaped = style is None and not value.isprintable()

@@ -5,5 +5,6 @@ steps     applied steps, joined with their metrics         group_rows  a row per
 shares    shares of time per interval                      told        text and history of some groups
 verdicts  how the run ended, and what to do                document    what the page is made of
 packing   numbers as typed columns                         page        the HTML file around it
-limits    sizes beyond which no file of a run is read      web/        the page's own code and style
+limits    which files of a run are not read: too large, a pipe; recipe_values: those of config.yaml
+web/      the page's own code and style
 """

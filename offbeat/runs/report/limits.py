@@ -3,6 +3,7 @@
 A run directory may come from anybody: a file is measured before it is decompressed or parsed.
 """
 
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ METRICS_BYTES: Final = 64 * 2**20
 SAMPLED_LINES: Final = 2000
 LINE_BYTES: Final = 2**20
 CONFIG_KEYS: Final = 5000
+CONFIG_DEPTH: Final = 50
 METRIC_NAMES: Final = 500
 ROLLOUT_FILE_BYTES: Final = 256 * 2**20
 """Decompressed, by the file's own table of contents; a larger file is left out."""
@@ -38,13 +40,37 @@ class FileTooLarge(OffbeatError):
         )
 
 
+class NoRegularFile(OffbeatError):
+    """A name in a run directory stands for what is no file: a pipe, a socket, a device."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.path} is no regular file. Is it the file that the run wrote?"
+
+
+def regular_bytes(path: Path) -> int:
+    """Return the size of a file, before it is opened: opening a pipe would wait for its writer.
+
+    Raises:
+        NoRegularFile: It is a pipe, a socket, a device or a directory.
+        OSError: It cannot be examined.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise NoRegularFile(str(path))
+    return found.st_size
+
+
 def read_limited(path: Path, limit: int) -> bytes:
     """Return the content of a file of at most ``limit`` bytes.
 
     Raises:
         FileTooLarge: It has more.
+        NoRegularFile: It is a pipe, a socket, a device or a directory.
         OSError: It cannot be read.
     """
+    regular_bytes(path)
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:

@@ -18,6 +18,8 @@ from offbeat.runs.report.limits import (
     METRIC_NAMES,
     METRICS_BYTES,
     SAMPLED_LINES,
+    NoRegularFile,
+    regular_bytes,
 )
 from offbeat.telemetry.records import MetricRecord, decode_line
 
@@ -101,6 +103,7 @@ class MetricsFile(msgspec.Struct):
 
     by_version: dict[int, MetricRecord] = {}
     unreadable: int = 0  # lines
+    problem: str = ""  # why none was read
     sampled: bool = False  # only some lines were read, because there are too many
 
 
@@ -108,9 +111,12 @@ def read_metrics_file(path: Path) -> MetricsFile:
     """Read a ``metrics.jsonl``; of two records of a version the later one holds."""
     found = MetricsFile()
     try:
-        nbytes = path.stat().st_size
-    except OSError:
+        nbytes = regular_bytes(path)
+    except FileNotFoundError:
         return found  # the run has trained no step yet
+    except (NoRegularFile, OSError) as error:
+        found.problem = str(error)
+        return found
     found.sampled = nbytes > METRICS_BYTES
     for line in _sampled_lines(path, nbytes) if found.sampled else _lines(path):
         try:

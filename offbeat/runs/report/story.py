@@ -1,9 +1,9 @@
 """Reads a run directory once, for the page: every fold of its journal, and what stands beside it."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 import msgspec
 import yaml
@@ -16,13 +16,14 @@ from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.past_run import folded, journal_of
 from offbeat.runs.report.group_rows import GroupRows
 from offbeat.runs.report.limits import (
-    CONFIG_BYTES,
-    CONFIG_KEYS,
     STATUS_BYTES,
     SUMMARY_BYTES,
     FileTooLarge,
+    NoRegularFile,
     read_limited,
+    regular_bytes,
 )
+from offbeat.runs.report.recipe_values import recipe_values
 from offbeat.runs.report.steps import MetricsFile, StepFold, joined, read_metrics_file
 from offbeat.runs.report.timeline import Timeline
 from offbeat.runs.report.told import LoggedGroups, TokenText, logged_rows, token_text
@@ -33,6 +34,7 @@ from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord
 from offbeat.telemetry.summary import Summary
 
 METRICS: Final = "metrics.jsonl"
+_UNREADABLE: Final = (OSError, FileTooLarge, NoRegularFile)
 
 
 class RunStory:
@@ -47,6 +49,7 @@ class RunStory:
             NotARun: There is no journal.
             JournalCorrupt: A file of the journal is damaged.
             JournalVersion: Another version of offbeat wrote it.
+            NoRegularFile: A name in the journal stands for no file.
             ImpossibleEvent: An event does not fit those before it.
         """
         self.run_dir, self._clock = run_dir, clock
@@ -87,7 +90,10 @@ class RunStory:
     def _fold(self) -> list[AnyEvent]:
         events = list[AnyEvent]()
         began_s = 0.0
-        for _, event in folded(journal_of(self.run_dir), self.ledger):
+        journal = journal_of(self.run_dir)
+        for path in journal.iterdir():
+            regular_bytes(path)
+        for _, event in folded(journal, self.ledger):
             if not events:
                 self.began_unix_s = began_s = event.unix_s
             at_s = max(0.0, event.unix_s - began_s)  # a clock that was set back
@@ -102,13 +108,10 @@ class RunStory:
     def _read_config(self) -> dict[str, object]:
         """Return the values of ``config.yaml`` by dotted key."""
         try:
-            tree: object = yaml.safe_load(read_limited(self.run_dir / CONFIG, CONFIG_BYTES))
-        except (OSError, FileTooLarge, yaml.YAMLError, UnicodeDecodeError) as error:
+            return recipe_values(self.run_dir / CONFIG)
+        except (*_UNREADABLE, yaml.YAMLError, UnicodeDecodeError) as error:
             self.problems.append(f"{CONFIG} cannot be read: {error}")
             return {}
-        found = dict[str, object]()
-        _flatten(tree, "", found)
-        return found
 
     def _ended(self) -> tuple[State, Summary]:
         """Return how the run ended: by its summary, if that is of the last controller."""
@@ -116,7 +119,7 @@ class RunStory:
             written = Summary.from_json(read_limited(self.run_dir / SUMMARY, SUMMARY_BYTES))
         except FileNotFoundError:
             pass
-        except (OSError, FileTooLarge, msgspec.DecodeError) as error:
+        except (*_UNREADABLE, msgspec.DecodeError) as error:
             self.problems.append(f"{SUMMARY} cannot be read: {error}")
         else:
             if written.controller_incarnations >= self.ledger.incarnation:
@@ -141,13 +144,15 @@ class RunStory:
             record = msgspec.json.decode(content, type=StatusRecord)
         except FileNotFoundError:
             return None
-        except (OSError, FileTooLarge, msgspec.DecodeError) as error:
+        except (*_UNREADABLE, msgspec.DecodeError) as error:
             self.problems.append(f"{STATUS_FILE} cannot be read: {error}")
             return None
         is_own = record.run_id == self.ledger.run_id
         return record if is_own and record.is_fresh(self._clock()) else None
 
     def _note(self, metrics: MetricsFile) -> None:
+        if metrics.problem:
+            self.problems.append(f"{METRICS} cannot be read: {metrics.problem}")
         if metrics.unreadable:
             self.problems.append(f"{METRICS} has {metrics.unreadable} lines that are no records")
         if metrics.sampled:
@@ -172,14 +177,3 @@ class RunStory:
             )
         model = self.config.get("model.path")
         self.text: TokenText = token_text(self.run_dir, str(model or ""))
-
-
-def _flatten(tree: object, prefix: str, found: dict[str, object]) -> None:
-    """Write the leaves of a tree by dotted key, as many as a recipe could have."""
-    if isinstance(tree, dict):
-        for key, value in cast("Mapping[Any, object]", tree).items():
-            if len(found) >= CONFIG_KEYS:
-                return
-            _flatten(value, f"{prefix}.{key}" if prefix else str(key), found)
-    else:
-        found[prefix] = tree

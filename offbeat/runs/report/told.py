@@ -20,7 +20,9 @@ from offbeat.runs.report.limits import (
     ROLLOUT_FILE_BYTES,
     TOKENIZER_BYTES,
     FileTooLarge,
+    NoRegularFile,
     read_limited,
+    regular_bytes,
 )
 
 _COLUMNS: Final = ("prompt_index", "attempt", "sample", "prompt", "prompt_ids", "response_ids")
@@ -55,7 +57,7 @@ def token_text(run_dir: Path, model_path: str) -> TokenText:
         try:
             text = read_limited(path, TOKENIZER_BYTES).decode()
             return TokenText(Tokenizer.from_str(text))
-        except (OSError, FileTooLarge):
+        except (OSError, FileTooLarge, NoRegularFile):
             continue
         except Exception:  # noqa: BLE001, S112  tokenizers raises Exception itself for what is no tokenizer
             continue
@@ -72,10 +74,11 @@ def logged_rows(run_dir: Path, groups: Iterable[int]) -> tuple[LoggedGroups, int
     left, skipped = ROLLOUT_BYTES, 0
     for path in sorted((run_dir / "rollouts").glob("*.parquet")) if len(wanted) else ():
         try:
+            regular_bytes(path)
             with pq.ParquetFile(path) as file:
                 left -= _decompressed_bytes(file, path, min(left, ROLLOUT_FILE_BYTES))
                 found = list(_selected(file, wanted))
-        except (OSError, KeyError, pa.ArrowException, FileTooLarge):
+        except (OSError, KeyError, pa.ArrowException, FileTooLarge, NoRegularFile):
             skipped += 1
             continue
         for row in found:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.runs.report.limits import LINE_BYTES
+from offbeat.runs.report.limits import LINE_BYTES, NoRegularFile, regular_bytes
 from offbeat.telemetry.records import MetricRecord, decode_line
 
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
@@ -19,10 +19,11 @@ _METRICS: Final = "metrics.jsonl"
 def last_record(run_dir: Path) -> MetricRecord | None:
     """Return the last whole record of a run's metrics; None before the first."""
     try:
+        regular_bytes(run_dir / _METRICS)
         with (run_dir / _METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - LINE_BYTES))
             lines = file.read(LINE_BYTES).split(b"\n")
-    except OSError:
+    except (OSError, NoRegularFile):
         return None
     for line in reversed(lines[:-1]):  # after the last newline: a torn record
         try:

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +22,7 @@ from offbeat.runs.report.limits import FileTooLarge, read_limited
 from offbeat.runs.report.page import SCRIPTS, page
 from offbeat.runs.report.story import RunStory
 from offbeat.runs.report.verdicts import verdict_of
+from offbeat.runs.watch.prometheus import last_record
 from offbeat.runs.why import why
 from offbeat.telemetry.status import NamedWait
 from offbeat.telemetry.summary import Summary
@@ -188,6 +190,45 @@ def test_damaged_files_beside_the_journal_are_named_and_hide_nothing(run: Record
         "config.yaml", "summary.json", "metrics.jsonl", "1",
     ]  # fmt: skip
     assert story.summary.groups.trained == 4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(
+            "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", id="what an alias repeats, repeated"
+        ),
+        pytest.param("a: &a {b: *a}", id="a tree within itself"),
+        pytest.param("[" * 5000 + "]" * 5000, id="lists in lists"),
+        pytest.param("".join("  " * level + "a:\n" for level in range(500)), id="keys in keys"),
+    ],
+)
+def test_a_recipe_that_stands_for_more_than_its_text_is_not_built(
+    run: RecordedRun, config: str
+) -> None:
+    run_dir = trained(run)
+    (run_dir / "config.yaml").write_text(config)
+    story = RunStory(run_dir, 10)
+    assert [problem.split()[0] for problem in story.problems] == ["config.yaml"]
+    assert (story.config, story.summary.groups.trained) == ({}, 4)
+
+
+def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(run: RecordedRun) -> None:
+    run_dir = trained(run)
+    files = ("config.yaml", "summary.json", "status.json", "metrics.jsonl", "rollouts/x.parquet")
+    (run_dir / "rollouts").mkdir()
+    for name in files:
+        (run_dir / name).unlink(missing_ok=True)
+        os.mkfifo(run_dir / name)
+    story = RunStory(run_dir, 10)
+    assert [problem.split()[0] for problem in story.problems] == [
+        "config.yaml", "summary.json", "status.json", "metrics.jsonl", "1",
+    ]  # fmt: skip
+    assert last_record(run_dir) is None
+    os.mkfifo(run_dir / "journal" / "events-000009.bin")
+    refused = offbeat("report", run_dir)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "events-000009.bin is no regular file" in refused.stderr
 
 
 def test_a_file_larger_than_any_that_a_run_writes_is_not_parsed(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# PyYAML has types for few of its methods.
+"""Values of a run's ``config.yaml``, by dotted key, from a file that anybody may have written.
+
+A short YAML text can stand for a tree without end or of terabytes: an alias that repeats what
+repeats another one, or collections in collections. No run writes either, so both are refused before
+anything is built of them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from yaml.composer import ComposerError
+
+from offbeat.runs.report.limits import CONFIG_BYTES, CONFIG_DEPTH, CONFIG_KEYS, read_limited
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses aliases, and trees deeper than any recipe."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401 -- a position or a key
+        problem = ""
+        if self.check_event(yaml.AliasEvent):
+            problem = "an alias, which no run writes"
+        elif self._depth >= CONFIG_DEPTH:
+            problem = f"deeper than {CONFIG_DEPTH} levels"
+        if problem:
+            raise ComposerError(problem=problem, problem_mark=self.peek_event().start_mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+def recipe_values(path: Path) -> dict[str, object]:
+    """Return the values of a recipe by dotted key.
+
+    Raises:
+        OSError: The file cannot be read.
+        FileTooLarge: It is larger than any that a run writes.
+        NoRegularFile: It is a pipe, a socket or a device.
+        yaml.YAMLError: It is no YAML, or a tree that no run writes.
+    """
+    tree: object = yaml.load(read_limited(path, CONFIG_BYTES), _PlainLoader)  # noqa: S506 -- a SafeLoader
+    found = dict[str, object]()
+    _flatten(tree, "", found)
+    return found
+
+
+def _flatten(tree: object, prefix: str, found: dict[str, object]) -> None:
+    """Write the leaves of a tree by dotted key, as many as a recipe could have."""
+    if isinstance(tree, dict):
+        for key, value in cast("Mapping[Any, object]", tree).items():
+            if len(found) >= CONFIG_KEYS:
+                return
+            _flatten(value, f"{prefix}.{key}" if prefix else str(key), found)
+    else:
+        found[prefix] = tree
