@@ -1,5 +1,6 @@
 """The runs of a directory: which there are, whether one has changed, its packed page data."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,12 +58,18 @@ class WatchedRuns:
         Raises:
             NoSuchRun: There is none, or a file of it is a symbolic link.
         """
-        if name not in set(self._candidates()):
+        directory = next((child for child in self._children() if child.name == name), None)
+        if directory is None or not self._is_run(directory):
             raise NoSuchRun(name)
-        directory = self._root / name
         if any(path.is_symlink() for path in _files(directory)):
             raise NoSuchRun(name)
         return directory
+
+    def readable(self) -> Iterator[tuple[str, Path]]:
+        """Yield name and directory of each run, without those that have a symbolic link."""
+        for name in self.names():
+            with contextlib.suppress(NoSuchRun):
+                yield name, self.directory(name)
 
     def signature(self, name: str) -> Signature:
         """Return what changes whenever the run has written something."""
@@ -93,15 +100,21 @@ class WatchedRuns:
             return built.data
 
     def _candidates(self) -> Iterator[str]:
+        return (child.name for child in self._children() if self._is_run(child))
+
+    def _children(self) -> list[Path]:
         try:
-            children = list(self._root.iterdir())
+            return list(self._root.iterdir())
         except OSError:
-            return
-        for child in children:
-            if self._only not in {None, child.name} or child.is_symlink():
-                continue
-            if (child / JOURNAL).is_dir():
-                yield child.name
+            return []
+
+    def _is_run(self, child: Path) -> bool:
+        if self._only not in {None, child.name} or not _is_text(child.name):
+            return False
+        try:
+            return not child.is_symlink() and (child / JOURNAL).is_dir()
+        except OSError:  # somebody else's, who shows it to nobody
+            return False
 
     def _changed_ns(self, name: str) -> int:
         return max((changed for _, _, changed in _states(self._root / name)), default=0)
@@ -128,13 +141,19 @@ class RunLine(msgspec.Struct, frozen=True):
 def run_lines(runs: WatchedRuns) -> list[RunLine]:
     """Return the list of runs, the one written last first."""
     lines = list[RunLine]()
-    for name in runs.names():
-        try:
-            states = {file: changed for file, _, changed in runs.signature(name)}
-        except NoSuchRun:
-            continue
+    for name, directory in runs.readable():
+        states = {file: changed for file, _, changed in _states(directory)}
         lines.append(RunLine(name, SUMMARY in states, max(states.values(), default=0) / 1e9))
     return lines
+
+
+def _is_text(name: str) -> bool:
+    """Return whether the name of a directory is Unicode: another one has no address."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -143,6 +143,10 @@ class _Request(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND)
         except OffbeatError as error:  # a damaged journal: the sentence says what to do
             self._refuse(HTTPStatus.CONFLICT, str(error))
+        except (ConnectionError, TimeoutError):
+            raise  # the reader is gone
+        except OSError as error:  # a file of somebody else, or one that was removed just now
+            self._refuse(HTTPStatus.CONFLICT, str(error))
 
     def _stream(self, name: str) -> None:
         """Send an event whenever the run has written something."""
@@ -200,7 +204,7 @@ def _document(body: str, script: str) -> str:
 
 
 def _exposition(runs: WatchedRuns) -> str:
-    found = ((name, last_record(runs.directory(name))) for name in runs.names())
+    found = ((name, last_record(directory)) for name, directory in runs.readable())
     return exposition((name, record) for name, record in found if record is not None)
 
 

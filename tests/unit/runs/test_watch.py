@@ -3,8 +3,11 @@
 import base64
 import gzip
 import http.client
+import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
@@ -26,10 +29,11 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 class Client:
     """A server in a thread, and requests to it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, runs: WatchedRuns | None = None) -> None:
         self.looks = threading.Semaphore(0)
         """The server looks at a run's files once for each release."""
-        self.server = WatchServer("127.0.0.1", 0, WatchedRuns.at(root), pause=self._pause)
+        shown = runs or WatchedRuns.at(root)
+        self.server = WatchServer("127.0.0.1", 0, shown, pause=self._pause)
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
         self.thread.start()
         self.host = f"127.0.0.1:{self.server.server_address[1]}"
@@ -134,6 +138,32 @@ def test_a_run_with_a_file_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     (run / "config.yaml").symlink_to(secret)
     with pytest.raises(NoSuchRun):
         WatchedRuns.at(tmp_path / "runs").directory("one")
+
+
+def test_a_directory_that_cannot_be_shown_hides_no_other_one(tmp_path: Path) -> None:
+    shown_run.finished(tmp_path / "good", 2)
+    linked = shown_run.finished(tmp_path / "linked", 2)
+    (linked / "rollouts").mkdir(exist_ok=True)
+    (linked / "rollouts" / "x.parquet").symlink_to(linked / "config.yaml")
+    (tmp_path / os.fsdecode(b"no\xfftext") / "journal").mkdir(parents=True)
+    with closing(Client(tmp_path)) as client:
+        assert [line["name"] for line in json.load(client.allowed("/runs"))] == ["good"]
+        metrics = client.allowed("/metrics").read().decode()
+    assert 'offbeat_version{run="good"} 2' in metrics
+    assert "linked" not in metrics
+
+
+def test_a_file_that_may_not_be_read_is_told_by_name(root: Path) -> None:
+    class Locked(WatchedRuns):
+        def data(self, name: str) -> str:
+            raise PermissionError(13, "Permission denied", f"{name}/journal")
+
+    with closing(Client(root, Locked(root))) as client:
+        answer = client.allowed("/run/first/data")
+        assert (answer.status, answer.read()) == (
+            409,
+            b"[Errno 13] Permission denied: 'first/journal'\n",
+        )
 
 
 def test_replies_forbid_frames_sniffing_and_foreign_code(client: Client) -> None:
