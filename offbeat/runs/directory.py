@@ -200,8 +200,9 @@ _FIXED: Final = (
     "environment.rewards",
     "weight",
     "trainer.backend",
+    "trainer.lora",
 )
-"""Keys that define prompts and steps, and cannot change when a run resumes."""
+"""Keys that define prompts, steps and the weights that are trained, and cannot change when a run resumes."""
 
 
 def _changed_inputs(

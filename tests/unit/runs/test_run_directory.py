@@ -167,8 +167,16 @@ def test_a_finished_run_goes_on_only_for_more_steps(
             {"environment": {"options": {"digits": 2}}},
             "environment.options.digits is 2, the run has None",
         ),
+        (
+            {"trainer": {"backend": "torch", "lora": {"rank": 4}}},
+            (
+                "trainer.lora.rank is 4, the run has None; "
+                "trainer.lora.alpha is 32.0, the run has None; "
+                "trainer.lora.target_modules is [], the run has None"
+            ),
+        ),
     ],
-    ids=["seed", "model", "sampler", "data", "options"],
+    ids=["seed", "model", "sampler", "data", "options", "lora"],
 )
 def test_what_the_ledger_is_made_of_must_be_as_it_was(
     run_dir: Path, changes: dict[str, object], told: str
