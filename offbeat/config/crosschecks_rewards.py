@@ -32,6 +32,13 @@ def reward_function_clashes(environment: EnvironmentConfig) -> Iterator[Clash]:
                 f"environment.{key} is not used: environment.rewards names the functions",
                 f"Write it below one of them, as in environment.rewards.NAME.{key}.",
             )
+    if not any(each.weight for each in environment.rewards.values()):
+        first = next(iter(environment.rewards))
+        yield Clash(
+            (f"environment.rewards.{first}.weight",),
+            "every weight of environment.rewards is 0: each sample has a reward of 0, so nothing would be learned",
+            f"Give the reward to train on a weight, as in environment.rewards.{first}.weight=1.",
+        )
     for name, each in environment.rewards.items():
         if not all(each.target.partition(":")) and each.target not in GRADERS:
             yield Clash(

@@ -8,6 +8,12 @@ from offbeat.config.tree import Leaf, Node, Section
 OPTIONS_BELONG_TO: Final = {"environment": ("options", ("name", "target"))}
 """Free-form options belong to what these keys name: another name does not inherit them."""
 
+REFUSED_BY: Final = {"trainer.lora": ("megatron",)}
+"""Sections that stay where another choice lacks them, so that the choice is refused by name.
+
+Without its adapters, the whole model would be trained, at a learning rate chosen for adapters.
+"""
+
 SHORTHAND: Final = {"algorithm": "preset"}
 """Sections that a name fills in: another name starts the section afresh."""
 
@@ -16,8 +22,8 @@ def lay_over(base: Section, top: Section) -> list[str]:
     """Change ``base`` by ``top``: mappings key by key, everything else as a whole.
 
     Where ``top`` chooses another variant (``sampler.name``, ``trainer.backend``), the keys of ``base`` that the
-    new variant does not have are dropped; so are the options of another environment. Where it names
-    another preset, all that ``base`` says of the section is dropped.
+    new variant does not have are dropped, except where ``REFUSED_BY`` names the variant; so are the options of
+    another environment. Where it names another preset, all that ``base`` says of the section is dropped.
 
     Returns:
         The dotted keys dropped, each with its place.
@@ -57,7 +63,13 @@ def _forget_other_choice(base: Section, top: Section, section: str, dropped: lis
     if not choices or chosen is None or chosen not in choices or chosen == _text(base, key):
         return
     valid = choices[chosen].model_fields
-    gone = [name for name in base.children if name not in valid and _known(section, name)]
+    gone = [
+        name
+        for name, node in base.children.items()
+        if name not in valid
+        and _known(section, name)
+        and not (isinstance(node, Section) and chosen in REFUSED_BY.get(f"{section}.{name}", ()))
+    ]
     _drop(base, gone, section, dropped)
 
 

@@ -36,6 +36,9 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
         del section.children[schema.chooser(place).rpartition(".")[2]]
     for name, node in list(section.children.items()):
         key = f"{prefix}{name}"
+        if name not in valid and _is_absent_section(key, node):
+            del section.children[name]
+            continue
         if name not in valid:
             problems.append(_unknown(key, node, section, valid))
             del section.children[name]
@@ -66,6 +69,13 @@ def _known(key: schema.Key, place: str, node: Node, parent: Section) -> Problem 
     elif isinstance(node, Leaf) and _holds_bool(node.value) and "true or false" not in key.kind:
         return Problem(node.location, place, node.value, f"has to be: {key.kind}", value_hint(key))
     return None
+
+
+def _is_absent_section(key: str, node: Node) -> bool:
+    """Return whether ``node`` says null of a section of another choice, which is what holds anyway."""
+    known = schema.known(key)
+    is_section = known is not None and bool(known.sections)
+    return is_section and isinstance(node, Leaf) and node.value is None
 
 
 def value_hint(key: schema.Key, suggestion: str = "") -> str:

@@ -6,7 +6,7 @@ import pytest
 from offbeat.config.loader import load_recipe, resolve_run_dir
 from offbeat.config.problems import ConfigError
 from offbeat.config.sections.sampler import InOrderConfig, ReadyFirstConfig
-from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"
 SMALL = "steps: 2\nmodel: {path: ../models/tiny}\n"
@@ -116,6 +116,17 @@ def test_another_choice_keeps_what_both_have_and_drops_what_only_the_old_one_has
     loaded = load_recipe(write(AHEAD), ["sampler.name=ready_first"])
     assert loaded.config.sampler == ReadyFirstConfig(name="ready_first", max_staleness=2)
     assert [key.partition(" ")[0] for key in loaded.dropped] == ["sampler.max_lookahead"]
+
+
+ADAPTERS = f"{SMALL}trainer: {{backend: torch, lora: {{rank: 4}}}}\n"
+
+
+def test_a_backend_without_adapters_is_refused_where_a_recipe_below_sets_them(write: Write) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(write(ADAPTERS), ["trainer.backend=megatron"])
+    assert "trainer.backend=megatron has no `lora`" in str(refused.value)
+    whole = load_recipe(write(ADAPTERS), ["trainer.backend=megatron", "trainer.lora=null"])
+    assert isinstance(whole.config.trainer, MegatronTrainerConfig)
 
 
 def test_the_same_choice_again_drops_nothing(write: Write) -> None:

@@ -128,6 +128,13 @@ def test_functions_are_named_in_one_place() -> None:
     assert message.startswith("environment.rewards.style.target=mine does not name a function")
 
 
+def test_rewards_of_which_none_counts_are_refused() -> None:
+    unweighted = {name: each | {"weight": 0} for name, each in {"a": STYLE, "b": EVENS}.items()}
+    (message,) = config(name="function", rewards=unweighted)
+    assert message.startswith("every weight of environment.rewards is 0")
+    assert config(name="function", rewards=unweighted | {"b": EVENS}) == []
+
+
 def test_the_source_of_each_function_is_an_input_of_its_own() -> None:
     assert section(style=STYLE, evens=EVENS).targets == {
         "environment.rewards.style.target": "user_rewards:length",
