@@ -6,7 +6,9 @@ torch and transformers, whose import takes seconds, are imported only if a recip
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from offbeat.config.limits import lora_of
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.lora import LoraConfig
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 _ROWS = "packed rows"
 _DECODING = "decoding"
 _ENDS = "end of samples"
+_ADAPTERS = "adapters"
 
 
 def check_model_proof(config: RunConfig) -> Iterator[Finding]:
@@ -46,10 +49,24 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         )
         yield warning("generation_config.json", f"transformers refuses it: {problem}", fix)
     yield from _stop_tokens(config, model)
+    if (lora := lora_of(config)) is not None:
+        yield _adapters(model, lora)
     if config.trainer.backend == "torch":
         yield _rows(config, model, shared_prompt=config.trainer.shared_prompt)
     if decodes:
         yield _decoding(config, model)
+
+
+def _adapters(model: "PreTrainedModel", lora: LoraConfig) -> Finding:
+    from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.torch.lora import check_targets
+
+    try:
+        check_targets(model, lora)
+    except UntrainableModel as refused:
+        return error(_ADAPTERS, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+    targets = ", ".join(lora.target_modules) or "every linear module but the output head"
+    return ok(_ADAPTERS, f"rank {lora.rank}, alpha {lora.alpha:g}, on {targets}")
 
 
 def check_end_tokens(config: RunConfig) -> Iterator[Finding]:

@@ -58,7 +58,10 @@ _COLOURS = {
 def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
     """Report all findings; the exit code is 0 unless something cannot work."""
     config = loaded.config
-    findings = [ok("recipe", str(loaded.recipe)), *find(config, run_dir)]
+    unused = [
+        ok("recipe", f"not used, another choice by name was made: {key}") for key in loaded.dropped
+    ]
+    findings = [ok("recipe", str(loaded.recipe)), *unused, *find(config, run_dir)]
     for finding in findings:
         word, rest = str(finding).split(" ", 1)
         typer.echo(f"{typer.style(word, fg=_COLOURS[finding.level])} {rest}")

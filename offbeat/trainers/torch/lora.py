@@ -63,7 +63,7 @@ def inject(model: PreTrainedModel, lora: LoraConfig) -> None:
             no such module.
     """
     library, name = _peft(), type(model).__name__
-    _check_targets(model, lora)
+    check_targets(model, lora)
     try:
         library.inject_adapter_in_model(
             _config(library, lora.target_modules or "all-linear", lora, ""),
@@ -193,8 +193,15 @@ def save_adapter(
     config.save_pretrained(str(directory))
 
 
-def _check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
-    """Check the targets before peft, which passes over some of these and only warns of others."""
+def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
+    """Check the targets before peft, which passes over some of these and only warns of others.
+
+    The model may be without memory; peft is not needed.
+
+    Raises:
+        UntrainableModel: A target is no plain linear module with a matrix of its own, or there is no such
+            module.
+    """
     name, embedding = type(model).__name__, model.get_input_embeddings().weight
     modules = dict(model.named_modules())
     for target in lora.target_modules:

@@ -90,6 +90,16 @@ def test_everything_wrong_is_in_one_report_with_exit_code_2(tmp_path: Path) -> N
     assert "4 errors" in result.stdout
 
 
+def test_what_another_choice_leaves_unused_is_named(tmp_path: Path) -> None:
+    recipe = tmp_path / "two.yaml"
+    recipe.write_text(
+        f"extends: {QUICKSTART}\nsampler: {{name: in_order, max_staleness: 1, max_lookahead: 1}}\n"
+    )
+    choice = ["sampler.name=ready_first", "model.path=nowhere"]
+    result = CliRunner().invoke(app, ["check", str(recipe), *choice])
+    assert "not used, another choice by name was made: sampler.max_lookahead (" in result.output
+
+
 def test_the_summary_counts_what_is_wrong() -> None:
     bad = [Finding(Level.ERROR, "a", "b", "c"), Finding(Level.WARNING, "a", "b", "c")]
     assert summary([ok("a", "b"), *bad, bad[0]]) == "2 errors, 1 warning"
@@ -313,6 +323,25 @@ def test_a_model_that_computes_rows_and_decodes_exactly_is_in_order(tmp_path: Pa
     found = proofs(family_model("Llama"), tmp_path, max_model_len=128)
     assert {finding.level for finding in found.values()} == {Level.OK}
     assert set(found) == {"packed rows", "decoding"}
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("q_proj", "rank 16, alpha 32, on q_proj"),
+        ("query", "LlamaForCausalLM has no module query"),
+        ("embed_tokens", "model.embed_tokens, which is no linear module but Embedding"),
+    ],
+)
+def test_targets_of_adapters_that_the_model_lacks_are_an_error(
+    tmp_path: Path, target: str, told: str
+) -> None:
+    family_model("Llama").save_pretrained(tmp_path)
+    trainer = {"backend": "torch", "lora": {"target_modules": [target]}}
+    recipe = config(model={"path": str(tmp_path)}, trainer=trainer)
+    finding = one(each for each in check_model_proof(recipe) if each.subject == "adapters")
+    assert told in finding.message
+    assert finding.level is (Level.OK if target == "q_proj" else Level.ERROR)
 
 
 def test_stop_tokens_outside_the_vocabulary_are_an_error(tmp_path: Path) -> None:
