@@ -105,7 +105,10 @@ def off_policy(tokens: ValidTokens, delta: float) -> tuple[Tensor, Tensor]:
 
 
 def _one_or_nan(value: Tensor) -> Tensor:
-    """Return 1, or NaN where ``value`` is not finite: a broken logprob must not pass for a valid one."""
+    """Return 1 for each of [...] values, or NaN where it is not finite.
+
+    A broken logprob must not pass for a valid one.
+    """
     return 1.0 + 0.0 * value
 
 

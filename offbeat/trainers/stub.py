@@ -184,9 +184,9 @@ class StubTrainer(TrainerBackend):
 
 def _group_digest(group: Columns, advantages: Sequence[float]) -> str:
     digest = xxhash.xxh3_128()
-    for name in (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, LOSS_MASK, BRANCH_SAMPLES):
-        if name in group:
-            digest.update(np.ascontiguousarray(group[name]).data)
+    names = [PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, LOSS_MASK]
+    for name in [*names, BRANCH_SAMPLES] if BRANCH_SAMPLES in group else names:
+        digest.update(np.ascontiguousarray(group[name]).data)
     digest.update(np.asarray(advantages, np.float64).data)
     return digest.hexdigest()
 

@@ -71,7 +71,9 @@ def test_dividing_at_the_end_is_dividing_the_advantages_before(
     advantages_S = tokens.advantages_N[firsts][valid_S > 0]
     deviation = float(advantages_S.square().mean().sqrt())
     divided = replace(tokens, advantages_N=tokens.advantages_N / (deviation + STD_EPS))
-    plain = config.model_copy(update={"kl_coef": 0.0})
+    # None of these is in proportion to an advantage.
+    off = {"kl_coef": 0.0, "kl_reward_coef": 0.0, "entropy_coef": 0.0}
+    plain = config.model_copy(update=off)
     if LOSSES[config.name](tokens, plain).divisor[0] > 0:
         got = step_gradient(tokens, plain.model_copy(update={"step_std": True}))
         assert torch.allclose(got, step_gradient(divided, plain), rtol=1e-10, atol=1e-13)

@@ -83,7 +83,13 @@ def test_a_region_is_where_it_says() -> None:
 def test_cispo_is_the_gradient_of_its_weighted_logprobs(name: str) -> None:
     """With the weight as a number, which finite differences of its value would move."""
     config = SPECS[name].model_copy(
-        update={"kl_coef": 0.0, "sequence_band": None, "sequence_cap": None}
+        update={
+            "kl_coef": 0.0,
+            "kl_reward_coef": 0.0,
+            "entropy_coef": 0.0,
+            "sequence_band": None,
+            "sequence_cap": None,
+        }
     )
     tokens, config, log_ratio_N = in_every_region(config)
     keys = keys_of(config)

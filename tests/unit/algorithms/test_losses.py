@@ -59,6 +59,10 @@ def test_metrics_are_those_of_the_formula(config: ClippedPgLossConfig, seed: int
     metrics = clipped_pg(tokens, config).metrics
     got = {name: float(metric.value) for name, metric in metrics.items()}
     assert got.pop("train/policy_loss")
+    assert tokens.entropy_N is not None
+    assert got.pop("train/entropy") == pytest.approx(
+        float(tokens.entropy_N.detach()[tokens.mask_N].sum())
+    )
     assert got == pytest.approx(reference(tokens, config), rel=1e-11, abs=1e-11)
 
 
