@@ -6,17 +6,15 @@ limited, and it dies with the process ``PID`` that started it.
 """
 
 import asyncio
-import ctypes
 import inspect
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -33,8 +31,8 @@ from offbeat.environments.frames import (
 from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
 from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of
 from offbeat.messages.framing import LENGTH, body_length
+from offbeat.messages.parent_death import die_with_parent
 
-_PR_SET_PDEATHSIG: Final = 1
 _Send = Callable[[msgspec.Struct], None]
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
@@ -42,7 +40,7 @@ _Message = TypeVar("_Message", bound=msgspec.Struct)
 def main() -> None:
     """Serve calls until the parent closes the socket."""
     parent_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
-    _die_with_parent(parent_pid)
+    die_with_parent(parent_pid)  # elsewhere an idle child ends at the end of the socket
     # A process that user code starts must not keep the socket open.
     os.set_inheritable(parent_fd, False)  # noqa: FBT003 - its parameter has no name
     channel = socket.socket(fileno=parent_fd)
@@ -172,17 +170,6 @@ def _receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:
 def _limit_memory(memory_mib: int) -> None:
     limit = memory_mib << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process with its parent (Linux, prctl(2)).
-
-    Elsewhere an idle child still ends with its parent, at the end of the socket.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the line above
-        sys.exit("the worker died while this reward process started")
 
 
 if __name__ == "__main__":

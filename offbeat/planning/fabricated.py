@@ -53,7 +53,7 @@ class LengthLaw:
                 values[name] = float(value) if name == "sigma" else int(value)
             except ValueError:
                 raise UnusableLengths(f"{name}={value!r}", "a number") from None
-            if values[name] < (name != "sigma"):
+            if not (name != "sigma") <= values[name] < math.inf:  # NaN is refused too
                 raise UnusableLengths(f"{name}={value}", "a positive number")
         return cls(**values)  # pyright: ignore[reportArgumentType] -- each is of its field's type
 

@@ -235,7 +235,7 @@ def run_ranks(
         tasks: One for each rank.
         deadline_s: Time for all of them, their start included.
         log: File to which they append what they print.
-        command: Program of a rank; the number of the descriptor for its reply is added.
+        command: Program of a rank; the descriptor for its reply and this process's id are added.
     """
     ranks = list[tuple[subprocess.Popen[bytes], int]]()
     replies = list[Reply]()
@@ -245,7 +245,7 @@ def run_ranks(
                 ours, theirs = os.pipe()
                 try:
                     process = subprocess.Popen(  # noqa: S603 -- this package, or a test
-                        [*command, str(theirs)],
+                        [*command, str(theirs), str(os.getpid())],
                         stdin=subprocess.PIPE,
                         stdout=output,
                         stderr=subprocess.STDOUT,

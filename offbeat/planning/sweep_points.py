@@ -84,6 +84,8 @@ class SweepFile:
         self.path = path
         self._found = dict[tuple[str, ...], SweepPoint]()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise UnusableSweep(f"--out {path} is a directory: name a file in it")
         if not path.exists():
             self._append(_Header(identity))
             return

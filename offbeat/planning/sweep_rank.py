@@ -22,7 +22,14 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.planning.fabricated import FabricatedGroup, fabricate, tokens_of
-from offbeat.planning.sweep_task import HOST, TASK, RankFailed, RankResult, RankTask, reply_on
+from offbeat.planning.sweep_task import (
+    HOST,
+    RankFailed,
+    RankResult,
+    RankTask,
+    receive_task,
+    reply_on,
+)
 from offbeat.trainers.backend import TrainerBackend
 from offbeat.trainers.memory import PeakMemory, meter_of
 from offbeat.trainers.ranks.assembly import trainer_of
@@ -37,8 +44,11 @@ _MIB: Final = 1 << 20
 
 
 def main() -> None:
-    """Read a ``RankTask`` from standard input, measure, and reply on the descriptor given."""
-    task = TASK.decode(sys.stdin.buffer.read())
+    """Read a ``RankTask`` from standard input, measure, and reply on the descriptor given.
+
+    Arguments: the descriptor, and the process of the sweep.
+    """
+    task = receive_task(int(sys.argv[2]))
     try:
         reply: RankResult | RankFailed = _measured(task)
     except MemoryError as error:
@@ -47,6 +57,8 @@ def main() -> None:
         is_memory = isinstance(error, torch.OutOfMemoryError) or any(
             words in str(error) for words in _NO_MEMORY
         )
+        # Under a limit of its own, the stack of a thread is memory that is refused.
+        is_memory |= task.memory_mib is not None and "can't start new thread" in str(error)
         reply = RankFailed(out_of_memory=is_memory, error=f"{type(error).__name__}: {error}")
     reply_on(int(sys.argv[1]), reply)
 

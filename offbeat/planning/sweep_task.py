@@ -1,10 +1,12 @@
 """Messages between a sweep and the ranks of a point; msgpack, and no tensors are loaded."""
 
 import os
+import sys
 from typing import Final
 
 import msgspec
 
+from offbeat.messages.parent_death import die_with_parent
 from offbeat.planning.fabricated import LengthLaw
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.spec import WorldRendezvous
@@ -43,6 +45,16 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
 
 TASK: Final = msgspec.msgpack.Decoder(RankTask)
 REPLY: Final = msgspec.msgpack.Decoder[RankResult | RankFailed](RankResult | RankFailed)
+
+
+def receive_task(parent_pid: int) -> RankTask:
+    """Read the task of this rank from standard input; from now on the rank ends with its sweep.
+
+    Args:
+        parent_pid: Process of the sweep. A rank that outlived it would slow down the next sweep.
+    """
+    die_with_parent(parent_pid)
+    return TASK.decode(sys.stdin.buffer.read())
 
 
 def reply_on(descriptor: int, reply: RankResult | RankFailed) -> None:

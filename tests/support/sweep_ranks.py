@@ -1,15 +1,15 @@
-"""Ranks of a sweep point that do not measure: ``python -m tests.support.sweep_ranks KIND DESCRIPTOR``."""
+"""Ranks of a sweep point that do not measure: ``python -m tests.support.sweep_ranks KIND DESCRIPTOR PARENT``."""
 
 import os
 import signal
 import sys
 import threading
 
-from offbeat.planning.sweep_task import TASK, RankFailed, RankResult, reply_on
+from offbeat.planning.sweep_task import RankFailed, RankResult, receive_task, reply_on
 
 
-def main(kind: str, descriptor: int) -> None:
-    task = TASK.decode(sys.stdin.buffer.read())
+def main(kind: str, descriptor: int, parent_pid: int) -> None:
+    task = receive_task(parent_pid)
     if kind == "measures":
         result = RankResult(100, 0.5 + task.rank, 1000, 64.0 + task.rank, {"train": 64.0})
         reply_on(descriptor, result)
@@ -20,9 +20,12 @@ def main(kind: str, descriptor: int) -> None:
     elif kind == "is_killed_in_the_middle_of_a_word":
         os.write(descriptor, b"\x82")
         os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "says_half_a_word_and_hangs":
+        os.write(descriptor, b"\x82")
+        threading.Event().wait()
     else:
         threading.Event().wait()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,5 +1,8 @@
 """Sweeps of a trainer: points, outcomes, the search for the largest budget, and resumption."""
 
+import os
+import select
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +76,7 @@ def test_groups_are_the_same_for_a_seed_and_within_their_bounds(
         ("mean=0", "lengths: mean=0, expected a positive number"),
         ("middle=3", "lengths: 'middle', expected one of mean, sigma, clip, prompt"),
         ("sigma=wide", "lengths: sigma='wide', expected a number"),
+        ("sigma=nan", "lengths: sigma=nan, expected a positive number"),
     ],
 )
 def test_a_law_that_is_none_is_refused(text: str, sentence: str) -> None:
@@ -181,6 +185,42 @@ def test_whatever_becomes_of_a_rank_is_the_outcome_of_its_point(
         assert (point.ranks, point.step_s, point.peak_mib) == (2, 1.5, 65.0), "of the slowest rank"
 
 
+A_SWEEP = """
+import os, subprocess, sys
+rank = (sys.executable, "-m", "tests.support.sweep_ranks", "says_half_a_word_and_hangs")
+process = subprocess.Popen(
+    [*rank, sys.argv[1], str(os.getpid())],
+    stdin=subprocess.PIPE, pass_fds=[int(sys.argv[1])], start_new_session=True,
+)
+process.stdin.write(sys.stdin.buffer.read())
+process.stdin.close()
+process.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is of Linux")
+def test_a_rank_ends_with_a_sweep_that_is_killed() -> None:
+    ours, theirs = os.pipe()
+    [task] = tasks(1)
+    sweep_process = subprocess.Popen(
+        [sys.executable, "-c", A_SWEEP, str(theirs)],
+        stdin=subprocess.PIPE,
+        pass_fds=[theirs],
+        cwd=ROOT,
+    )
+    os.close(theirs)
+    assert sweep_process.stdin is not None
+    with sweep_process.stdin as pipe:
+        pipe.write(msgspec.msgpack.encode(task))
+    with open(ours, "rb") as said:  # noqa: PTH123 -- a descriptor
+        assert said.read(1) == b"\x82"
+        sweep_process.kill()
+        sweep_process.wait()
+        ended, _, _ = select.select([said], [], [], 30)
+        assert ended, "the rank goes on"
+        assert said.read() == b""
+
+
 def test_sizes_that_contradict_the_recipe_or_the_model_start_no_process(tmp_path: Path) -> None:
     out = tmp_path / "points.jsonl"
     over = ("--over", "trainer.backend=megatron", "--over", "trainer.tensor_parallel=3")
@@ -196,12 +236,13 @@ def test_sizes_that_contradict_the_recipe_or_the_model_start_no_process(tmp_path
         (("--over", "trainer.threads"), "--over trainer.threads: expected KEY=VALUE,VALUE"),
         (("--largest", "--over", f"{TOKENS}=1,2"), f"--largest searches {TOKENS}"),
         (("--lengths", "mean=500,prompt=64"), "at most generator.max_model_len=512"),
+        (("--out", str(ROOT)), f"--out {ROOT} is a directory: name a file in it"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(
     tmp_path: Path, args: tuple[str, ...], sentence: str
 ) -> None:
-    done = sweep(str(QUICKSTART), *args, "--out", str(tmp_path / "points.jsonl"))
+    done = sweep(str(QUICKSTART), "--out", str(tmp_path / "points.jsonl"), *args)
     assert done.exit_code == 2
     assert sentence in done.stderr
 
