@@ -85,4 +85,5 @@ def _sizes(values: dict[str, Any], layers: int, *, tied: bool) -> ModelSizes:
         tied=tied,
         segments=segments,
         state_space_groups=groups,
+        attention_heads=values.get("num_attention_heads") or 0,
     )

@@ -3,7 +3,8 @@
 A live sync learns what an engine rank needs from the engine itself. A plan for a cluster that does
 not exist yet has names and shapes alone, so it declares how trainers and engines cut each of them:
 
-    rows        first axis over tensor-parallel ranks           queries, gate, up, what leaves MLA's ranks
+    rows        first axis over tensor-parallel ranks           gate, up
+    queries     as rows, in whole attention heads               queries, what leaves MLA's ranks
     columns     second axis                                     output of attention, down
     heads       first axis in key-value heads, repeated where there are fewer heads than ranks
     vocabulary  first axis, padded to equal numbers of rows     embedding, output head
@@ -28,12 +29,13 @@ from offbeat.weight_sync.reshard.grid import ModelGrid
 from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement
 from offbeat.weight_sync.reshard.region import Region, Shape, chunk_cuts, part_of
 
-Cut = Literal["rows", "columns", "heads", "vocabulary", "segments", "whole"]
+Cut = Literal["rows", "columns", "queries", "heads", "vocabulary", "segments", "whole"]
 
 _RULES: Final[tuple[tuple[str, Cut], ...]] = (
     (r"(embed_tokens|embeddings|lm_head)\.weight", "vocabulary"),
     (r"[kv]_proj\.(weight|bias)", "heads"),
-    (r"(q|gate|up|q_b|kv_b)_proj\.(weight|bias)", "rows"),
+    (r"(q|q_b|kv_b)_proj\.(weight|bias)", "queries"),
+    (r"(gate|up)_proj\.(weight|bias)", "rows"),
     (r"(o|down|out)_proj\.weight", "columns"),
     (r"mixer\.(in_proj|conv1d)\.(weight|bias)", "segments"),
     (r"mixer\.(A_log|D|dt_bias|norm\.weight)", "rows"),
@@ -59,6 +61,7 @@ class ModelSizes:
     # Rows of a state space layer's input: gate, values, B, C, time steps
     segments: tuple[int, ...] = ()
     state_space_groups: int = 1
+    attention_heads: int = 0  # 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +211,15 @@ def _regions(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes, at: int
         each = -(-rows // block) * grid.vocabulary_multiple
         region = part_of(shape, 0, [min(rows, each * part) for part in range(grid.tensor + 1)], at)
         return [region] if region.elements else []
+    if cut == "queries" and sizes.attention_heads % grid.tensor:
+        want = f"a divisor of {sizes.attention_heads} attention heads"
+        raise LayoutRefused("tensor", str(grid.tensor), want)
     if cut == "heads":
         heads = sizes.key_value_heads
+        if max(heads, grid.tensor) % min(heads, grid.tensor):
+            want = f"a multiple or a divisor of {heads} key-value heads"
+            raise LayoutRefused("tensor", str(grid.tensor), want)
         if heads < grid.tensor:
-            if grid.tensor % heads:
-                want = f"a multiple or a divisor of {heads} key-value heads"
-                raise LayoutRefused("tensor", str(grid.tensor), want)
             return [part_of(shape, 0, chunk_cuts(shape[0], heads), at * heads // grid.tensor)]
     if cut == "segments":
         return _of_segments(shape, grid, sizes, at)

@@ -129,6 +129,24 @@ def test_a_tensor_of_no_known_stage_is_refused_rather_than_put_in_the_first() ->
         rows("model.vision.patch.weight", ModelGrid(pipeline=2), 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "want"),
+    [
+        # 64 rows divide by 4; 14 and 6 heads do not, and no trainer or engine cuts a head.
+        ("q_proj.weight", 4, "a divisor of 14 attention heads"),
+        ("q_b_proj.weight", 4, "a divisor of 14 attention heads"),
+        ("k_proj.weight", 4, "a multiple or a divisor of 6 key-value heads"),
+        ("v_proj.bias", 8, "a multiple or a divisor of 6 key-value heads"),
+    ],
+)
+def test_a_cut_within_an_attention_head_is_refused(name: str, tensor: int, want: str) -> None:
+    sizes = ModelSizes(8, key_value_heads=6, attention_heads=14)
+    weight = DeclaredTensor(f"model.layers.0.self_attn.{name}", (64, 4), 2)
+    with pytest.raises(LayoutRefused, match=f"tensor is {tensor}, expected {want}"):
+        placement(weight, sizes, ModelGrid(tensor=tensor))
+    assert placement(weight, sizes, ModelGrid(tensor=2)).at(1)
+
+
 def test_a_state_space_input_is_cut_segment_by_segment_and_received_whole() -> None:
     sizes = ModelSizes(8, 2, segments=(16, 16, 4, 4, 8), state_space_groups=2)
     tensor = DeclaredTensor("model.layers.0.mixer.in_proj.weight", (48, 4), 2)
