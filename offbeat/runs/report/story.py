@@ -122,6 +122,12 @@ class RunStory:
         except (*_UNREADABLE, msgspec.DecodeError) as error:
             self.problems.append(f"{SUMMARY} cannot be read: {error}")
         else:
+            there, counted = self.ledger.trainer_version, written.trainer_version
+            if counted > there:
+                self.problems.append(
+                    f"the journal ends at step {there}, and {SUMMARY} counts {counted}: "
+                    "a part of the journal is missing, so curves and groups end before the run did"
+                )
             if written.controller_incarnations >= self.ledger.incarnation:
                 return written.outcome, written
         self.status = self._read_status()

@@ -231,6 +231,17 @@ def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(run: RecordedRun)
     assert "events-000009.bin is no regular file" in refused.stderr
 
 
+def test_a_journal_that_lost_its_end_is_told_beside_a_summary_that_counts_more(
+    tmp_path: Path,
+) -> None:
+    run_dir = shown_run.finished(tmp_path / "cut", 6)
+    assert RunStory(run_dir, 10).problems == []
+    [journal] = (run_dir / "journal").glob("events-*.bin")
+    os.truncate(journal, journal.stat().st_size // 2)
+    [problem] = RunStory(run_dir, 10).problems
+    assert re.match(r"the journal ends at step [1-5], and summary.json counts 6: ", problem)
+
+
 def test_a_file_larger_than_any_that_a_run_writes_is_not_parsed(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(b"x" * 101)
