@@ -95,7 +95,7 @@ def train(
 def dry_run(
     recipe: RecipeArgument, overrides: OverridesArgument = None, run_dir: RunDirOption = None
 ) -> None:
-    """Run the same code with a stub trainer and stub generators: no GPU, no model."""
+    """Run the same code, for ten steps at most, with stub trainer and generators: no GPU, no model."""
     _launch(recipe, overrides, run_dir, dry_run=True)
 
 

@@ -78,7 +78,7 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
     """Measure the trainer at several settings on fabricated groups, without engines."""
     from offbeat.cli.sweep import sweep_or_exit
 
-    found = sweep_or_exit(
+    sweep_or_exit(
         recipe,
         overrides or [],
         over or [],
@@ -89,4 +89,3 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
         out,
         largest=largest,
     )
-    typer.echo(found, nl=False)

@@ -7,7 +7,7 @@ import typer
 
 from offbeat.cli.recipes import read_or_exit
 from offbeat.config.loader import resolve_run_dir
-from offbeat.messages.exit_codes import REFUSED
+from offbeat.messages.exit_codes import FAILED, REFUSED
 from offbeat.planning.fabricated import LengthLaw, UnusableLengths
 from offbeat.planning.sweep import SweepRequest, sweep
 from offbeat.planning.sweep_points import SweepPoint, UnusableSweep, table
@@ -24,8 +24,11 @@ def sweep_or_exit(
     out: Path | None,
     *,
     largest: bool,
-) -> str:
-    """Return the table of a sweep; what cannot be swept ends the process with code 2."""
+) -> None:
+    """Print the table of a sweep.
+
+    The process ends with code 1 if no point could be measured, with 2 if nothing can be swept.
+    """
     loaded = read_or_exit(recipe, overrides)
     try:
         request = SweepRequest(
@@ -43,7 +46,9 @@ def sweep_or_exit(
     except (UnusableSweep, UnusableLengths) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(REFUSED) from None
-    return f"\n{table(points)}\n{file}\n"
+    typer.echo(f"\n{table(points)}\n{file}")
+    if all(point.outcome != "ok" for point in points):
+        raise typer.Exit(FAILED)
 
 
 def _said(point: SweepPoint) -> None:

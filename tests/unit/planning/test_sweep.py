@@ -225,7 +225,7 @@ def test_sizes_that_contradict_the_recipe_or_the_model_start_no_process(tmp_path
     out = tmp_path / "points.jsonl"
     over = ("--over", "trainer.backend=megatron", "--over", "trainer.tensor_parallel=3")
     done = sweep(str(QUICKSTART), *over, "--out", str(out))
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 1, done.output
     assert "invalid: tensor is 3, expected a divisor of" in done.stdout
     assert not out.with_suffix(".log").exists()
 
