@@ -73,10 +73,10 @@ test: $(DEV_STAMP)
 endif
 
 test-on-actors: $(DEV_STAMP)
-	$(BIN)/python -m pytest tests/ray tests/ray_jobs tests/ray_queue
+	$(BIN)/python -m pytest tests/ray tests/ray_jobs tests/ray_queue tests/contract -m "ray and not long"
 
 test-in-process: $(DEV_STAMP)
-	$(BIN)/python -m pytest --ignore=tests/ray --ignore=tests/ray_jobs --ignore=tests/ray_queue
+	$(BIN)/python -m pytest --ignore=tests/ray --ignore=tests/ray_jobs --ignore=tests/ray_queue -m "not ray and not long"
 
 test-agents: $(AGENT_CLIENTS_STAMP)
 	$(BIN)/python -m pytest tests/agents $(ARGS)

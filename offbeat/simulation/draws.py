@@ -76,7 +76,10 @@ def draw_plan(
         del changes["generator"]["deterministic"]
     fails, failures = _sample_failures(random.Random(f"{seed}/samples"), profile)
     changes["rollout"] |= failures
-    changes |= _environments(random.Random(f"{seed}/environments"), base)
+    environments = _environments(random.Random(f"{seed}/environments"), base)
+    if environments:  # each has an evaluation set of its own
+        changes["eval"]["sets"] = {}
+        changes["environments"] = environments
     config = RunConfig.model_validate(_merged(_with_engines(base), changes))
     needed = config.steps * config.groups_per_step
     prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004
@@ -145,8 +148,8 @@ def _environments(rng: random.Random, base: RunConfig) -> dict[str, Any]:
     if base.environments or rng.random() >= ENVIRONMENTS_SHARE:
         return {}
     names = ("first", "second", "third")[: rng.choice((2, 2, 3))]
-    environment = {"environment": base.environment.model_dump()}
-    return {"environments": {name: {"weight": rng.randint(1, 4), **environment} for name in names}}
+    environment = base.environment.model_dump()
+    return {name: {"weight": rng.randint(1, 4), "environment": environment} for name in names}
 
 
 def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:
