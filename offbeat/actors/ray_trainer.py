@@ -23,9 +23,8 @@ import ray
 from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import PayloadHandle, Places, flat
-from offbeat.config.limits import trainer_replicas
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig, TrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
 from offbeat.messages.failures import ActorLost, PayloadLost, StartFailed, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import (
@@ -62,7 +61,7 @@ class RayTrainer:
         """``config`` defines how ranks share model and data; None: there is one rank."""
         config = config or TorchTrainerConfig()
         self._ranks = list(ranks)
-        self._replicas = _replicas(config) if len(self._ranks) > 1 else Replicas()
+        self._replicas = Replicas.of(config) if len(self._ranks) > 1 else Replicas()
         self._timeout_s = _PATIENCE * config.step_deadline_s
         self._grace_s = min(_GRACE_S, (1 - _PATIENCE) * config.step_deadline_s / 2)
         self._chunks = 0  # chunks of a release; learnt from the first state
@@ -339,10 +338,3 @@ def combined(replies: Sequence[ChunkResult]) -> ChunkResult:
         microbatches=sum(each.microbatches for each in replies),
         compute_s=max(each.compute_s for each in replies),
     )
-
-
-def _replicas(config: TrainerConfig) -> Replicas:
-    data = trainer_replicas(config)
-    if isinstance(config, MegatronTrainerConfig):
-        return Replicas(data, config.tensor_parallel, config.pipeline_parallel)
-    return Replicas(data)

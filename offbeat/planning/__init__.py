@@ -1,1 +1,1 @@
-"""Plans for runs that do not exist yet; nothing here starts a process."""
+"""Plans and measurements before a run: what a weight sync would move, what a trainer costs. Without Ray."""

@@ -170,7 +170,7 @@ def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> Swee
         return SweepPoint(settings, "invalid", f"{problem.key}: {problem.message}")
     except OffbeatError as error:
         return SweepPoint(settings, "invalid", str(error))
-    replicas = _replicas(config)
+    replicas = Replicas.of(config.trainer)
     with closing(_Store(replicas.ranks)) as store:
         tasks = [
             RankTask(
@@ -194,13 +194,6 @@ def _check_layout(config: RunConfig) -> None:
     tensors, sizes = model_tensors(Path(config.model.path), WirePolicy())
     for each in tensors:
         placement(each, sizes, grid)
-
-
-def _replicas(config: RunConfig) -> Replicas:
-    trainer = config.trainer
-    if trainer.backend == "megatron":
-        return Replicas(trainer.data_parallel, trainer.tensor_parallel, trainer.pipeline_parallel)
-    return Replicas(1 if trainer.backend == "stub" else trainer.data_parallel)
 
 
 class _Store:

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from offbeat.config.limits import trainer_replicas
+from offbeat.config.sections.trainer import MegatronTrainerConfig, TrainerConfig
+
 T = TypeVar("T")
 
 
@@ -56,6 +59,14 @@ class Replicas:
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
+
+    @classmethod
+    def of(cls, trainer: TrainerConfig) -> "Replicas":
+        """Return the replicas of a recipe's trainer."""
+        data = trainer_replicas(trainer)
+        if isinstance(trainer, MegatronTrainerConfig):
+            return cls(data, trainer.tensor_parallel, trainer.pipeline_parallel)
+        return cls(data)
 
     @property
     def ranks(self) -> int:

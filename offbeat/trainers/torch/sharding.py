@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
+from offbeat.weight_sync.reshard.region import chunk_cuts
 from offbeat.weight_sync.source import dtype_name, named_weights
 
 HALF: Final = (torch.bfloat16, torch.float16)
@@ -164,9 +165,8 @@ def part_of(values: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return values
     mesh = like.device_mesh
-    rows = -(-values.shape[0] // mesh.size())
-    first = rows * mesh.get_local_rank()
-    return values[first : first + rows]
+    rank, cuts = mesh.get_local_rank(), chunk_cuts(values.shape[0], mesh.size())
+    return values[cuts[rank] : cuts[rank + 1]]
 
 
 def cut_like(part: Tensor, like: Tensor) -> Tensor:

@@ -90,6 +90,16 @@ def test_one_rank_is_a_tensor_parallel_rank_and_an_expert_rank_at_once() -> None
         assert held == list(range(4 * rank, 4 * rank + 4))
 
 
+@pytest.mark.parametrize(("tensor", "data", "expert"), [(2, 4, 2), (4, 2, 4), (2, 2, 1)])
+def test_every_rank_of_a_stage_is_one_expert_rank_and_those_of_a_part_are_its_copies(
+    tensor: int, data: int, expert: int
+) -> None:
+    grid = ModelGrid(tensor=tensor, data=data, expert=expert, expert_tensor=1, pipeline=2)
+    parts = [grid.of_expert(rank, 0, stage) for stage in range(2) for rank in range(expert)]
+    assert sorted(rank for part in parts for rank in part) == list(range(grid.ranks))
+    assert {len(part) for part in parts} == {tensor * data // expert}
+
+
 def test_experts_are_counted_as_numbers_not_as_words() -> None:
     grid = ModelGrid(data=2, expert=2)
     assert rows("model.layers.0.mlp.experts.2.up_proj.weight", grid, 0)

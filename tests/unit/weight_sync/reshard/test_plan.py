@@ -145,6 +145,16 @@ def test_replicas_share_the_sending() -> None:
     assert max(account(plan).sent) <= 1.02 * min(account(plan).sent)
 
 
+def test_what_one_rank_alone_holds_is_assigned_before_what_another_could_send() -> None:
+    whole = Region.whole((4, 4))
+    target = Placement(((whole, (0,)),))
+    by_both = PlacedTensor("both", (4, 4), 2, Placement(((whole, (0, 1)),)), target)
+    by_one = PlacedTensor("one", (4, 4), 2, Placement(((whole, (0,)),)), target)
+    for tensors in ([by_both, by_one], [by_one, by_both]):
+        plan = plan_reshard(tensors, RankMachines([0, 1], [2]), max_piece_bytes=64)
+        assert account(plan).sent == (32, 32)
+
+
 def test_receivers_on_one_machine_share_one_copy() -> None:
     apart = account(planned(ModelGrid(data=2), ModelGrid(data=4), per_machine=1))
     together = account(planned(ModelGrid(data=2), ModelGrid(data=4), per_machine=4))
@@ -158,7 +168,7 @@ def test_a_receiver_takes_from_its_own_machine_what_that_has() -> None:
     grid = ModelGrid(data=2)
     tensors = placed(tensors_of(), SIZES, grid, grid)
     plan = plan_reshard(tensors, RankMachines([0, 1], [0, 1]), max_piece_bytes=256)
-    assert account(plan).over_network == 0
+    assert account(plan).over_network == account(plan).needed == 0
     assert all(each.sender == each.receiver for each in plan.transfers())
     execute(plan)
 
