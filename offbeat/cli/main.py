@@ -153,17 +153,37 @@ def evaluate(
 
 
 @app.command()
-def check(
-    recipe: RecipeArgument, overrides: OverridesArgument = None, run_dir: RunDirOption = None
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIRECTORY]", help="Made if it is not there.")
+    ] = Path(),
 ) -> None:
-    """Check a recipe, and this machine for it: every problem in one report."""
+    """Write a recipe, a reward with its test, prompts and a tiny model: a directory that trains."""
+    from offbeat.cli.starter import write_starter
+
+    write_starter(folder)
+
+
+@app.command()
+def check(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RECIPE]", help="YAML recipe; without one, versions alone."),
+    ] = None,
+    overrides: OverridesArgument = None,
+    run_dir: RunDirOption = None,
+) -> None:
+    """Check a recipe, and this machine for it: every problem, then versions for a bug report."""
     from offbeat.cli.recipes import read_or_exit
 
-    loaded = read_or_exit(recipe, overrides)
+    loaded = read_or_exit(recipe, overrides) if recipe is not None else None
 
     from offbeat.launch.checks.report import check_machine
+    from offbeat.launch.checks.versions import versions
 
-    raise SystemExit(check_machine(loaded, run_dir))
+    code = check_machine(loaded, run_dir) if loaded is not None else 0
+    typer.echo(versions() if loaded is None else f"\n{versions()}")
+    raise SystemExit(code)
 
 
 @app.command()

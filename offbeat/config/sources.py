@@ -151,7 +151,8 @@ def _neighbours(path: Path) -> str:
         if file.suffix in (".yaml", ".yml") and file.is_file()
     ]
     if not found:
-        return f"There are no recipes in {' or '.join(f'{folder}/' for folder in folders)}."
+        looked = " or ".join(f"{folder}/" for folder in folders)
+        return f"There are no recipes in {looked}. offbeat init writes one that trains."
     by_name = {Path(name).stem: name for name in reversed(found)}
     near = difflib.get_close_matches(path.stem, by_name, n=1)
     more = f" and {len(found) - _MOST_NEIGHBOURS} more" if len(found) > _MOST_NEIGHBOURS else ""

@@ -1,0 +1,70 @@
+"""``offbeat init`` and the versions of ``offbeat check``: first contact, and a bug report."""
+
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from offbeat.cli.main import app
+from offbeat.config.loader import load_recipe
+
+
+def offbeat(*args: str) -> Result:
+    return CliRunner().invoke(app, args)
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("first") / "contact"
+    result = offbeat("init", str(folder))
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_a_starter_is_a_recipe_whose_every_path_is_inside_it(starter: Path) -> None:
+    config = load_recipe(starter / "recipe.yaml").config
+    paths = [config.model.path, config.data.path, config.eval.path]
+    assert all(path and Path(path).is_relative_to(starter) for path in paths)
+    assert (starter / ".gitignore").read_text().startswith("/runs/")
+
+
+def test_the_reward_of_a_starter_passes_its_test(starter: Path) -> None:
+    subprocess.run([sys.executable, "test_rewards.py"], cwd=starter, check=True)
+
+
+def test_a_starter_says_what_to_type_next(tmp_path: Path) -> None:
+    printed = offbeat("init", str(tmp_path / "mine")).output
+    commands = [line.split()[:2] for line in printed.splitlines() if line.startswith("  ")]
+    assert commands[0][0] == "cd"
+    assert commands[1:] == [["offbeat", name] for name in ("check", "train", "report")]
+
+
+def test_no_file_is_replaced_and_none_is_written_beside_it(tmp_path: Path) -> None:
+    mine = tmp_path / "rewards.py"
+    mine.write_text("mine")
+    result = offbeat("init", str(tmp_path))
+    assert result.exit_code == 2
+    assert "rewards.py already, and nothing is replaced" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["rewards.py"]
+    assert mine.read_text() == "mine"
+
+
+def test_a_directory_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = offbeat("init", str(tmp_path / "file" / "below"))
+    assert result.exit_code == 2
+    assert "cannot be written: Not a directory" in result.stderr
+
+
+def test_check_without_a_recipe_prints_the_versions_of_a_bug_report() -> None:
+    lines = offbeat("check").stdout.splitlines()
+    found = dict(line.split(maxsplit=1) for line in lines[1:])
+    assert lines[0] == "versions, for a bug report"
+    assert found["offbeat"] == version("offbeat")
+    assert found["python"].startswith(platform.python_version())
+    assert found["ray"] == version("ray")
+    assert {"pytest", "ruff"} & set(found) == set(), "no development tool"
