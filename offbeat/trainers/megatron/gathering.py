@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.trainers.megatron.errors import IncompleteWeights
-from offbeat.trainers.megatron.hf_files import view_of, where
-from offbeat.trainers.megatron.mapping import Shape, TensorBox
+from offbeat.trainers.megatron.hf_files import view_of
+from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.weight_sync.reshard.region import Region, Shape
 
 _BOXES: Final = msgspec.msgpack.Decoder(list[TensorBox])
 
@@ -37,7 +38,7 @@ class TensorGather:
     def __init__(self, boxes: Sequence[TensorBox], peers: Peers) -> None:
         self._rank = peers.rank
         world = peers.all_gather(list(boxes), _BOXES)
-        owned = dict[tuple[str, Shape], _Piece]()
+        owned = dict[tuple[str, Region], _Piece]()
         for rank, theirs in enumerate(world):
             for box in theirs:
                 owned.setdefault(box.key, _Piece(box, rank))
@@ -48,7 +49,7 @@ class TensorGather:
         for name in sorted(self._pieces):  # an order that does not depend on the layout
             pieces = self._pieces[name]
             self.shapes[name] = pieces[0].box.whole
-            covered = sum(prod(each.box.shape) for each in pieces)
+            covered = sum(each.box.region.elements for each in pieces)
             if covered != prod(self.shapes[name]):
                 problem = f"has {prod(self.shapes[name])} elements, the ranks hold {covered}"
                 raise IncompleteWeights("this world of ranks", name, problem)
@@ -73,15 +74,13 @@ class TensorGather:
         pieces = [each for name in names for each in self._pieces[name]]
         for owner in sorted({each.owner for each in pieces}):
             theirs = [each.box for each in pieces if each.owner == owner]
-            flat = torch.empty(
-                sum(prod(box.shape) for box in theirs), dtype=some.dtype, device=some.device
-            )
+            sizes = [box.region.elements for box in theirs]
+            flat = torch.empty(sum(sizes), dtype=some.dtype, device=some.device)
             if owner == self._rank:
                 torch.cat([view_of(values, box).reshape(-1) for box in theirs], out=flat)
             dist.broadcast(flat, src=owner)
-            parts = flat.split([prod(box.shape) for box in theirs])
-            for box, part in zip(theirs, parts, strict=True):
-                whole[box.tensor][where(box.start, box.shape)] = part.view(box.shape)
+            for box, part in zip(theirs, flat.split(sizes), strict=True):
+                whole[box.tensor][box.region.slices] = part.view(box.region.shape)
         return whole
 
     def all_tensors(

@@ -39,7 +39,7 @@ class HfWeights:
         if tuple(view.get_shape()) != box.whole:
             problem = f"has shape {tuple(view.get_shape())}, not {box.whole}"
             raise IncompleteWeights(str(self._path), box.tensor, problem)
-        return view[where(box.start, box.shape)]
+        return view[box.region.slices]
 
 
 @contextmanager
@@ -71,9 +71,4 @@ def load_boxes(parameters: Mapping[str, Tensor], boxes: Sequence[TensorBox], pat
 
 def view_of(parameters: Mapping[str, Tensor], box: TensorBox) -> Tensor:
     """Return a view of the box's elements in the local parameter that holds them."""
-    return parameters[box.parameter][where(box.local, box.shape)]
-
-
-def where(start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return the slices of a box."""
-    return tuple(slice(at, at + size) for at, size in zip(start, shape, strict=True))
+    return parameters[box.parameter][box.local.slices]

@@ -17,29 +17,28 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnmappedParameter
 from offbeat.trainers.megatron.layout import ParallelLayout
-
-Shape = tuple[int, ...]
+from offbeat.weight_sync.reshard.region import Region, Shape
 
 
 @dataclass(frozen=True, slots=True)
 class TensorBox:
-    """A box of a Hugging Face tensor that a local parameter holds."""
+    """A region of a Hugging Face tensor that a local parameter holds."""
 
     tensor: str  # Hugging Face name
     whole: Shape  # of that tensor
-    start: Shape  # of the box in the tensor
+    region: Region  # of the tensor
     parameter: str  # local name
-    local: Shape  # start of the box in the parameter
-    shape: Shape
+    local: Region  # of the parameter; of the same shape
 
     @property
-    def key(self) -> tuple[str, Shape]:
+    def key(self) -> tuple[str, Region]:
         """Return a key that is equal for copies of the same box on several ranks."""
-        return self.tensor, self.start
+        return self.tensor, self.region
 
 
 Rule = Callable[[Shape, int], list[TensorBox]]
@@ -57,10 +56,10 @@ def boxes_of(
     boxes = list[TensorBox]()
     for name, shape in parameters.items():
         found = _rule(name, architecture, layout)(shape, layout.tensor_rank)
-        covered = sum(_elements(box.shape) for box in found)
+        covered = sum(box.region.elements for box in found)
         padding = _padding(name, shape, architecture, layout)
-        if covered + padding != _elements(shape):
-            problem = f"of shape {shape} has {_elements(shape)} elements, {covered} of them mapped"
+        if covered + padding != prod(shape):
+            problem = f"of shape {shape} has {prod(shape)} elements, {covered} of them mapped"
             raise UnmappedParameter(name, problem)
         boxes.extend(found)
     return boxes
@@ -130,14 +129,14 @@ def _layer_rule(
 
 def _direct(parameter: str, tensor: str, shape: Shape, rank: int) -> list[TensorBox]:
     del rank
-    origin = (0,) * len(shape)
-    return [TensorBox(tensor, shape, origin, parameter, origin, shape)]
+    everything = Region.whole(shape)
+    return [TensorBox(tensor, shape, everything, parameter, everything)]
 
 
 def _row(parameter: str, tensor: str, ranks: int, shape: Shape, rank: int) -> list[TensorBox]:
     rows, columns = shape
-    whole, start = (rows, columns * ranks), (0, columns * rank)
-    return [TensorBox(tensor, whole, start, parameter, (0, 0), shape)]
+    whole, region = (rows, columns * ranks), Region.at((0, columns * rank), shape)
+    return [TensorBox(tensor, whole, region, parameter, Region.whole(shape))]
 
 
 def _gated(parameter: str, prefix: str, ranks: int, shape: Shape, rank: int) -> list[TensorBox]:
@@ -145,7 +144,11 @@ def _gated(parameter: str, prefix: str, ranks: int, shape: Shape, rank: int) -> 
     part, whole = (rows, *shape[1:]), (rows * ranks, *shape[1:])
     return [
         TensorBox(
-            f"{prefix}{name}.weight", whole, (rows * rank, 0), parameter, (rows * half, 0), part
+            f"{prefix}{name}.weight",
+            whole,
+            Region.at((rows * rank, 0), part),
+            parameter,
+            Region.at((rows * half, 0), part),
         )
         for half, name in enumerate(("gate_proj", "up_proj"))
     ]
@@ -160,14 +163,14 @@ def _qkv(
     for group in range(here * rank, here * (rank + 1)):
         for name, heads, whole in (("q", queries, a.heads), ("k", 1, a.groups), ("v", 1, a.groups)):
             rows, zeros = heads * a.head_dim, (0,) * len(others)
+            part = (rows, *others)
             boxes.append(
                 TensorBox(
                     f"{prefix}{name}_proj.{kind}",
                     (whole * a.head_dim, *others),
-                    (group * rows, *zeros),
+                    Region.at((group * rows, *zeros), part),
                     parameter,
-                    (at, *zeros),
-                    (rows, *others),
+                    Region.at((at, *zeros), part),
                 )
             )
             at += rows
@@ -177,11 +180,11 @@ def _qkv(
 def _vocabulary(
     parameter: str, tensor: str, a: Architecture, shape: Shape, rank: int
 ) -> list[TensorBox]:
-    rows = max(0, min(shape[0], a.vocabulary - shape[0] * rank))
-    if not rows:
-        return []
-    whole, start = (a.vocabulary, shape[1]), (shape[0] * rank, 0)
-    return [TensorBox(tensor, whole, start, parameter, (0, 0), (rows, shape[1]))]
+    whole = a.vocabulary, shape[1]
+    region = Region.at((shape[0] * rank, 0), shape).intersection(Region.whole(whole))
+    if region is None:
+        return []  # padding alone
+    return [TensorBox(tensor, whole, region, parameter, Region.whole(region.shape))]
 
 
 def _padding(name: str, shape: Shape, a: Architecture, layout: ParallelLayout) -> int:
@@ -190,10 +193,3 @@ def _padding(name: str, shape: Shape, a: Architecture, layout: ParallelLayout) -
         return 0
     end = shape[0] * (layout.tensor_rank + 1)
     return min(shape[0], max(0, end - a.vocabulary)) * shape[1]
-
-
-def _elements(shape: Shape) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -7,7 +7,6 @@ a state can be loaded under another layout than it was written under.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Final, Self
 
@@ -16,8 +15,9 @@ from torch import Tensor
 
 from offbeat.trainers.checkpoints.state_files import save_tensors, saved_tensors
 from offbeat.trainers.megatron.errors import IncompleteWeights
-from offbeat.trainers.megatron.hf_files import view_of, where
-from offbeat.trainers.megatron.mapping import Shape, TensorBox
+from offbeat.trainers.megatron.hf_files import view_of
+from offbeat.trainers.megatron.mapping import TensorBox
+from offbeat.weight_sync.reshard.region import Region, Shape
 
 WEIGHTS: Final = "weight"
 _STEPS: Final = "steps"
@@ -36,7 +36,7 @@ def save_share(
         OSError: The disk failed.
     """
     tensors = {
-        f"{kind}/{box.tensor}@{_text(box.start)}": view_of(values, box).detach()
+        f"{kind}/{box.tensor}@{_text(box.region.start)}": view_of(values, box).detach()
         for kind, values in kinds.items()
         for box in boxes
     }
@@ -80,28 +80,25 @@ class SavedShares:
         for box in boxes:
             wanted.setdefault(box.tensor, []).append(box)
         for name, theirs in wanted.items():
-            pieces = [(start, read()) for start, read in self._saved.get((kind, name), [])]
+            pieces = [
+                (Region.at(start, tuple(piece.shape)), piece)
+                for start, read in self._saved.get((kind, name), [])
+                for piece in [read()]
+            ]
             for box in theirs:
-                missing = _fill(view_of(values, box), box.start, pieces)
+                missing = _fill(view_of(values, box), box.region, pieces)
                 if missing:
                     problem = f"lacks {missing} elements of its {kind}"
                     raise IncompleteWeights(str(self._directory), name, problem)
 
 
-def _fill(target: Tensor, start: Shape, pieces: Iterable[tuple[Shape, Tensor]]) -> int:
-    """Copy the overlap of pieces with a box; return how many of its elements no piece has."""
-    missing = target.numel()
-    for at, piece in pieces:
-        low = tuple(map(max, start, at))
-        ends = (
-            (a + n, b + m) for a, n, b, m in zip(start, target.shape, at, piece.shape, strict=True)
-        )
-        size = tuple(min(both) - first for both, first in zip(ends, low, strict=True))
-        if min(size) > 0:
-            there = tuple(a - b for a, b in zip(low, at, strict=True))
-            here = tuple(a - b for a, b in zip(low, start, strict=True))
-            target[where(here, size)].copy_(piece[where(there, size)])
-            missing -= prod(size)
+def _fill(target: Tensor, region: Region, pieces: Iterable[tuple[Region, Tensor]]) -> int:
+    """Copy the overlap of pieces with a region; return how many of its elements no piece has."""
+    missing = region.elements
+    for held, piece in pieces:
+        if common := region.intersection(held):
+            target[common.within(region)].copy_(piece[common.within(held)])
+            missing -= common.elements
     return missing
 
 

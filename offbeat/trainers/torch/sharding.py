@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
-from offbeat.weight_sync.reshard.region import chunk_cuts
+from offbeat.weight_sync.reshard.region import Region, chunk_cuts
+from offbeat.weight_sync.reshard.region import part_of as region_of
 from offbeat.weight_sync.source import dtype_name, named_weights
 
 HALF: Final = (torch.bfloat16, torch.float16)
@@ -164,9 +165,16 @@ def part_of(values: Tensor, like: Tensor) -> Tensor:
     """Return this rank's part of whole values, sharded like ``like``."""
     if not isinstance(like, DTensor):
         return values
-    mesh = like.device_mesh
-    rank, cuts = mesh.get_local_rank(), chunk_cuts(values.shape[0], mesh.size())
-    return values[cuts[rank] : cuts[rank + 1]]
+    return values[local_region(like).slices]
+
+
+def local_region(tensor: Tensor) -> Region:
+    """Return the region of a tensor that this rank holds: empty on ranks beyond its last row."""
+    shape = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return Region.whole(shape)
+    mesh = tensor.device_mesh
+    return region_of(shape, 0, chunk_cuts(shape[0], mesh.size()), mesh.get_local_rank())
 
 
 def cut_like(part: Tensor, like: Tensor) -> Tensor:

@@ -24,6 +24,11 @@ class Region(NamedTuple):
         """Return the region of a whole tensor."""
         return cls((0,) * len(shape), shape)
 
+    @classmethod
+    def at(cls, start: Shape, shape: Shape) -> "Region":
+        """Return the region of this shape that begins at ``start``."""
+        return cls(start, tuple(first + size for first, size in zip(start, shape, strict=True)))
+
     def __str__(self) -> str:
         spans = zip(self.start, self.stop, strict=True)
         return f"[{', '.join(f'{start}:{stop}' for start, stop in spans)}]"
@@ -37,6 +42,11 @@ class Region(NamedTuple):
     @property
     def elements(self) -> int:
         return prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Index of this region in an array of the whole tensor."""
+        return tuple(map(slice, self.start, self.stop))
 
     def contains(self, other: "Region") -> bool:
         """Return whether every element of ``other`` is in this region."""

@@ -34,7 +34,7 @@ from offbeat.messages.training import StepResult
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.gradients import Gradients
-from offbeat.trainers.megatron.hf_files import view_of, where
+from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.parts import BackendParts
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.ranks.assembly import source_of
@@ -160,7 +160,7 @@ def agrees(trainer: MegatronTrainer, weights: dict[str, Tensor]) -> bool:
     """Replicas and tied copies hold the same bits."""
     local = trainer.local_weights
     return all(
-        bool((view_of(local, box) == weights[box.tensor][where(box.start, box.shape)]).all())
+        bool((view_of(local, box) == weights[box.tensor][box.region.slices]).all())
         for box in trainer.boxes
     )
 

@@ -1,7 +1,6 @@
 """Where the elements of megatron's parameters are in Hugging Face's tensors, for any cut of any model."""
 
 from itertools import product
-from math import prod
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnmappedParameter
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TensorBox, boxes_of, padded_vocabulary
+from offbeat.weight_sync.reshard.region import Region
 
 SMALL = Architecture(
     name="two groups of two heads",
@@ -107,7 +107,7 @@ def test_the_ranks_together_hold_every_element_of_every_tensor_once(
     for box in boxes.values():
         whole = held.setdefault(box.tensor, np.zeros(box.whole, int))
         assert whole.shape == box.whole
-        whole[tuple(slice(s, s + n) for s, n in zip(box.start, box.shape, strict=True))] += 1
+        whole[box.region.slices] += 1
     assert all((count == 1).all() for count in held.values())
 
 
@@ -130,8 +130,7 @@ def test_a_rank_s_boxes_cover_its_parameters_without_overlap(
     shapes = shapes_of(a, layout)
     covered = {name: np.zeros(shape, int) for name, shape in shapes.items()}
     for box in boxes_of(shapes, a, layout):
-        place = tuple(slice(s, s + n) for s, n in zip(box.local, box.shape, strict=True))
-        covered[box.parameter][place] += 1
+        covered[box.parameter][box.local.slices] += 1
     for name, count in covered.items():
         padding = "embedding" in name or name == "output_layer.weight"
         assert ((count <= 1) if padding else (count == 1)).all()
@@ -147,10 +146,8 @@ def test_queries_keys_and_values_of_a_group_lie_together() -> None:
     layout = ParallelLayout(tensor=2, tensor_rank=1)
     name = "decoder.layers.0.self_attention.linear_qkv.weight"
     boxes = boxes_of({name: (20, 3)}, SMALL, layout)
-    found = [(box.tensor.rpartition(".self_attn.")[2], box.start[0], box.local[0]) for box in boxes]
-    assert found == [
-        ("q_proj.weight", 10, 0),
-        ("k_proj.weight", 5, 10),
-        ("v_proj.weight", 5, 15),
+    assert [(box.tensor.rpartition(".self_attn.")[2], box.region, box.local) for box in boxes] == [
+        ("q_proj.weight", Region((10, 0), (20, 3)), Region((0, 0), (10, 3))),
+        ("k_proj.weight", Region((5, 0), (10, 3)), Region((10, 0), (15, 3))),
+        ("v_proj.weight", Region((5, 0), (10, 3)), Region((15, 0), (20, 3))),
     ]
-    assert sum(prod(box.shape) for box in boxes) == 60

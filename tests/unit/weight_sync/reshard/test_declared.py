@@ -54,8 +54,7 @@ def test_a_megatron_rank_holds_what_is_declared(cut: tuple[Architecture, int, in
 def by_tensor(boxes: list[TensorBox]) -> dict[str, list[Region]]:
     found = dict[str, list[Region]]()
     for box in boxes:
-        stop = tuple(start + size for start, size in zip(box.start, box.shape, strict=True))
-        found.setdefault(box.tensor, []).append(Region(box.start, stop))
+        found.setdefault(box.tensor, []).append(box.region)
     return found
 
 
