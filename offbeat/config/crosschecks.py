@@ -14,6 +14,7 @@ from offbeat.config.crosschecks_data import data_clashes
 from offbeat.config.crosschecks_demonstrations import demonstration_clashes
 from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
+from offbeat.config.crosschecks_layout import layout_clashes
 from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
 from offbeat.config.crosschecks_rewards import reward_call_clashes, reward_function_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
@@ -291,19 +292,6 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
 # --- what this version can run -------------------------------------------------------------------
 
 
-def _tensor_parallel_ranks_share_the_tokens(config: RunConfig) -> Iterator[Clash]:
-    trainer = config.trainer
-    if trainer.backend != "megatron" or not trainer.sequence_parallel:
-        return
-    if trainer.tensor_parallel == 1:
-        yield Clash(
-            ("trainer.sequence_parallel", "trainer.tensor_parallel"),
-            "trainer.sequence_parallel does nothing with trainer.tensor_parallel=1: it is "
-            "tensor-parallel ranks that share the tokens",
-            "Set it to false, or trainer.tensor_parallel to 2 or more.",
-        )
-
-
 def _devices_and_gpus_agree(config: RunConfig) -> Iterator[Clash]:
     yield from _device_and_gpus("generator", config.generator)
     yield from _device_and_gpus("trainer", config.trainer)
@@ -368,6 +356,6 @@ _REAL_RUNS = (
     wire_clashes,
     in_each_environment(_stubs_come_together),
     vllm_clashes,
-    _tensor_parallel_ranks_share_the_tokens,
+    layout_clashes,
     _devices_and_gpus_agree,
 )

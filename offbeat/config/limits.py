@@ -107,8 +107,14 @@ def trainer_ranks(config: RunConfig) -> int:
     trainer = config.trainer
     ranks = trainer_replicas(trainer)
     if isinstance(trainer, MegatronTrainerConfig):
-        ranks *= trainer.tensor_parallel * trainer.pipeline_parallel
+        ranks *= trainer.tensor_parallel * trainer.context_parallel * trainer.pipeline_parallel
     return ranks
+
+
+def microbatch_tokens(trainer: TrainerConfig) -> int:
+    """Return the most tokens in one forward-backward of one replica, whose ranks may share its rows."""
+    context = trainer.context_parallel if isinstance(trainer, MegatronTrainerConfig) else 1
+    return trainer.max_tokens_per_microbatch * context
 
 
 def lora_of(config: RunConfig) -> LoraConfig | None:

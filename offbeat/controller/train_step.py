@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
-from offbeat.config.limits import trainer_replicas
+from offbeat.config.limits import microbatch_tokens, trainer_replicas
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.errors import EmptyBatch
 from offbeat.controller.failpoints import Failpoint
@@ -65,10 +65,9 @@ class TrainStep:
         self._state, self._trainer_client, self._sync = state, trainer_client, sync
         self._advantages, self._loss = advantages, loss
         trainer = state.config.trainer
-        self._min_tokens = (
-            trainer.min_tokens_per_chunk
-            or trainer.max_tokens_per_microbatch * trainer_replicas(trainer)
-        )
+        self._min_tokens = trainer.min_tokens_per_chunk or microbatch_tokens(
+            trainer
+        ) * trainer_replicas(trainer)
         self._whole_batches = state.config.generator.deterministic
         self._queued = 0
 

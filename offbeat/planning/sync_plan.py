@@ -12,6 +12,7 @@ from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.planning.grid_text import describe_grid
 from offbeat.planning.model_tensors import model_tensors
+from offbeat.trainers.megatron.layout import grid_of
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.reshard.account import ByteAccount, account
 from offbeat.weight_sync.reshard.declared import placed
@@ -184,12 +185,7 @@ def sender_grid(config: RunConfig) -> ModelGrid:
     """Return the parallel sizes of a recipe's trainer."""
     trainer = config.trainer
     if trainer.backend == "megatron":
-        return ModelGrid(
-            tensor=trainer.tensor_parallel,
-            pipeline=trainer.pipeline_parallel,
-            data=trainer.data_parallel,
-            expert=trainer.expert_parallel,
-        )
+        return grid_of(trainer)
     return ModelGrid(shards=trainer.data_parallel if trainer.backend == "torch" else 1)
 
 

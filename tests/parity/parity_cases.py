@@ -75,14 +75,17 @@ class MegatronCut(Cut):
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
+    context: int = 1
     expert: int = 1
+    expert_tensor: int = 1
+    stages: tuple[int, ...] | None = None  # layers of each
     sequence: bool = False
     overlap: bool = False
     updates: str = "FaultyAdamW"  # the optimizer, by its name in ``megatron_bugs.OPTIMIZERS``
 
     @property
     def ranks(self) -> int:
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.tensor * self.context * self.pipeline
 
 
 @dataclass(frozen=True)
@@ -116,11 +119,20 @@ LAYOUTS = {
     "pp2 x dp2": MegatronCut(pipeline=2, data=2),
     "tp2 x pp2": MegatronCut(tensor=2, pipeline=2),
     "tp2 x pp2, sequence": MegatronCut(tensor=2, pipeline=2, sequence=True),
+    "cp2": MegatronCut(context=2),
+    "cp4": MegatronCut(context=4),
+    "cp2 x dp2": MegatronCut(context=2, data=2),
+    "cp2 x pp2": MegatronCut(context=2, pipeline=2),
+    "tp2 x cp2, sequence": MegatronCut(tensor=2, context=2, sequence=True),
 }
-PADDED_TOO = ("one rank", "dp2", "tp2, sequence", "pp2")
+PADDED_TOO = ("one rank", "dp2", "tp2, sequence", "pp2", "cp2")
 TIED_LAYOUTS = {
     "pp2, tied": MegatronCut(pipeline=2),
     "tp2 x pp2, tied": MegatronCut(pipeline=2, tensor=2),
+}
+UNEVEN_LAYOUTS = {
+    "pp2 of 1 + 2 layers": MegatronCut(pipeline=2, stages=(1, 2)),
+    "pp2 of 2 + 1 layers": MegatronCut(pipeline=2, stages=(2, 1)),
 }
 EXPERT_LAYOUTS = {
     "experts, one rank": MegatronCut(),
@@ -128,8 +140,21 @@ EXPERT_LAYOUTS = {
     "experts, ep2": MegatronCut(data=2, expert=2),
     "experts, pp2": MegatronCut(pipeline=2),
     "experts, tp2, sequence": MegatronCut(tensor=2, sequence=True),
+    "experts, tp2 x etp2, sequence": MegatronCut(tensor=2, expert_tensor=2, sequence=True),
     "experts, ep2 of dp4": MegatronCut(data=4, expert=2),
-    "experts, tp2 x ep2, sequence": MegatronCut(tensor=2, data=2, expert=2, sequence=True),
+    "experts, tp2 x etp2 x ep2, sequence": MegatronCut(
+        tensor=2, expert_tensor=2, data=2, expert=2, sequence=True
+    ),
+    "experts, ep2 of tp2, sequence": MegatronCut(tensor=2, expert=2, sequence=True),
+    "experts, ep4 of tp2 x dp2, sequence": MegatronCut(tensor=2, data=2, expert=4, sequence=True),
+    "experts, ep2 of tp2 x dp2, sequence": MegatronCut(tensor=2, data=2, expert=2, sequence=True),
+    "experts, ep2 of tp2 x pp2, sequence": MegatronCut(
+        tensor=2, pipeline=2, expert=2, sequence=True
+    ),
+    "experts, ep2 of cp2": MegatronCut(context=2, expert=2),
+    "experts, ep4 of tp2 x cp2, sequence": MegatronCut(
+        tensor=2, context=2, expert=4, sequence=True
+    ),
 }
 TORCH_CASES: list[tuple[int, str, str]] = [
     (ranks, rows, loss) for ranks in RANKS for rows in ROWS for loss in LOSSES
@@ -144,7 +169,10 @@ PAGE_CASES: frozenset[Case] = frozenset(
         ("torch", TIED_DP2, "packed", "tokens"),
         *(("torch", layout, rows, "tokens") for layout in RECOMPUTE for rows in ROWS),
         *(("megatron", *case) for case in MEGATRON_CASES),
-        *(("megatron", layout, "packed", "tokens") for layout in (*TIED_LAYOUTS, *EXPERT_LAYOUTS)),
+        *(
+            ("megatron", layout, "packed", "tokens")
+            for layout in (*TIED_LAYOUTS, *UNEVEN_LAYOUTS, *EXPERT_LAYOUTS)
+        ),
     }
 )
 

@@ -22,6 +22,7 @@ NORMS = (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm)
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CONFIGS: dict[str, Any] = {
     "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=False),
+    "qwen3-3": Qwen3Config(**SIZES | {"num_hidden_layers": 3}, tie_word_embeddings=False),
     "qwen3-tied": Qwen3Config(**SIZES, tie_word_embeddings=True),
     "qwen2": Qwen2Config(
         **{name: value for name, value in SIZES.items() if name != "head_dim"},

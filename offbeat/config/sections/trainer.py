@@ -94,9 +94,24 @@ class MegatronTrainerConfig(_ModelTrainer):
     """Stages that the layers are divided into. More fit deeper models and exchange little, but stages idle at
     both ends of a step: send several microbatches per stage."""
 
+    layers_per_stage: (
+        Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] | None
+    ) = None
+    """Layers of each pipeline stage, from the first to the last, as in `[11, 12, 12, 11]`; None: equal numbers.
+    The first stage has the embedding as well and the last one the output head: fewer layers there even out
+    memory and time."""
+
+    context_parallel: Annotated[int, Field(ge=1)] = 1
+    """Ranks that each row of tokens is divided over. More fit longer rows and exchange keys and values in every
+    layer; a microbatch of all of them together has this many times `trainer.max_tokens_per_microbatch`."""
+
     expert_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks, among the data-parallel ones, that experts are divided over. More fit more experts and exchange
-    tokens in every layer of experts."""
+    """Ranks of a pipeline stage that experts are divided over: a divisor of tensor_parallel x context_parallel x
+    data_parallel / expert_tensor_parallel. More fit more experts and exchange tokens in every layer of experts."""
+
+    expert_tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Ranks that the matrices of each expert are divided over, whatever `trainer.tensor_parallel` is. 1 keeps
+    experts whole and exchanges tokens alone; more fit experts too large for one rank, and exchange more."""
 
     sequence_parallel: bool = False
     """Tensor-parallel ranks share the tokens between their matrices, too: less activation memory at the same

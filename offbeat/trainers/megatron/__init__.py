@@ -1,4 +1,4 @@
-"""The megatron trainer: Hugging Face decoders over megatron-core, tensor x pipeline x data x expert.
+"""The megatron trainer: Hugging Face decoders over megatron-core, over five axes of parallelism.
 
 Needs the extra ``megatron``; nothing outside this room imports it.
 
@@ -13,7 +13,10 @@ Needs the extra ``megatron``; nothing outside this room imports it.
     layers        layer specification of the model
     architecture  Hugging Face config -> sizes, or a refusal
     mapping       map from elements of a parameter to Hugging Face's tensors         (pure)
-    layout        parallel layout of a world and a rank's place in it                (pure)
+    layout        parallel sizes of a world and a rank's place in it                 (pure)
+    layout_rules  which sizes fit a model                                          (pure)
+    token_share   the tokens of a microbatch that a context-parallel rank computes (pure)
+    context       attention and sums over context-parallel ranks
     groups        process groups of a layout
     gathering     whole tensors gathered from all ranks' pieces
     hf_files      boxes read from safetensors; hf_directory: export of a model directory

@@ -16,18 +16,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import cast
 
-import numpy as np
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from offbeat.trainers.batches.packing import PackedRows, visible
-from offbeat.trainers.megatron.groups import tensor_group
+from offbeat.trainers.batches.packing import Ints, PackedRows
+from offbeat.trainers.megatron.context import summed
+from offbeat.trainers.megatron.groups import context_group, tensor_group
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.model import PackedRotary
+from offbeat.trainers.megatron.token_share import TokenShare, token_share
 from offbeat.trainers.megatron.vocabulary import vocabulary_logprobs, whole_logits
 
 Consume = Callable[[PackedRows, Tensor, Tensor], Tensor]
@@ -35,8 +35,8 @@ Consume = Callable[[PackedRows, Tensor, Tensor], Tensor]
 
 Called on the last stage only."""
 
-_Loss = Callable[[PackedRows, Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]
-"""(microbatch, this rank's logits [1, U, V]) -> what the library's schedules want of a loss."""
+_Loss = Callable[[PackedRows, TokenShare, Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]
+"""(microbatch, this rank's part of it, its logits [1, U, V]) -> what the schedules want of a loss."""
 
 
 class Forward:
@@ -76,8 +76,11 @@ class Forward:
         """Return logits [U, V] of the positions that predict; None on all stages but the last."""
         kept = list[Tensor]()
 
-        def keep(_: PackedRows, logits_1UV: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            kept.append(whole_logits(logits_1UV[0], self._vocabulary, tensor_group()))
+        def keep(
+            packed: PackedRows, share: TokenShare, logits_1UV: Tensor
+        ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            logits_UV = whole_logits(logits_1UV[0], self._vocabulary, tensor_group())
+            kept.append(self._whole(logits_UV[: len(share.own_U)], share.own_U, packed.predicts_U))
             return logits_1UV.sum(), torch.zeros((), dtype=torch.int, device=self._device), {}
 
         self._run([microbatch], keep, backward=False)
@@ -101,30 +104,47 @@ class Forward:
         self, loss: _Loss, source: Iterator[PackedRows], wrapped: nn.Module
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]]:
         packed = next(source)
-        positions_RT = self._tensor(packed.positions_RT)
+        share = token_share(packed, self._layout.context_rank, self._layout.grid.context)
+        positions_RO = self._tensor(share.positions_RO)
         rotary = cast("PackedRotary", self._model.rotary_pos_emb)
-        rotary.positions_RT = None if packed.one_branch_a_row else positions_RT
-        places_U = packed.predicts_U if len(packed.predicts_U) else np.zeros(1, np.int64)
-        with self._only_places(self._tensor(places_U)):
-            output = wrapped(self._tensor(packed.input_ids_RT), positions_RT, self._mask(packed))
-        return output, partial(loss, packed)
+        rotary.positions_RT = None if share.hidden_ROT is None else positions_RO
+        with self._only_places(self._tensor(share.predicts_U)):
+            output = wrapped(self._tensor(share.input_ids_RO), positions_RO, self._mask(share))
+        return output, partial(loss, packed, share)
 
     def _loss(
-        self, consume: Consume, temperature: float, packed: PackedRows, logits_1UV: Tensor
+        self,
+        consume: Consume,
+        temperature: float,
+        packed: PackedRows,
+        share: TokenShare,
+        logits_1UV: Tensor,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        which_N, target_N = self._tensor(packed.which_N), self._tensor(packed.target_N)
-        logprobs_N, entropy_N = vocabulary_logprobs(
-            logits_1UV[0], which_N, target_N, temperature, self._vocabulary, tensor_group()
+        own_N = vocabulary_logprobs(
+            logits_1UV[0],
+            self._tensor(share.which_N),
+            self._tensor(packed.target_N[share.own_N]),
+            temperature,
+            self._vocabulary,
+            tensor_group(),
         )
+        logprobs_N, entropy_N = (self._whole(each, share.own_N, packed.target_N) for each in own_N)
         loss = consume(packed, logprobs_N, entropy_N) if len(packed.target_N) else logprobs_N.sum()
         # No tokens: the library would divide by them at the end of every call.
         return loss, torch.zeros((), dtype=torch.int, device=self._device), {}
 
-    def _mask(self, packed: PackedRows) -> Tensor | None:
-        """Return the mask [R, 1, T, T] bool, True where hidden; None for plain causal attention."""
-        if packed.one_branch_a_row:
+    def _whole(self, own: Tensor, places: Ints, like: Ints) -> Tensor:
+        """Return values [N, ...] of a whole microbatch from those at this rank's places in it."""
+        if self._layout.grid.context == 1:
+            return own
+        whole = own.new_zeros(len(like), *own.shape[1:])
+        return summed(whole.index_copy(0, self._tensor(places), own), context_group())
+
+    def _mask(self, share: TokenShare) -> Tensor | None:
+        """Return the mask [R, 1, O, T] bool, True where hidden; None for plain causal attention."""
+        if share.hidden_ROT is None:
             return None
-        return ~torch.from_numpy(visible(packed.segments_RT)).to(self._device)[:, None]
+        return torch.from_numpy(share.hidden_ROT).to(self._device)[:, None]
 
     @contextmanager
     def _only_places(self, places_U: Tensor) -> Generator[None]:
@@ -150,5 +170,5 @@ class Forward:
         finally:
             handle.remove()
 
-    def _tensor(self, values: NDArray[np.int64]) -> Tensor:
+    def _tensor(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.trainers.megatron.errors import UnsupportedLayout
-from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.trainers.megatron.layout import ParallelLayout, grid_of
 from offbeat.trainers.ranks.peers import Peers
 
 
@@ -28,31 +28,19 @@ def start_groups(config: MegatronTrainerConfig, peers: Peers) -> ParallelLayout:
         # The library needs groups even in a world of one rank.
         backend = "gloo" if config.device == "cpu" else "nccl"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    world = dist.get_world_size()
-    model = config.tensor_parallel * config.pipeline_parallel
-    if config.data_parallel * model != world:
-        want = (
-            f"{world} ranks over tensor_parallel x pipeline_parallel = {model}: {world / model:g}"
-        )
-        raise UnsupportedLayout("trainer.data_parallel", str(config.data_parallel), want)
-    if config.data_parallel % config.expert_parallel:
-        want = f"a divisor of trainer.data_parallel = {config.data_parallel}"
-        raise UnsupportedLayout("trainer.expert_parallel", str(config.expert_parallel), want)
+    grid, world = grid_of(config), dist.get_world_size()
+    if grid.ranks != world:
+        want = f"{world} ranks over tensor x context x pipeline = {grid.model_ranks}"
+        data = f"{want}: {world / grid.model_ranks:g}"
+        raise UnsupportedLayout("trainer.data_parallel", str(grid.data), data)
     megatron_groups.initialize_model_parallel(
-        tensor_model_parallel_size=config.tensor_parallel,
-        pipeline_model_parallel_size=config.pipeline_parallel,
-        expert_model_parallel_size=config.expert_parallel,
+        tensor_model_parallel_size=grid.tensor,
+        pipeline_model_parallel_size=grid.pipeline,
+        context_parallel_size=grid.context,
+        expert_model_parallel_size=grid.expert,
+        expert_tensor_parallel_size=grid.expert_tensor_ranks,
     )
-    return ParallelLayout(
-        tensor=config.tensor_parallel,
-        pipeline=config.pipeline_parallel,
-        expert=config.expert_parallel,
-        data=config.data_parallel,
-        tensor_rank=megatron_groups.get_tensor_model_parallel_rank(),
-        pipeline_rank=megatron_groups.get_pipeline_model_parallel_rank(),
-        expert_rank=megatron_groups.get_expert_model_parallel_rank(),
-        data_rank=megatron_groups.get_data_parallel_rank(),
-    )
+    return ParallelLayout(grid, dist.get_rank())
 
 
 def tensor_group() -> ProcessGroup:
@@ -65,6 +53,11 @@ def pipeline_group() -> ProcessGroup:
     return cast("ProcessGroup", megatron_groups.get_pipeline_model_parallel_group())
 
 
+def context_group() -> ProcessGroup:
+    """Return the group of the ranks that share each row of tokens."""
+    return cast("ProcessGroup", megatron_groups.get_context_parallel_group())
+
+
 def expert_group() -> ProcessGroup:
     """Return the group of the ranks that exchange tokens for their experts."""
-    return cast("ProcessGroup", megatron_groups.get_expert_model_parallel_group())
+    return cast("ProcessGroup", megatron_groups.get_expert_tensor_and_model_parallel_group())

@@ -24,6 +24,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 from torch import nn
 
 from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.context import ContextAttention
 from offbeat.trainers.megatron.layout import ParallelLayout
 
 
@@ -48,20 +49,26 @@ def block_of(architecture: Architecture, layout: ParallelLayout) -> ModuleSpec:
     )
     parts = cast("TransformerLayerSubmodules", layer.submodules)
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    attention = cast("ModuleSpec", parts.self_attention)
+    inner = cast("SelfAttentionSubmodules", attention.submodules)
     if architecture.qk_norm:
-        attention = cast("ModuleSpec", parts.self_attention)
-        inner = cast("SelfAttentionSubmodules", attention.submodules)
         inner.q_layernorm = inner.k_layernorm = Norm
-    here = architecture.layers // layout.pipeline
+    if layout.grid.context > 1:
+        inner.core_attention = ContextAttention
+    here = len(layout.grid.layers_of(layout.pipeline_rank, architecture.layers))
     block = TransformerBlockSubmodules([layer] * here, layer_norm=ModuleSpec(module=Norm))
     return ModuleSpec(module=TransformerBlock, submodules=block)
 
 
-def mark_sharded_weights(model: nn.Module) -> None:
-    """Mark the weights that are sharded over tensor-parallel ranks.
+def mark_weights(model: nn.Module) -> None:
+    """Mark the weights that are sharded over tensor-parallel ranks, and those of experts.
 
-    The library counts all others once in its gradient norm. Its layers set the marks when they
-    initialise weights, which is skipped here because the weights are loaded from files.
+    The library counts all but sharded weights once in its gradient norm. Its layers set the marks when
+    they initialise weights, which is skipped here because the weights are loaded from files.
+
+    It takes experts for dense layers if there is one rank of expert parallelism, and reduces their
+    gradients over the copies of a dense layer. Experts have other copies where fewer ranks share the
+    matrices of an expert than those of a dense layer.
     """
     dealt_along: dict[type[object], int] = {
         ColumnParallelLinear: 0,
@@ -70,5 +77,8 @@ def mark_sharded_weights(model: nn.Module) -> None:
     }
     for module in model.modules():
         axis = dealt_along.get(type(module))
-        if axis is not None and module.weight is not None:
-            set_tensor_model_parallel_attributes(module.weight, True, axis, 1)  # noqa: FBT003 -- its signature
+        if axis is None or module.weight is None:
+            continue
+        set_tensor_model_parallel_attributes(module.weight, True, axis, 1)  # noqa: FBT003 -- its signature
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear) and module.is_expert:
+            module.weight.allreduce = False  # pyright: ignore[reportAttributeAccessIssue] -- read by name

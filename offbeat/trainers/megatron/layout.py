@@ -2,19 +2,58 @@
 
 from dataclasses import dataclass
 
+from offbeat.config.sections.trainer import MegatronTrainerConfig
+from offbeat.weight_sync.reshard.grid import ModelGrid
+
+
+def grid_of(trainer: MegatronTrainerConfig) -> ModelGrid:
+    """Return the parallel sizes of a recipe's trainer.
+
+    Raises:
+        LayoutRefused: They do not go together.
+    """
+    return ModelGrid(
+        tensor=trainer.tensor_parallel,
+        pipeline=trainer.pipeline_parallel,
+        context=trainer.context_parallel,
+        data=trainer.data_parallel,
+        expert=trainer.expert_parallel,
+        expert_tensor=trainer.expert_tensor_parallel,
+        stages=trainer.layers_per_stage or (),
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayout:
-    """Parallel sizes of a world, and one rank's place in it."""
+    """Parallel sizes of a world, and one rank's place in it, numbered as the library numbers ranks."""
 
-    tensor: int = 1  # ranks that share every matrix
-    pipeline: int = 1  # stages of layers
-    expert: int = 1  # ranks that share the experts; they are data-parallel in all else
-    data: int = 1  # model replicas
-    tensor_rank: int = 0
-    pipeline_rank: int = 0
-    expert_rank: int = 0
-    data_rank: int = 0
+    grid: ModelGrid
+    rank: int = 0
+
+    @property
+    def tensor_rank(self) -> int:
+        return self.rank % self.grid.tensor
+
+    @property
+    def context_rank(self) -> int:
+        return self.rank // self.grid.tensor % self.grid.context
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank // (self.grid.tensor * self.grid.context) % self.grid.data
+
+    @property
+    def pipeline_rank(self) -> int:
+        return self.rank // self.grid.stage_ranks
+
+    @property
+    def expert_tensor_rank(self) -> int:
+        return self.rank % self.grid.stage_ranks % self.grid.expert_tensor_ranks
+
+    @property
+    def expert_rank(self) -> int:
+        within_stage = self.rank % self.grid.stage_ranks
+        return within_stage // self.grid.expert_tensor_ranks % self.grid.expert
 
     @property
     def is_first_stage(self) -> bool:
@@ -22,9 +61,19 @@ class ParallelLayout:
 
     @property
     def is_last_stage(self) -> bool:
-        return self.pipeline_rank == self.pipeline - 1
+        return self.pipeline_rank == self.grid.pipeline - 1
 
     @property
     def is_replica_leader(self) -> bool:
         """Return whether this rank replies for its replica; the other ranks reply the same."""
-        return self.tensor_rank == 0 and self.is_last_stage
+        return self.tensor_rank == 0 and self.context_rank == 0 and self.is_last_stage
+
+    @property
+    def experts_fill_replicas(self) -> bool:
+        """Return whether each set of ranks that exchange tokens is whole replicas, or within one.
+
+        If not, the sets are linked by the replicas that they have in common.
+        """
+        replica = self.grid.tensor * self.grid.context
+        exchanging = self.grid.expert * self.grid.expert_tensor_ranks
+        return exchanging % replica == 0 or replica % exchanging == 0

@@ -10,7 +10,7 @@ be read under another.
     gated       gate's rows, then up's rows                    input of a gated MLP
     qkv         for each key-value group: its queries' rows, its key's, its value's
     vocabulary  rows are sharded; rows behind the vocabulary are padding without a counterpart
-    expert      one of the above, for an expert of an expert-parallel rank
+    expert      one of the above, for an expert of an expert-parallel rank, over expert-tensor ranks
 """
 
 import re
@@ -41,8 +41,16 @@ class TensorBox:
         return self.tensor, self.region
 
 
-Rule = Callable[[Shape, int], list[TensorBox]]
-"""(local shape, tensor-parallel rank) -> boxes."""
+@dataclass(frozen=True, slots=True)
+class MatrixPart:
+    """One of equal parts of a matrix."""
+
+    index: int
+    of: int  # number of parts
+
+
+Rule = Callable[[Shape], list[TensorBox]]
+"""Local shape -> boxes."""
 
 
 def boxes_of(
@@ -55,7 +63,7 @@ def boxes_of(
     """
     boxes = list[TensorBox]()
     for name, shape in parameters.items():
-        found = _rule(name, architecture, layout)(shape, layout.tensor_rank)
+        found = _rule(name, architecture, layout)(shape)
         covered = sum(box.region.elements for box in found)
         padding = _padding(name, shape, architecture, layout)
         if covered + padding != prod(shape):
@@ -67,7 +75,8 @@ def boxes_of(
 
 def padded_vocabulary(architecture: Architecture, layout: ParallelLayout) -> int:
     """Return the rows of the embedding over all ranks, padded to an equal number on each."""
-    return -(-architecture.vocabulary // layout.tensor) * layout.tensor
+    ranks = layout.grid.tensor
+    return -(-architecture.vocabulary // ranks) * ranks
 
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -76,11 +85,11 @@ _EMBEDDINGS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 def _rule(name: str, a: Architecture, layout: ParallelLayout) -> Rule:
-    embedding = "model.embed_tokens.weight"
+    embedding, rank = "model.embed_tokens.weight", layout.tensor_rank
     top: dict[str, Rule] = {
-        "embedding.word_embeddings.weight": partial(_vocabulary, name, embedding, a),
+        "embedding.word_embeddings.weight": partial(_vocabulary, name, embedding, a, rank),
         "output_layer.weight": partial(
-            _vocabulary, name, embedding if a.tied else "lm_head.weight", a
+            _vocabulary, name, embedding if a.tied else "lm_head.weight", a, rank
         ),
         "decoder.final_layernorm.weight": partial(_direct, name, "model.norm.weight"),
     }
@@ -88,89 +97,88 @@ def _rule(name: str, a: Architecture, layout: ParallelLayout) -> Rule:
         return top[name]
     if (found := _LAYER.fullmatch(name)) is None:
         raise UnmappedParameter(name, "has no Hugging Face name")
-    layer = int(found[1]) + layout.pipeline_rank * (a.layers // layout.pipeline)
+    layer = layout.grid.layers_of(layout.pipeline_rank, a.layers)[int(found[1])]
     return _layer_rule(name, found[2], f"model.layers.{layer}.", a, layout)
 
 
 def _layer_rule(
     name: str, within: str, prefix: str, a: Architecture, layout: ParallelLayout
 ) -> Rule:
-    attention, tensor = f"{prefix}self_attn.", layout.tensor
+    attention, part = f"{prefix}self_attn.", MatrixPart(layout.tensor_rank, layout.grid.tensor)
     rules: dict[str, Rule] = {
         "input_layernorm.weight": partial(_direct, name, f"{prefix}input_layernorm.weight"),
         "pre_mlp_layernorm.weight": partial(
             _direct, name, f"{prefix}post_attention_layernorm.weight"
         ),
-        "self_attention.linear_qkv.weight": partial(_qkv, name, attention, "weight", a),
-        "self_attention.linear_qkv.bias": partial(_qkv, name, attention, "bias", a),
+        "self_attention.linear_qkv.weight": partial(_qkv, name, attention, "weight", a, part),
+        "self_attention.linear_qkv.bias": partial(_qkv, name, attention, "bias", a, part),
         "self_attention.q_layernorm.weight": partial(_direct, name, f"{attention}q_norm.weight"),
         "self_attention.k_layernorm.weight": partial(_direct, name, f"{attention}k_norm.weight"),
-        "self_attention.linear_proj.weight": partial(
-            _row, name, f"{attention}o_proj.weight", tensor
-        ),
-        "mlp.linear_fc1.weight": partial(_gated, name, f"{prefix}mlp.", tensor),
-        "mlp.linear_fc2.weight": partial(_row, name, f"{prefix}mlp.down_proj.weight", tensor),
+        "self_attention.linear_proj.weight": partial(_row, name, f"{attention}o_proj.weight", part),
+        "mlp.linear_fc1.weight": partial(_gated, name, f"{prefix}mlp.", part),
+        "mlp.linear_fc2.weight": partial(_row, name, f"{prefix}mlp.down_proj.weight", part),
         "mlp.router.weight": partial(_direct, name, f"{prefix}mlp.gate.weight"),
     }
     if within in rules:
         return rules[within]
     if (found := _EXPERT.fullmatch(within)) is None:
         raise UnmappedParameter(name, "has no Hugging Face name")
-    expert = int(found[1]) + layout.expert_rank * (a.experts // layout.expert)
+    expert = int(found[1]) + layout.expert_rank * (a.experts // layout.grid.expert)
     inside = f"{prefix}mlp.experts.{expert}."
+    part = MatrixPart(layout.expert_tensor_rank, layout.grid.expert_tensor_ranks)
     experts: dict[str, Rule] = {
-        "linear_fc1.weight": partial(_gated, name, inside, tensor),
-        "linear_fc2.weight": partial(_row, name, f"{inside}down_proj.weight", tensor),
+        "linear_fc1.weight": partial(_gated, name, inside, part),
+        "linear_fc2.weight": partial(_row, name, f"{inside}down_proj.weight", part),
     }
     if found[2] not in experts:
         raise UnmappedParameter(name, "has no Hugging Face name")
     return experts[found[2]]
 
 
-def _direct(parameter: str, tensor: str, shape: Shape, rank: int) -> list[TensorBox]:
-    del rank
+def _direct(parameter: str, tensor: str, shape: Shape) -> list[TensorBox]:
     everything = Region.whole(shape)
     return [TensorBox(tensor, shape, everything, parameter, everything)]
 
 
-def _row(parameter: str, tensor: str, ranks: int, shape: Shape, rank: int) -> list[TensorBox]:
+def _row(parameter: str, tensor: str, part: MatrixPart, shape: Shape) -> list[TensorBox]:
     rows, columns = shape
-    whole, region = (rows, columns * ranks), Region.at((0, columns * rank), shape)
+    whole = rows, columns * part.of
+    region = Region.at((0, columns * part.index), shape)
     return [TensorBox(tensor, whole, region, parameter, Region.whole(shape))]
 
 
-def _gated(parameter: str, prefix: str, ranks: int, shape: Shape, rank: int) -> list[TensorBox]:
-    rows = shape[0] // 2
-    part, whole = (rows, *shape[1:]), (rows * ranks, *shape[1:])
+def _gated(parameter: str, prefix: str, part: MatrixPart, shape: Shape) -> list[TensorBox]:
+    rows, columns = shape[0] // 2, shape[1]
+    whole, half = (rows * part.of, columns), (rows, columns)
     return [
         TensorBox(
             f"{prefix}{name}.weight",
             whole,
-            Region.at((rows * rank, 0), part),
+            Region.at((rows * part.index, 0), half),
             parameter,
-            Region.at((rows * half, 0), part),
+            Region.at((rows * index, 0), half),
         )
-        for half, name in enumerate(("gate_proj", "up_proj"))
+        for index, name in enumerate(("gate_proj", "up_proj"))
     ]
 
 
 def _qkv(
-    parameter: str, prefix: str, kind: str, a: Architecture, shape: Shape, rank: int
+    parameter: str, prefix: str, kind: str, a: Architecture, part: MatrixPart, shape: Shape
 ) -> list[TensorBox]:
     queries, others, at = a.heads // a.groups, shape[1:], 0
     here = shape[0] // ((queries + 2) * a.head_dim)
     boxes = list[TensorBox]()
-    for group in range(here * rank, here * (rank + 1)):
+    for group in range(here * part.index, here * (part.index + 1)):
         for name, heads, whole in (("q", queries, a.heads), ("k", 1, a.groups), ("v", 1, a.groups)):
             rows, zeros = heads * a.head_dim, (0,) * len(others)
-            part = (rows, *others)
+            held = (rows, *others)
             boxes.append(
                 TensorBox(
                     f"{prefix}{name}_proj.{kind}",
                     (whole * a.head_dim, *others),
-                    Region.at((group * rows, *zeros), part),
+                    Region.at((group * rows, *zeros), held),
                     parameter,
-                    Region.at((at, *zeros), part),
+                    Region.at((at, *zeros), held),
                 )
             )
             at += rows
@@ -178,7 +186,7 @@ def _qkv(
 
 
 def _vocabulary(
-    parameter: str, tensor: str, a: Architecture, shape: Shape, rank: int
+    parameter: str, tensor: str, a: Architecture, rank: int, shape: Shape
 ) -> list[TensorBox]:
     whole = a.vocabulary, shape[1]
     region = Region.at((shape[0] * rank, 0), shape).intersection(Region.whole(whole))

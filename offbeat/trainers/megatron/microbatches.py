@@ -11,12 +11,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.transformer import TransformerConfig
+from torch.distributed import ProcessGroup
 
 from offbeat.trainers.batches.packing import PADDING, Ints, PackedRows
 from offbeat.trainers.megatron.groups import expert_group
+from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.trainers.megatron.token_share import PARTS_PER_RANK
 
 
-def aligned(microbatches: Sequence[PackedRows], config: TransformerConfig) -> list[PackedRows]:
+def aligned(
+    microbatches: Sequence[PackedRows], config: TransformerConfig, layout: ParallelLayout
+) -> list[PackedRows]:
     """Return the microbatches padded, with empty ones appended, so that no rank waits for another.
 
     Ranks that share experts exchange the tokens of every microbatch. They need equal numbers of
@@ -25,13 +30,17 @@ def aligned(microbatches: Sequence[PackedRows], config: TransformerConfig) -> li
     multiple.
     """
     multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
+    if layout.grid.context > 1:
+        multiple *= PARTS_PER_RANK * layout.grid.context
     has_experts = config.num_moe_experts is not None
     gathers = has_experts and config.moe_token_dispatcher_type == "allgather"  # noqa: S105 -- no secret
     shapes: list[tuple[int, int]] = [each.input_ids_RT.shape for each in microbatches]
     count, rows, tokens = len(shapes), 1, 1
     if has_experts:
         every_rows, every_tokens = zip(*shapes or [(1, 1)], strict=True)
-        count, rows, tokens = _most([count, max(every_rows), max(every_tokens)])
+        # Replicas that are linked through others wait for those as well: all ranks, then.
+        group = expert_group() if layout.experts_fill_replicas else None
+        count, rows, tokens = _most([count, max(every_rows), max(every_tokens)], group)
     even: list[PackedRows] = []
     for each in [*microbatches, *[_EMPTY] * (count - len(shapes))]:
         own_rows, own_tokens = each.input_ids_RT.shape
@@ -40,10 +49,10 @@ def aligned(microbatches: Sequence[PackedRows], config: TransformerConfig) -> li
     return even
 
 
-def _most(values: Sequence[int]) -> list[int]:
-    """Return the elementwise maximum over the ranks that share experts with this one."""
+def _most(values: Sequence[int], group: ProcessGroup | None) -> list[int]:
+    """Return the elementwise maximum over the ranks of a group; None: over all."""
     most = torch.tensor(values).to(torch.cuda.current_device())
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=expert_group())
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
     return most.tolist()
 
 

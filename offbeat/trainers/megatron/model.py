@@ -19,9 +19,9 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional
 
 from offbeat.trainers.megatron.architecture import Architecture
-from offbeat.trainers.megatron.errors import UnsupportedLayout
-from offbeat.trainers.megatron.layers import block_of, mark_sharded_weights
+from offbeat.trainers.megatron.layers import block_of, mark_weights
 from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.trainers.megatron.layout_rules import broken_rules
 from offbeat.trainers.megatron.mapping import padded_vocabulary
 
 
@@ -38,12 +38,13 @@ def transformer_config(
     Raises:
         UnsupportedLayout: The model cannot be partitioned like this.
     """
-    _check(architecture, layout, sequence_parallel=sequence_parallel)
-    a = architecture
-    # Tokens are sent to their experts. With tensor parallelism that needs gathers of uneven parts,
-    # which gloo does not have, so tests could not run the production code: there every rank gathers
-    # the tokens of all ranks that share its experts, whose rows have equal lengths.
-    gathers = a.experts > 0 and layout.tensor > 1
+    a, grid = architecture, layout.grid
+    for problem in broken_rules(a, grid, sequence_parallel=sequence_parallel):
+        raise problem
+    # Tokens are sent to their experts. Where several ranks share an expert that needs gathers of
+    # uneven parts, which gloo does not have, so tests could not run the production code: there every
+    # rank gathers the tokens of all ranks that share its experts, whose rows have equal lengths.
+    gathers = a.experts > 0 and grid.expert_tensor_ranks > 1
     options: dict[str, Any] = {
         "num_layers": a.layers,
         "hidden_size": a.hidden,
@@ -60,15 +61,17 @@ def transformer_config(
         "activation_func": functional.silu,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        "tensor_model_parallel_size": layout.tensor,
-        "pipeline_model_parallel_size": layout.pipeline,
-        "expert_model_parallel_size": layout.expert,
+        "tensor_model_parallel_size": grid.tensor,
+        "pipeline_model_parallel_size": grid.pipeline,
+        "context_parallel_size": grid.context,
+        "expert_model_parallel_size": grid.expert,
+        "expert_tensor_parallel_size": grid.expert_tensor_ranks,
         "sequence_parallel": sequence_parallel,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
         # Microbatches are as long as their longest row.
-        "variable_seq_lengths": layout.pipeline > 1 and not gathers,
+        "variable_seq_lengths": grid.pipeline > 1 and not gathers,
         "moe_token_dispatcher_type": "allgather" if gathers else "alltoall",
         "use_cpu_initialization": True,  # the weights are loaded afterwards
         "perform_initialization": False,
@@ -76,6 +79,11 @@ def transformer_config(
         # Otherwise the schedule divides the loss by the number of its microbatches.
         "calculate_per_token_loss": True,
     }
+    if grid.stages and grid.pipeline > 1:
+        stages = [["decoder"] * count for count in grid.stages]
+        stages[0].insert(0, "embedding")
+        stages[-1].append("loss")
+        options["pipeline_model_parallel_layout"] = stages
     if recompute:  # each layer by itself
         options |= {
             "recompute_granularity": "full",
@@ -113,7 +121,7 @@ def build_model(
     model.rotary_pos_emb = PackedRotary(
         architecture.head_dim, architecture.rope_theta, model.pg_collection.cp
     )
-    mark_sharded_weights(model)
+    mark_weights(model)
     if layout.is_last_stage:
         # ``Forward`` gathers the inputs of the head, which are fewer than the head itself would gather.
         model.output_layer.sequence_parallel = False
@@ -161,22 +169,3 @@ class PackedRotary(RotaryEmbedding):
         self.inv_freq = self.inv_freq.to(self.positions_RT.device)
         angles_TRD = self.positions_RT.T[..., None].to(self.inv_freq.dtype) * self.inv_freq
         return torch.cat((angles_TRD, angles_TRD), dim=-1)[:, :, None, :]
-
-
-def _check(a: Architecture, layout: ParallelLayout, *, sequence_parallel: bool) -> None:
-    divisible = (
-        ("trainer.tensor_parallel", layout.tensor, "key-value heads", a.groups),
-        ("trainer.tensor_parallel", layout.tensor, "heads", a.heads),
-        ("trainer.tensor_parallel", layout.tensor, "columns of the MLP", a.intermediate),
-        ("trainer.pipeline_parallel", layout.pipeline, "layers", a.layers),
-        ("trainer.expert_parallel", layout.expert, "experts", a.experts or 1),
-    )
-    for setting, ranks, what, count in divisible:
-        if count % ranks:
-            raise UnsupportedLayout(setting, str(ranks), f"a divisor of the model's {count} {what}")
-    if a.experts and layout.tensor > 1 and not sequence_parallel:
-        want = "true: the library trains experts with tensor parallelism in no other way"
-        raise UnsupportedLayout("trainer.sequence_parallel", "false", want)
-    if sequence_parallel and layout.tensor == 1:
-        want = "false, or trainer.tensor_parallel to 2 or more: its ranks share the tokens"
-        raise UnsupportedLayout("trainer.sequence_parallel", "true", want)

@@ -1,4 +1,4 @@
-"""Megatron trainer of one rank, with tensor, pipeline, data and expert parallelism.
+"""Megatron trainer of one rank, with tensor, pipeline, context, data and expert parallelism.
 
 A rank receives its data-parallel share of the groups; ranks of one replica receive the same.
 """
@@ -23,6 +23,7 @@ from megatron.core.transformer import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from offbeat.config.limits import microbatch_tokens
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import check_files
@@ -111,7 +112,7 @@ class MegatronTrainer(ModelTrainer):
         self.optimizer = optimizer(self.ddp, trainer.optimizer, self.gathering.owned())
         a = self.architecture
         self._planner = MicrobatchPlanner(
-            trainer.max_tokens_per_microbatch,
+            microbatch_tokens(trainer),
             trainer.shared_prompt,
             ratio_tokens=a.layer_weights / (2 * a.hidden),
             vocabulary=a.vocabulary,
@@ -134,7 +135,7 @@ class MegatronTrainer(ModelTrainer):
 
         with self._no_message_unread():
             forward.run(microbatches, keep, temperature, backward=False)
-        if self.layout.pipeline > 1:
+        if self.layout.grid.pipeline > 1:
             last = dist.get_process_group_ranks(pipeline_group())[-1]
             dist.broadcast(values, src=last, group=pipeline_group())
         return values.cpu().numpy()
@@ -145,7 +146,7 @@ class MegatronTrainer(ModelTrainer):
 
     @torch.no_grad()
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        (rows,) = aligned([rows_of(prompts)], self.transformer)
+        (rows,) = aligned([rows_of(prompts)], self.transformer, self.layout)
         with self._no_message_unread():
             logits_PV = self._forward.logits(rows)
         kept = None if logits_PV is None else largest_logprobs(logits_PV, count)
@@ -248,7 +249,7 @@ class MegatronTrainer(ModelTrainer):
         self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
     ) -> tuple[T, list[PackedRows]]:
         what, own = run_on_all_ranks(self.peers, during, read)
-        return what, aligned(own, self.transformer)
+        return what, aligned(own, self.transformer, self.layout)
 
     @contextmanager
     def _no_message_unread(self) -> Generator[None]:
@@ -260,7 +261,7 @@ class MegatronTrainer(ModelTrainer):
         try:
             yield
         except Exception as error:
-            if self.layout.pipeline == 1:
+            if self.layout.grid.pipeline == 1:
                 raise
             detail = f"{type(error).__name__}: {line_of(error)}"
             raise WorldBroken(self.peers.rank, "the pipeline", detail) from error

@@ -52,33 +52,44 @@ def pad_microbatches(microbatches: Sequence[T], count: int, padding: T) -> list[
 class Replicas:
     """Partition of a world into replicas: sets of ranks that hold one copy of the model together.
 
-    Ranks are numbered with the tensor-parallel place fastest, then the data-parallel one, then the
-    pipeline stage.
+    Ranks are numbered with the tensor-parallel place fastest, then the context-parallel one, then the
+    data-parallel one, then the pipeline stage.
     """
 
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
+    context: int = 1
 
     @classmethod
     def of(cls, trainer: TrainerConfig) -> "Replicas":
         """Return the replicas of a recipe's trainer."""
         data = trainer_replicas(trainer)
         if isinstance(trainer, MegatronTrainerConfig):
-            return cls(data, trainer.tensor_parallel, trainer.pipeline_parallel)
+            return cls(
+                data,
+                trainer.tensor_parallel,
+                trainer.pipeline_parallel,
+                trainer.context_parallel,
+            )
         return cls(data)
 
     @property
     def ranks(self) -> int:
         """Return the number of ranks of the whole world."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self._neighbours * self.pipeline
+
+    @property
+    def _neighbours(self) -> int:
+        """Return the number of ranks of one replica in one stage; their numbers are consecutive."""
+        return self.tensor * self.context
 
     def share_of(self, rank: int) -> int:
         """Return the index of the data share that ``rank`` trains."""
-        return rank // self.tensor % self.data
+        return rank // self._neighbours % self.data
 
     @property
     def leaders(self) -> tuple[int, ...]:
         """Return one rank per replica, in order of the shares; it replies for the replica."""
-        first_of_last_stage = (self.pipeline - 1) * self.data * self.tensor
-        return tuple(first_of_last_stage + share * self.tensor for share in range(self.data))
+        first_of_last_stage = (self.pipeline - 1) * self.data * self._neighbours
+        return tuple(first_of_last_stage + share * self._neighbours for share in range(self.data))

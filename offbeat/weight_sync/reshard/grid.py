@@ -85,11 +85,24 @@ class ModelGrid:
         Raises:
             LayoutRefused: The stages do not add up to the model's layers.
         """
+        return _stage_of(layer, self._layer_counts(layers))
+
+    def layers_of(self, stage: int, layers: int) -> range:
+        """Return the layers of a pipeline stage.
+
+        Raises:
+            LayoutRefused: The stages do not add up to the model's layers.
+        """
+        counts = self._layer_counts(layers)
+        first = sum(counts[:stage])
+        return range(first, first + counts[stage])
+
+    def _layer_counts(self, layers: int) -> tuple[int, ...]:
         counts = self.stages or _equal_stages(layers, self.pipeline)
         if sum(counts) != layers:
             want = f"a total of {layers} layers"
             raise LayoutRefused("stages", f"{' + '.join(map(str, counts))}", want)
-        return _stage_of(layer, counts)
+        return counts
 
 
 @cache

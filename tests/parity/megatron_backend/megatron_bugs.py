@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.messages.training import StepResult
+from offbeat.trainers.megatron.context import ContextAttention, GatherTokens
 from offbeat.trainers.megatron.gradients import Gradients, Hooks
 from offbeat.trainers.megatron.optimizer import MainGradAdamW, RankOptimizer
 from offbeat.trainers.megatron.sharded_optimizer import ShardedAdamW
@@ -92,6 +94,46 @@ GRADIENTS: dict[str, Callable[..., Gradients]] = {
         Averaged,
         NormsNotAdded,
     )
+}
+
+
+class OwnKeysOnly(MegatronTrainer):
+    """A context-parallel rank keeps what its own queries make of its keys' gradient, and no more."""
+
+    class Gather(GatherTokens):
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+            ranks = dist.get_world_size(ctx.group)
+            return grads[0].chunk(ranks)[dist.get_rank(ctx.group)], None
+
+    def _build(self, config: Any) -> Any:
+        model = super()._build(config)
+        for module in model.modules():
+            if isinstance(module, ContextAttention):
+                setattr(module, "gather", self.Gather)  # noqa: B010 -- of the instance
+        return model
+
+
+class CountedPerContextRank(MegatronTrainer):
+    """Every context-parallel rank adds the tokens of the rows that it shares."""
+
+    @property
+    def _is_replica_leader(self) -> bool:
+        return self.layout.tensor_rank == 0 and self.layout.is_last_stage
+
+
+class ExpertsAsDense(MegatronTrainer):
+    """Gradients of experts are reduced over the copies of a dense layer, as the library would."""
+
+    def _build(self, config: Any) -> Any:
+        model = super()._build(config)
+        for each in model.parameters():
+            setattr(each, "allreduce", True)  # noqa: B010 -- no attribute of torch's
+        return model
+
+
+LAYOUT_BUGS: dict[str, type[MegatronTrainer]] = {
+    each.__name__: each for each in (OwnKeysOnly, CountedPerContextRank, ExpertsAsDense)
 }
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron_bugs import (
     GRADIENTS,
+    LAYOUT_BUGS,
     OPTIMIZERS,
     Faulty,
     FaultyAdamW,
@@ -94,7 +95,10 @@ def make(
             data_parallel=cut.data,
             tensor_parallel=cut.tensor,
             pipeline_parallel=cut.pipeline,
+            context_parallel=cut.context,
             expert_parallel=cut.expert,
+            expert_tensor_parallel=cut.expert_tensor,
+            layers_per_stage=cut.stages,
             sequence_parallel=cut.sequence,
             max_tokens_per_microbatch=cut.max_tokens,
             shared_prompt=cut.shared_prompt,
@@ -114,7 +118,7 @@ def make(
 def mine(trainer: MegatronTrainer, step: JobStep, groups: Sequence[int]) -> list[int]:
     """Those of these groups that this rank is dealt, as the driver deals them; maybe none."""
     tokens = {int(i): len(step.groups[i]["response_ids"]) for i in groups}
-    return list(shares(tokens, trainer.layout.data)[trainer.layout.data_rank])
+    return list(shares(tokens, trainer.layout.grid.data)[trainer.layout.data_rank])
 
 
 def calls_of(
@@ -187,7 +191,8 @@ def recomputed(path: Path, cut: Cut, step: JobStep) -> list[tuple[Told, int]]:
 
 def planted(path: Path, cut: Cut, step: JobStep, bug: str, count: int) -> Told | str:
     """The last of several equal steps of a trainer with a bug; or what the library said to it."""
-    trainer = make(path, cut, GRADIENTS[bug])
+    gradients, kind = GRADIENTS.get(bug, Recording), LAYOUT_BUGS.get(bug, MegatronTrainer)
+    trainer = make(path, cut, gradients, kind)
     last = None
     for number in range(1, count + 1):
         try:
@@ -287,13 +292,32 @@ def refused(path: Path, cut: Cut, step: JobStep, options: dict[str, Any]) -> str
     return ""
 
 
-def places(path: Path, cut: Cut) -> tuple[bool, bool]:
-    """Whether the driver's numbering of ranks is the library's."""
-    layout = make(path, cut).layout
-    replicas = Replicas(cut.data, cut.tensor, cut.pipeline)
-    rank = dist.get_rank()
-    is_leader = rank in replicas.leaders
-    return replicas.share_of(rank) == layout.data_rank, is_leader == layout.is_replica_leader
+def places(
+    path: Path, cut: Cut
+) -> tuple[tuple[int, bool], dict[str, int | bool], dict[str, int | bool]]:
+    """The place of this rank to the driver, to the layout and to the library."""
+    layout, rank = make(path, cut).layout, dist.get_rank()
+    replicas = Replicas(cut.data, cut.tensor, cut.pipeline, cut.context)
+    own = {
+        "tensor": layout.tensor_rank,
+        "context": layout.context_rank,
+        "data": layout.data_rank,
+        "pipeline": layout.pipeline_rank,
+        "expert": layout.expert_rank,
+        "expert tensor": layout.expert_tensor_rank,
+        "leader": layout.is_replica_leader,
+    }
+    library = {
+        "tensor": parallel_state.get_tensor_model_parallel_rank(),
+        "context": parallel_state.get_context_parallel_rank(),
+        "data": parallel_state.get_data_parallel_rank(),
+        "pipeline": parallel_state.get_pipeline_model_parallel_rank(),
+        "expert": parallel_state.get_expert_model_parallel_rank(),
+        "expert tensor": parallel_state.get_expert_tensor_parallel_rank(),
+        "leader": parallel_state.get_tensor_and_context_parallel_rank() == 0
+        and parallel_state.is_pipeline_last_stage(),
+    }
+    return (replicas.share_of(rank), rank in replicas.leaders), own, library
 
 
 def identities(path: Path, cut: Cut) -> tuple[Any, int]:

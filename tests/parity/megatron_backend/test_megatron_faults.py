@@ -104,17 +104,22 @@ def test_a_finish_that_fails_around_its_overlapped_reduction_can_be_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("bug", "cut"),
+    ("bug", "model", "cut"),
     [
-        ("ReducedTwice", Cut(data=2)),
-        ("FinalizeHookLeft", Cut(data=2)),
-        ("FinalizeHookLeft", Cut(tensor=2)),
-        ("NoSyncLeaked", Cut(data=2, overlap=True)),
-        ("NoSyncHookLeft", Cut(data=2, overlap=True)),
-        ("Averaged", Cut(data=2)),
-        ("NormsNotAdded", Cut(tensor=2, sequence=True)),
+        ("ReducedTwice", "qwen3-tied", Cut(data=2)),
+        ("FinalizeHookLeft", "qwen3-tied", Cut(data=2)),
+        ("FinalizeHookLeft", "qwen3-tied", Cut(tensor=2)),
+        ("NoSyncLeaked", "qwen3-tied", Cut(data=2, overlap=True)),
+        ("NoSyncHookLeft", "qwen3-tied", Cut(data=2, overlap=True)),
+        ("Averaged", "qwen3-tied", Cut(data=2)),
+        ("NormsNotAdded", "qwen3-tied", Cut(tensor=2, sequence=True)),
+        ("OwnKeysOnly", "qwen3-tied", Cut(context=2)),
+        ("CountedPerContextRank", "qwen3-tied", Cut(context=2)),
+        ("ExpertsAsDense", "moe", Cut(tensor=2, sequence=True)),
     ],
-    ids=lambda each: each if isinstance(each, str) else f"d{each.data}t{each.tensor}",
+    ids=lambda each: (
+        each if isinstance(each, str) else f"d{each.data}t{each.tensor}c{each.context}"
+    ),
 )
 def test_the_parity_tests_see_each_known_bug(
     megatron_world: MegatronWorld,
@@ -122,11 +127,12 @@ def test_the_parity_tests_see_each_known_bug(
     torch_step: TorchStep,
     step: Step,
     bug: str,
+    model: str,
     cut: Cut,
 ) -> None:
     # Six groups: ranks with unequal work would wait for ever instead.
-    path, job_step = models("qwen3-tied"), JobStep.of(step, TOKENS, groups=6)
-    want = torch_step(TOKENS, "qwen3-tied", groups=6)
+    path, job_step = models(model), JobStep.of(step, TOKENS, groups=6)
+    want = torch_step(TOKENS, model, groups=6)
     still = replace(cut, optimizer={"learning_rate": 1e-16})  # the second step is as the first
     for got in megatron_world.run(
         2, "planted", path=path, cut=still, step=job_step, bug=bug, count=2
@@ -142,7 +148,7 @@ def test_without_a_bug_the_same_test_sees_nothing(
 ) -> None:
     path, job_step = models("qwen3-tied"), JobStep.of(step, TOKENS)
     want = torch_step(TOKENS, "qwen3-tied")
-    for cut in (Cut(data=2), Cut(tensor=2), Cut(data=2, overlap=True)):
+    for cut in (Cut(data=2), Cut(tensor=2), Cut(data=2, overlap=True), Cut(context=2)):
         still = replace(cut, optimizer={"learning_rate": 1e-16})
         for got in megatron_world.run(
             2, "planted", path=path, cut=still, step=job_step, bug="Recording", count=2

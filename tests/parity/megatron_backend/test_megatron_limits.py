@@ -1,6 +1,6 @@
 """What the library, or gloo, does not do: each limit of docs/megatron.md is still there.
 
-A test that fails here says that something has become possible.
+A test that fails here says that something has become possible, or needs no work-around any longer.
 """
 
 from collections.abc import Callable
@@ -68,8 +68,25 @@ def test_what_is_not_offered_is_refused_below(
             "trainer.tensor_parallel is 4. Set it to a divisor of the model's",
         ),
         ("qwen3", Cut(data=2, expert=2), "trainer.expert_parallel is 2. Set it to a divisor of"),
+        (
+            "qwen3-3",
+            Cut(pipeline=2),
+            "trainer.pipeline_parallel is 2. Set it to a divisor of the model's 3 layers, or trainer.",
+        ),
+        (
+            "qwen3-3",
+            Cut(pipeline=2, stages=(1, 1)),
+            "trainer.layers_per_stage is 1 + 1. Set it to numbers that add up to the model's 3 layers",
+        ),
     ],
-    ids=["experts, tp2", "sequence of one", "tp4 of two key-value heads", "experts of none"],
+    ids=[
+        "experts, tp2",
+        "sequence of one",
+        "tp4 of two key-value heads",
+        "experts of none",
+        "3 layers on 2 stages",
+        "stages of 2 of 3 layers",
+    ],
 )
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_built(
     megatron_world: MegatronWorld, models: Models, step: Step, model: str, cut: Cut, said: str

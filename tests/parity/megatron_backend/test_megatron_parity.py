@@ -21,6 +21,7 @@ from parity_cases import (
     MEGATRON_CASES,
     TIED_LAYOUTS,
     TOKENS,
+    UNEVEN_LAYOUTS,
     Cut,
     Outcome,
     Step,
@@ -114,6 +115,13 @@ def test_a_tied_embedding_on_two_stages_is_one_weight(
     compare: Callable[..., None], layout: str
 ) -> None:
     compare(layout, TIED_LAYOUTS[layout], "qwen3-tied", "tokens")
+
+
+@pytest.mark.parametrize("layout", UNEVEN_LAYOUTS)
+def test_stages_may_have_different_numbers_of_layers(
+    compare: Callable[..., None], layout: str
+) -> None:
+    compare(layout, UNEVEN_LAYOUTS[layout], "qwen3-3", "tokens")
 
 
 @pytest.mark.parametrize("layout", EXPERT_LAYOUTS)

@@ -17,6 +17,7 @@ LAYOUTS = {
     "tp2, sequence": ("qwen3", Cut(tensor=2, sequence=True)),
     "tp2 x pp2": ("qwen3", Cut(tensor=2, pipeline=2)),
     "experts, ep2": ("moe", Cut(data=2, expert=2)),
+    "cp2": ("qwen3", Cut(context=2)),
 }
 
 

@@ -35,7 +35,13 @@ LAYOUTS = {
     "tp2 x dp2, sequence": ("qwen2", Cut(tensor=2, data=2, sequence=True)),
     "pp2 x dp2, tied": ("qwen3-tied", Cut(pipeline=2, data=2)),
     "experts, ep2 of dp4": ("moe", Cut(data=4, expert=2)),
-    "experts, tp2 x ep2, sequence": ("moe", Cut(tensor=2, data=2, expert=2, sequence=True)),
+    "cp2 x dp2": ("qwen3", Cut(context=2, data=2)),
+    "experts, tp2, sequence": ("moe", Cut(tensor=2, sequence=True)),
+    "experts, ep2 of tp2 x dp2, sequence": ("moe", Cut(tensor=2, data=2, expert=2, sequence=True)),
+    "experts, tp2 x etp2 x ep2, sequence": (
+        "moe",
+        Cut(tensor=2, data=2, expert=2, expert_tensor=2, sequence=True),
+    ),
 }
 SHARDED = "ShardedAdamW"
 ROUNDING = {"float32": 2e-5, "bfloat16": 2e-2}

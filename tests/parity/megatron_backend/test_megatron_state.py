@@ -16,7 +16,8 @@ from parity_cases import MegatronCut as Cut
 Models = Callable[[str], Path]
 OPTIONS = {"learning_rate": 1e-2, "eps": 1e-2}
 ONE, DATA, TENSOR, PIPELINE = Cut(), Cut(data=2), Cut(tensor=2), Cut(pipeline=2)
-EXPERT, ALL = Cut(data=2, expert=2), Cut(tensor=2, data=2, expert=2, sequence=True)
+EXPERT = Cut(data=2, expert=2)
+ALL = Cut(tensor=2, data=2, expert=2, expert_tensor=2, sequence=True)
 CHANGES = {
     "dp1-dp2": ("qwen3-tied", ONE, DATA),
     "dp2-dp1": ("qwen3-tied", DATA, ONE),
@@ -27,6 +28,14 @@ CHANGES = {
     "ep1-ep2": ("moe", ONE, EXPERT),
     "ep2-ep1": ("moe", EXPERT, ONE),
     "ep2-tp2ep2": ("moe", EXPERT, ALL),
+    "tp2etp2ep2-tp2dp2ep4": ("moe", ALL, replace(ALL, expert=4, expert_tensor=1)),
+    "tp2ep2-tp2": ("moe", replace(ALL, data=1, expert_tensor=1), Cut(tensor=2, sequence=True)),
+    "cp2-tp2": ("qwen3-tied", Cut(context=2), TENSOR),
+    "pp2 of 2 + 1 layers-1 + 2": (
+        "qwen3-3",
+        replace(PIPELINE, stages=(2, 1)),
+        replace(PIPELINE, stages=(1, 2)),
+    ),
 }
 
 

@@ -42,8 +42,12 @@ def hf_model(path: Path) -> PreTrainedModel:
         ("qwen2", Cut(tensor=2)),
         ("llama-tied", Cut(tensor=2)),
         ("moe", Cut()),
+        ("qwen3", Cut(context=2)),
+        ("moe", Cut(tensor=2, expert=2, sequence=True)),
     ],
-    ids=lambda each: each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}",
+    ids=lambda each: (
+        each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}c{each.context}"
+    ),
 )
 def test_log_probabilities_are_those_of_transformers(
     megatron_world: MegatronWorld, models: Models, step: Step, name: str, cut: Cut
@@ -72,8 +76,11 @@ def test_log_probabilities_are_those_of_transformers(
         ("qwen3", Cut(tensor=2, sequence=True)),
         ("qwen3-tied", Cut(pipeline=2)),
         ("moe", Cut(data=2, expert=2)),
+        ("qwen3", Cut(context=2)),
     ],
-    ids=lambda each: each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}",
+    ids=lambda each: (
+        each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}c{each.context}"
+    ),
 )
 def test_next_token_logprobs_are_those_of_transformers(
     megatron_world: MegatronWorld, models: Models, name: str, cut: Cut
@@ -113,7 +120,11 @@ def test_weights_come_out_as_they_went_in(
     want = {n: each.float().numpy() for n, each in saved_names(model, tmp_path / "hf").items()}
     cuts = [Cut(), Cut(pipeline=2)]
     cuts += [Cut(tensor=2, sequence=name == "moe")]
-    cuts += [Cut(data=2, expert=2)] if name == "moe" else [Cut(tensor=2, pipeline=2)]
+    if name == "moe":
+        cuts += [Cut(data=2, expert=2), Cut(tensor=2, expert=2, sequence=True)]
+        cuts += [Cut(tensor=2, expert_tensor=2, sequence=True)]
+    else:
+        cuts += [Cut(tensor=2, pipeline=2), Cut(context=2)]
     digests = set[str]()
     for index, cut in enumerate(cuts):
         target = tmp_path / str(index)
@@ -146,8 +157,11 @@ def saved_names(model: Any, directory: Path) -> dict[str, torch.Tensor]:
         ("qwen3-tied", Cut(tensor=2)),
         ("qwen3-tied", Cut(pipeline=2, data=2)),
         ("moe", Cut(data=2, expert=2)),
+        ("moe", Cut(tensor=2, expert=2, sequence=True)),
+        ("qwen3-3", Cut(pipeline=2, stages=(2, 1))),
+        ("qwen3-tied", Cut(context=2)),
     ],
-    ids=["1", "t2", "p2d2", "moe-e2"],
+    ids=["1", "t2", "p2d2", "moe-e2", "moe-t2e2", "p2-uneven", "c2"],
 )
 def test_an_embedded_engine_computes_with_the_weights_it_received(
     megatron_world: MegatronWorld,
@@ -203,9 +217,22 @@ def test_a_vllm_engine_is_sent_the_names_of_the_models_files(
     }
 
 
-@pytest.mark.parametrize("cut", [Cut(tensor=2, data=2), Cut(pipeline=2, data=2)], ids=["t2", "p2"])
+@pytest.mark.parametrize(
+    ("model", "cut"),
+    [
+        ("qwen3", Cut(tensor=2, data=2)),
+        ("qwen3", Cut(pipeline=2, data=2)),
+        ("qwen3", Cut(context=2, data=2)),
+        ("moe", Cut(tensor=2, data=2, expert=4, sequence=True)),
+        ("moe", Cut(tensor=2, context=2, expert=2, sequence=True)),
+    ],
+    ids=["t2d2", "p2d2", "c2d2", "t2d2e4", "t2c2e2"],
+)
 def test_the_driver_numbers_the_ranks_as_the_library_does(
-    megatron_world: MegatronWorld, models: Models, cut: Cut
+    megatron_world: MegatronWorld, models: Models, model: str, cut: Cut
 ) -> None:
-    replies = megatron_world.run(cut.ranks, "places", path=models("qwen3"), cut=cut)
-    assert replies == [(True, True)] * cut.ranks
+    for driver, own, library in megatron_world.run(
+        cut.ranks, "places", path=models(model), cut=cut
+    ):
+        assert driver == (own["data"], own["leader"])
+        assert own == library

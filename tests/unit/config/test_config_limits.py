@@ -128,9 +128,9 @@ def test_the_branches_of_an_agents_samples_fit_its_group() -> None:
     assert payload_bytes(whole) <= max_group_bytes(run)
 
 
-@pytest.mark.parametrize(("sizes", "ranks"), [((1, 1, 1), 1), ((2, 3, 4), 24)])
-def test_ranks_are_the_product_of_the_axes(sizes: tuple[int, int, int], ranks: int) -> None:
-    names = ("data_parallel", "tensor_parallel", "pipeline_parallel")
+@pytest.mark.parametrize(("sizes", "ranks"), [((1, 1, 1, 1), 1), ((2, 3, 4, 5), 120)])
+def test_ranks_are_the_product_of_the_axes(sizes: tuple[int, ...], ranks: int) -> None:
+    names = ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel")
     axes = dict(zip(names, sizes, strict=True))
     assert trainer_ranks(config(trainer={"backend": "megatron", **axes})) == ranks
 

@@ -124,6 +124,11 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "trainer.optimizer.schedule": st.sampled_from(["constant", "linear", "cosine"]),
     "trainer.optimizer.min_learning_rate": st.just(0.0),
     "trainer.optimizer.decay_steps": st.none(),
+    "trainer.expert_parallel": st.just(
+        1
+    ),  # this one and the next two go with the sizes of the others
+    "trainer.expert_tensor_parallel": st.just(1),
+    "trainer.layers_per_stage": st.none(),
     "trainer.lora": st.none(),  # a section that an override cannot take out again
     "sync.interval": st.integers(1, 4),
     "sync.deadline_s": st.floats(500, 999),

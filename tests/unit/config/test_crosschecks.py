@@ -414,6 +414,21 @@ def test_only_tensor_parallel_ranks_can_share_tokens() -> None:
     assert not messages({"trainer": {**alone, "tensor_parallel": 2}})
 
 
+def test_experts_are_divided_over_the_ranks_of_a_stage() -> None:
+    sizes = {"tensor_parallel": 2, "context_parallel": 2, "data_parallel": 3}
+    trainer: dict[str, Any] = {"backend": "megatron", **sizes}
+    text = only({"trainer": {**trainer, "expert_parallel": 8}})
+    assert "does not divide the 12 ranks of a pipeline stage" in text
+    assert "Set their product to a divisor of 12" in text
+    assert not messages({"trainer": {**trainer, "expert_parallel": 4, "expert_tensor_parallel": 3}})
+
+
+def test_every_stage_of_a_pipeline_has_its_number_of_layers() -> None:
+    trainer: dict[str, Any] = {"backend": "megatron", "layers_per_stage": [2, 3]}
+    assert "or set trainer.pipeline_parallel to 2" in only({"trainer": trainer})
+    assert not messages({"trainer": {**trainer, "pipeline_parallel": 2}})
+
+
 def test_a_dry_run_takes_a_recipe_for_another_machine() -> None:
     overrides = ["trainer.backend=megatron", "trainer.tensor_parallel=8", "trainer.device=cuda"]
     trainer = load_recipe(QUICKSTART, overrides, dry_run=True).config.trainer

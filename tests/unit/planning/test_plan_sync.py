@@ -61,7 +61,7 @@ def test_a_megatron_recipe_of_vllm_engines_is_planned_by_its_own_sizes() -> None
     args += ["generator.backend=vllm", "generator.vllm.tensor_parallel=2"]
     done = plan_sync(QUICKSTART, *args)
     assert done.exit_code == 0, done.output
-    assert "senders    4 ranks: tensor 2, data 2\n" in done.stdout
+    assert "senders    4 ranks: tensor 2, data 2, expert_tensor 1\n" in done.stdout
     assert "receivers  2 ranks: tensor 2\n" in done.stdout
 
 

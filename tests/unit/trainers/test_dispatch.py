@@ -66,14 +66,19 @@ def test_microbatches_are_never_left_out() -> None:
         pad_microbatches([1, 2, 3], 2, 0)
 
 
-@given(data=st.integers(1, 4), tensor=st.integers(1, 4), pipeline=st.integers(1, 4))
+@given(
+    data=st.integers(1, 4),
+    tensor=st.integers(1, 4),
+    pipeline=st.integers(1, 4),
+    context=st.integers(1, 4),
+)
 def test_every_replica_has_one_leader_and_twins_share_the_data(
-    data: int, tensor: int, pipeline: int
+    data: int, tensor: int, pipeline: int, context: int
 ) -> None:
-    world = Replicas(data, tensor, pipeline)
+    world = Replicas(data, tensor, pipeline, context)
     assert [world.share_of(rank) for rank in world.leaders] == list(range(data))
     per_share = [0] * data
     for rank in range(world.ranks):
         per_share[world.share_of(rank)] += 1
-    assert per_share == [tensor * pipeline] * data
-    assert min(world.leaders) >= (pipeline - 1) * data * tensor
+    assert per_share == [tensor * context * pipeline] * data
+    assert min(world.leaders) >= (pipeline - 1) * data * tensor * context

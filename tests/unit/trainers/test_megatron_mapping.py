@@ -1,7 +1,5 @@
 """Where the elements of megatron's parameters are in Hugging Face's tensors, for any cut of any model."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +9,7 @@ from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnmappedParameter
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TensorBox, boxes_of, padded_vocabulary
+from offbeat.weight_sync.reshard.grid import ModelGrid
 from offbeat.weight_sync.reshard.region import Region
 
 SMALL = Architecture(
@@ -30,20 +29,25 @@ SMALL = Architecture(
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> tuple[Architecture, int, int, int]:
-    """An architecture, and tensor-parallel, pipeline and expert-parallel sizes that can cut it."""
+def cuts(draw: st.DrawFn) -> tuple[Architecture, ModelGrid]:
+    """An architecture, and parallel sizes that can cut it."""
     experts = draw(st.sampled_from([0, 4]))
-    tensor = draw(st.sampled_from([1, 2, 4]))
-    pipeline, expert = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2]))
+    tensor, context, data = (draw(st.sampled_from([1, 2])) for _ in range(3))
+    tensor *= draw(st.sampled_from([1, 2]))
+    pipeline = draw(st.sampled_from([1, 2]))
+    stages = tuple(draw(st.integers(1, 2)) for _ in range(pipeline))
+    expert, within = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
+    if not experts or tensor * context * data % (expert * within):
+        expert = within = 1
     groups = tensor * draw(st.integers(1, 2))
     architecture = Architecture(
         name="any",
-        layers=pipeline * draw(st.integers(1, 2)),
+        layers=sum(stages),
         hidden=draw(st.integers(1, 6)),
         heads=groups * draw(st.integers(1, 3)),
         groups=groups,
         head_dim=draw(st.integers(1, 3)),
-        intermediate=tensor * draw(st.integers(1, 3)),
+        intermediate=tensor * within * draw(st.integers(1, 3)),
         vocabulary=draw(st.integers(1, 9)),
         max_positions=8,
         norm_eps=1e-6,
@@ -54,16 +58,25 @@ def cuts(draw: st.DrawFn) -> tuple[Architecture, int, int, int]:
         experts=experts,
         experts_per_token=2 if experts else 0,
     )
-    return architecture, tensor, pipeline, expert if experts else 1
+    grid = ModelGrid(
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        data=data,
+        expert=expert,
+        expert_tensor=within,
+        stages=stages,
+    )
+    return architecture, grid
 
 
 def shapes_of(a: Architecture, layout: ParallelLayout) -> dict[str, tuple[int, ...]]:
     """A rank's parameters as the library makes them."""
-    tensor, shapes = layout.tensor, dict[str, tuple[int, ...]]()
+    tensor, shapes = layout.grid.tensor, dict[str, tuple[int, ...]]()
     rows = padded_vocabulary(a, layout) // tensor
     if layout.is_first_stage:
         shapes["embedding.word_embeddings.weight"] = (rows, a.hidden)
-    for layer in range(a.layers // layout.pipeline):
+    for layer in range(len(layout.grid.layers_of(layout.pipeline_rank, a.layers))):
         at, heads = f"decoder.layers.{layer}.", (a.heads + 2 * a.groups) // tensor
         shapes[f"{at}input_layernorm.weight"] = (a.hidden,)
         shapes[f"{at}self_attention.linear_qkv.weight"] = (heads * a.head_dim, a.hidden)
@@ -75,14 +88,14 @@ def shapes_of(a: Architecture, layout: ParallelLayout) -> dict[str, tuple[int, .
         wide = a.heads * a.head_dim // tensor
         shapes[f"{at}self_attention.linear_proj.weight"] = (a.hidden, wide)
         shapes[f"{at}pre_mlp_layernorm.weight"] = (a.hidden,)
-        mlps = [f"{at}mlp."]
+        mlps, parts = [f"{at}mlp."], tensor
         if a.experts:
-            here = range(a.experts // layout.expert)
+            here, parts = range(a.experts // layout.grid.expert), layout.grid.expert_tensor_ranks
             mlps = [f"{at}mlp.experts.local_experts.{expert}." for expert in here]
             shapes[f"{at}mlp.router.weight"] = (a.experts, a.hidden)
         for mlp in mlps:
-            shapes[f"{mlp}linear_fc1.weight"] = (2 * a.intermediate // tensor, a.hidden)
-            shapes[f"{mlp}linear_fc2.weight"] = (a.hidden, a.intermediate // tensor)
+            shapes[f"{mlp}linear_fc1.weight"] = (2 * a.intermediate // parts, a.hidden)
+            shapes[f"{mlp}linear_fc2.weight"] = (a.hidden, a.intermediate // parts)
     if layout.is_last_stage:
         shapes["decoder.final_layernorm.weight"] = (a.hidden,)
         if not (a.tied and layout.is_first_stage):
@@ -90,17 +103,14 @@ def shapes_of(a: Architecture, layout: ParallelLayout) -> dict[str, tuple[int, .
     return shapes
 
 
-def world_of(a: Architecture, tensor: int, pipeline: int, expert: int) -> list[list[TensorBox]]:
-    layouts = [
-        ParallelLayout(tensor, pipeline, expert, expert, *ranks)
-        for ranks in product(range(tensor), range(pipeline), range(expert))
-    ]
+def world_of(a: Architecture, grid: ModelGrid) -> list[list[TensorBox]]:
+    layouts = [ParallelLayout(grid, rank) for rank in range(grid.ranks)]
     return [boxes_of(shapes_of(a, layout), a, layout) for layout in layouts]
 
 
 @given(cuts())
 def test_the_ranks_together_hold_every_element_of_every_tensor_once(
-    cut: tuple[Architecture, int, int, int],
+    cut: tuple[Architecture, ModelGrid],
 ) -> None:
     boxes = {box.key: box for rank in world_of(*cut) for box in rank}
     held = dict[str, np.ndarray]()
@@ -113,20 +123,20 @@ def test_the_ranks_together_hold_every_element_of_every_tensor_once(
 
 @given(cuts())
 def test_every_layout_of_a_model_has_the_same_tensors(
-    cut: tuple[Architecture, int, int, int],
+    cut: tuple[Architecture, ModelGrid],
 ) -> None:
     def shapes(boxes: list[list[TensorBox]]) -> dict[str, tuple[int, ...]]:
         return {box.tensor: box.whole for rank in boxes for box in rank}
 
-    assert shapes(world_of(*cut)) == shapes(world_of(cut[0], 1, 1, 1))
+    assert shapes(world_of(*cut)) == shapes(world_of(cut[0], ModelGrid()))
 
 
 @given(cuts())
 def test_a_rank_s_boxes_cover_its_parameters_without_overlap(
-    cut: tuple[Architecture, int, int, int],
+    cut: tuple[Architecture, ModelGrid],
 ) -> None:
-    a, tensor, *_ = cut
-    layout = ParallelLayout(tensor=tensor, tensor_rank=tensor - 1)
+    a, grid = cut
+    layout = ParallelLayout(grid, grid.ranks - 1)
     shapes = shapes_of(a, layout)
     covered = {name: np.zeros(shape, int) for name, shape in shapes.items()}
     for box in boxes_of(shapes, a, layout):
@@ -137,13 +147,13 @@ def test_a_rank_s_boxes_cover_its_parameters_without_overlap(
 
 
 def test_a_parameter_that_no_rule_knows_is_named() -> None:
-    layout = ParallelLayout()
+    layout = ParallelLayout(ModelGrid())
     with pytest.raises(UnmappedParameter, match=r"decoder\.layers\.0\.mlp\.gate_score"):
         boxes_of({"decoder.layers.0.mlp.gate_score": (1,)}, SMALL, layout)
 
 
 def test_queries_keys_and_values_of_a_group_lie_together() -> None:
-    layout = ParallelLayout(tensor=2, tensor_rank=1)
+    layout = ParallelLayout(ModelGrid(tensor=2), 1)
     name = "decoder.layers.0.self_attention.linear_qkv.weight"
     boxes = boxes_of({name: (20, 3)}, SMALL, layout)
     assert [(box.tensor.rpartition(".self_attn.")[2], box.region, box.local) for box in boxes] == [

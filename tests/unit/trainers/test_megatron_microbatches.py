@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from offbeat.trainers.batches.packing import PADDING, PackedRows
+from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.weight_sync.reshard.grid import ModelGrid
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
@@ -22,7 +24,8 @@ def config_of(**options: Any) -> Any:
 def aligned(microbatches: list[PackedRows], config: Any) -> list[PackedRows]:
     from offbeat.trainers.megatron import microbatches as room  # noqa: PLC0415 - an extra
 
-    return room.aligned(microbatches, config)
+    grid = ModelGrid(tensor=config.tensor_model_parallel_size, context=config.context_parallel_size)
+    return room.aligned(microbatches, config, ParallelLayout(grid, 0))
 
 
 def rows(rows_: int, tokens: int) -> PackedRows:
@@ -61,3 +64,14 @@ def test_rows_that_are_shared_along_the_sequence_grow_to_a_multiple_of_the_ranks
 def test_tensor_parallel_ranks_that_each_compute_whole_rows_pad_nothing() -> None:
     own = [rows(2, 5)]
     assert aligned(own, config_of(tensor_model_parallel_size=4)) == own
+
+
+def test_rows_that_context_parallel_ranks_share_grow_to_two_equal_parts_for_each() -> None:
+    for sequence, tokens in ((False, 12), (True, 24)):
+        config = config_of(
+            context_parallel_size=3,
+            tensor_model_parallel_size=2 + 2 * sequence,
+            sequence_parallel=sequence,
+        )
+        (padded,) = aligned([rows(2, 11)], config)
+        assert padded.input_ids_RT.shape == (2, tokens)

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.trainers.megatron.architecture import Architecture
-from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.weight_sync.reshard.declared import (
     DeclaredTensor,
@@ -31,18 +30,10 @@ def rows(name: str, grid: ModelGrid, rank: int, length: int = 64) -> list[tuple[
 
 @settings(max_examples=60, deadline=None)
 @given(cuts())
-def test_a_megatron_rank_holds_what_is_declared(cut: tuple[Architecture, int, int, int]) -> None:
-    a, tensor, pipeline, expert = cut
-    grid = ModelGrid(tensor=tensor, pipeline=pipeline, data=expert, expert=expert)
+def test_a_megatron_rank_holds_what_is_declared(cut: tuple[Architecture, ModelGrid]) -> None:
+    a, grid = cut
     sizes = ModelSizes(a.layers, a.groups, a.experts, a.tied)
-    ranks = [
-        ParallelLayout(tensor, pipeline, expert, expert, t, p, e)
-        for t in range(tensor)
-        for p in range(pipeline)
-        for e in range(expert)
-    ]
-    for layout, boxes in zip(ranks, world_of(a, tensor, pipeline, expert), strict=True):
-        rank = layout.tensor_rank + tensor * (layout.expert_rank + expert * layout.pipeline_rank)
+    for rank, boxes in enumerate(world_of(a, grid)):
         held = by_tensor(boxes)
         for name, regions in held.items():
             whole = next(box.whole for box in boxes if box.tensor == name)

@@ -1,0 +1,66 @@
+"""Rows that context-parallel ranks share: attention and predictions by parts are those of whole rows."""
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.trainers.batches.packing import PADDING, PackedRows, visible
+from offbeat.trainers.megatron.token_share import gathered_columns, token_share
+
+
+@st.composite
+def packed(draw: st.DrawFn) -> tuple[PackedRows, int]:
+    """Rows of a prompt and branches behind it, and ranks that share them."""
+    ranks, rows = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    tokens = 2 * ranks * draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    ids_RT = rng.integers(0, 50, (rows, tokens))
+    cuts = sorted(draw(st.lists(st.integers(1, tokens), min_size=3, max_size=3)))
+    segments_RT = np.full((rows, tokens), PADDING)
+    for segment, (start, stop) in enumerate(pairwise([0, *cuts])):
+        segments_RT[:, start:stop] = segment
+    wanted = draw(st.integers(0, 5))
+    predicts_U, which_N = np.unique(rng.integers(0, rows * tokens, wanted), return_inverse=True)
+    target_N = rng.integers(0, 50, wanted)
+    values = (ids_RT, ids_RT + 7, segments_RT, predicts_U, which_N, target_N, np.arange(wanted))
+    return PackedRows(*values, one_branch_a_row=False), ranks
+
+
+@given(packed())
+def test_what_ranks_attend_to_together_is_what_whole_rows_attend_to(
+    given_: tuple[PackedRows, int],
+) -> None:
+    rows, ranks = given_
+    rng = np.random.default_rng(0)
+    scores_RTT = rng.normal(size=(*rows.input_ids_RT.shape, rows.input_ids_RT.shape[1]))
+    want_RTT = np.where(visible(rows.segments_RT), scores_RTT, 0.0)
+    order = gathered_columns(rows.input_ids_RT.shape[1], ranks) if ranks > 1 else slice(None)
+    got_RTT = np.zeros_like(want_RTT)
+    for rank in range(ranks):
+        share = token_share(rows, rank, ranks)
+        assert share.hidden_ROT is not None
+        own = np.array_split(np.arange(scores_RTT.shape[1])[order], ranks)[rank]
+        block = np.where(share.hidden_ROT, 0.0, scores_RTT[:, own][:, :, order])
+        part = got_RTT[:, own]
+        part[:, :, order] = block
+        got_RTT[:, own] = part
+    assert (got_RTT == want_RTT).all()
+
+
+@given(packed())
+def test_every_wanted_token_is_predicted_by_one_rank_from_the_same_place(
+    given_: tuple[PackedRows, int],
+) -> None:
+    rows, ranks = given_
+    found = list[int]()
+    for rank in range(ranks):
+        share = token_share(rows, rank, ranks)
+        place_N = rows.predicts_U[rows.which_N[share.own_N]]
+        own_N = share.predicts_U[share.which_N]
+        assert (rows.input_ids_RT.ravel()[place_N] == share.input_ids_RO.ravel()[own_N]).all()
+        assert (rows.positions_RT.ravel()[place_N] == share.positions_RO.ravel()[own_N]).all()
+        assert len(share.predicts_U) == max(1, len(share.own_U)), "the head is never without rows"
+        found += share.own_N.tolist()
+    assert sorted(found) == list(range(len(rows.target_N)))
