@@ -15,9 +15,10 @@ in one chunk, which is itself held against plain autograd, one sequence after an
 (`tests/unit/trainers/test_split_step.py`). Everything is computed in float64; the tests allow 1e-10. With experts they
 allow 1e-5: transformers and megatron-core both round the router's probabilities to float32, whatever they are given.
 
-dp: data-parallel ranks, tp: tensor-parallel ones, pp: pipeline stages, ep: ranks that share the experts; *sequence*:
-tensor-parallel ranks share the tokens, too; *overlap*: reductions start while backward passes run. Ranks are processes
-over gloo.
+dp: data-parallel ranks, tp: tensor-parallel ones, pp: pipeline stages, cp: ranks that share each row, ep: ranks that
+divide the experts (*of* those that they are counted among), etp: ranks that share the matrices of an expert;
+*sequence*: tensor-parallel ranks share the tokens, too; *overlap*: reductions start while backward passes run. Ranks
+are processes over gloo.
 
 Written by `python -m pytest tests/parity -m long --write-parity`, in one run over one world of ranks for all backends;
 a row that was not run stays as it was.
