@@ -42,7 +42,7 @@ CHUNKS = (1, 2, 8)
 BOUND = 1e-10
 """Largest relative error in float64."""
 
-EXPERTS_BOUND = 1e-5
+EXPERTS_BOUND = 1e-6
 """The same with experts: both libraries round the router's probabilities to float32."""
 
 

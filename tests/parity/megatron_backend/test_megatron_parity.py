@@ -43,10 +43,12 @@ def compare(
     step: Step,
     torch_step: TorchStep,
     parity_table: ParityTable,
-) -> Callable[..., None]:
+) -> Callable[..., list[Sequence[Told]]]:
     """One layout in every number of chunks beside the torch trainer; a row of the page."""
 
-    def run(layout: str, cut: Ranks, model: str, loss: str, rows: str = "packed") -> None:
+    def run(
+        layout: str, cut: Ranks, model: str, loss: str, rows: str = "packed"
+    ) -> list[Sequence[Told]]:
         spec = LOSSES[loss]
         want = torch_step(spec, model)
         bound = EXPERTS_BOUND if model == "moe" else BOUND
@@ -63,6 +65,7 @@ def compare(
                 error = worst_relative_error(each.gradients, want.gradients)
                 parity_table.add("megatron", layout, loss, count, error, rows)
             check(outcomes, want, bound)
+        return replies
 
     return run
 
@@ -125,8 +128,19 @@ def test_stages_may_have_different_numbers_of_layers(
 
 
 @pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
-def test_experts_train_as_in_the_torch_trainer(compare: Callable[..., None], layout: str) -> None:
-    compare(layout, EXPERT_LAYOUTS[layout], "moe", "tokens")
+def test_experts_train_as_in_the_torch_trainer_and_as_on_one_rank(
+    compare: Callable[..., list[Sequence[Told]]], experts_alone: Told, layout: str
+) -> None:
+    for outcomes in compare(layout, EXPERT_LAYOUTS[layout], "moe", "tokens"):
+        check(outcomes, experts_alone)  # both round the router's probabilities alike
+
+
+@pytest.fixture(scope="module")
+def experts_alone(megatron_world: MegatronWorld, models: Models, step: Step) -> Told:
+    """The step of one rank in one chunk."""
+    given = {"path": models("moe"), "cut": Ranks(), "step": JobStep.of(step, TOKENS)}
+    ((outcome,),) = megatron_world.run(1, "split", chunks=(1,), **given)
+    return outcome
 
 
 @pytest.mark.parametrize("cut", LAYOUTS.values(), ids=LAYOUTS.keys())
