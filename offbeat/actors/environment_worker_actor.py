@@ -26,7 +26,12 @@ from offbeat.config.mixture import environment_views, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.environments.exits import contain_exits
-from offbeat.environments.factory import BadEnvironment, make_agent, make_environment
+from offbeat.environments.factory import (
+    BadEnvironment,
+    make_agent,
+    make_environment,
+    make_verifiers,
+)
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
 from offbeat.generators.end_tokens import end_ids_of
@@ -205,7 +210,7 @@ class EnvironmentRunner:
         """Create the environment; it is not started yet.
 
         Raises:
-            As ``make_environment`` and ``make_agent``.
+            As ``make_environment``, ``make_agent`` and ``make_verifiers``.
         """
         section = view.generator.sampling
         sampling = SamplingParams(
@@ -214,7 +219,7 @@ class EnvironmentRunner:
             max_new_tokens=section.max_new_tokens,
             stop_token_ids=section.stop_token_ids,
         )
-        if view.environment.name == "agent":
+        if view.environment.is_agent:
             agents = _agents(view, working_dir, began_with, sampling.stop_token_ids)
             return cls(view, sampling, agents)
         tokenizer = _tokenizer(view)
@@ -290,11 +295,15 @@ def _agents(
         trust_remote_code=config.model.trust_remote_code,
     )
     if not tokenizer.chat_template:
-        problem = "environment 'agent' needs a tokenizer with a chat template, and it has none"
+        problem = f"environment {config.environment.name!r} needs a tokenizer with a chat template, and it has none"
         raise BadEnvironment("model.path", problem)
     template = TokenizerTemplate(tokenizer)
     ends = template.end_texts([*end_ids_of(config.model.path), *stop_token_ids])
-    agent = make_agent(config.environment, working_dir, began_with)
+    environment = config.environment
+    if environment.name == "verifiers":
+        agent = make_verifiers(environment, working_dir, config.model.path)
+    else:
+        agent = make_agent(environment, working_dir, began_with)
     rollout = config.rollout
     limits = SessionLimits(
         max_branches=rollout.max_branches, max_sample_tokens=max_sample_tokens(config)

@@ -26,14 +26,14 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
             f"Leave environment.{other} out, and pass arguments in environment.command; or leave "
             "environment.command out.",
         )
-    if environment.name == "agent" and environment.max_turns > 1:
+    if environment.is_agent and environment.max_turns > 1:
         yield Clash(
             ("environment.max_turns", "environment.name"),
             f"environment.max_turns={environment.max_turns} is not used: an agent decides itself how "
             "often it calls the model",
             "Leave environment.max_turns out, and count in the agent.",
         )
-    if environment.name != "agent" and environment.variables:
+    if not environment.is_agent and environment.variables:
         yield Clash(
             ("environment.variables", "environment.name"),
             f"environment.variables={list(environment.variables)} is not used: only the processes of "
@@ -44,7 +44,7 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
 
 def agent_limit_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield limits of the samples of agents in a run that has none."""
-    if any(view.environment.name == "agent" for view in environment_views(config).values()):
+    if any(view.environment.is_agent for view in environment_views(config).values()):
         return
     rollout = config.rollout
     of_agents = {

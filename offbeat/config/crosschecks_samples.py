@@ -49,7 +49,7 @@ def _overlong_clashes(config: RunConfig) -> Iterator[Clash]:
             f"generator.sampling.max_new_tokens={longest}",
             f"Set rollout.overlong_tokens to {longest} or less.",
         )
-    if environment.name in ("agent", "demonstrations") or environment.max_turns > 1:
+    if environment.is_agent or environment.name == "demonstrations" or environment.max_turns > 1:
         yield Clash(
             ("rollout.overlong_tokens", "environment.name"),
             f"rollout.overlong_tokens={stretch} measures one response against "

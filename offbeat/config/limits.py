@@ -65,7 +65,7 @@ def max_group_bytes(config: RunConfig) -> int:
 def _max_group_bytes(config: RunConfig) -> int:
     samples, whole = config.samples_per_group, config.generator.max_model_len
     boundaries = _OFFSET_BYTES  # of one branch
-    if config.environment.name == "agent":
+    if config.environment.is_agent:
         most = max_sample_tokens(config)
         whole = response = min(whole, most)
         if config.rollout.branches == "train":
@@ -93,7 +93,7 @@ def on_failed_sample(config: RunConfig) -> OnFailedSample:
     if configured is not None:
         return configured
     views = environment_views(config).values()
-    return "retry" if any(view.environment.name == "agent" for view in views) else "fail_group"
+    return "retry" if any(view.environment.is_agent for view in views) else "fail_group"
 
 
 def min_valid_samples(config: RunConfig) -> int:

@@ -41,6 +41,8 @@ from offbeat.environments.prompts import ArithmeticPrompts, PromptSource, StubPr
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.text import Tokenizer
+from offbeat.environments.verifiers_options import VerifiersOptions
+from offbeat.environments.verifiers_tasks import task_prompts
 from offbeat.environments.weighted_rewards import WeightedRewards
 from offbeat.messages.failures import OffbeatError
 
@@ -48,6 +50,10 @@ _Options = TypeVar("_Options", bound=msgspec.Struct)
 _STUB_ROWS: Final = 1024
 _SHARE_OF_DEADLINE: Final = 0.9
 """Of a reward's deadline: an async call that waits ends by itself then, and its process lives."""
+
+_HERE: Final = Path()
+EPISODE: Final = "offbeat.environments.verifiers_episode:play"
+"""Agent function that plays an episode of the library verifiers, for a child."""
 
 _NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
 _ROW_CHECKS: Final[dict[str, RowCheck]] = {
@@ -75,11 +81,15 @@ class ArithmeticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     high: int = 100
 
 
-def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS) -> PromptSource:
+def make_prompts(
+    config: RunConfig,
+    began_with: Mapping[str, str] = _NO_DIGESTS,
+    working_dir: Path = _HERE,
+) -> PromptSource:
     """Create the prompt source of the run: ``data.path``, or the environment's own prompts.
 
     ``began_with`` maps keys to the digests of the run's inputs at its start, and paths on the hub to
-    their commits.
+    their commits. ``working_dir`` is searched first for the modules of a taskset.
 
     Raises:
         HubFilesError: Files on the hub cannot be had.
@@ -89,7 +99,7 @@ def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS)
     """
     if config.environments:
         sources = {
-            name: make_prompts(view, inputs_in(name, began_with))
+            name: make_prompts(view, inputs_in(name, began_with), working_dir)
             for name, view in environment_views(config).items()
         }
         return MixedPrompts(sources, environment_weights(config), config.seed)
@@ -111,13 +121,18 @@ def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS)
     if name == "reasoning_gym":
         rows = _options(config.environment, GymOptions).rows
         return GymPrompts(rows, shuffle=shuffle, seed=seed, epochs=epochs)
+    if name == "verifiers":
+        options = _options(config.environment, VerifiersOptions)
+        return task_prompts(config, options, began_with, working_dir)
     raise BadEnvironment(
         "data.path", f"environment {name!r} has no prompts of its own; name a file"
     )
 
 
 def make_evaluation_sets(
-    config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS
+    config: RunConfig,
+    began_with: Mapping[str, str] = _NO_DIGESTS,
+    working_dir: Path = _HERE,
 ) -> dict[str, PromptSource]:
     """Create the prompt sources of ``eval`` by set, each in its own order; none without evaluations.
 
@@ -131,18 +146,22 @@ def make_evaluation_sets(
     if config.environments:
         views = environment_views(config)
         sources = {
-            name: make_evaluation_sets(view, inputs_in(name, began_with))[""]
+            name: make_evaluation_sets(view, inputs_in(name, began_with), working_dir)[""]
             for name, view in views.items()
         }
         return {name: EnvironmentPrompts(name, each) for name, each in sources.items()}
     return {
-        name: _evaluation_prompts(config, name, each, began_with)
+        name: _evaluation_prompts(config, name, each, began_with, working_dir)
         for name, each in config.eval.named_sets.items()
     }
 
 
 def _evaluation_prompts(
-    config: RunConfig, name: str, one: EvalSetConfig, began_with: Mapping[str, str]
+    config: RunConfig,
+    name: str,
+    one: EvalSetConfig,
+    began_with: Mapping[str, str],
+    working_dir: Path,
 ) -> PromptSource:
     if one.path is not None:
         files = prompt_files(one.path, began_with)
@@ -151,7 +170,7 @@ def _evaluation_prompts(
         return prompts
     # One epoch: a short source gives no row twice
     once = config.data.model_copy(update={"epochs": 1})
-    return make_prompts(config.model_copy(update={"data": once}), began_with)
+    return make_prompts(config.model_copy(update={"data": once}), began_with, working_dir)
 
 
 def make_environment(
@@ -193,7 +212,7 @@ def make_environment(
         raise BadEnvironment(
             "environment.target", f"environment {config.name!r} needs it; name module:name"
         )
-    if config.name == "agent":
+    if config.is_agent:
         raise BadEnvironment("environment.name", "an agent is made by make_agent")
     if config.name == "function":
         one = RewardConfig(target=config.target, options=config.options)
@@ -258,6 +277,22 @@ def make_agent(
     else:
         problem = "an agent needs it, or environment.command; name module:name"
         raise BadEnvironment("environment.target", problem)
+    return _agent(config, target)
+
+
+def make_verifiers(config: EnvironmentConfig, working_dir: Path, model_path: str) -> AgentFunction:
+    """Create the episodes of an environment of verifiers; their processes are not started yet.
+
+    Raises:
+        BadEnvironment: The options have other keys, or wrong types.
+    """
+    options = msgspec.to_builtins(_options(config, VerifiersOptions))
+    target = _reward_target(config, EPISODE, working_dir, "")
+    given = {"tokenizer": str(working_dir / model_path), "options": options}
+    return _agent(config, replace(target, options=given))
+
+
+def _agent(config: EnvironmentConfig, target: RewardTarget) -> AgentFunction:
     agent = replace(
         target,
         is_agent=True,

@@ -177,12 +177,12 @@ async def _prompts_of(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSour
 
 def _read_prompts(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:
     prompts = NoPrompts() if spec.evaluates_only else _prompts(spec)
-    return prompts, make_evaluation_sets(spec.config, spec.inputs)
+    return prompts, make_evaluation_sets(spec.config, spec.inputs, spec.working_dir)
 
 
 def _prompts(spec: RunSpec) -> PromptSource:
     """Read and verify the run's prompts; a restarted controller reads them again."""
-    prompts = make_prompts(spec.config, spec.inputs)
+    prompts = make_prompts(spec.config, spec.inputs, spec.working_dir)
     sources: Mapping[str, PromptSource] = {"": prompts}
     if isinstance(prompts, MixedPrompts):
         sources = {name: each.source for name, each in prompts.sources.items()}

@@ -1,7 +1,7 @@
 """A ChatML tokenizer of bytes, and an engine that draws bytes; both are made here."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -121,11 +121,12 @@ class DrawnBytes:
     )
     version: int = 0
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    encode: Callable[[str], list[int]] = encode
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         sampling = request.sampling
         said = self.script.pop(0) if self.script else self._random(sampling.seed)
-        ids, reason = self._ended(encode(said), sampling)
+        ids, reason = self._ended(self.encode(said), sampling)
         logprobs = [-next(self.numbers) / 1024 for _ in ids]  # exact in float32
         self.calls.append((request, ids, logprobs))
         self.version += 1

@@ -95,6 +95,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     USER_CODE: (
         "environments/reward_child.py _answer_at_once",
         "environments/reward_child.py _answer_in_turn",
+        "environments/verifiers_tasks.py main",
         "launch/checks/prompt_lengths.py _longest",  # a chat template
     ),
     MODEL_CLASS: (

@@ -6,8 +6,11 @@ from pydantic import Field
 
 from offbeat.config.base import Config, Options, SectionName
 
-MAKE_PROMPTS: Final = ("arithmetic", "reasoning_gym")
+MAKE_PROMPTS: Final = ("arithmetic", "reasoning_gym", "verifiers")
 """Environments that read no file of prompts."""
+
+AGENTS: Final = ("agent", "verifiers")
+"""Environments whose episodes call the model over HTTP, from processes of their own."""
 
 
 class RewardConfig(Config):
@@ -34,13 +37,15 @@ class EnvironmentConfig(Config):
         "function",
         "custom",
         "agent",
+        "verifiers",
         "demonstrations",
         "stub",
     ] = "arithmetic"
     """arithmetic: built-in addition; gsm8k: questions with one number as answer, from a file;
     reasoning_gym: ``options.task`` of the library reasoning-gym;
     function: a Python function as reward; custom: ``target`` is an Environment class;
-    agent: ``target`` is an async function that calls the model over HTTP; demonstrations: rows
+    agent: ``target`` is an async function that calls the model over HTTP; verifiers: an environment
+    of the library verifiers, ``options.env``; demonstrations: rows
     with a prompt and its completion, or a conversation, which are trained on as they are, without
     a generator."""
 
@@ -74,7 +79,7 @@ class EnvironmentConfig(Config):
 
     reward_workers: Annotated[int, Field(ge=1)] = 1
     """Killable child processes that run user reward code, for each environment worker; with
-    name=agent, its episodes that run at once. More grade in parallel, at a core and the memory of
+    name=agent or verifiers, the episodes that run at once. More grade in parallel, at a core and the memory of
     their imports each."""
 
     reward_concurrency: Annotated[int, Field(ge=1)] = 64
@@ -99,7 +104,7 @@ class EnvironmentConfig(Config):
     more. Raise it for graders that load much; a leak then takes more from the machine."""
 
     variables: tuple[str, ...] = ()
-    """name=agent: environment variables that its processes inherit besides PATH, HOME, locale
+    """name=agent or verifiers: environment variables that its processes inherit besides PATH, HOME, locale
     and certificates. Name the keys of services that the agent needs; code that a model wrote can
     read them."""
 
@@ -110,6 +115,11 @@ class EnvironmentConfig(Config):
     workers: Annotated[int, Field(ge=1)] = 1
     """Environment worker actors; each runs many episodes at once. More spread the work of
     environments and graders over cores; one is enough while its core is not busy."""
+
+    @property
+    def is_agent(self) -> bool:
+        """Return whether episodes call the model over HTTP, from processes of their own."""
+        return self.name in AGENTS
 
     @property
     def targets(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ _SUBJECT = "agent"
 def check_agent(config: RunConfig) -> Iterator[Finding]:
     """Check the chat template of the model, and the processes against the samples of a group."""
     environment = config.environment
-    if environment.name != "agent":
+    if not environment.is_agent:
         return
     from transformers import AutoTokenizer
 

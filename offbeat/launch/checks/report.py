@@ -44,6 +44,7 @@ from offbeat.launch.checks.user_code import (
     check_targets,
     check_variables,
 )
+from offbeat.launch.checks.verifiers import check_verifiers
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded
@@ -133,6 +134,7 @@ def _of_each_environment(
             check_variables(view),
             check_agent(view) if has_model else (),
             check_gym(view),
+            check_verifiers(view, Path.cwd()) if has_model and commits is not None else (),
         ):
             yield _of_environment(name, finding) if name else finding
 

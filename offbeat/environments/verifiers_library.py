@@ -1,0 +1,94 @@
+"""Environments of the library verifiers, as its own configuration makes them.
+
+Only child processes import this module: it imports verifiers, which takes seconds.
+"""
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+# verifiers is an extra, unknown where it is not installed.
+
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from renderers import RendererConfig, create_renderer
+from renderers.base import load_tokenizer
+from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
+from verifiers.v1.env import Env
+from verifiers.v1.runtimes import PrimeConfig, SubprocessConfig
+from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+from offbeat.environments.verifiers_options import VerifiersOptions
+
+_OWN_SAMPLING: Final = {"max_tokens"}
+"""Sampling values that an environment may set: the trainer computes with all others."""
+
+
+class UnfitEnvironment(Exception):
+    """An environment whose samples could not be trained as they were drawn."""
+
+
+def made_environment(options: VerifiersOptions) -> Any:  # noqa: ANN401 - an Env of the library
+    """Return the environment; its role runs as a local process where nothing else is chosen.
+
+    Raises:
+        UnfitEnvironment: It has several roles, or one that is not the model that is trained.
+        Exception: Whatever the library, or the taskset, raises.
+    """
+    config = resolve_env_config(options.env)
+    roles = agent_config_fields(config)
+    if len(roles) != 1:
+        raise UnfitEnvironment(
+            f"it has {len(roles)} roles ({', '.join(roles)}), and a sample is the turns of one: "
+            "choose an environment of one role"
+        )
+    ((name, role),) = roles.items()
+    _check_role(name, role)
+    if config.retries.max_retries or config.retries.rules:
+        raise UnfitEnvironment("env.retries: leave it out, and set rollout.sample_retries")
+    written = options.env.get(name)
+    chosen = isinstance(written, dict) and "runtime" in written
+    if not chosen and isinstance(role.runtime, PrimeConfig):  # a service, the library's default
+        role = role.model_copy(update={"runtime": SubprocessConfig()})
+        config = config.model_copy(update={name: role})
+    environment: Env[Any] = load_environment(config)
+    return environment
+
+
+def renderer_config(options: VerifiersOptions) -> Any:  # noqa: ANN401 - a config of renderers
+    """Return the renderer's configuration; None: the library chooses by the model's name.
+
+    Raises:
+        pydantic.ValidationError: ``options.renderer`` is none.
+    """
+    return (
+        TypeAdapter(RendererConfig).validate_python(options.renderer) if options.renderer else None
+    )
+
+
+def _check_role(name: str, role: AgentConfig) -> None:
+    if role.model is not None or role.client is not None:
+        raise UnfitEnvironment(
+            f"env.{name} names a model or a client of its own: leave them out, the role is played by "
+            "the model that is trained"
+        )
+    if role.retries.max_retries or role.retries.rules:
+        raise UnfitEnvironment(
+            f"env.{name}.retries: leave it out, and set rollout.sample_retries: turns of a try that "
+            "was given up must not be trained"
+        )
+    sampling = role.sampling.model_dump(exclude_unset=True) if role.sampling else {}
+    if others := sorted(sampling.keys() - _OWN_SAMPLING):
+        raise UnfitEnvironment(
+            f"env.{name}.sampling sets {', '.join(others)}: leave it out, and set "
+            "generator.sampling: the trainer computes with the recipe's"
+        )
+
+
+def renderer_name(options: VerifiersOptions, tokenizer: str) -> str:
+    """Return the class that renders messages for the model in this directory; empty for no model.
+
+    Raises:
+        Exception: As ``renderer_config``; whatever renderers raises for such a tokenizer.
+    """
+    config = renderer_config(options)
+    return type(create_renderer(load_tokenizer(tokenizer), config)).__name__ if tokenizer else ""

@@ -1,0 +1,26 @@
+"""Options of environments of the library verifiers; the library itself is not imported here."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+
+class VerifiersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``environment.options`` of ``environment.name: verifiers``."""
+
+    env: dict[str, Any]
+    """The environment as verifiers' own configuration has it, its section ``[env]``: ``taskset``
+    with an ``id``, and below the name of its role, ``agent``, the harness and its limits."""
+
+    renderer: dict[str, Any] = {}
+    """Configuration of the library renderers, such as ``{name: qwen3}``; empty: chosen by the model's
+    name, which a local directory does not have."""
+
+    tasks: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Tasks in an epoch, the first ones of the taskset; null: all. An endless taskset needs it."""
+
+    @property
+    def taskset(self) -> str:
+        """Id of the taskset; empty if none is named."""
+        taskset: object = self.env.get("taskset")
+        return str(taskset.get("id", "")) if isinstance(taskset, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]

@@ -1,0 +1,50 @@
+"""Check of an environment of verifiers: it is made, with the code that a run makes it with."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+
+from offbeat.config.run import RunConfig
+from offbeat.environments.prompt_files import PromptFileError
+from offbeat.environments.verifiers_options import VerifiersOptions
+from offbeat.environments.verifiers_tasks import TasksRequest, read_tasks
+from offbeat.launch.checks.finding import Finding, error, ok, warning
+
+_SUBJECT: Final = "verifiers"
+_GENERIC: Final = "DefaultRenderer"
+"""Renderer of the library for models that it does not know."""
+
+
+def check_verifiers(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
+    """Make the environment and its renderer in a process of their own, and name the renderer."""
+    if config.environment.name != "verifiers":
+        return
+    try:
+        options = msgspec.convert(config.environment.options, VerifiersOptions)
+    except msgspec.ValidationError:
+        return  # reported by the check of the prompts
+    one = msgspec.structs.replace(options, tasks=1)
+    tokenizer = str((working_dir / config.model.path).absolute())
+    request = TasksRequest(one, str(working_dir.absolute()), tokenizer)
+    try:
+        with TemporaryDirectory(prefix="offbeat-check-") as folder:
+            report = read_tasks(
+                request, Path(folder) / "tasks.jsonl", config.environment.reward_start_s
+            )
+    except PromptFileError as wrong:
+        yield error(
+            _SUBJECT, str(wrong), "Fix environment.options, or install what the taskset needs."
+        )
+        return
+    if report.renderer == _GENERIC:
+        yield warning(
+            _SUBJECT,
+            f"renderers knows no model by the name {config.model.path}: its {_GENERIC} takes no tools "
+            "and renders each turn anew, as a branch where the tokens differ",
+            "Name the model's own in environment.options.renderer, as in {name: qwen3}.",
+        )
+        return
+    yield ok(_SUBJECT, f"messages are rendered by {report.renderer}")
