@@ -20,7 +20,8 @@ import torch
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.generators.embedded import EmbeddedEngine, load_model
+from offbeat.generators.embedded.engine import EmbeddedEngine
+from offbeat.generators.embedded.model import load_model
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary

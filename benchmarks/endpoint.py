@@ -34,7 +34,8 @@ from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SampleSession
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.endpoint.tokenizer_template import TokenizerTemplate
-from offbeat.generators.embedded import EmbeddedEngine, load_model
+from offbeat.generators.embedded.engine import EmbeddedEngine
+from offbeat.generators.embedded.model import load_model
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask

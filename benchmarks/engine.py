@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from transformers import DynamicCache, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from offbeat.generators.embedded import EmbeddedEngine
+from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 
 PROMPT_TOKENS = 5

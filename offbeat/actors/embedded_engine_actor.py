@@ -3,57 +3,33 @@
 import asyncio
 import threading
 import time
-
-import torch
+from typing import TYPE_CHECKING
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
-from offbeat.config.base import of_kind
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig
-from offbeat.generators.embedded import EmbeddedEngine, load_model
-from offbeat.generators.embedded.detokenizer import Detokenizer
-from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
-from offbeat.generators.engine_loop import EngineLoop
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
-from offbeat.weight_sync.adapter import AdapterTarget, BaseWeights, check_base
 from offbeat.weight_sync.canary import check
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.receiver import ModuleReceiver, Receiver
+
+if TYPE_CHECKING:
+    from offbeat.generators.embedded.engine import EmbeddedEngine
+    from offbeat.weight_sync.adapter import BaseWeights
+    from offbeat.weight_sync.receiver import Receiver
 
 
 class EmbeddedEngineActor(EngineActor):
     """The embedded engine. Weights are swapped in place between two decode steps."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        config = of_kind(EmbeddedGeneratorConfig, spec.generator)
+        from offbeat.generators.embedded.start import started
+
         prepared(spec.name, spec.run_dir, spec.sharing)
-        torch.set_num_threads(config.threads)
-        model = load_model(
-            spec.model.path,
-            getattr(torch, spec.model.dtype),
-            config.device,
-            trust_remote_code=spec.model.trust_remote_code,
-        )
-        warn_of_end_ids(spec.model.path, config.sampling.stop_token_ids)
         incarnation = new_incarnation(spec.name)
-        engine = EmbeddedEngine(
-            model,
-            name=spec.name,
-            incarnation=incarnation,
-            eos_token_ids=end_ids_of(spec.model.path),
-            max_sequences=config.max_sequences,
-            max_model_len=config.max_model_len,
-            deterministic=config.deterministic,
-            seed=spec.seed,
-            device=config.device,
-            decode=Detokenizer(spec.model.path, trust_remote_code=spec.model.trust_remote_code),
-        )
-        self._loop = EngineLoop(engine)
-        self._module = engine.model
+        self._loop, self._module = started(spec, incarnation)
         self._base: BaseWeights | None = None  # kept from the first release of adapters on
         self._is_replaced = False  # a full release was begun: the loaded weights may be gone
         # Layout and receiver of the last transfer, which caches the checks of its manifest
@@ -76,7 +52,7 @@ class EmbeddedEngineActor(EngineActor):
         except TransferRefused as refused:
             raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
 
-        def commit(engine: EmbeddedEngine) -> TakenRelease:
+        def commit(engine: "EmbeddedEngine") -> TakenRelease:
             started_s, canary, gap = time.perf_counter(), manifest.canary, None
             if not given_up.is_set():
                 receiver.commit(version)
@@ -104,7 +80,7 @@ class EmbeddedEngineActor(EngineActor):
         self._last = manifest.digest, receiver
         return release
 
-    async def _receiver_of(self, epoch: int, manifest: Manifest) -> Receiver:
+    async def _receiver_of(self, epoch: int, manifest: Manifest) -> "Receiver":
         """Return the receiver of the last completed transfer, if its layout was this, or another.
 
         A cancelled transfer may still wait for the engine's thread with its chunks staged, and must
@@ -113,6 +89,9 @@ class EmbeddedEngineActor(EngineActor):
         Raises:
             TransferRefused: Adapters that were trained on another model than this engine has.
         """
+        from offbeat.weight_sync.adapter import AdapterTarget, BaseWeights, check_base
+        from offbeat.weight_sync.receiver import ModuleReceiver, Receiver
+
         last, self._last = self._last, None
         if last is not None and last[0] == manifest.digest:
             return last[1]

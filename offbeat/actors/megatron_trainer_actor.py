@@ -1,24 +1,27 @@
 """Ray actor of a rank of the megatron backend."""
 
 from contextlib import ExitStack
-
-import torch
+from typing import TYPE_CHECKING
 
 from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.config.base import of_kind
 from offbeat.config.sections.trainer import MegatronTrainerConfig
-from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
-from offbeat.trainers.megatron.split_step import MegatronTrainer
-from offbeat.trainers.ranks.assembly import source_of, trainer_of
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.transport import Source
+
+if TYPE_CHECKING:
+    from offbeat.trainers.megatron.split_step import MegatronTrainer
 
 
 class MegatronTrainerActor(TrainerActor):
     """One rank of a model under tensor, pipeline, data and expert parallelism."""
 
     def __init__(self, spec: TrainerSpec) -> None:
+        import torch
+
+        from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
+
         trainer = of_kind(MegatronTrainerConfig, spec.config.trainer)
         torch.set_num_threads(trainer.threads)
         self._stands_in = ExitStack()  # active for the lifetime of this process
@@ -27,8 +30,11 @@ class MegatronTrainerActor(TrainerActor):
         super().__init__(spec, lambda peers: make(spec, peers))
 
 
-def make(spec: TrainerSpec, peers: Peers) -> tuple[MegatronTrainer, Source]:
+def make(spec: TrainerSpec, peers: Peers) -> tuple["MegatronTrainer", Source]:
     """Create the trainer of a rank, and the source of its weights."""
+    from offbeat.trainers.megatron.split_step import MegatronTrainer
+    from offbeat.trainers.ranks.assembly import source_of, trainer_of
+
     config = of_kind(MegatronTrainerConfig, spec.config.trainer)
     trainer = trainer_of(MegatronTrainer, spec, config, peers)
     return trainer, source_of(spec, trainer.metas(), trainer.named_weights)

@@ -1,36 +1,41 @@
 """Ray actor of a rank of the torch backend."""
 
-import torch
+from typing import TYPE_CHECKING
 
 from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.config.base import of_kind
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.trainers.ranks.assembly import adapter_source_of, source_of
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.teacher import check_tokenizers
-from offbeat.trainers.torch.choose import torch_trainer_of
-from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.weight_sync.transport import Source
+
+if TYPE_CHECKING:
+    from offbeat.trainers.torch.split_step import TorchTrainer
 
 
 class TorchTrainerActor(TrainerActor):
     """One rank of a Hugging Face model, whole or sharded over several ranks."""
 
     def __init__(self, spec: TrainerSpec) -> None:
+        import torch
+
         torch.set_num_threads(of_kind(TorchTrainerConfig, spec.config.trainer).threads)
         super().__init__(spec, lambda peers: make(spec, peers))
 
 
-def make(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Source]:
+def make(spec: TrainerSpec, peers: Peers) -> tuple["TorchTrainer", Source]:
     """Create the trainer of a rank, and the source of its weights."""
+    from offbeat.trainers.ranks.assembly import adapter_source_of, source_of
+    from offbeat.trainers.torch.choose import torch_trainer_of
+
     config = of_kind(TorchTrainerConfig, spec.config.trainer)
     if teacher := spec.config.algorithm.loss.teacher_path:
         check_tokenizers(teacher, spec.config.model.path)  # now, not before the first step
     trainer = torch_trainer_of(spec, peers)
     if config.lora is None:
         return trainer, source_of(spec, trainer.weights.metas(), trainer.named_weights)
-    from offbeat.trainers.torch.lora_trainer import LoraTrainer  # noqa: PLC0415 -- for this recipe
+    from offbeat.trainers.torch.lora_trainer import LoraTrainer
 
     assert isinstance(trainer, LoraTrainer)  # noqa: S101 -- chosen by the same setting
     if spec.config.sync.adapter == "merged":

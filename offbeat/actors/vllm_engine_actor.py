@@ -1,7 +1,7 @@
 """Ray actor of a vLLM engine."""
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -14,7 +14,6 @@ from offbeat.generators.broadcasts import in_thread
 from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.spec import EngineSpec
-from offbeat.generators.vllm.adapter_base import FileBase
 from offbeat.generators.vllm.arguments import (
     TRANSFER_BACKEND,
     check_engine_args,
@@ -29,7 +28,6 @@ from offbeat.generators.vllm.owner_watch import own_engine_processes
 from offbeat.generators.vllm.process_environment import prepare_environment
 from offbeat.generators.vllm.rope import check_rope
 from offbeat.generators.vllm.staging import StagingArea
-from offbeat.generators.vllm.weights import WeightUpdates
 from offbeat.generators.vllm.workarounds import untried
 from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed
 from offbeat.messages.fences import Fence
@@ -37,6 +35,9 @@ from offbeat.messages.weights import EngineState
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transport import PublishedRelease
+
+if TYPE_CHECKING:
+    from offbeat.generators.vllm.adapter_base import FileBase
 
 log = structlog.stdlib.get_logger()
 
@@ -49,6 +50,8 @@ class VllmEngineActor(EngineActor):
 
     def __init__(self, spec: EngineSpec, started: Started | None = None) -> None:
         """``started`` is an engine that runs already, used as it is; tests share it."""
+        from offbeat.generators.vllm.weights import WeightUpdates
+
         prepared(spec.name, spec.run_dir, spec.sharing)
         library, llm = started or start(spec)
         incarnation = new_incarnation(spec.name)
@@ -116,6 +119,7 @@ class VllmEngineActor(EngineActor):
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> PublishedRelease:
         """Add adapters to the model that the engine was loaded from, beside decoding."""
+        from offbeat.generators.vllm.adapter_base import FileBase
 
         def merge() -> PublishedRelease:
             try:

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from offbeat.generators.embedded import EmbeddedEngine, InvalidRequest
-from offbeat.generators.errors import EngineUnavailable
+from offbeat.generators.embedded.engine import EmbeddedEngine
+from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 
 T = TypeVar("T")

@@ -9,8 +9,9 @@ import torch
 from stop_string_contract import PlayStops, StopBench, StopStory, StopStringContract
 
 from offbeat.config.sections.stub import StubConfig
-from offbeat.generators.embedded import EmbeddedEngine, load_model
 from offbeat.generators.embedded.detokenizer import Detokenizer
+from offbeat.generators.embedded.engine import EmbeddedEngine
+from offbeat.generators.embedded.model import load_model
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stub import StubEngine, stub_text

@@ -16,7 +16,8 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.controller.events import Committed, Released, StepApplied
 from offbeat.controller.rollouts import group_seed
 from offbeat.environments.factory import make_environment, make_prompts
-from offbeat.generators.embedded import EmbeddedEngine, load_model
+from offbeat.generators.embedded.engine import EmbeddedEngine
+from offbeat.generators.embedded.model import load_model
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.group import run_group

@@ -3,9 +3,3 @@
 ``engine.py`` schedules; ``model.py`` runs the two forward passes; ``cache.py`` holds keys and
 values; ``rows.py`` and ``sampling.py`` draw tokens; ``versions.py`` stamps them. No ray, no asyncio.
 """
-
-from offbeat.generators.embedded.engine import EmbeddedEngine
-from offbeat.generators.embedded.model import load_model
-from offbeat.generators.errors import InvalidRequest, UndecodableModel
-
-__all__ = ["EmbeddedEngine", "InvalidRequest", "UndecodableModel", "load_model"]

@@ -16,8 +16,9 @@ from offbeat.endpoint.session import Branch, ChatTurn, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.environments.factory import make_agent
-from offbeat.generators.embedded import EmbeddedEngine, load_model
 from offbeat.generators.embedded.detokenizer import Detokenizer
+from offbeat.generators.embedded.engine import EmbeddedEngine
+from offbeat.generators.embedded.model import load_model
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask

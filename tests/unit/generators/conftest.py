@@ -16,7 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from offbeat.generators.embedded import EmbeddedEngine
+from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 
 _SHAPE = {

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from offbeat.generators.embedded import EmbeddedEngine
+from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 
 MakeModel = Callable[..., PreTrainedModel]

@@ -6,7 +6,7 @@ from generator_fixtures import Finish, MakeEngine, MakeRequest, SamplesOf
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbeat.generators.embedded import EmbeddedEngine
+from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.errors import UndecodableModel
 from tests.support.model_families import FAMILIES, LONG_ROPES, family_model
 

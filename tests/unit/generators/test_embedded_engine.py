@@ -8,12 +8,9 @@ import pytest
 import torch
 from generator_fixtures import Finish, MakeEngine, MakeModel, MakeRequest, SamplesOf
 
-from offbeat.generators.embedded import (
-    EmbeddedEngine,
-    InvalidRequest,
-    UndecodableModel,
-    load_model,
-)
+from offbeat.generators.embedded.engine import EmbeddedEngine
+from offbeat.generators.embedded.model import load_model
+from offbeat.generators.errors import InvalidRequest, UndecodableModel
 
 
 def test_a_request_ends_at_its_length_and_says_so(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from generator_fixtures import MakeEngine, MakeRequest, RunAsync
 
-from offbeat.generators.embedded import EmbeddedEngine, InvalidRequest
+from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.engine_loop import EngineLoop
-from offbeat.generators.errors import EngineUnavailable
+from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 
 Body = Callable[[EngineLoop, "WatchedEngine"], Coroutine[Any, Any, None]]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.generators.embedded import load_model
+from offbeat.generators.embedded.model import load_model
 from offbeat.model_proof.loading import (
     WeightsMismatch,
     check_files,
