@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # `make test` draws a few; `make test-properties` looks for the rare ones.
-    examples = int(os.environ.get("PROPERTY_EXAMPLES", "40"))
+    examples = int(os.environ.get("PROPERTY_EXAMPLES", "25"))
     # A loaded machine makes single examples slow without making them wrong.
     hypothesis.settings.register_profile("offbeat", max_examples=examples, deadline=None)
     # A change is judged by the same examples every time; fresh ones are looked for by hand.

@@ -200,7 +200,6 @@ CONFIGS = sections(RunConfig).filter(fit).map(RunConfig.model_validate)
 
 # The temporary folder is written over by every example, which is all it is for.
 written_over = settings(
-    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
