@@ -62,8 +62,8 @@ class _ModelTrainer(_Trainer):
 
     shared_prompt: bool = True
     """Pack the samples of a group behind one copy of their prompt, if that is proved exact for the model
-    (docs/model-proofs.md). Off, or where it is not: one padded row per sample, which computes the prompt again
-    for each."""
+    (docs/model-proofs.md). Off, or where it is not, each sample has a row of its own, which computes the prompt
+    again."""
 
     activation_checkpointing: bool = False
     """Keep only the input of each decoder layer for backward, and compute the layer again there. Much less

@@ -3,13 +3,15 @@
 With a shared prompt a row contains the prompt once, followed by the responses of several branches;
 each response attends to the prompt and itself. Otherwise a row is the prompt and one response. The
 last token of a response predicts nothing and is left out; so are tokens behind its last wanted
-token. Packing does not keep the branches of a sample together: a loss needs no more than each one's
-share of its sample.
+token. A microbatch has its rows one below the other, padded to the longest, or end to end in one
+*flat* row, whose attention is computed segment by segment. Packing does not keep the branches of a
+sample together: a loss needs no more than each one's share of its sample.
 
 Legend: R rows, T tokens of the longest row, S branches (a sample is one or more), N wanted response
 tokens (those whose logprobs are computed), U positions in the rows that predict one or more of them.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -64,6 +66,25 @@ class PackedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptTree:
+    """A prompt and the branches behind it, as tokens of a flat row."""
+
+    prompt: slice
+    branches: tuple[slice, ...]  # those with a token in the row, end to end behind the prompt
+
+    @property
+    def whole(self) -> slice:
+        """Return the tokens of prompt and branches."""
+        last = self.branches[-1] if self.branches else self.prompt
+        return slice(self.prompt.start, last.stop)
+
+    @property
+    def is_one_sequence(self) -> bool:
+        """Return whether every token attends to all before it."""
+        return len(self.branches) <= 1
+
+
+@dataclass(frozen=True, slots=True)
 class PackedRows:
     """The rows of one microbatch, and the positions that predict its wanted tokens."""
 
@@ -75,6 +96,7 @@ class PackedRows:
     target_N: Ints  # token ids
     source_N: Ints  # indices into ``Batch.tokens``
     one_branch_a_row: bool  # causal attention needs no mask
+    trees: tuple[PromptTree, ...] = ()  # of a flat row: its groups. Empty: a row holds one group
 
 
 PADDING_MICROBATCH: Final = PackedRows(
@@ -141,8 +163,11 @@ def flatten(groups: Sequence[Columns], *, only_trained: bool, vocabulary: int) -
     )
 
 
-def pack(batch: Batch, rows: Sequence[PackedRow]) -> PackedRows:
-    """Lay out one microbatch. Every branch of ``rows`` has at least one wanted token."""
+def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> PackedRows:
+    """Lay out one microbatch. Every branch of ``rows`` has at least one wanted token.
+
+    Rows are padded to the longest one, or with ``flat`` laid end to end in a single row.
+    """
     prompts = [batch.prompts[row.group] for row in rows]
     prompt_R = np.array([len(prompt) for prompt in prompts])
     branches_R = np.array([len(row.branches) for row in rows])
@@ -151,18 +176,23 @@ def pack(batch: Batch, rows: Sequence[PackedRow]) -> PackedRows:
     length_S, start_S = batch.length_S[branch_S], batch.start_S[branch_S]
     column_S = prompt_R[row_S] + _before_in_row(length_S - 1, row_S, branches_R)
     segment_S = 1 + _before_in_row(np.ones_like(length_S), row_S, branches_R)
-    width = max(row.length for row in rows)
+    length_R = np.array([row.length for row in rows])
+    width = int(length_R.max())
+    shape = (1, int(length_R.sum())) if flat else (len(rows), width)
+    first_R = np.cumsum(length_R) - length_R if flat else np.arange(len(rows)) * width
 
-    input_ids_RT = np.zeros((len(rows), width), np.int64)
-    positions_RT = np.zeros((len(rows), width), np.int64)
-    segments_RT = np.full((len(rows), width), PADDING, np.int64)
+    input_ids_RT = np.zeros(shape, np.int64)
+    positions_RT = np.zeros(shape, np.int64)
+    segments_RT = np.full(shape, PADDING, np.int64)
+    if not flat:
+        positions_RT[:] = np.minimum(np.arange(width), prompt_R[:, None])
     owner, within = _ragged(prompt_R)
-    place = owner * width + within
+    place = first_R[owner] + within
     input_ids_RT.reshape(-1)[place] = np.concatenate(prompts)
+    positions_RT.reshape(-1)[place] = within
     segments_RT.reshape(-1)[place] = PROMPT
-    positions_RT[:] = np.minimum(np.arange(width), prompt_R[:, None])
     owner, within = _ragged(length_S - 1)
-    place = row_S[owner] * width + column_S[owner] + within
+    place = first_R[row_S[owner]] + column_S[owner] + within
     input_ids_RT.reshape(-1)[place] = batch.tokens[start_S[owner] + within]
     positions_RT.reshape(-1)[place] = prompt_R[row_S[owner]] + within
     segments_RT.reshape(-1)[place] = segment_S[owner]
@@ -173,7 +203,7 @@ def pack(batch: Batch, rows: Sequence[PackedRow]) -> PackedRows:
     owner, within, source_N = owner[keep], within[keep], source[keep]
     behind_prompt_N = prompt_R[row_S[owner]] - 1
     column_N = np.where(within == 0, behind_prompt_N, column_S[owner] + within - 1)
-    predicts_U, which_N = np.unique(row_S[owner] * width + column_N, return_inverse=True)
+    predicts_U, which_N = np.unique(first_R[row_S[owner]] + column_N, return_inverse=True)
     return PackedRows(
         input_ids_RT,
         positions_RT,
@@ -182,8 +212,19 @@ def pack(batch: Batch, rows: Sequence[PackedRow]) -> PackedRows:
         which_N,
         batch.tokens[source_N],
         source_N,
-        one_branch_a_row=len(branch_S) == len(rows),
+        one_branch_a_row=len(branch_S) == len(rows) and (not flat or len(rows) == 1),
+        trees=_trees(prompt_R, first_R, branches_R, length_S - 1) if flat else (),
     )
+
+
+def visible_in(packed: PackedRows) -> Bools:
+    """Return the attention mask [R, T, T] bool of a microbatch, whatever its layout."""
+    if not packed.trees:
+        return visible(packed.segments_RT)
+    seen_RTT = np.zeros((1, *packed.segments_RT.shape[1:] * 2), np.bool_)
+    for tree in packed.trees:
+        seen_RTT[:, tree.whole, tree.whole] = visible(packed.segments_RT[:, tree.whole])
+    return seen_RTT
 
 
 def visible(segments_RT: Ints) -> Bools:
@@ -205,6 +246,20 @@ def _sample_of_each_branch(groups: Sequence[Columns], offsets: Sequence[Ints]) -
     ]
     firsts = np.cumsum([0] + [int(each[-1]) + 1 for each in own])
     return np.concatenate([each + first for each, first in zip(own, firsts, strict=False)])
+
+
+def _trees(
+    prompt_R: Ints, first_R: Ints, branches_R: Ints, tokens_S: Ints
+) -> tuple[PromptTree, ...]:
+    """Return the groups of a flat row, from the tokens of each one's prompt and branches."""
+    trees = list[PromptTree]()
+    behind_R = (first_R + prompt_R).tolist()
+    tokens_R = np.split(tokens_S, np.cumsum(branches_R)[:-1])
+    for first, behind, tokens in zip(first_R.tolist(), behind_R, tokens_R, strict=True):
+        ends = [behind, *(behind + np.cumsum(tokens)).tolist()]
+        branches = tuple(slice(a, b) for a, b in itertools.pairwise(ends) if a < b)
+        trees.append(PromptTree(slice(first, behind), branches))
+    return tuple(trees)
 
 
 def _before_in_row(values_S: Ints, row_S: Ints, branches_R: Ints) -> Ints:

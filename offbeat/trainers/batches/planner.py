@@ -1,11 +1,14 @@
 """Planning of the microbatches that a rank computes one by one."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from offbeat.trainers.batches.packing import Batch, PackedRows, flatten, pack
+from offbeat.trainers.batches.packing import Batch, PackedRow, PackedRows, flatten, pack
+from offbeat.trainers.batches.row_costs import RowCosts, RowLayout
 from offbeat.trainers.batches.rows import (
     best_response_tokens,
+    plan_flat_microbatches,
     plan_microbatches,
     plan_rows,
 )
@@ -20,13 +23,16 @@ class MicrobatchPlanner:
     shared_prompt: bool
     ratio_tokens: float  # cost of a token outside attention, over that of a pair of tokens inside
     vocabulary: int  # token ids of the model
+    call_pairs: float | None = None
+    """Cost of one call of split attention, over that of a pair; None: the model cannot split it."""
 
     def cut(
         self, groups: Sequence[Columns], *, only_trained: bool
     ) -> tuple[Batch | None, list[PackedRows]]:
         """Return the concatenated groups, and microbatches with each wanted token in one of them.
 
-        Without groups the batch is None and there are no microbatches.
+        Their layout is the one that costs least. Without groups the batch is None and there are no
+        microbatches.
 
         Raises:
             UnfitColumns: A group's columns do not fit each other, or the model's vocabulary.
@@ -34,9 +40,29 @@ class MicrobatchPlanner:
         if not groups:
             return None, []
         batch = flatten(groups, only_trained=only_trained, vocabulary=self.vocabulary)
-        response_tokens = 0.0
+        layout, microbatches = self._cheapest(batch)
+        flat = layout is RowLayout.SPLIT
+        return batch, [pack(batch, each, flat=flat) for each in microbatches]
+
+    def _cheapest(self, batch: Batch) -> tuple[RowLayout, list[list[PackedRow]]]:
+        plans = dict(self._plans(batch))
+        if len(plans) == 1:
+            return next(iter(plans.items()))
+        costs = RowCosts(self.ratio_tokens, self.call_pairs or 0.0)
+        return min(plans.items(), key=lambda plan: costs.of(*plan, batch))
+
+    def _plans(self, batch: Batch) -> Iterator[tuple[RowLayout, list[list[PackedRow]]]]:
+        """Yield the layouts that are exact for the model, with the microbatches of each."""
+
+        def rows(response_tokens: float) -> list[PackedRow]:
+            return plan_rows(batch, response_tokens=response_tokens, max_tokens=self.max_tokens)
+
         if self.shared_prompt:
             prompt_tokens = sum(map(len, batch.prompts)) / len(batch.prompts)
-            response_tokens = best_response_tokens(prompt_tokens, self.ratio_tokens)
-        rows = plan_rows(batch, response_tokens=response_tokens, max_tokens=self.max_tokens)
-        return batch, [pack(batch, each) for each in plan_microbatches(rows, self.max_tokens)]
+            shared = rows(best_response_tokens(prompt_tokens, self.ratio_tokens))
+            yield RowLayout.DENSE, list(plan_microbatches(shared, self.max_tokens))
+        if self.call_pairs is not None:
+            whole = rows(math.inf if self.shared_prompt else 0.0)
+            yield RowLayout.SPLIT, list(plan_flat_microbatches(whole, self.max_tokens))
+        if self.call_pairs is not None or not self.shared_prompt:
+            yield RowLayout.APART, list(plan_microbatches(rows(0.0), self.max_tokens))

@@ -56,6 +56,23 @@ def plan_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterator[li
         yield current
 
 
+def plan_flat_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterator[list[PackedRow]]:
+    """Assign rows, longest first, to microbatches of at most ``max_tokens`` without padding.
+
+    Each goes to the first that has room for it. A row longer than that is a microbatch of its own.
+    """
+    microbatches, filled = list[list[PackedRow]](), list[int]()
+    for row in sorted(rows, key=lambda each: -each.length):
+        fits = (at for at, tokens in enumerate(filled) if tokens + row.length <= max_tokens)
+        at = next(fits, len(filled))
+        if at == len(filled):
+            microbatches.append([])
+            filled.append(0)
+        microbatches[at].append(row)
+        filled[at] += row.length
+    return iter(microbatches)
+
+
 def best_response_tokens(prompt_tokens: float, ratio_tokens: float) -> float:
     """Return the number of response tokens per row with the least compute per sample.
 

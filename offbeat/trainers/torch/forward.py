@@ -4,65 +4,114 @@ Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H 
 vocabulary.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offbeat.trainers.batches.packing import PackedRows, visible
+from offbeat.trainers.batches.packing import PackedRows, visible_in
 from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.torch.chunked_head import OfLogits, chunk_places, chunked_head
 from offbeat.trainers.torch.logprobs import (
     largest_logprobs,
     token_logprobs,
     token_logprobs_and_entropies,
 )
+from offbeat.trainers.torch.model import vocabulary
 from offbeat.trainers.torch.sharding import settle
+from offbeat.trainers.torch.split_attention import SPLIT
 
 
 def packed_logprobs(
-    model: PreTrainedModel, packed: PackedRows, temperature: float, dtype: torch.dtype | None = None
+    model: PreTrainedModel,
+    packed: PackedRows,
+    temperature: float,
+    dtype: torch.dtype | None = None,
+    *,
+    plain_head: bool = False,
 ) -> Tensor:
     """Compute log-probabilities [N] of the wanted tokens of a microbatch, ordered by ``source_N``.
 
     Computed in ``dtype``, if that is another than the weights are held in.
 
     Only the places that predict a wanted token reach the vocabulary: with rows padded and prompts
-    masked out, the logits of all places would be most of the memory and much of the work.
+    masked out, the logits of all places would be most of the memory and much of the work. With a
+    ``plain_head``, whose output are the logits, those of many places are computed chunk by chunk.
     """
-    return token_logprobs(*_logits(model, packed, dtype), temperature)
+
+    def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor]:
+        return (token_logprobs(logits_UV, which_N, target_N, temperature),)
+
+    return _through_head(model, packed, compute, dtype, plain_head=plain_head)[0]
 
 
 def packed_logprobs_and_entropies(
-    model: PreTrainedModel, packed: PackedRows, temperature: float, dtype: torch.dtype | None = None
+    model: PreTrainedModel,
+    packed: PackedRows,
+    temperature: float,
+    dtype: torch.dtype | None = None,
+    *,
+    plain_head: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``packed_logprobs``, and the entropies [N] of what the tokens were drawn from."""
-    return token_logprobs_and_entropies(*_logits(model, packed, dtype), temperature)
+
+    def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        return token_logprobs_and_entropies(logits_UV, which_N, target_N, temperature)
+
+    logprobs_N, entropy_N = _through_head(model, packed, compute, dtype, plain_head=plain_head)
+    return logprobs_N, entropy_N
 
 
-def _logits(
-    model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits [U, V], and each wanted token's position in U and id, [N]."""
+def _through_head(
+    model: PreTrainedModel,
+    packed: PackedRows,
+    compute: OfLogits,
+    dtype: torch.dtype | None,
+    *,
+    plain_head: bool,
+) -> tuple[Tensor, ...]:
+    """Return what ``compute`` makes of the logits [U, V], and of each token's place in U and id."""
+    head, device = output_head(model), model.device
+    places = chunk_places(vocabulary(model), device)
+    if plain_head and len(packed.predicts_U) > places:
+        with chunked_head(head, packed, compute, places) as unpack:
+            return unpack(_logits(model, packed, dtype))
+    predicts_U, which_N, target_N = (
+        torch.from_numpy(each).to(device, non_blocking=True)
+        for each in (packed.predicts_U, packed.which_N, packed.target_N)
+    )
+    with _only_places(head, predicts_U):
+        logits_UV = _logits(model, packed, dtype)
+    return compute(logits_UV, which_N, target_N)
+
+
+def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | None) -> Tensor:
+    """Return what the model returns as its logits; hooks of its head choose of which places."""
     device = model.device
-
-    def tensor(values: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values).to(device, non_blocking=True)
-
-    with _only_places(output_head(model), tensor(packed.predicts_U)):
-        logits_UV = model(
-            input_ids=tensor(packed.input_ids_RT),
-            position_ids=None if packed.one_branch_a_row else tensor(packed.positions_RT),
-            attention_mask=_mask(packed, model.device, dtype or model.dtype),
-            use_cache=False,
-        ).logits
-    return logits_UV, tensor(packed.which_N), tensor(packed.target_N)
+    input_ids_RT = torch.from_numpy(packed.input_ids_RT).to(device, non_blocking=True)
+    if packed.one_branch_a_row:
+        return model(input_ids=input_ids_RT, use_cache=False).logits
+    further: dict[str, object] = {}
+    implementation = model.config._attn_implementation  # noqa: SLF001 -- the only place it is kept
+    if packed.trees and implementation == SPLIT:
+        # A mask of four axes is handed on as it is; without one transformers would make a dense one.
+        mask = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=device)
+        further["trees"] = packed.trees
+    else:
+        mask = _mask(packed, device, dtype or model.dtype)
+    positions_RT = torch.from_numpy(packed.positions_RT).to(device, non_blocking=True)
+    return model(
+        input_ids=input_ids_RT,
+        position_ids=positions_RT,
+        attention_mask=mask,
+        use_cache=False,
+        **further,
+    ).logits
 
 
 @torch.no_grad()
@@ -95,11 +144,26 @@ def output_head(model: PreTrainedModel) -> nn.Module:
     return head
 
 
-def _mask(packed: PackedRows, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-    """Return the additive mask [R, 1, T, T]; None if plain causal attention is exact."""
-    if packed.one_branch_a_row:
-        return None
-    seen_RTT = torch.from_numpy(visible(packed.segments_RT)).to(device)
+def has_plain_head(model: PreTrainedModel) -> bool:
+    """Return whether the head's output are the logits: no cap or scale is applied to it after."""
+    known = torch.linspace(1, 100, vocabulary(model), device=model.device)
+
+    def replace(_: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
+        return known.to(output.dtype).expand(output.shape)
+
+    handle = output_head(model).register_forward_hook(replace)
+    try:
+        with torch.no_grad():
+            token_RT = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+            logits = model(input_ids=token_RT, use_cache=False).logits
+    finally:
+        handle.remove()
+    return torch.equal(logits[0, 0], known.to(logits.dtype))
+
+
+def _mask(packed: PackedRows, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the additive mask [R, 1, T, T]."""
+    seen_RTT = torch.from_numpy(visible_in(packed)).to(device)
     mask_RTT = torch.zeros(seen_RTT.shape, dtype=dtype, device=device)
     return mask_RTT.masked_fill_(~seen_RTT, torch.finfo(dtype).min)[:, None]
 

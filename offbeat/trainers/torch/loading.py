@@ -20,6 +20,7 @@ from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.torch.model import load_model, vocabulary
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
 from offbeat.trainers.torch.sharding import ShardedWeights, Weights, world_mesh
+from offbeat.trainers.torch.split_attention import register_split_attention
 from offbeat.trainers.torch.spreading import fill_like, make_room, shell_of, spread
 
 _PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
@@ -49,6 +50,7 @@ class ReloadableTrainer(ModelTrainer):
             peers=peers,
         )
         torch.manual_seed(seed)
+        register_split_attention()
         self._config, self._model_config = trainer, model
         self._max_model_len = max_model_len
         self._attention: str | None = None  # None: chosen by transformers

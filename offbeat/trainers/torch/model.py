@@ -21,6 +21,14 @@ from offbeat.trainers.checkpoints.model_directory import replaced
 from offbeat.trainers.weights import torch_dtype
 from offbeat.weight_sync.source import named_weights
 
+_CALL_ON_A_CPU: Final = 1_400_000
+_CALL_ON_A_GPU: Final = 6_000_000_000
+"""Multiplications of a forward pass that take as long as a call of attention, over its gradient, too.
+
+On a CPU 0.1 ms at 85 GFLOP/s, measured. On a GPU 0.1 ms at 360 TFLOP/s, an assumption: it decides
+from which length on segments are computed one by one, and nothing else.
+"""
+
 _GENERATION_CONFIG: Final = "generation_config.json"
 _TOKENS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -59,6 +67,13 @@ def linear_to_pair_ratio(model: PreTrainedModel) -> float:
     embedding = model.get_input_embeddings().weight
     linear = sum(each.numel() for each in model.parameters() if each.shape != embedding.shape)
     return linear / (2 * config.num_hidden_layers * config.hidden_size)
+
+
+def call_to_pair_ratio(model: PreTrainedModel) -> float:
+    """Return the time of a call of attention over one segment, over that of a pair of tokens."""
+    hidden: int = model.config.get_text_config(decoder=True).hidden_size
+    call = _CALL_ON_A_CPU if model.device.type == "cpu" else _CALL_ON_A_GPU
+    return call / (2 * hidden)
 
 
 def vocabulary(model: PreTrainedModel) -> int:

@@ -1,8 +1,8 @@
 """Startup proof that packed rows compute what the model computes per sample.
 
 A row contains several samples behind one copy of their prompt, or one sample and padding, in a
-microbatch with longer rows. The name or config of a model does not tell whether it supports that:
-both kinds of rows are compared with transformers' plain forward pass, on a tiny model of the class
+microbatch with longer rows, or several groups end to end. The name or config of a model does not tell whether it supports that:
+these kinds of rows are compared with transformers' plain forward pass, on a tiny model of the class
 and on the model.
 """
 
@@ -32,8 +32,9 @@ from offbeat.model_proof.tiny_model import LENGTH, tiny_model, with_attention
 from offbeat.trainers.batches.packing import Batch, flatten, pack
 from offbeat.trainers.batches.rows import plan_rows
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.torch.forward import packed_logprobs
+from offbeat.trainers.torch.forward import has_plain_head, packed_logprobs
 from offbeat.trainers.torch.model import vocabulary
+from offbeat.trainers.torch.split_attention import SPLIT, register_split_attention
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
 FAR_TOKENS: Final = 16
@@ -43,6 +44,7 @@ _Sizes = Sequence[tuple[int, Sequence[int]]]
 _IN_MINIATURE: Final[_Sizes] = [(8, (LENGTH - 8, 25, 3)), (20, (LENGTH - 20, 5))]
 _NEAR: Final = (4, (6, 6))
 _FAR: Final = (6, (FAR_TOKENS - 6,))
+_SDPA: Final = "sdpa"
 _FROM_THE_START: Final = (0, 0)
 _WIDEST: Final = 1 << 30  # one row for all samples of a group
 
@@ -53,9 +55,15 @@ _log = structlog.stdlib.get_logger()
 class RowProof:
     """Settings under which packed rows are exact for a model."""
 
-    attention: str  # attention implementation
+    attention: str  # attention implementation; SPLIT: flat rows are exact, too
     shared_prompt: bool  # whether samples may share one copy of their prompt
     problem: str = ""  # why they may not, if it was requested
+    plain_head: bool = False  # whether the logits are the head's output as it is
+
+    @property
+    def split(self) -> bool:
+        """Return whether rows may be flat, with attention computed segment by segment."""
+        return self.attention == SPLIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,7 @@ class Witness:
 
     max_model_len: int
     share: bool
+    split: bool
     logprobs: dict[int, list[float]]  # logprobs by sample
 
     def rows(self, model: PreTrainedModel) -> tuple[Batch, Sequence[int]]:
@@ -97,9 +106,22 @@ def prove_rows(
     proof = prove_kind(kind, model.config, max_model_len, shared_prompt=shared_prompt)
     if proof.problem:
         _log.warning("model.prompts_not_shared", model=kind.__name__, problem=proof.problem)
+    if proof.split:
+        try:
+            return _proved(model, max_model_len, proof, dtype)
+        except (UntrainableModel, RuntimeError) as error:  # a device's kernels refuse in their way
+            reason = str(error).partition("\n")[0]
+            _log.warning("model.attention_not_split", model=kind.__name__, problem=reason)
+            proof = replace(proof, attention=_SDPA)
+    return _proved(model, max_model_len, proof, dtype)
+
+
+def _proved(
+    model: PreTrainedModel, max_model_len: int, proof: RowProof, dtype: torch.dtype
+) -> tuple[RowProof, Witness]:
     if not attend_by(model, proof.attention):
         problem = f"is exact with attention {proof.attention} only, and cannot be switched to it"
-        raise UntrainableModel(kind.__name__, problem, "Train another model")
+        raise UntrainableModel(type(model).__name__, problem, "Train another model")
     return proof, prove_model(model, max_model_len, proof, dtype)
 
 
@@ -152,22 +174,42 @@ def _prove_kind(
             f"computes a sample otherwise beside a longer one than alone ({problem})",
             "Train another model",
         )
-    if not shared_prompt:
-        return RowProof(attention, shared_prompt=False)
-    gap, problem = _gap(model, batch, want, share=True)
-    fits = gap <= TOLERANCES[torch.float32]
-    return RowProof(attention, shared_prompt=fits, problem="" if fits else problem)
+    problem = ""
+    if shared_prompt:
+        gap, problem = _gap(model, batch, want, share=True)
+        shared_prompt = gap <= TOLERANCES[torch.float32]
+    if attention == _SDPA and _splits(reference, batch, want, share=shared_prompt):
+        attention = SPLIT
+    return RowProof(
+        attention, shared_prompt, "" if shared_prompt else problem, has_plain_head(model)
+    )
+
+
+def _splits(
+    reference: PreTrainedModel, batch: Batch, want: dict[int, Tensor], *, share: bool
+) -> bool:
+    """Return whether flat rows of all groups are exact for a class."""
+    register_split_attention()
+    model = with_attention(reference, SPLIT)
+    freeze_rope(model, LENGTH)
+    gap, _ = _gap(model, batch, want, share=share, split=True)
+    return gap <= TOLERANCES[torch.float32]
 
 
 def _gap(
-    model: PreTrainedModel, batch: Batch, want: dict[int, Tensor], *, share: bool
+    model: PreTrainedModel,
+    batch: Batch,
+    want: dict[int, Tensor],
+    *,
+    share: bool,
+    split: bool = False,
 ) -> tuple[float, str]:
     """Return the largest distance of any sample, and a description.
 
     Infinity if the model raises.
     """
     try:
-        got = _in_rows(model, batch, _FROM_THE_START, share=share)
+        got = _in_rows(model, batch, _FROM_THE_START, share=share, split=split)
     except Exception as error:  # noqa: BLE001 -- a class may refuse masks and positions in its own way
         return float("inf"), f"{type(error).__name__}: {error}".splitlines()[0][:200]
     gap = _worst(got, want)
@@ -190,7 +232,7 @@ def prove_model(
             position.
     """
     name = type(model).__name__
-    witness = Witness(max_model_len, proof.shared_prompt, {})
+    witness = Witness(max_model_len, proof.shared_prompt, proof.split, {})
     batch, firsts = witness.rows(model)
     groups = range(int(batch.group_S.max()) + 1)
     samples = [int(np.flatnonzero(batch.group_S == group)[-1]) for group in groups]
@@ -205,7 +247,7 @@ def prove_model(
             f"has no position {max_model_len - 1} ({error})",
             f"Lower generator.max_model_len={max_model_len}",
         ) from error
-    got = _in_rows(model, batch, firsts, share=proof.shared_prompt, dtype=dtype)
+    got = _in_rows(model, batch, firsts, share=proof.shared_prompt, split=proof.split, dtype=dtype)
     gap, allowed = _worst(got, want), TOLERANCES[dtype]
     if not gap <= allowed:
         raise UntrainableModel(
@@ -224,7 +266,7 @@ def prove_sharding(model: PreTrainedModel, witness: Witness, dtype: torch.dtype)
         UntrainableModel: The results differ.
     """
     batch, firsts = witness.rows(model)
-    got = _in_rows(model, batch, firsts, share=witness.share, dtype=dtype)
+    got = _in_rows(model, batch, firsts, share=witness.share, split=witness.split, dtype=dtype)
     want = {sample: torch.tensor(each) for sample, each in witness.logprobs.items()}
     gap, allowed = _worst(got, want), TOLERANCES[dtype]
     if not gap <= allowed:
@@ -276,13 +318,15 @@ def _in_rows(
     firsts: Sequence[int],
     *,
     share: bool,
+    split: bool,
     dtype: torch.dtype = torch.float32,
 ) -> dict[int, Tensor]:
     """Return log-probabilities of all responses, computed in one microbatch as a trainer does."""
     rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
-    packed = pack(batch, rows)
+    packed = pack(batch, rows, flat=split)
     first_R = np.array([firsts[row.group] for row in rows])
-    packed = replace(packed, positions_RT=packed.positions_RT + first_R[:, None])
+    shift = np.repeat(first_R, [row.length for row in rows])[None] if split else first_R[:, None]
+    packed = replace(packed, positions_RT=packed.positions_RT + shift)
     logprobs = torch.empty(len(batch.tokens))
     got_N = packed_logprobs(model, packed, 1.0, dtype)
     logprobs[torch.from_numpy(packed.source_N)] = got_N.float().cpu()

@@ -37,6 +37,7 @@ from offbeat.trainers.torch.forward import (
 )
 from offbeat.trainers.torch.loading import ReloadableTrainer
 from offbeat.trainers.torch.model import (
+    call_to_pair_ratio,
     identity,
     linear_to_pair_ratio,
     save_model,
@@ -105,6 +106,7 @@ class TorchTrainer(ReloadableTrainer):
         whole = self._read_model("its start")
         rows, witness = self._proved(whole)
         self._attention = rows.attention
+        self._plain_head = rows.plain_head
         self._model = self._unfilled(whole)
         if trainer.activation_checkpointing:
             recompute_layers(self._model)
@@ -113,6 +115,7 @@ class TorchTrainer(ReloadableTrainer):
             rows.shared_prompt,
             linear_to_pair_ratio(self._model),
             vocabulary(self._model),
+            call_to_pair_ratio(self._model) if rows.split else None,
         )
         self._identity = identity(self._model)
         self._weights = self._cut(self._model, whole)
@@ -230,7 +233,11 @@ class TorchTrainer(ReloadableTrainer):
         with _settled(self._model):
             for packed in microbatches:
                 logprobs_N, entropy_N = packed_logprobs_and_entropies(
-                    self._model, packed, temperature, self._dtype
+                    self._model,
+                    packed,
+                    temperature,
+                    self._dtype,
+                    plain_head=self._plain_head,
                 )
                 is_padding = packed is PADDING_MICROBATCH
                 loss = (
@@ -253,10 +260,13 @@ class TorchTrainer(ReloadableTrainer):
         self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
     ) -> NDArray[np.float32]:
         model = self._model_of(name)
+        plain_head = self._plain_head and name != TEACHER_LOGPROBS
         values = np.empty(count, np.float32)
         with _settled(model), self._computing(name):
             for packed in microbatches:
-                logprobs_N = packed_logprobs(model, packed, temperature, self._dtype)
+                logprobs_N = packed_logprobs(
+                    model, packed, temperature, self._dtype, plain_head=plain_head
+                )
                 if packed is not PADDING_MICROBATCH:
                     values[packed.source_N] = logprobs_N.float().cpu().numpy()
             settle(model)

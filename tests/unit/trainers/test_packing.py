@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_groups import make_group
 
-from offbeat.trainers.batches.packing import Batch, flatten, pack, visible
+from offbeat.trainers.batches.packing import Batch, flatten, pack, visible, visible_in
+from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.batches.rows import (
     PackedRow,
     best_response_tokens,
+    plan_flat_microbatches,
     plan_microbatches,
     plan_rows,
 )
@@ -30,6 +32,7 @@ def batch_of(shape: list[tuple[int, list[int]]], masked: float, *, only_trained:
     only_trained=st.booleans(),
     response_tokens=st.sampled_from([0.0, 8.0, 1e9]),
     budget=st.sampled_from([1, 24, 4096]),
+    flat=st.booleans(),
 )
 def test_every_wanted_token_is_predicted_once_by_what_stands_before_it(
     shape: list[tuple[int, list[int]]],
@@ -37,15 +40,17 @@ def test_every_wanted_token_is_predicted_once_by_what_stands_before_it(
     only_trained: bool,
     response_tokens: float,
     budget: int,
+    flat: bool,
 ) -> None:
     batch = batch_of(shape, masked, only_trained=only_trained)
     rows = plan_rows(batch, response_tokens=response_tokens, max_tokens=budget)
     sources = list[int]()
-    for microbatch in plan_microbatches(rows, budget):
-        packed = pack(batch, microbatch)
-        seen = visible(packed.segments_RT)
+    plan = plan_flat_microbatches if flat else plan_microbatches
+    for microbatch in plan(rows, budget):
+        packed = pack(batch, microbatch, flat=flat)
+        seen = visible_in(packed)
         width = packed.input_ids_RT.shape[1]
-        assert width == max(row.length for row in microbatch)
+        assert width == (sum if flat else max)(row.length for row in microbatch)
         assert len(set(packed.predicts_U.tolist())) == len(packed.predicts_U)
         for which, target, source in zip(
             packed.which_N, packed.target_N, packed.source_N, strict=True
@@ -74,6 +79,41 @@ def test_no_microbatch_exceeds_its_budget_unless_one_sample_does(
         longest = int(batch.length_S[batch.group_S == row.group].max()) - 1
         unsplittable = row.length <= len(batch.prompts[row.group]) + longest
         assert padded <= budget or (len(microbatch) == 1 and unsplittable)
+
+
+@given(shape=shapes, budget=st.integers(1, 60))
+def test_no_flat_microbatch_exceeds_its_budget_unless_one_row_does(
+    shape: list[tuple[int, list[int]]], budget: int
+) -> None:
+    batch = batch_of(shape, 0.0, only_trained=True)
+    rows = plan_rows(batch, response_tokens=math.inf, max_tokens=budget)
+    microbatches = list(plan_flat_microbatches(rows, budget))
+    assert sorted(row.branches for each in microbatches for row in each) == sorted(
+        row.branches for row in rows
+    )
+    for microbatch in microbatches:
+        assert len(microbatch) == 1 or sum(row.length for row in microbatch) <= budget
+
+
+@pytest.mark.parametrize(
+    ("shape", "call_pairs", "flat"),
+    [
+        ([(8, [4] * 8)] * 16, 5000.0, False),  # calls would cost more than masked pairs
+        ([(400, [40] * 8)] * 4, 5000.0, True),
+        ([(4000, [1000] * 4)], 5000.0, True),
+        ([(4000, [1000] * 4)], None, False),  # the model cannot split its attention
+    ],
+)
+def test_the_layout_is_the_cheapest_by_size(
+    shape: list[tuple[int, list[int]]], call_pairs: float | None, flat: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    groups = [make_group(rng, prompt, responses) for prompt, responses in shape]
+    planner = MicrobatchPlanner(
+        8192, shared_prompt=True, ratio_tokens=900.0, vocabulary=64, call_pairs=call_pairs
+    )
+    _, microbatches = planner.cut(groups, only_trained=True)
+    assert all(bool(each.trees) == flat for each in microbatches)
 
 
 def test_padding_and_other_samples_are_invisible() -> None:

@@ -1,0 +1,192 @@
+"""Attention over rows of whole prompt groups, computed segment by segment without a mask.
+
+A flat row holds the groups of a microbatch end to end, without padding: per group the prompt, then
+its branches (``PromptTree``). A prompt attends to itself causally; a branch attends to its prompt
+and, causally, to itself. Computed so, memory is linear in the tokens of the row, and no pair of
+tokens is computed that does not attend. The dense alternative is one mask of tokens squared.
+
+Legend: H query heads, T tokens of the row, D dimensions of a head.
+"""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch and transformers declare some functions without types.
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from offbeat.trainers.batches.packing import PromptTree
+
+SPLIT: Final = "offbeat_split"
+"""Name of the attention implementation in transformers. Without trees it is ``sdpa``."""
+
+_REFUSED: Final = ("sliding_window", "softcap", "s_aux", "position_bias")
+"""Arguments by which a model asks for scores that are not those of plain softmax attention."""
+
+_flash: Final[Callable[..., tuple[Tensor, Tensor]]] = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 -- the public function hides the log-sums
+)
+_flash_backward: Final[Callable[..., tuple[Tensor, Tensor, Tensor]]] = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001 -- as above
+)
+
+
+def register_split_attention() -> None:
+    """Make the implementation known to transformers under the name ``SPLIT``; may be repeated."""
+    AttentionInterface.register(SPLIT, _forward)
+    AttentionMaskInterface.register(SPLIT, sdpa_mask)
+
+
+def _forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    trees: Sequence[PromptTree] | None = None,
+    **further: Any,  # noqa: ANN401 -- whatever a model hands its attention
+) -> tuple[Tensor, None]:
+    """Compute the attention [1, T, H, D] of a flat row; without ``trees``, what ``sdpa`` computes."""
+    if trees is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **further
+        )
+    unlike = [name for name in _REFUSED if further.get(name) is not None]
+    if unlike or dropout or not getattr(module, "is_causal", True):
+        raise NotImplementedError(f"attention with {unlike or 'dropout, or not causal'}")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out_1HTD = split_attention(query, key, value, trees, scale)
+    return out_1HTD.transpose(1, 2).contiguous(), None
+
+
+def split_attention(
+    query: Tensor, key: Tensor, value: Tensor, trees: Sequence[PromptTree], scale: float
+) -> Tensor:
+    """Compute softmax attention [1, H, T, D] of a flat row.
+
+    Args:
+        query: [1, H, T, D].
+        key: [1, heads, T, D]; the number of heads divides H.
+        value: As ``key``.
+        trees: Groups of the row, in order, with every token in one of them.
+        scale: Factor of the scores.
+    """
+    if query.device.type == "cpu":
+        return _SplitOnCpu.apply(query, key, value, trees, scale)  # pyright: ignore[reportReturnType]
+    return attention_by_branch(query, key, value, trees, scale)
+
+
+def attention_by_branch(
+    query: Tensor, key: Tensor, value: Tensor, trees: Sequence[PromptTree], scale: float
+) -> Tensor:
+    """Compute ``split_attention`` by torch's public function: a call per prompt and per branch.
+
+    A branch sees a copy of its prompt's keys and values, which linear memory allows: on CUDA the
+    aligned mask is an argument of the fused kernels and takes no memory.
+    """
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1:
+        key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
+
+    def attend(queries: slice, keys: Sequence[slice]) -> Tensor:
+        q = query[:, :, queries]
+        k, v = (torch.cat([each[:, :, part] for part in keys], 2) for each in (key, value))
+        if q.shape[2] == k.shape[2]:
+            return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        aligned = causal_lower_right(q.shape[2], k.shape[2])
+        return scaled_dot_product_attention(q, k, v, attn_mask=aligned, scale=scale)
+
+    parts = list[Tensor]()
+    for tree in trees:
+        if tree.is_one_sequence:
+            parts.append(attend(tree.whole, [tree.whole]))
+            continue
+        parts.append(attend(tree.prompt, [tree.prompt]))
+        parts += [attend(branch, [tree.prompt, branch]) for branch in tree.branches]
+    return torch.cat(parts, 2)
+
+
+class _SplitOnCpu(torch.autograd.Function):
+    """``split_attention`` with the CPU's fused kernel, which also returns log-sums of its scores.
+
+    The attention of the branches to their prompt is one call for all of them. It is merged with that
+    to themselves by the log-sums, as ring attention merges blocks of keys: with the log-sum over all
+    keys, the kernel's backward yields each block's part of the gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 -- torch does not type what it saves on it
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        trees: Sequence[PromptTree],
+        scale: float,
+    ) -> Tensor:
+        batch, heads, tokens, size = query.shape
+        out = query.new_empty(batch, tokens, heads, size).transpose(1, 2)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        # Logarithms of the sums of the exponentials [1, H, T], laid out as the kernel returns them.
+        sums = query.new_empty(batch, tokens, heads, dtype=wide).transpose(1, 2)
+        for queries, keys, causal in _blocks(trees):
+            part, part_sums = _flash(
+                query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, causal, scale=scale
+            )
+            if causal:
+                out[:, :, queries], sums[:, :, queries] = part, part_sums
+                continue
+            own, own_sums = out[:, :, queries], sums[:, :, queries]
+            total = torch.logaddexp(own_sums, part_sums)
+            own_share, share = (own_sums - total).exp_(), (part_sums - total).exp_()
+            merged = own * own_share[..., None] + part * share[..., None]
+            out[:, :, queries], sums[:, :, queries] = merged, total
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.trees, ctx.scale = trees, scale
+        return out
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 -- as above
+        *grads: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        query, key, value, out, sums = ctx.saved_tensors
+        (grad_out,) = grads
+        grad_query, grad_key, grad_value = map(torch.zeros_like, (query, key, value))
+        for queries, keys, causal in _blocks(ctx.trees):
+            q, k, v = _flash_backward(
+                grad_out[:, :, queries],
+                query[:, :, queries],
+                key[:, :, keys],
+                value[:, :, keys],
+                out[:, :, queries],
+                sums[:, :, queries],
+                0.0,
+                causal,
+                scale=ctx.scale,
+            )
+            grad_query[:, :, queries] += q
+            grad_key[:, :, keys] += k
+            grad_value[:, :, keys] += v
+        return grad_query, grad_key, grad_value, None, None
+
+
+def _blocks(trees: Sequence[PromptTree]) -> Iterator[tuple[slice, slice, bool]]:
+    """Yield queries, keys, and whether they are one causal sequence; of a query that one first."""
+    for tree in trees:
+        if tree.is_one_sequence:
+            yield tree.whole, tree.whole, True
+            continue
+        yield tree.prompt, tree.prompt, True
+        for branch in tree.branches:
+            yield branch, branch, True
+        yield slice(tree.prompt.stop, tree.whole.stop), tree.prompt, False
