@@ -3,6 +3,8 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
@@ -14,10 +16,12 @@ from offbeat.weight_sync.canary import check
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.served import ServedWeights
 
 if TYPE_CHECKING:
     from offbeat.generators.embedded.engine import EmbeddedEngine
     from offbeat.weight_sync.adapter import BaseWeights
+    from offbeat.weight_sync.fingerprints import ReadBack
     from offbeat.weight_sync.receiver import Receiver
 
 
@@ -33,7 +37,9 @@ class EmbeddedEngineActor(EngineActor):
         self._base: BaseWeights | None = None  # kept from the first release of adapters on
         self._is_replaced = False  # a full release was begun: the loaded weights may be gone
         # Layout and receiver of the last transfer, which caches the checks of its manifest
-        self._last: tuple[str, Receiver] | None = None
+        self._last: tuple[str, Receiver, Callable[[], ReadBack]] | None = None
+        # Version and manifest of what the engine serves, and how it is read: the engine's thread's
+        self._committed: tuple[int, Manifest, Callable[[], ReadBack]] | None = None
         super().__init__(spec, self._loop, incarnation)
 
     async def _name_loaded(self, version: int) -> None:
@@ -44,7 +50,7 @@ class EmbeddedEngineActor(EngineActor):
     ) -> TakenRelease:
         given_up = threading.Event()
         try:
-            receiver = await self._receiver_of(epoch, manifest)
+            receiver, read_back = await self._receiver_of(epoch, manifest)
             receiver.begin(epoch, manifest)
             for index, chunk in enumerate(chunks):
                 receiver.apply(epoch, index, chunk)
@@ -56,6 +62,7 @@ class EmbeddedEngineActor(EngineActor):
             started_s, canary, gap = time.perf_counter(), manifest.canary, None
             if not given_up.is_set():
                 receiver.commit(version)
+                self._committed = version, manifest, read_back
                 if canary is not None:
                     try:
                         answers = engine.greedy(canary.prompts)
@@ -77,11 +84,31 @@ class EmbeddedEngineActor(EngineActor):
             self._loop.lose(str(failure))
             self._version = self._digest = None  # the old weights are overwritten
             raise
-        self._last = manifest.digest, receiver
+        self._last = manifest.digest, receiver, read_back
         return release
 
-    async def _receiver_of(self, epoch: int, manifest: Manifest) -> "Receiver":
+    async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
+        from offbeat.weight_sync.verification import packed_again
+
+        del version, manifest  # the engine's thread may have committed another release meanwhile
+
+        def read(engine: "EmbeddedEngine") -> ServedWeights:
+            del engine
+            if self._committed is None:
+                return ServedWeights(self._name, None)
+            version, manifest, read_back = self._committed
+            tensors, differences = read_back()
+            digests, prints = packed_again(manifest, tensors)
+            return ServedWeights(self._name, version, manifest, digests, prints, differences)
+
+        return await self._loop.between_steps(read)
+
+    async def _receiver_of(
+        self, epoch: int, manifest: Manifest
+    ) -> "tuple[Receiver, Callable[[], ReadBack]]":
         """Return the receiver of the last completed transfer, if its layout was this, or another.
+
+        With it, how the weights that it loaded are read back.
 
         A cancelled transfer may still wait for the engine's thread with its chunks staged, and must
         not mix with those of another.
@@ -90,20 +117,22 @@ class EmbeddedEngineActor(EngineActor):
             TransferRefused: Adapters that were trained on another model than this engine has.
         """
         from offbeat.weight_sync.adapter import AdapterTarget, BaseWeights, check_base
-        from offbeat.weight_sync.receiver import ModuleReceiver, Receiver
+        from offbeat.weight_sync.receiver import ModuleTarget, Receiver
 
         last, self._last = self._last, None
         if last is not None and last[0] == manifest.digest:
-            return last[1]
+            return last[1:]
         if manifest.adapter is None:
             self._is_replaced = True
-            return ModuleReceiver(self._module, self._name)
+            module = ModuleTarget(self._module)
+            return Receiver(module, self._name), module.read_back
         if self._is_replaced:
             raise TransferRefused(epoch, "base of the adapters", "a full release", "as loaded")
         if self._base is None:
             self._base = BaseWeights(self._module, await self._loaded_digest(epoch))
         check_base(epoch, self._base, manifest)
-        return Receiver(AdapterTarget(self._base, manifest), self._name)
+        adapters = AdapterTarget(self._base, manifest)
+        return Receiver(adapters, self._name), partial(adapters.read_back, self._base)
 
     async def _loaded_digest(self, epoch: int) -> str:
         loop = asyncio.get_running_loop()

@@ -28,6 +28,7 @@ from offbeat.messages.weights import EngineState, WeightsAck
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.transports.messages import Route
 
 
@@ -66,6 +67,7 @@ class EngineActor:
         self._broadcasts = Broadcasts(spec.name)
         self._version: int | None = None
         self._digest: str | None = None
+        self._manifest: Manifest | None = None  # of the served release
 
     async def exchange(
         self,
@@ -97,6 +99,21 @@ class EngineActor:
             tokens=served.tokens,
             pid=os.getpid(),
         )
+
+    async def served_weights(self) -> ServedWeights:
+        """Return which weights the engine serves, for ``offbeat verify-weights``.
+
+        It changes nothing, so it needs no fence.
+        """
+        version, manifest = self._version, self._manifest
+        if version is None or manifest is None:
+            return ServedWeights(self._name, version)
+        return await self._read_back(version, manifest)
+
+    async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
+        """Return the release with digests of the served tensors, or why there are none."""
+        problem = "this kind of engine cannot read back the weights that it serves"
+        return ServedWeights(self._name, version, manifest, problem=problem)
 
     async def load_weights(
         self,
@@ -198,7 +215,7 @@ class EngineActor:
         except CanaryFailed:
             self._version = self._digest = None  # the old weights are overwritten
             raise
-        self._version, self._digest = version, digest
+        self._version, self._digest, self._manifest = version, digest, manifest
         took_s = time.perf_counter() - started_s
         return WeightsAck(
             engine=self._name,

@@ -49,6 +49,7 @@ from offbeat.launch.dry_run import dry
 from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
 from offbeat.launch.gcs_watch import GcsWatch
 from offbeat.launch.heartbeat import HeartbeatTimeout
+from offbeat.launch.read_backs import ReadBacks
 from offbeat.launch.screen import screen
 from offbeat.launch.written_files import written_files
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
@@ -268,7 +269,8 @@ def _run(spec: RunSpec, token: RunDirToken, console: Console, signals: Signals) 
                 actors = make_actors(spec)
             handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
             with ProgressDisplay(console, StatusFile(spec.run_dir, spec.run_id)) as display:
-                return _incarnations(spec, actors, handles, display, signals, orders)
+                read_backs = ReadBacks(spec.run_dir, actors.engines)
+                return _incarnations(spec, actors, handles, display, signals, orders, read_backs)
     finally:
         stop_ray(handles)
 
@@ -280,6 +282,7 @@ def _incarnations(
     display: ProgressDisplay,
     signals: Signals,
     orders: CommandInbox,
+    read_backs: ReadBacks,
 ) -> Summary:
     """Run controllers one after another, until one of them reaches the end of the run.
 
@@ -290,7 +293,7 @@ def _incarnations(
         controller = make_controller(spec, actors)
         handles.append(controller)
         try:
-            return _watch(spec, controller, display, signals, orders)
+            return _watch(spec, controller, display, signals, orders, read_backs)
         except (ActorLost, DeadlineExceeded) as gone:
             ray.kill(controller)  # a frozen one must not resume
             if not left or signals.received is not None:
@@ -305,6 +308,7 @@ def _watch(
     display: ProgressDisplay,
     signals: Signals,
     orders: CommandInbox,
+    read_backs: ReadBacks,
 ) -> Summary:
     """Show progress and pass commands on, until the run has ended."""
     ended = controller.run.remote()
@@ -324,6 +328,7 @@ def _watch(
             return _lost_controller_summary(spec, "aborted", "the controller did not end in time")
         for order in orders.take_commands():
             controller.control.remote(order)
+        read_backs.poll()
         _check_there(controller, display, signals, gcs, silence)
     try:
         return Summary.from_json(cast("bytes", ray.get(ended)))

@@ -67,6 +67,14 @@ def names_for_files(path: str | Path, metas: Sequence[Meta]) -> ExpertNames:
     raise _unmapped(path, "vLLM", _lacking(made, wanted))
 
 
+def names_that_fit(metas: Sequence[Meta], wanted: Shapes) -> ExpertNames:
+    """Return the naming under which all weights are among ``wanted``; that of the trainer if none."""
+    for names, made in _shapes_by_naming(metas):
+        if not _lacking(made, wanted):
+            return names
+    return AS_THEY_ARE
+
+
 def module_shapes(path: str | Path, *, remote_code: bool) -> Shapes:
     """Return name and shape of every weight of transformers' module, without allocating it."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=remote_code, local_files_only=True)

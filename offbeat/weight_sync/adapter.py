@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.fingerprints import ReadBack, tensor_difference
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import Named
+from offbeat.weight_sync.served import TensorDifference
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transaction import TensorSpecs
 
@@ -96,6 +98,10 @@ class BaseWeights:
             self._kept[name] = self._served[name].clone()
         return self._kept[name]
 
+    def served(self, module: str) -> Tensor:
+        """Return the matrix of a linear module as it is served."""
+        return self._served[f"{module}.weight"]
+
     def write(self, matrices: Mapping[str, Tensor]) -> None:
         given = {f"{module}.weight": each for module, each in matrices.items()}
         values = self._kept | given
@@ -114,6 +120,8 @@ class AdapterTarget:
 
     def __init__(self, base: AdapterBase, manifest: Manifest) -> None:
         self._base, self._adapter = base, manifest.adapter
+        self._arrived = dict[str, Tensor]()  # copies of the adapters of the open transfer
+        self._served = dict[str, Tensor]()  # of the last committed one
         self._specs = _expected(base, manifest)
         self._half = dict[str, tuple[str, Tensor]]()  # by module: side and matrix that came first
         self._staged = dict[str, Tensor]()  # merged matrices by module
@@ -127,6 +135,7 @@ class AdapterTarget:
     def load(self, tensors: Named) -> None:
         assert self._adapter is not None  # noqa: S101 -- this target is made for such manifests
         for name, tensor in tensors:
+            self._arrived[name] = tensor.clone()
             part = part_named(name)
             assert part is not None  # noqa: S101 -- ``specs`` has no other names
             if (first := self._half.pop(part.module, None)) is None:
@@ -139,10 +148,26 @@ class AdapterTarget:
     def commit(self) -> None:
         """Overwrite the weights in place, so that references to the tensors stay valid."""
         self._base.write(self._staged)
+        self._served = self._arrived
         self.rollback()
 
     def rollback(self) -> None:
-        self._half, self._staged = {}, {}
+        self._half, self._staged, self._arrived = {}, {}, {}
+
+    def read_back(self, base: "BaseWeights") -> ReadBack:
+        """Return the adapters, and where a served matrix is not its base with them added."""
+        assert self._adapter is not None  # noqa: S101 -- this target is made for such manifests
+        found = list[TensorDifference]()
+        for name, a_RI in self._served.items():
+            part = part_named(name)
+            if part is None or part.side != "A":
+                continue
+            b_OR = self._served[AdapterPart(part.module, "B").file_name]
+            want_OI = merged(base.of(part.module), a_RI, b_OR, self._adapter.scaling)
+            served_OI = base.served(part.module)
+            difference = tensor_difference(f"{part.module}.weight", want_OI, served_OI)
+            found += [] if difference is None else [difference]
+        return ReadBack(self._served, tuple(found))
 
 
 def check_base(epoch: int, base: AdapterBase, manifest: Manifest) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.weight_sync.chunks import Bytes, WeightChunk, digest_of, tensor_views, walk
+from offbeat.weight_sync.fingerprints import ReadBack
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transaction import TensorSpecs, Transaction
@@ -152,6 +153,10 @@ class ModuleTarget:
 
     def rollback(self) -> None:
         self._staged = []
+
+    def read_back(self) -> ReadBack:
+        """Return the tensors of the module itself."""
+        return ReadBack(self._tensors)
 
 
 class ModuleReceiver(Receiver):

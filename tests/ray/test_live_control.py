@@ -65,6 +65,10 @@ def stopped(start: Start) -> Iterator[LiveRun]:
         run.until("the next controller is told too", lambda: len(asked_of_controllers(run)) == 2)
         assert offbeat("why", run.run_dir, "g-000001")[0] == 0
         assert steps_of(run.run_dir) == paused_at, "a paused run trains no step"
+        code, text = offbeat("verify-weights", run.run_dir, "--engine")
+        assert code == 2
+        assert "load    generator-0, version" in text
+        assert "cannot read back the weights that it serves" in text, "it is a stub"
 
         assert offbeat("control", run.run_dir, "resume")[0] == 0
         run.until("training goes on", lambda: steps_of(run.run_dir) >= paused_at + 5)

@@ -4,7 +4,7 @@ The files of all ranks lie in one directory. A reader takes the boxes that overl
 a state can be loaded under another layout than it was written under.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,28 @@ class SavedShares:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole weights by Hugging Face name.
+
+        Raises:
+            IncompleteWeights: An element of a weight is in no file.
+        """
+        for (kind, name), saved in self._saved.items():
+            if kind != WEIGHTS:
+                continue
+            pieces = [
+                (Region.at(start, tuple(piece.shape)), piece)
+                for start, read in saved
+                for piece in [read()]
+            ]
+            stops = [region.stop for region, _ in pieces]
+            shape = tuple(max(each) for each in zip(*stops, strict=True))
+            whole = torch.empty(shape, dtype=pieces[0][1].dtype)
+            if missing := _fill(whole, Region.whole(shape), pieces):
+                problem = f"lacks {missing} elements of its {WEIGHTS}"
+                raise IncompleteWeights(str(self._directory), name, problem)
+            yield name, whole
 
     @torch.no_grad()
     def fill(self, kind: str, values: Mapping[str, Tensor], boxes: Iterable[TensorBox]) -> None:

@@ -119,7 +119,7 @@ class AdapterWeights:
 
     def __init__(self, every: Weights) -> None:
         """``every``: all weights of the model, sharded if there are several ranks."""
-        parts = {name: part for name in every.local_tensors() if (part := _part(name))}
+        parts = {name: part for name in every.local_tensors() if (part := part_of_parameter(name))}
         self._every, self._parts = every, parts
         self._dtypes = {name: getattr(torch, dtype) for name, _, dtype in every.metas()}
 
@@ -156,7 +156,7 @@ class MergedWeights:
     def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
         """Yield name, shape and dtype of each weight."""
         for name, shape, dtype in self._every.metas():
-            if not _part(name):
+            if not part_of_parameter(name):
                 yield name.replace(_BASE, "."), shape, dtype
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
@@ -164,7 +164,7 @@ class MergedWeights:
         held = list[tuple[str, Tensor]]()  # a matrix whose adapter follows, and what is between
         sides = dict[str, Tensor]()
         for name, each in self._every.named():
-            if part := _part(name):
+            if part := part_of_parameter(name):
                 sides[part.side] = each
                 if len(sides) == len(_SIDES):
                     first, base = held[0]
@@ -221,7 +221,7 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
         raise UntrainableModel(name, problem, "Leave trainer.lora out")
 
 
-def _part(name: str) -> AdapterPart | None:
+def part_of_parameter(name: str) -> AdapterPart | None:
     """Return the part of an adapter that a parameter of an adapted model is, if it is one."""
     for side, ending in _SIDES.items():
         if name.endswith(ending):

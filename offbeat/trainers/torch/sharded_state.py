@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
@@ -98,6 +98,20 @@ def saved_names(directory: Path) -> frozenset[str]:
         OSError: The table of contents cannot be read, or is damaged.
     """
     return frozenset(_Reader(directory).read_metadata().state_dict_metadata)
+
+
+def saved_shapes(directory: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of every saved tensor.
+
+    Raises:
+        OSError: The table of contents cannot be read, or is damaged.
+    """
+    entries = _Reader(directory).read_metadata().state_dict_metadata
+    return {
+        name: (tuple(each.size), each.properties.dtype)
+        for name, each in entries.items()
+        if isinstance(each, TensorStorageMetadata)
+    }
 
 
 class _Writer(FileSystemWriter):

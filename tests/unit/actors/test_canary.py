@@ -27,6 +27,7 @@ from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import ITEMSIZE
+from offbeat.weight_sync.fingerprints import ReadBack
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.receiver import ModuleTarget, Receiver
 from offbeat.weight_sync.source import ModuleSource
@@ -127,10 +128,13 @@ class LoaderCorruptsOneLayer(EmbeddedEngineActor):
         super().__init__(spec)
         self.corrupts = True
 
-    async def _receiver_of(self, epoch: int, manifest: Manifest) -> Receiver:
+    async def _receiver_of(
+        self, epoch: int, manifest: Manifest
+    ) -> tuple[Receiver, Callable[[], ReadBack]]:
         if not self.corrupts:
             return await super()._receiver_of(epoch, manifest)
-        return Receiver(ScalesOneLayer(self._module), self._name)
+        target = ScalesOneLayer(self._module)
+        return Receiver(target, self._name), target.read_back
 
 
 class OldHead(nn.Module):

@@ -1,0 +1,199 @@
+"""Compares a run's weights over every leg from its checkpoint to the engines, as far as asked."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from offbeat.config.loader import load_recipe
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.messages.failures import OffbeatError
+from offbeat.runs.directory import CONFIG
+from offbeat.trainers.receiver_names import file_shapes
+from offbeat.trainers.saved_weights import (
+    NoSavedWeights,
+    SavedWeights,
+    readers,
+    saved_weights,
+)
+from offbeat.trainers.torch.lora import ADAPTER_FOLDER
+from offbeat.weight_sync.adapter import merged, part_named
+from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.served import ServedWeights
+from offbeat.weight_sync.verification import Leg, LegResult, compare_export, compare_served
+
+_STATE, _STEP = "state_", "step_"
+_ADAPTER_FILE: Final = "adapter_model.safetensors"
+
+
+class NothingToCompare(OffbeatError):
+    """``offbeat verify-weights`` was given one side of a comparison alone."""
+
+    what: str
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.problem}. {self.fix}"
+
+
+class VerifiedRun:
+    """The checkpoints of a run, or one checkpoint, to compare with."""
+
+    def __init__(self, what: Path, *, checkpoint_needed: bool = True) -> None:
+        """Find the newest checkpoint of a run, or take the named directory.
+
+        Raises:
+            NoSavedWeights: There is none, and one is needed.
+        """
+        is_run = (what / CONFIG).is_file()
+        self.root = what / "checkpoints" if is_run else what.absolute().parent
+        self.run_dir = what if is_run else self.root.parent
+        self._only = None if is_run else what
+        self.checkpoint = self._newest() if is_run else what
+        if self.checkpoint is None and checkpoint_needed:
+            raise NoSavedWeights(str(self.root), "holds no checkpoint")
+
+    def of_version(self, version: int) -> Path | None:
+        """Return the checkpoint of a version: the trainer's state, else the exported model."""
+        if self._only is not None:
+            return self._only if version_of(self._only) == version else None
+        found = [self.root / f"{kind}{version}" for kind in (_STATE, _STEP)]
+        return next((path for path in found if path.is_dir()), None)
+
+    def config(self) -> RunConfig | None:
+        """Return the resolved recipe of the run, if the checkpoint lies in one."""
+        path = self.run_dir / CONFIG
+        return load_recipe(path, []).config if path.is_file() else None
+
+    def _newest(self) -> Path | None:
+        found = [path for path in self.root.glob("*_*") if version_of(path) is not None]
+        return max(
+            found,
+            key=lambda path: (version_of(path) or 0, path.name.startswith(_STATE)),
+            default=None,
+        )
+
+
+def version_of(checkpoint: Path) -> int | None:
+    """Return the weight version in the name of a checkpoint; None for any other directory."""
+    for kind in (_STATE, _STEP):
+        number = checkpoint.name.removeprefix(kind)
+        if checkpoint.name.startswith(kind) and number.isdigit():
+            return int(number)
+    return None
+
+
+def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
+    """Compare a checkpoint with a Hugging Face directory: by default the export of its version.
+
+    The directory of a run of adapters is compared twice: its adapters, and the merged model.
+
+    Raises:
+        NothingToCompare: There is no directory to compare with.
+        NoSavedWeights: A side holds no weights.
+    """
+    assert run.checkpoint is not None  # noqa: S101 -- the caller has looked
+    saved = saved_weights(run.checkpoint)
+    exported = run.root / f"{_STEP}{version_of(run.checkpoint)}"
+    target = against or (exported if exported.is_dir() else None)
+    if target is None or target.absolute() == run.checkpoint.absolute():
+        problem = "is compared with nothing: its version was not exported"
+        fix = "Name a directory with --against, or a live run with --engine"
+        raise NothingToCompare(str(run.checkpoint), problem, fix)
+    if not file_shapes(target):
+        raise NoSavedWeights(str(target), "holds no *.safetensors")
+    between = f"{run.checkpoint} and {target}"
+    if not saved.has_adapters:
+        return [_export(between, target, saved.named_like(file_shapes(target)))]
+    folder = target if (target / _ADAPTER_FILE).is_file() else target / ADAPTER_FOLDER
+    found = list[LegResult]()
+    if (folder / _ADAPTER_FILE).is_file():
+        found.append(_export(f"{run.checkpoint} and {folder}", folder, saved.named()))
+    if folder != target:
+        found.append(_merged_export(run, run.checkpoint, target, saved))
+    return found
+
+
+def verify_engines(run: VerifiedRun, served: Sequence[ServedWeights]) -> list[LegResult]:
+    """Compare what each engine serves with its release, and that with the checkpoint of its version."""
+    results = list[LegResult]()
+    for each in served:
+        results += compare_served(each, _reference(run, each.version))
+    if not served:
+        results.append(LegResult(Leg.LOAD, "no engine", problem="the run has none"))
+    return results
+
+
+def _reference(
+    run: VerifiedRun, version: int | None
+) -> Callable[[Manifest], Iterator[tuple[str, Tensor]]] | str:
+    path = None if version is None else run.of_version(version)
+    if path is None:
+        return (
+            f"no checkpoint of version {version} below {run.root}. Pause the run after a checkpoint "
+            f"(offbeat control {run.run_dir} pause), or lower checkpoint.interval"
+        )
+    try:
+        saved = saved_weights(path)
+    except NoSavedWeights as refused:
+        return str(refused)
+
+    def named(manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
+        return saved.named_like({spec.name: spec.shape for spec in manifest.tensors})
+
+    return named
+
+
+def _export(between: str, target: Path, named: Iterator[tuple[str, Tensor]]) -> LegResult:
+    files = readers(target)
+    stored = ((_stored(name, files.keys()), tensor) for name, tensor in named)
+    return compare_export(between, stored, files)
+
+
+def _stored(name: str, files: Collection[str]) -> str:
+    """Return the name in the files, which may lack the base model's prefix."""
+    short = name.partition(".")[2]
+    return short if name not in files and short in files else name
+
+
+def _merged_export(
+    run: VerifiedRun, checkpoint: Path, target: Path, adapters: SavedWeights
+) -> LegResult:
+    """Compare a directory with the base model and the adapters added, as the trainer exports them."""
+    between, config = f"{checkpoint} merged and {target}", run.config()
+    lora = (
+        config.trainer.lora
+        if config is not None and isinstance(config.trainer, TorchTrainerConfig)
+        else None
+    )
+    if config is None or lora is None:
+        problem = f"{run.run_dir / CONFIG} names no base model and trainer.lora"
+        return LegResult(Leg.EXPORT, between, problem=problem)
+    parts = dict[tuple[str, str], Tensor]()
+    for name, tensor in adapters.named():
+        part = part_named(name)
+        parts |= {} if part is None else {(part.module, part.side): tensor}
+    dtype = getattr(torch, config.model.dtype)
+    base = saved_weights(Path(config.model.path))
+    add = partial(_with_adapter, parts, lora.alpha / lora.rank, dtype)
+    return _export(between, target, (add(name, each) for name, each in base.named()))
+
+
+def _with_adapter(
+    parts: dict[tuple[str, str], Tensor],
+    scaling: float,
+    dtype: torch.dtype,
+    name: str,
+    base: Tensor,
+) -> tuple[str, Tensor]:
+    module = name.removesuffix(".weight")
+    tensor = base.to(dtype) if base.is_floating_point() else base
+    if (module, "A") not in parts:
+        return name, tensor
+    a, b = (parts[module, side].to(dtype) for side in "AB")
+    return name, merged(tensor, a, b, scaling)

@@ -1,0 +1,94 @@
+"""Questions to a live run about the weights that its engines serve, through its run directory.
+
+``offbeat verify-weights --engine`` leaves a question, which the driver removes, and polls for its
+answer; the driver has every engine answer. Neither the controller nor the run's state takes part.
+"""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.runs.directory import CONFIG, SUMMARY, RunDirUnusable
+from offbeat.weight_sync.served import ServedWeights
+
+FOLDER: Final = "verify"
+_QUESTION, _ANSWER = ".question", ".answer"
+_LOOK_S: Final = 0.1
+
+
+class RunDoesNotAnswer(OffbeatError):
+    """No driver answered a question about the served weights in time."""
+
+    run: str
+    waited_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.run}: no answer within {self.waited_s:g} s. Is the run alive? Its newest checkpoint "
+            "is compared without --engine"
+        )
+
+
+def ask(run_dir: Path, within_s: float) -> list[ServedWeights]:
+    """Ask the driver of a live run which weights its engines serve.
+
+    Raises:
+        RunDirUnusable: It is not the directory of a live run, or cannot be written.
+        RunDoesNotAnswer: Nobody answered in time; the question is withdrawn.
+    """
+    if not (run_dir / CONFIG).exists():
+        raise RunDirUnusable(str(run_dir), "it holds no run", "Name the directory of a live run")
+    if (run_dir / SUMMARY).exists():
+        fix = "Leave --engine out: its checkpoints are compared"
+        raise RunDirUnusable(str(run_dir), "its run has ended", fix)
+    token = secrets.token_hex(4)
+    question, answer = (run_dir / FOLDER / f"{token}{end}" for end in (_QUESTION, _ANSWER))
+    try:
+        question.parent.mkdir(exist_ok=True)
+        question.touch()
+        return _awaited(answer, time.monotonic() + within_s)
+    except TimeoutError:
+        raise RunDoesNotAnswer(str(run_dir), within_s) from None
+    except OSError as error:
+        fix = "Ask on the machine that runs it"
+        raise RunDirUnusable(str(run_dir), error.strerror or str(error), fix) from error
+    finally:
+        with contextlib.suppress(OSError):
+            question.unlink(missing_ok=True)
+
+
+def take_questions(run_dir: Path) -> list[str]:
+    """Remove the open questions; return their names. An unreadable directory holds none."""
+    found = list[str]()
+    with contextlib.suppress(OSError):
+        for file in sorted((run_dir / FOLDER).glob(f"*{_QUESTION}")):
+            file.unlink()
+            found.append(file.name.removesuffix(_QUESTION))
+    return found
+
+
+def answer(run_dir: Path, question: str, served: Sequence[ServedWeights]) -> None:
+    """Answer a question whole.
+
+    Raises:
+        OSError: The disk cannot write.
+    """
+    staged = run_dir / FOLDER / f".{question}"
+    staged.write_bytes(msgspec.msgpack.encode(list(served)))
+    staged.rename(run_dir / FOLDER / f"{question}{_ANSWER}")
+
+
+def _awaited(file: Path, until_s: float) -> list[ServedWeights]:
+    while not file.exists():
+        if time.monotonic() >= until_s:
+            raise TimeoutError
+        time.sleep(_LOOK_S)
+    served = msgspec.msgpack.decode(file.read_bytes(), type=list[ServedWeights])
+    file.unlink()
+    return served

@@ -1,0 +1,149 @@
+"""Weights of a checkpoint or a Hugging Face directory, whichever backend wrote it, by name.
+
+state_N   of the torch trainer: its weights in the names of transformers, masters of 16-bit ones
+state_N   of the megatron trainer: the names of the model's files
+step_N    an exported model, or any other Hugging Face directory: the names of its files
+adapter   PEFT's files, and a state of a trainer of adapters: the names of PEFT's files
+"""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# safetensors declares its files without types.
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.trainers.expert_names import Named
+from offbeat.trainers.megatron.state import SavedShares
+from offbeat.trainers.ranks.peers import SingleRank
+from offbeat.trainers.receiver_names import Shapes, file_shapes, names_that_fit
+from offbeat.trainers.torch.lora import part_of_parameter
+from offbeat.trainers.torch.sharded_state import METADATA, load_shards, saved_shapes
+from offbeat.weight_sync.adapter import part_named
+
+_WEIGHT: Final = "weight/"
+_SHARES: Final = "share-*.safetensors"
+_CONFIG: Final = "config.json"
+
+
+class NoSavedWeights(OffbeatError):
+    """A directory that holds no weights to compare."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} {self.problem}. Name a run, one of its checkpoints (state_N, step_N), or a "
+            "directory with *.safetensors"
+        )
+
+
+class SavedWeights:
+    """Weights of a directory, each read when it is iterated over."""
+
+    def __init__(
+        self, path: Path, shapes: Callable[[], Shapes], named: Callable[[], Iterator[Named]]
+    ) -> None:
+        self.path, self.named = path, named
+        self._shapes = shapes()
+
+    def named_like(self, wanted: Shapes) -> Iterator[Named]:
+        """Yield all weights with experts together or apart, as they are in ``wanted``."""
+        metas = [(name, shape, "") for name, shape in self._shapes.items()]
+        return names_that_fit(metas, wanted).named(self.named())
+
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether the weights are adapters alone."""
+        return any(part_named(name) is not None for name in self._shapes)
+
+
+def saved_weights(path: Path) -> SavedWeights:
+    """Return the weights of a checkpoint or of a Hugging Face directory.
+
+    Raises:
+        NoSavedWeights: It holds none.
+        OSError: A file cannot be read.
+    """
+    if (path / METADATA).is_file():
+        return SavedWeights(path, lambda: _torch_shapes(path), lambda: _of_torch_state(path))
+    if any(path.glob(_SHARES)):
+        return SavedWeights(
+            path,
+            lambda: {name: tuple(each.shape) for name, each in _of_megatron_state(path)},
+            lambda: _of_megatron_state(path),
+        )
+    if any(path.glob("*.safetensors")):
+        return SavedWeights(
+            path,
+            lambda: file_shapes(path),
+            lambda: ((name, read()) for name, read in readers(path).items()),
+        )
+    raise NoSavedWeights(str(path), "holds no weights" if path.is_dir() else "is no directory")
+
+
+def readers(path: Path) -> dict[str, Callable[[], Tensor]]:
+    """Return a function per tensor of a directory's safetensors files, which reads it.
+
+    An output head that the directory's config ties to the embedding is left out.
+    """
+    found = dict[str, Callable[[], Tensor]]()
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 -- no mapping
+                found[name] = _reader(file, name)
+    if _is_tied(path):
+        found.pop("lm_head.weight", None)
+    return found
+
+
+def _reader(file: Path, name: str) -> Callable[[], Tensor]:
+    def read() -> Tensor:
+        with safe_open(file, framework="pt") as opened:
+            return opened.get_tensor(name)
+
+    return read
+
+
+def _is_tied(path: Path) -> bool:
+    config = path / _CONFIG
+    if not config.is_file():
+        return False
+    values: dict[str, Any] = json.loads(config.read_text())
+    return bool(values.get("tie_word_embeddings", False))
+
+
+def _torch_shapes(path: Path) -> Shapes:
+    return {
+        _file_name(key): shape
+        for key, (shape, _) in saved_shapes(path).items()
+        if key.startswith(_WEIGHT)
+    }
+
+
+def _of_torch_state(path: Path) -> Iterator[Named]:
+    for key, (shape, dtype) in saved_shapes(path).items():
+        if key.startswith(_WEIGHT):
+            tensor = torch.empty(shape, dtype=dtype)
+            load_shards({key: tensor}, path, SingleRank())
+            yield _file_name(key), tensor
+
+
+def _file_name(key: str) -> str:
+    """Return the name of a weight; an adapter has another one in PEFT's files than in the module."""
+    name = key.removeprefix(_WEIGHT)
+    part = part_of_parameter(name)
+    return name if part is None else part.file_name
+
+
+def _of_megatron_state(path: Path) -> Iterator[Named]:
+    with SavedShares(path) as saved:
+        yield from saved.weights()

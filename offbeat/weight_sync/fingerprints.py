@@ -1,0 +1,93 @@
+"""Comparison of weights by tensor and region: bit by bit, or by digests of regions.
+
+Two processes that do not share memory compare fingerprints, which name the first region of about a
+megabyte that differs. With both tensors at hand, the smallest box around all differing elements is
+found. Equal means equal bits: a NaN equals itself, and 0.0 differs from -0.0.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import torch
+import xxhash
+from torch import Tensor
+
+from offbeat.weight_sync.dtypes import ITEMSIZE
+from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.served import TensorDifference, TensorFingerprint
+from offbeat.weight_sync.source import as_bytes, dtype_name
+
+REGION_BYTES: Final = 2**20
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ReadBack(NamedTuple):
+    """The weights that an engine serves, under the names of its release."""
+
+    tensors: Mapping[str, Tensor]
+    differences: tuple[TensorDifference, ...] = ()  # found by the engine itself
+
+
+def fingerprint(name: str, tensor: Tensor) -> TensorFingerprint:
+    """Return the fingerprint of a tensor, on whatever device it is."""
+    shape, dtype = tuple(tensor.shape), dtype_name(tensor)
+    data = as_bytes(tensor.detach().cpu()).numpy()
+    digests, start = list[str](), 0
+    for region in _regions(shape, dtype):
+        end = start + region.elements * tensor.element_size()
+        digests.append(xxhash.xxh3_128_hexdigest(data[start:end].data))
+        start = end
+    return TensorFingerprint(name, shape, dtype, tuple(digests))
+
+
+def fingerprint_difference(
+    want: TensorFingerprint, got: TensorFingerprint
+) -> TensorDifference | None:
+    """Return the first region in which two fingerprints differ, or None."""
+    if problem := _differing_form((want.shape, want.dtype), (got.shape, got.dtype)):
+        return TensorDifference(want.name, "", problem)
+    regions = _regions(want.shape, want.dtype)
+    for region, first, second in zip(regions, want.digests, got.digests, strict=True):
+        if first != second:
+            differing = sum(a != b for a, b in zip(want.digests, got.digests, strict=True))
+            detail = (
+                f"digest {second}, expected {first}; {differing} of {len(regions)} regions differ"
+            )
+            return TensorDifference(want.name, str(region), detail)
+    return None
+
+
+def tensor_difference(name: str, want: Tensor, got: Tensor) -> TensorDifference | None:
+    """Return the smallest box around all elements whose bits differ, or None if there are none."""
+    forms = ((tuple(each.shape), dtype_name(each)) for each in (want, got))
+    if problem := _differing_form(*forms):
+        return TensorDifference(name, "", problem)
+    bits = _BITS[want.element_size()]
+    differing = want.contiguous().view(bits).ne(got.contiguous().view(bits))
+    count = int(differing.sum())
+    if not count:
+        return None
+    start, stop = list[int](), list[int]()
+    for axis in range(differing.ndim):
+        others = tuple(each for each in range(differing.ndim) if each != axis)
+        hit = (differing.any(dim=others) if others else differing).nonzero()
+        start.append(int(hit[0]))
+        stop.append(int(hit[-1]) + 1)
+    at = tuple(int(each) for each in differing.nonzero()[0])
+    detail = (
+        f"{count} of {want.numel()} elements differ; the first is {got[at].item()}, "
+        f"expected {want[at].item()}"
+    )
+    return TensorDifference(name, str(Region(tuple(start), tuple(stop))), detail)
+
+
+def _regions(shape: tuple[int, ...], dtype: str) -> list[Region]:
+    return Region.whole(shape).sliced(REGION_BYTES // ITEMSIZE[dtype])
+
+
+def _differing_form(
+    want: tuple[tuple[int, ...], str], got: tuple[tuple[int, ...], str]
+) -> str | None:
+    if want == got:
+        return None
+    return f"shape {got[0]} of {got[1]}, expected {want[0]} of {want[1]}"

@@ -1,0 +1,39 @@
+"""Answers of engines about the weights that they serve. Pure: no torch."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from offbeat.weight_sync.manifest import Manifest
+
+
+class TensorDifference(NamedTuple):
+    """The first region of a tensor that is not as expected."""
+
+    tensor: str
+    region: str  # in the coordinates of the tensor; empty: unknown, or the tensor as a whole
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.tensor}{self.region and ' '}{self.region}: {self.detail}"
+
+
+class TensorFingerprint(msgspec.Struct, frozen=True):
+    """Digests of the regions of a tensor, in the order of its rows."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    digests: tuple[str, ...]
+
+
+class ServedWeights(msgspec.Struct, frozen=True):
+    """The release that an engine verified, and digests of the tensors that it serves."""
+
+    engine: str
+    version: int | None
+    manifest: Manifest | None = None  # None: it has taken no release of this run
+    chunk_digests: tuple[str, ...] = ()  # of the served tensors, packed once more
+    fingerprints: tuple[TensorFingerprint, ...] = ()  # of the served tensors, in wire dtypes
+    differences: tuple[TensorDifference, ...] = ()  # found by the engine itself
+    problem: str = ""  # why the served tensors cannot be read back; empty: they were
