@@ -25,6 +25,7 @@ RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 AGENTS_STAMP := $(VENV)/.agents-installed
 ENVIRONMENTS_STAMP := $(VENV)/.environments-installed
+EXPORT_STAMP := $(VENV)/.export-installed
 BROWSER_STAMP := $(VENV)/.browser-installed
 AGENT_CLIENTS_STAMP := $(VENV)/.agent-clients-installed
 TRL_STAMP := $(TRL_VENV)/.installed
@@ -34,7 +35,7 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-verifiers test-browser test-properties test-trl test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -44,6 +45,7 @@ help:
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
 	@echo 'make test-verifiers  environments of verifiers (in an environment of its own)'
 	@echo 'make test-browser  the pages in headless Chromium, where there is one (ARGS="--screenshots docs/images")'
+	@echo 'make test-export   exports read back by TensorBoard and MLflow; installs them'
 	@echo 'make test-trl    losses against the installed TRL, in an environment of its own; installs it'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
@@ -99,6 +101,9 @@ test-trl: $(DEV_STAMP) $(TRL_STAMP)
 
 test-browser: $(BROWSER_STAMP)
 	$(BIN)/python -m pytest tests/browser $(ARGS)
+
+test-export: $(EXPORT_STAMP)
+	$(BIN)/python -m pytest tests/export $(ARGS)
 
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m long $(ARGS)
@@ -179,6 +184,10 @@ $(ENVIRONMENTS_STAMP): $(DEV_STAMP)
 
 $(BROWSER_STAMP): $(DEV_STAMP)
 	@$(PIP) --editable '.[browser]'
+	@touch $@
+
+$(EXPORT_STAMP): $(DEV_STAMP)
+	@$(PIP) --editable '.[tensorboard,mlflow]'
 	@touch $@
 
 $(AGENT_CLIENTS_STAMP): $(DEV_STAMP)

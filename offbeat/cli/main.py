@@ -381,6 +381,28 @@ def report(
 
 
 @app.command()
+def export(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="csv, parquet, tensorboard, mlflow or wandb.")],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File, directory or (mlflow) tracking URI; default: inside the run directory.",
+        ),
+    ] = None,
+    x_axis: Annotated[
+        str, typer.Option("--x-axis", help="Of tensorboard: steps or samples.")
+    ] = "steps",
+) -> None:
+    """Copy a run's metrics into another tool's format, from the run directory alone."""
+    from offbeat.cli.export import export_or_exit
+
+    export_or_exit(run, to, output, x_axis)
+
+
+@app.command()
 def watch(
     runs: Annotated[
         Path, typer.Argument(metavar="[RUNS_DIR]", help="Directory of runs, or one run.")

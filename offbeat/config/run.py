@@ -21,6 +21,7 @@ from offbeat.config.sections.sampler import ReadyFirstConfig, SamplerConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.supervision import SupervisionConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig, SyncConfig
+from offbeat.config.sections.tensorboard import TensorBoardConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
 from offbeat.config.sections.transfer_queue import TransferQueueConfig
 from offbeat.config.sections.wandb import WandbConfig
@@ -106,6 +107,9 @@ class RunConfig(Config):
 
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
+
+    tensorboard: TensorBoardConfig = TensorBoardConfig()
+    """TensorBoard."""
 
     stub: StubConfig = StubConfig()
     """The cost model of stub backends."""

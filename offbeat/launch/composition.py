@@ -99,6 +99,8 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     trace = TraceFile(run_dir / TRACE_FILE, asyncio.get_running_loop().time)
     telemetry = run_telemetry(
         config.wandb,
+        tensorboard=config.tensorboard,
+        samples_per_step=config.groups_per_step * config.samples_per_group,
         run_dir=run_dir,
         run_id=spec.run_id,
         run_name=config.name,

@@ -13,6 +13,7 @@ def written_files(directory: Path) -> dict[str, Path]:
         "metrics": "metrics.jsonl",
         "summary": SUMMARY,
         "wandb": "wandb",
+        "tensorboard": "tensorboard",
         "journal": JOURNAL,
         "timeline": "trace.json",
         "rollouts": "rollouts",

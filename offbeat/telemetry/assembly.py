@@ -4,24 +4,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from offbeat.config.sections.tensorboard import TensorBoardConfig
 from offbeat.config.sections.wandb import WandbConfig
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.jsonl_sink import JsonlSink
 from offbeat.telemetry.sinks import Sink
+from offbeat.telemetry.tensorboard_sink import TensorBoardSink
 from offbeat.telemetry.wandb_sink import WandbSink, resolved_mode
 
 METRICS_FILE: Final = "metrics.jsonl"
+TENSORBOARD_FOLDER: Final = "tensorboard"
 
 
 def run_telemetry(
     wandb: WandbConfig,
     *,
+    tensorboard: TensorBoardConfig | None = None,
+    samples_per_step: int = 1,
     run_dir: Path,
     run_id: str,
     run_name: str,
     recipe: Mapping[str, Any],
 ) -> Telemetry:
-    """Create the telemetry of a run: ``metrics.jsonl`` and, unless disabled, W&B. Not started yet.
+    """Create the telemetry of a run: ``metrics.jsonl``, unless disabled W&B, on request TensorBoard.
+
+    Not started yet.
 
     ``recipe`` is shown in W&B: pass it redacted.
     """
@@ -33,4 +40,7 @@ def run_telemetry(
                 wandb, mode=mode, run_id=run_id, run_name=run_name, run_dir=run_dir, recipe=recipe
             )
         )
+    if tensorboard is not None and tensorboard.enabled:
+        per_version = samples_per_step if tensorboard.x_axis == "samples" else 1
+        sinks.append(TensorBoardSink(run_dir / TENSORBOARD_FOLDER, per_version=per_version))
     return Telemetry(sinks)

@@ -33,6 +33,7 @@ from offbeat.launch.checks.software import (
     check_gpus,
     check_packages,
     check_ray_address,
+    check_tensorboard,
     check_wandb,
     count_gpus,
 )
@@ -115,6 +116,7 @@ def find(
             checkpoints=_states_on_disk(config),
         ),
         check_wandb(config, os.environ),
+        check_tensorboard(config),
         check_ray_address(os.environ),
     )
 

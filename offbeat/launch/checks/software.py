@@ -54,6 +54,19 @@ def check_wandb(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Findi
         yield ok("wandb", f"{resolved_mode(config.wandb, environ)}, project {config.wandb.project}")
 
 
+def check_tensorboard(config: RunConfig) -> Iterator[Finding]:
+    """Check that TensorBoard's package is there, if the recipe has files of events written."""
+    if not config.tensorboard.enabled:
+        return
+    if importlib.util.find_spec("tensorboard") is None:
+        fix = (
+            "Install it with pip install 'offbeat[tensorboard]', or set tensorboard.enabled=false."
+        )
+        yield error("tensorboard", "is not installed; tensorboard.enabled=true", fix)
+    else:
+        yield ok("tensorboard", f"x axis in {config.tensorboard.x_axis}")
+
+
 def _has_login(environ: Mapping[str, str]) -> bool:
     netrc = Path(environ.get("NETRC") or Path(environ.get("HOME", "~")).expanduser() / ".netrc")
     try:

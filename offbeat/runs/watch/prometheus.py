@@ -34,18 +34,25 @@ def last_record(run_dir: Path) -> MetricRecord | None:
 
 
 def exposition(records: Iterable[tuple[str, MetricRecord]]) -> str:
-    """Return the gauges of all runs, a family for each metric, in the text format 0.0.4."""
-    families = defaultdict[str, list[tuple[str, float]]](list)
+    """Return the gauges of all runs in the text format 0.0.4.
+
+    A family's name has fewer characters than a metric's, so that several metrics may share one
+    (``rewards/a-b`` and ``rewards/a_b``): the label ``metric`` has the whole name.
+    """
+    families = defaultdict[str, list[tuple[str, str, float]]](list)
     for run, record in records:
         values: Mapping[str, float] = {
             "version": record.version, "record_time_seconds": record.time_s, **record.metrics
         }  # fmt: skip
         for name, value in values.items():
-            families[f"offbeat_{_NOT_IN_A_NAME.sub('_', name)}"].append((run, value))
+            families[f"offbeat_{_NOT_IN_A_NAME.sub('_', name)}"].append((run, name, value))
     lines = list[str]()
     for family in sorted(families):
         lines.append(f"# TYPE {family} gauge")
-        lines += [f'{family}{{run="{_escaped(run)}"}} {_number(v)}' for run, v in families[family]]
+        lines += [
+            f'{family}{{run="{_escaped(run)}",metric="{_escaped(name)}"}} {_number(value)}'
+            for run, name, value in families[family]
+        ]
     return "\n".join(lines) + "\n"
 
 

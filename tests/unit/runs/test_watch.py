@@ -149,7 +149,7 @@ def test_a_directory_that_cannot_be_shown_hides_no_other_one(tmp_path: Path) -> 
     with closing(Client(tmp_path)) as client:
         assert [line["name"] for line in json.load(client.allowed("/runs"))] == ["good"]
         metrics = client.allowed("/metrics").read().decode()
-    assert 'offbeat_version{run="good"} 2' in metrics
+    assert 'offbeat_version{run="good",metric="version"} 2' in metrics
     assert "linked" not in metrics
 
 
@@ -240,21 +240,32 @@ def test_a_single_run_is_shown_without_its_neighbours(root: Path) -> None:
 def test_prometheus_asks_with_the_bearer_token(client: Client) -> None:
     answer = client.ask("/metrics", {"Authorization": f"Bearer {client.server.access.token}"})
     text = answer.read().decode()
-    assert 'offbeat_version{run="first"} 3' in text
+    assert 'offbeat_version{run="first",metric="version"} 3' in text
     assert "# TYPE offbeat_train_grad_norm gauge" in text
 
 
 def test_names_and_numbers_of_the_exposition_are_escaped() -> None:
     record = MetricRecord(1, 1, 2.5, {'a/b@"\n': float("nan"), "c": float("-inf")})
+    run = 'run="r\\"\\\\\\n"'
     assert exposition([('r"\\\n', record)]).splitlines() == [
         "# TYPE offbeat_a_b___ gauge",
-        'offbeat_a_b___{run="r\\"\\\\\\n"} NaN',
+        f'offbeat_a_b___{{{run},metric="a/b@\\"\\n"}} NaN',
         "# TYPE offbeat_c gauge",
-        'offbeat_c{run="r\\"\\\\\\n"} -Inf',
+        f'offbeat_c{{{run},metric="c"}} -Inf',
         "# TYPE offbeat_record_time_seconds gauge",
-        'offbeat_record_time_seconds{run="r\\"\\\\\\n"} 2.5',
+        f'offbeat_record_time_seconds{{{run},metric="record_time_seconds"}} 2.5',
         "# TYPE offbeat_version gauge",
-        'offbeat_version{run="r\\"\\\\\\n"} 1.0',
+        f'offbeat_version{{{run},metric="version"}} 1.0',
+    ]
+
+
+def test_two_metrics_whose_names_become_one_are_two_series_of_one_family() -> None:
+    record = MetricRecord(1, 1, 2.5, {"rewards/a-b": 1.0, "rewards/a_b": 2.0})
+    lines = exposition([("r", record)]).splitlines()
+    assert [line for line in lines if "rewards" in line] == [
+        "# TYPE offbeat_rewards_a_b gauge",
+        'offbeat_rewards_a_b{run="r",metric="rewards/a-b"} 1.0',
+        'offbeat_rewards_a_b{run="r",metric="rewards/a_b"} 2.0',
     ]
 
 

@@ -3,11 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sink_fakes import CountedPauses, FailsBySchedule, FakeSink, HeldPause
 from structlog.testing import capture_logs
 
+from offbeat.config.sections.tensorboard import TensorBoardConfig
 from offbeat.config.sections.wandb import WandbConfig
 from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.hub import Telemetry
@@ -216,6 +218,16 @@ def test_a_run_writes_metrics_jsonl_into_its_directory_and_no_wandb_when_disable
     tallies = telemetry.close(30)
     assert [tally.sink for tally in tallies] == ["metrics.jsonl"]
     assert [record.step for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_tensorboard_is_a_sink_where_the_recipe_asks_for_it(tmp_path: Path, enabled: bool) -> None:
+    telemetry = run_telemetry(
+        WandbConfig(mode="disabled"), tensorboard=TensorBoardConfig(enabled=enabled),
+        run_dir=tmp_path, run_id="r", run_name="n", recipe={},
+    )  # fmt: skip
+    names = [tally.sink for tally in telemetry.tallies()]
+    assert names == ["metrics.jsonl", "tensorboard"][: 1 + enabled]
 
 
 def test_after_close_nothing_is_taken() -> None:

@@ -1,0 +1,121 @@
+"""``offbeat export``: one run into one tool."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import yaml
+
+from offbeat.config.sections.wandb import WandbConfig
+from offbeat.messages.failures import OffbeatError
+from offbeat.runs.directory import CONFIG
+from offbeat.runs.export.mlflow_sink import MlflowSink
+from offbeat.runs.export.step_records import StepRecords
+from offbeat.runs.export.tables import write_csv, write_parquet
+from offbeat.runs.report.recipe_values import recipe_values
+from offbeat.telemetry.sinks import Sink
+from offbeat.telemetry.tensorboard_sink import TensorBoardSink
+from offbeat.telemetry.wandb_sink import WandbSink
+
+Tool = Literal["csv", "parquet", "tensorboard", "mlflow", "wandb"]
+TOOLS: Final[tuple[str, ...]] = get_args(Tool)
+
+
+class NotExported(OffbeatError):
+    """A run that cannot be exported as it was asked for."""
+
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}. {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Result of an export: where it went, and how much."""
+
+    steps: int
+    metrics: int
+    where: str
+    look: str  # the command that shows it; empty for a table
+    unreadable_lines: int
+
+
+def export(run_dir: Path, tool: Tool, output: str | None, *, in_samples: bool = False) -> Exported:
+    """Write the metrics of ``run_dir`` for ``tool``.
+
+    ``output`` is a file (csv, parquet), a directory (tensorboard, wandb) or a tracking URI
+    (mlflow); None: a place inside the run directory. ``in_samples``: TensorBoard's x axis counts
+    samples.
+
+    Raises:
+        NotARun, JournalCorrupt, JournalVersion: As ``read_events``.
+        NotExported: The place is taken, or the x axis is not known.
+        SinkUnusable: The tool is not installed, or does not answer.
+        OSError: The place cannot be written.
+    """
+    records = StepRecords(run_dir)
+    recipe = _recipe(run_dir)
+    name = str(recipe.get("name", run_dir.resolve().name))
+    where, look = output or "", ""
+    match tool:
+        case "csv":
+            where = output or str(run_dir / "metrics.csv")
+            write_csv(records, Path(where))
+        case "parquet":
+            where = output or str(run_dir / "metrics.parquet")
+            write_parquet(records, Path(where))
+        case "tensorboard":
+            folder = Path(output) / run_dir.resolve().name if output else run_dir / "tensorboard"
+            per_version = _samples_per_step(recipe) if in_samples else 1
+            where, look = str(folder), f"tensorboard --logdir {output or run_dir}"
+            if folder.is_dir() and any(folder.glob("events.out.tfevents.*")):
+                raise NotExported(
+                    f"{folder} has files of events already",
+                    "Name another directory with --output, or remove them",
+                )
+            _write(records, TensorBoardSink(folder, per_version=per_version))
+        case "mlflow":
+            where = output or f"sqlite:///{(run_dir / 'mlflow.db').resolve()}"
+            look = f"mlflow ui --backend-store-uri {where}"
+            sink = MlflowSink(where, run_id=records.run_id, run_name=name, recipe=recipe)
+            _write(records, sink)
+        case "wandb":
+            where = output or str(run_dir)
+            look = f"wandb sync {where}/wandb/offline-run-*"
+            sink = WandbSink(
+                WandbConfig(project=str(recipe.get("wandb.project", "offbeat"))),
+                mode="offline",
+                run_id=records.run_id,
+                run_name=name,
+                run_dir=Path(where),
+                recipe=recipe,
+            )
+            _write(records, sink)
+    return Exported(len(records), len(records.names), where, look, records.unreadable_lines)
+
+
+def _write(records: StepRecords, sink: Sink) -> None:
+    try:
+        sink.open()
+        for record in records:
+            sink.write(record)
+    finally:
+        sink.close()
+
+
+def _recipe(run_dir: Path) -> dict[str, object]:
+    try:
+        return recipe_values(run_dir / CONFIG)
+    except (OSError, OffbeatError, yaml.YAMLError, UnicodeDecodeError):
+        return {}  # names and parameters are missing then; the metrics are not
+
+
+def _samples_per_step(recipe: dict[str, object]) -> int:
+    groups, samples = recipe.get("groups_per_step"), recipe.get("samples_per_group")
+    if not isinstance(groups, int) or not isinstance(samples, int):
+        raise NotExported(
+            f"{CONFIG} does not say how many samples a step has", "Use the axis of steps"
+        )
+    return groups * samples

@@ -1,0 +1,97 @@
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# The extra tensorboard may not be installed, and its protocol buffers have no types.
+"""TensorBoard sink: a file of events in a directory, written beside ``metrics.jsonl`` or by an export."""
+
+import io
+import os
+import time
+from io import FileIO
+from pathlib import Path
+from typing import Any, Final
+
+from offbeat.telemetry.records import MetricRecord
+from offbeat.telemetry.sinks import SinkUnusable
+
+_FORMAT: Final = "brain.Event:2"
+"""Version from which on TensorBoard discards what a restarted writer repeats."""
+
+
+class TensorBoardSink:
+    """Writes the metrics of each step as scalars, under their names.
+
+    A file begins with the step that it starts at, as does each stretch after a rewind: TensorBoard
+    then discards what an earlier file has from that step on. A record is in the file whole or not
+    at all.
+    """
+
+    def __init__(self, folder: Path, *, per_version: int = 1) -> None:
+        """``per_version`` is what one step adds on the x axis: 1, or the samples of a step."""
+        self._folder, self._per_version = folder, per_version
+        self._file: FileIO | None = None
+        self._end = 0  # offset of the end of the last whole record
+        self._last_version: int | None = None
+
+    @property
+    def name(self) -> str:
+        return "tensorboard"
+
+    def open(self) -> None:
+        """Begin a file.
+
+        Raises:
+            SinkUnusable: tensorboard is not installed.
+        """
+        try:
+            from tensorboard.compat.proto import event_pb2  # noqa: PLC0415  an optional extra
+        except ImportError as error:
+            raise SinkUnusable(
+                "tensorboard", f"it cannot be imported ({error})",
+                "Install it with: pip install 'offbeat[tensorboard]', or set tensorboard.enabled=false",
+            ) from error  # fmt: skip
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads files in the order of their names.
+        path = self._folder / f"events.out.tfevents.{time.time_ns()}.offbeat"
+        self._file = FileIO(
+            os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "r+"
+        )
+        self._end, self._last_version = 0, None
+        self._append([event_pb2.Event(wall_time=time.time(), file_version=_FORMAT)])
+
+    def write(self, record: MetricRecord) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415  open has
+
+        x = record.version * self._per_version
+        events = list[Any]()
+        if self._last_version is None or record.version <= self._last_version:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            events.append(event_pb2.Event(wall_time=record.time_s, step=x, session_log=start))
+        values = [
+            summary_pb2.Summary.Value(tag=name, simple_value=value)
+            for name, value in record.metrics.items()
+        ]
+        summary = summary_pb2.Summary(value=values)
+        events.append(event_pb2.Event(wall_time=record.time_s, step=x, summary=summary))
+        self._append(events)
+        self._last_version = record.version
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _append(self, events: list[Any]) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  an extra
+
+        if self._file is None:
+            raise ValueError(f"no file is open in {self._folder}")
+        framed = io.BytesIO()
+        records = RecordWriter(framed)
+        for event in events:
+            records.write(event.SerializeToString())
+        content = memoryview(framed.getvalue())
+        self._file.truncate(self._end)  # remove the torn record of a write that raised
+        self._file.seek(self._end)
+        written = 0
+        while written < len(content):
+            written += self._file.write(content[written:]) or 0
+        self._end += written

@@ -1,0 +1,114 @@
+"""``offbeat export``: the steps that stand, as tables; other tools in tests/export."""
+
+import csv
+import math
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from offbeat.cli.main import app
+from offbeat.runs.export.mlflow_sink import MlflowSink
+from offbeat.runs.export.step_records import StepRecords
+from offbeat.telemetry.records import read_metrics
+from offbeat.telemetry.tensorboard_sink import TensorBoardSink
+from tests.support.shown_run import ShownRun, empty, running, with_losses, without_numbers
+
+
+def offbeat(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_losses(tmp_path_factory.mktemp("runs") / "one", steps=40)
+
+
+def test_steps_that_a_rewind_undid_are_left_out_and_the_later_record_of_a_step_holds(
+    run_dir: Path,
+) -> None:
+    written = read_metrics(run_dir / "metrics.jsonl")
+    records = StepRecords(run_dir)
+    assert len(written) > 40, "the run trained some steps twice"
+    assert [record.version for record in records] == list(range(1, 41))
+    last = {record.version: record for record in written}
+    for record in records:
+        assert record.metrics.items() >= last[record.version].metrics.items()
+        assert record.time_s == last[record.version].time_s
+
+
+def test_a_step_without_a_record_has_what_the_journal_knows(tmp_path: Path) -> None:
+    shown = ShownRun(tmp_path / "run", 3)
+    for number in range(3):
+        shown.step(recorded=number != 1)
+    records = list(StepRecords(shown.write()))
+    assert [record.version for record in records] == [1, 2, 3]
+    assert set(records[1].metrics) == {
+        *("train/reward", "off_policy/staleness_mean", "off_policy/staleness_max")
+    }
+    assert records[0].time_s < records[1].time_s < records[2].time_s
+
+
+def test_csv_and_parquet_have_a_row_per_step_and_the_same_numbers(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    for name in ("a.csv", "a.parquet"):
+        path = tmp_path / name
+        assert offbeat("export", run_dir, "--to", path.suffix[1:], "-o", path).exit_code == 0
+    with (tmp_path / "a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    table = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert len(rows) == len(table) == 40
+    for text, number in zip(rows, table, strict=True):
+        assert {name: value and float(value) for name, value in text.items()} == {
+            name: "" if value is None else value for name, value in number.items()
+        }
+
+
+def test_an_export_goes_into_the_run_directory_unless_told_otherwise(tmp_path: Path) -> None:
+    run = running(tmp_path / "run")
+    done = offbeat("export", run, "--to", "csv")
+    assert done.stdout.startswith(f"{run / 'metrics.csv'}  40 steps of ")
+    assert not (run / "metrics.csv.part").exists()
+
+
+def test_numbers_that_are_none_and_a_run_without_steps_are_exported(tmp_path: Path) -> None:
+    for run in (without_numbers(tmp_path / "nan"), empty(tmp_path / "empty")):
+        for tool in ("csv", "parquet"):
+            assert offbeat("export", run, "--to", tool).exit_code == 0
+    (row,) = pq.read_table(tmp_path / "nan" / "metrics.parquet").to_pylist()
+    assert math.isnan(row["train/grad_norm"])
+    assert row["eval/reward"] == -math.inf
+    assert pq.read_table(tmp_path / "empty" / "metrics.parquet").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--to", "excel"), "Use one of csv, parquet, tensorboard, mlflow, wandb."),
+        (("--to", "csv", "--x-axis", "samples"), "--x-axis samples is of --to tensorboard"),
+        (("--to", "tensorboard", "--x-axis", "days"), "Use steps or samples."),
+        (("--to", "tensorboard", "--x-axis", "samples"), "does not say how many samples"),
+        (("--to", "csv", "-o", "/dev/null/metrics.csv"), "Not a directory"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_in_one_line(
+    run_dir: Path, options: tuple[str, ...], says: str
+) -> None:
+    done = offbeat("export", run_dir, *options)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
+    done = offbeat("export", tmp_path, "--to", "csv")
+    assert done.exit_code == 2
+    assert "it holds no journal" in done.stderr
+
+
+def test_sinks_of_optional_packages_can_be_made_and_closed_without_them(tmp_path: Path) -> None:
+    TensorBoardSink(tmp_path).close()
+    MlflowSink("sqlite:///x.db", run_id="r", run_name="n", recipe={}).close()
+    assert list(tmp_path.iterdir()) == []
