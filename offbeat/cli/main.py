@@ -11,6 +11,7 @@ import typer
 from offbeat import __version__
 from offbeat.cli.arguments import OverridesArgument, RecipeArgument
 from offbeat.cli.planning import planning_app
+from offbeat.cli.reading import reading_app
 from offbeat.messages.exit_codes import REFUSED
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ config_app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 app.add_typer(planning_app)
+app.add_typer(reading_app)
 
 RunDirOption = Annotated[
     Path | None, typer.Option("--run-dir", help="Where everything is written; wins over run_dir.")
@@ -327,94 +329,3 @@ def config_show(
     from offbeat.cli.recipes import read_or_exit, show
 
     typer.echo(show(read_or_exit(recipe, overrides), origins=origins), nl=False)
-
-
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
-
-
-@app.command()
-def replay(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Fold a run's journal again, and compare it with what the run wrote. 1: they differ."""
-    from offbeat.runs.past_run import told_in_one_line
-    from offbeat.runs.replay import replay as replayed
-
-    with told_in_one_line():
-        found = replayed(run)
-    typer.echo(found.to_json() if as_json else found.to_text(), nl=False)
-    raise typer.Exit(0 if found.agrees else 1)
-
-
-@app.command()
-def why(
-    run: RunArgument,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="A prompt group: g-000412 or 412.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Show the history of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
-    from offbeat.runs.past_run import told_in_one_line
-    from offbeat.runs.why import why as group_history
-
-    with told_in_one_line():
-        history = group_history(run, group)
-    typer.echo(history.to_json() if as_json else history.to_text(), nl=False)
-
-
-@app.command()
-def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN [RUN2]...", help="Directories of runs; the first in full."),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="HTML file; default: report.html in the first run."),
-    ] = None,
-) -> None:
-    """Write one self-contained page on a run: outcome, time line, curves, groups. Opens offline."""
-    from offbeat.runs.past_run import told_in_one_line
-    from offbeat.runs.report.write import write_report
-
-    with told_in_one_line():
-        written = write_report(runs, output)
-    typer.echo(f"{written.path}  {written.nbytes / 1e3:,.0f} kB")
-
-
-@app.command()
-def export(
-    run: RunArgument,
-    to: Annotated[str, typer.Option("--to", help="csv, parquet, tensorboard, mlflow or wandb.")],
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="File, directory or (mlflow) tracking URI; default: inside the run directory.",
-        ),
-    ] = None,
-    x_axis: Annotated[
-        str, typer.Option("--x-axis", help="Of tensorboard: steps or samples.")
-    ] = "steps",
-) -> None:
-    """Copy a run's metrics into another tool's format, from the run directory alone."""
-    from offbeat.cli.export import export_or_exit
-
-    export_or_exit(run, to, output, x_axis)
-
-
-@app.command()
-def watch(
-    runs: Annotated[
-        Path, typer.Argument(metavar="[RUNS_DIR]", help="Directory of runs, or one run.")
-    ] = Path("runs"),
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; default: this machine alone.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
-) -> None:
-    """Serve the page of offbeat report, live, for all runs of a directory. Ctrl-C ends it."""
-    from offbeat.runs.past_run import told_in_one_line
-    from offbeat.runs.watch.serve import serve
-
-    with told_in_one_line():
-        serve(runs, host, port)
