@@ -25,6 +25,7 @@ RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 AGENTS_STAMP := $(VENV)/.agents-installed
 ENVIRONMENTS_STAMP := $(VENV)/.environments-installed
+DOCS_STAMP := $(VENV)/.docs-installed
 EXPORT_STAMP := $(VENV)/.export-installed
 BROWSER_STAMP := $(VENV)/.browser-installed
 AGENT_CLIENTS_STAMP := $(VENV)/.agent-clients-installed
@@ -35,7 +36,7 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long run-vllm test-vllm simulate check lint types layers format docs bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -50,6 +51,7 @@ help:
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make check   lint, formatting, types, import layers'
+	@echo 'make docs    the pages of docs/ as a site in site/; a link that leads nowhere fails it (SOURCE_URL=URL)'
 	@echo 'make format  rewrite the code in the form make check asks for'
 	@echo 'make run-vllm   the quickstart on vLLM (CPU build: 4 GB on disk, in an environment of its own)'
 	@echo 'make test-vllm  the tests of the vLLM engine, in the same environment (some minutes)'
@@ -126,6 +128,9 @@ types: $(DEV_STAMP)
 layers: $(DEV_STAMP)
 	$(BIN)/lint-imports --no-logo
 
+docs: $(DOCS_STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -184,6 +189,10 @@ $(ENVIRONMENTS_STAMP): $(DEV_STAMP)
 
 $(BROWSER_STAMP): $(DEV_STAMP)
 	@$(PIP) --editable '.[browser]'
+	@touch $@
+
+$(DOCS_STAMP): $(RUN_STAMP)
+	@$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(EXPORT_STAMP): $(DEV_STAMP)

@@ -72,6 +72,13 @@ def test_every_relative_link_leads_somewhere(page: str) -> None:
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
+def test_the_site_has_a_place_for_every_page() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    listed = re.findall(r"^ +- (?:\w+: )?([\w-]+\.md)$", navigation, re.MULTILINE)
+    assert set(listed) >= {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert len(listed) == len(set(listed))
+
+
 def test_every_room_is_in_the_map() -> None:
     rooms = {path.name for path in (ROOT / "offbeat").iterdir() if (path / "__init__.py").exists()}
     room_map = TEXT.split("## Rooms", 1)[1]
