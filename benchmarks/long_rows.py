@@ -183,7 +183,7 @@ def compare_layouts(path: Path, rounds: int) -> None:
         for turn in range(rounds + 1):
             for layout in RowLayout:
                 number += 1
-                trainer._planner = Forced(*fields, own.call_pairs, layout)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                trainer._planner = Forced(*fields, layout, call_pairs=own.call_pairs)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
                 began = time.process_time()
                 chunk(trainer, step, number)
                 if turn:

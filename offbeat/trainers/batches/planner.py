@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from offbeat.trainers.batches.packing import Batch, PackedRow, PackedRows, flatten, pack
 from offbeat.trainers.batches.row_costs import RowCosts, RowLayout
@@ -23,7 +23,7 @@ class MicrobatchPlanner:
     shared_prompt: bool
     ratio_tokens: float  # cost of a token outside attention, over that of a pair of tokens inside
     vocabulary: int  # token ids of the model
-    call_pairs: float | None = None
+    call_pairs: float | None = field(default=None, kw_only=True)
     """Cost of one call of split attention, over that of a pair; None: the model cannot split it."""
 
     def cut(

@@ -1,8 +1,8 @@
 """Sharding of a model over the ranks of a world by FSDP2; whole tensors from and into its shards.
 
-Every parameter is sharded along its first axis, as by ``torch.chunk``. A parameter of 16 bits is
-kept in float32 shards, which are its masters, and gathered in 16 bits: so the forward pass uses the
-same weights as on one rank, and gradients are added up in float32.
+Every parameter is sharded along its first axis, as by ``torch.chunk``. A trained parameter of 16 bits
+is kept in float32 shards, which are its masters, and gathered in 16 bits: so the forward pass uses the
+same weights as on one rank, and gradients are added up in float32. A frozen one stays as it is.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -50,7 +50,8 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     (dtype,) = dtypes
     if dtype in HALF:
         for each in model.parameters():
-            each.data = each.data.float()
+            if each.requires_grad:
+                each.data = each.data.float()
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)

@@ -115,7 +115,7 @@ class TorchTrainer(ReloadableTrainer):
             rows.shared_prompt,
             linear_to_pair_ratio(self._model),
             vocabulary(self._model),
-            call_to_pair_ratio(self._model) if rows.split else None,
+            call_pairs=call_to_pair_ratio(self._model) if rows.split else None,
         )
         self._identity = identity(self._model)
         self._weights = self._cut(self._model, whole)

@@ -28,6 +28,8 @@ def trained(
     """Load a state or start anew, take a step; state and model are written under ``root``."""
     trainer: Any = make(peers, path, cut, Adapting)
     seen: dict[str, Any] = {"initial": trainer.weights_digest(), "identity": trainer.identity}
+    weights = trainer.module.named_parameters()
+    seen["frozen"] = {str(each.dtype) for _, each in weights if not each.requires_grad}
     if load is not None:
         trainer.load_state(load)
         seen["loaded"] = trainer.weights_digest()

@@ -24,6 +24,7 @@ def test_two_ranks_train_adapters_as_one_does_and_go_on_from_its_state(
     assert two["digest"] == other["digest"] and two["after reset"] == one["initial"]
     assert two["identity"] == one["identity"]
     assert two["reference gap"] == other["reference gap"] == one["reference gap"] == 0
+    assert two["frozen"] == one["frozen"] == {f"torch.{dtype}"}
     bound = BOUND if dtype == "float64" else 0.02
     assert two["result"].grad_norm == pytest.approx(one["result"].grad_norm, rel=bound)
     assert two["adapters"].keys() == one["adapters"].keys()
