@@ -22,6 +22,7 @@ from offbeat.runs.inputs import (
     MODEL,
     WORKING_DIR,
     input_digests,
+    keep_tokenizer,
     read_inputs,
     targets,
     write_inputs,
@@ -71,6 +72,7 @@ def make_run_dir(
                 ours = candidate / CONFIG
                 file.write(to_yaml(config, os.environ))
             write_inputs(config, candidate, Path.cwd(), commits)
+            keep_tokenizer(Path(config.model.path), candidate)
         except FileExistsError:
             continue
         except OSError as error:

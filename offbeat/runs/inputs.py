@@ -16,9 +16,11 @@ from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
 from offbeat.environments.inputs import SAMPLER, digest_of, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
+from offbeat.runs.report.limits import TOKENIZER_BYTES
 from offbeat.telemetry.summary import write_atomically
 
 INPUTS: Final = "inputs.json"
+TOKENIZER: Final = "tokenizer.json"
 MODEL: Final = "model.path"
 WORKING_DIR: Final = "working_dir"
 """Key of the directory that the run's modules were imported from; not a digest."""
@@ -94,6 +96,16 @@ def write_inputs(
     before = before or {}
     inputs = {**before, **input_digests(config, working_dir, before)}
     _write(directory, inputs | {WORKING_DIR: str(working_dir)})
+
+
+def keep_tokenizer(model: Path, directory: Path) -> None:
+    """Copy the model's tokenizer into the run's directory, where there is one.
+
+    Logged samples are token ids: without the tokenizer nobody reads them once the model is gone.
+    """
+    tokenizer = model / TOKENIZER
+    if tokenizer.is_file() and tokenizer.stat().st_size <= TOKENIZER_BYTES:
+        write_atomically(directory / TOKENIZER, tokenizer.read_bytes())
 
 
 def record_input(directory: Path, key: str, digest: str) -> None:

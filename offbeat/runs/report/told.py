@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from offbeat.messages.groups import Receipt
+from offbeat.runs.inputs import TOKENIZER
 from offbeat.runs.report.limits import (
     ROLLOUT_BYTES,
     ROLLOUT_FILE_BYTES,
@@ -51,9 +52,13 @@ class TokenText:
 
 
 def token_text(run_dir: Path, model_path: str) -> TokenText:
-    """Return the decoder of a run: the tokenizer beside its exported model, or at ``model.path``."""
+    """Return the decoder of a run.
+
+    The tokenizer is the copy that the run keeps, else the one beside its exported model or at
+    ``model.path``.
+    """
     exported = sorted((run_dir / "checkpoints").glob("step_*/tokenizer.json"), reverse=True)
-    for path in (*exported, Path(model_path) / "tokenizer.json"):
+    for path in (run_dir / TOKENIZER, *exported, Path(model_path) / TOKENIZER):
         try:
             text = read_limited(path, TOKENIZER_BYTES).decode()
             return TokenText(Tokenizer.from_str(text))

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.rollout_log import table
+from offbeat.runs.inputs import keep_tokenizer
 from offbeat.runs.report import told
 from offbeat.runs.report.told import TokenText, logged_rows, prompt_of, token_text, told_samples
 from tests.support.recorded_runs import receipt
@@ -72,7 +73,9 @@ def test_a_long_response_is_cut_and_says_so(tmp_path: Path) -> None:
     assert (long.is_cut, short.is_cut) == (True, False)
 
 
-def test_the_tokenizer_is_the_one_beside_the_exported_model_or_the_recipe_s(tmp_path: Path) -> None:
+def test_the_tokenizer_is_the_run_s_copy_or_that_of_its_exported_model_or_recipe(
+    tmp_path: Path,
+) -> None:
     model = Path(told.__file__).parents[3] / "models" / "tiny-addition"
     assert token_text(tmp_path, str(model)).of([5]) != "[5]"
     assert token_text(tmp_path, "no/such/model").of([5, 6]) == "[5][6]"
@@ -80,3 +83,5 @@ def test_the_tokenizer_is_the_one_beside_the_exported_model_or_the_recipe_s(tmp_
     broken.mkdir(parents=True)
     (broken / "tokenizer.json").write_text("{}")
     assert token_text(tmp_path, str(model)).of([5]) != "[5]"
+    keep_tokenizer(model, tmp_path)
+    assert token_text(tmp_path, "no/such/model").of([5]) != "[5]"

@@ -45,6 +45,18 @@ def test_the_directory_holds_the_resolved_config(tmp_path: Path) -> None:
     assert yaml.safe_load((made / CONFIG).read_text())["steps"] == 3
 
 
+def test_a_run_keeps_the_tokenizer_of_its_model_and_does_without_where_there_is_none(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "model").mkdir()
+    model = {"path": str(tmp_path / "model")}
+    bare = make_run_dir(config("unused", model=model), tmp_path / "bare")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    whole = make_run_dir(config("unused", model=model), tmp_path / "whole")
+    assert not (bare / "tokenizer.json").exists()
+    assert (whole / "tokenizer.json").read_text() == "{}"
+
+
 def test_the_same_recipe_again_gets_the_next_free_number(tmp_path: Path) -> None:
     made = [make_run_dir(config(tmp_path / "{name}"), None) for _ in range(3)]
     assert [path.name for path in made] == ["demo", "demo-2", "demo-3"]
