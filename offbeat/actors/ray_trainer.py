@@ -38,7 +38,7 @@ from offbeat.messages.training import (
 from offbeat.messages.weights import WeightRelease
 from offbeat.trainers.errors import ColumnsMissing, UnfitColumns
 from offbeat.trainers.memory import with_highest
-from offbeat.trainers.ranks.dispatch import Replicas, shares
+from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
 from offbeat.trainers.spec import WorldRendezvous
 
@@ -134,7 +134,13 @@ class RayTrainer:
             places, columns = self._send(rank, fence, shares, chunk, sent)
             calls.append(
                 handle.train_microbatch.remote(
-                    fence, key, chunk.prompt_indices, part.advantages, places, *columns
+                    fence,
+                    key,
+                    chunk.prompt_indices,
+                    part.advantages,
+                    part.minibatches,
+                    places,
+                    *columns,
                 )
             )
         answers = await self._of_groups(chunk, shares, calls, sent, "microbatch")
@@ -179,12 +185,14 @@ class RayTrainer:
         if self._replicas.data == 1:
             return (tuple(places),)
         tokens = chunk.group_tokens or (1,) * len(chunk.prompt_indices)
-        by_prompt_index = dict(zip(chunk.prompt_indices, tokens, strict=True))
         place_of = {prompt_index: place for place, prompt_index in enumerate(chunk.prompt_indices)}
-        return tuple(
-            tuple(place_of[prompt_index] for prompt_index in share)
-            for share in shares(by_prompt_index, self._replicas.data)
+        minibatches = chunk.minibatches or (0,) * len(chunk.prompt_indices)
+        assigned = minibatch_shares(
+            dict(zip(chunk.prompt_indices, tokens, strict=True)),
+            dict(zip(chunk.prompt_indices, minibatches, strict=True)),
+            self._replicas.data,
         )
+        return tuple(tuple(place_of[prompt_index] for prompt_index in share) for share in assigned)
 
     def _send(
         self,
@@ -327,6 +335,9 @@ def part_of(chunk: Chunk, places: Sequence[int]) -> Chunk:
         tuple(chunk.prompt_indices[place] for place in places),
         tuple(chunk.payloads[place] for place in places),
         tuple(chunk.advantages[place] for place in places) if chunk.advantages else (),
+        minibatches=tuple(chunk.minibatches[place] for place in places)
+        if chunk.minibatches
+        else (),
     )
 
 

@@ -236,6 +236,7 @@ class TrainerActor:
         key: StepKey,
         prompt_indices: Sequence[int],
         advantages: Advantages,
+        minibatches: Sequence[int],
         places: Places,
         sent: int,
         *payloads: Sequence[Columns],
@@ -247,6 +248,7 @@ class TrainerActor:
             key: The next key of the step.
             prompt_indices: Those of the whole chunk, not of the share.
             advantages: Those of the share's groups.
+            minibatches: Minibatch of each of the share's groups; empty: there is one.
             places: Location of each group's columns in the payloads.
             sent: Number of the ``hold`` that sent the payloads; 0: they are arguments of this call.
             payloads: Lists of columns.
@@ -257,7 +259,9 @@ class TrainerActor:
         self._admit(fence)
         groups = self._groups("train_microbatch", places, sent, payloads)
         train = self._split.train_microbatch
-        result = self._classified(TrainerCall.MICROBATCH, key.step, train, key, groups, advantages)
+        result = self._classified(
+            TrainerCall.MICROBATCH, key.step, train, key, groups, advantages, minibatches
+        )
         self._prompt_indices[key] = prompt_indices
         return result
 

@@ -24,10 +24,13 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
         yield from _a_kl_gradient_has_a_use(loss)
         yield from _a_deviation_divides_advantages_only(config, loss)
         yield from _a_teacher_has_a_place(config, loss)
+        yield from _old_logprobs_outlast_a_minibatch(config, loss)
+        yield from _a_deviation_is_of_the_whole_step(config, loss)
     if isinstance(loss, PessimisticLossConfig):
         yield from _dual_clip_is_outside_the_clip_range(loss)
     yield from _a_constant_has_a_use(loss)
     yield from _tries_leave_one_out(config)
+    yield from _minibatches_have_groups(config)
 
 
 def _corrections(loss: PolicyGradientLossConfig) -> dict[str, str]:
@@ -215,6 +218,51 @@ def _a_teacher_has_a_place(config: RunConfig, loss: PolicyGradientLossConfig) ->
             (f"{_LOSS}.teacher", "trainer.backend"),
             f"{_LOSS}.teacher={teacher} is held by trainer.backend=torch alone",
             f"Set trainer.backend to torch, or leave {_LOSS}.teacher out.",
+        )
+
+
+def _several(config: RunConfig) -> tuple[str, str]:
+    """Return the key of several optimizer steps per step, and how it is written; empty for one."""
+    algorithm = config.algorithm
+    for name in ("minibatches", "epochs"):
+        if (count := getattr(algorithm, name)) > 1:
+            return f"algorithm.{name}", f"algorithm.{name}={count}"
+    return "", ""
+
+
+def _old_logprobs_outlast_a_minibatch(
+    config: RunConfig, loss: PolicyGradientLossConfig
+) -> Iterator[Clash]:
+    key, written = _several(config)
+    if key and loss.old_logprobs == "current":
+        yield Clash(
+            (f"{_LOSS}.old_logprobs", key),
+            f"{_LOSS}.old_logprobs=current is the policy of each optimizer step, not the one that {written} "
+            "began with: the ratio would be 1 in all of them, and bound none",
+            f"Set {_LOSS}.old_logprobs to policy, or {key} to 1.",
+        )
+
+
+def _a_deviation_is_of_the_whole_step(
+    config: RunConfig, loss: PolicyGradientLossConfig
+) -> Iterator[Clash]:
+    minibatches = config.algorithm.minibatches
+    if loss.step_std and minibatches > 1:
+        yield Clash(
+            (f"{_LOSS}.step_std", "algorithm.minibatches"),
+            f"{_LOSS}.step_std=true would divide by the deviation of each of algorithm.minibatches="
+            f"{minibatches}, not of the step",
+            f"Set algorithm.minibatches to 1, or {_LOSS}.step_std to false.",
+        )
+
+
+def _minibatches_have_groups(config: RunConfig) -> Iterator[Clash]:
+    minibatches, groups = config.algorithm.minibatches, config.groups_per_step
+    if minibatches > groups:
+        yield Clash(
+            ("algorithm.minibatches", "groups_per_step"),
+            f"algorithm.minibatches={minibatches} cannot all have a group of groups_per_step={groups}",
+            f"Set algorithm.minibatches to {groups} or less.",
         )
 
 

@@ -1,4 +1,4 @@
-"""The loss of a step as the trainer receives it: the recipe's section, and what sampling decides."""
+"""The loss of a step as the trainer receives it: the recipe's keys, and what sampling decides."""
 
 from dataclasses import dataclass, field
 
@@ -12,6 +12,8 @@ class LossSpec:
 
     config: LossConfig = field(default_factory=ClippedPgLossConfig)
     temperature: float = 1.0  # logprobs are of softmax(logits / temperature)
+    minibatches: int = 1  # parts that the groups of the step are divided into
+    epochs: int = 1  # times that each of them is trained
 
     @classmethod
     def of(cls, run: RunConfig) -> "LossSpec":
@@ -19,4 +21,10 @@ class LossSpec:
         loss, sampling = run.algorithm.loss, run.generator.sampling
         if loss.normalize == "constant" and loss.constant_tokens is None:
             loss = loss.model_copy(update={"constant_tokens": sampling.max_new_tokens})
-        return cls(loss, sampling.temperature)
+        algorithm = run.algorithm
+        return cls(loss, sampling.temperature, algorithm.minibatches, algorithm.epochs)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Return the number of optimizer steps that a step of the run takes."""
+        return self.minibatches * self.epochs

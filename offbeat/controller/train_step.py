@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+import msgspec
 import structlog
 
 from offbeat.config.limits import microbatch_tokens, trainer_replicas
@@ -19,6 +20,7 @@ from offbeat.controller.errors import EmptyBatch
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import GroupRecord
+from offbeat.controller.minibatches import MinibatchAssigner
 from offbeat.controller.pending_waits import Pump
 from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
@@ -68,7 +70,8 @@ class TrainStep:
         self._min_tokens = trainer.min_tokens_per_chunk or microbatch_tokens(
             trainer
         ) * trainer_replicas(trainer)
-        self._whole_batches = state.config.generator.deterministic
+        # A minibatch has groups of the whole batch, so nothing is trained before it is complete.
+        self._whole_batches = state.config.generator.deterministic or loss.optimizer_steps > 1
         self._queued = 0
 
     async def attempt(self, key: StepKey, measures: StepMetricsBuilder) -> StepResult | None:
@@ -81,7 +84,7 @@ class TrainStep:
         5. ``train_microbatch``: the chunk is queued behind the calls before it. Again from 1.
         6. ``wait_for_snapshot``: the weights of the step before are copied, so they may change.
         7. ``intend``: the journal knows, durably, that the step is about to be applied.
-        8. ``finish_train_step``: the optimizer steps, or refuses.
+        8. ``finish_train_step``: the optimizer steps, or refuses; once per minibatch and epoch.
         9. ``applied`` or ``refused``, durably: version + 1, or dropped groups. Payloads are freed.
 
         A step that a stop meets before its batch is complete is still open then: its claimed groups
@@ -91,6 +94,7 @@ class TrainStep:
             BaseExceptionGroup: Errors of its calls; the step is then still open.
         """
         state, trainer, begun = self._state, self._trainer_client.trainer, False
+        assigner = self._assigner(key.step)
         async with asyncio.TaskGroup() as calls:
             while (due := await self._next_chunk(measures)).prompt_indices:
                 groups = state.ledger.claim(due.prompt_indices, key.step, key.attempt)
@@ -100,6 +104,8 @@ class TrainStep:
                     await self._queue(calls, f"begin of step {key.step}", begin)
                 key = key.next()
                 chunk = await self._prepared(groups, measures)
+                minibatches = assigner.of(chunk.prompt_indices)
+                chunk = msgspec.structs.replace(chunk, minibatches=minibatches)
                 call = partial(trainer.train_microbatch, state.fence, key, chunk)
                 await self._queue(calls, f"microbatch {key.seq} of step {key.step}", call)
                 state.observer.reached(Failpoint.CHUNK_SENT)
@@ -113,6 +119,9 @@ class TrainStep:
             await asyncio.wait([finish])
         return await self._conclude(key, finish.result())
 
+    def _assigner(self, step: int) -> MinibatchAssigner:
+        return MinibatchAssigner(self._loss.minibatches, self._state.config.seed, step)
+
     async def _finish(self, calls: asyncio.TaskGroup, key: StepKey) -> "asyncio.Task[StepResult]":
         """Queue ``finish``, once the intent is durable in the journal."""
         state = self._state
@@ -120,12 +129,20 @@ class TrainStep:
         await state.waits.durable(f"intent of step {key.step}")
         state.observer.reached(Failpoint.INTENT_DURABLE)
         call = partial(self._trainer_client.trainer.finish_train_step, state.fence, key)
-        return await self._queue(calls, f"finish of step {key.step}", call)
+        steps = self._loss.optimizer_steps  # each is as long as a call of a step may take
+        return await self._queue(calls, f"finish of step {key.step}", call, deadlines=steps)
 
     async def _queue(
-        self, calls: asyncio.TaskGroup, waiter: str, call: Callable[[], Awaitable[T]]
+        self,
+        calls: asyncio.TaskGroup,
+        waiter: str,
+        call: Callable[[], Awaitable[T]],
+        *,
+        deadlines: int = 1,
     ) -> "asyncio.Task[T]":
         """Send the next call of the step as soon as few enough are unanswered; keeps the order.
+
+        The call itself may take ``deadlines`` times ``trainer.step_deadline_s``.
 
         Returns once it is on its way, so no later one can overtake it, whatever the event loop runs
         first.
@@ -142,7 +159,7 @@ class TrainStep:
             try:
                 one_s = state.config.trainer.step_deadline_s
                 return await self._trainer_client.call(
-                    waiter, call, one_s * self._queued
+                    waiter, call, one_s * (self._queued - 1 + deadlines)
                 )  # those before it too
             finally:
                 self._queued -= 1  # the answer of the call has notified already

@@ -18,6 +18,7 @@ class Chunk(msgspec.Struct, frozen=True):
     advantages: tuple[tuple[float, ...], ...] = ()
     tokens: int = 0  # prompt and response tokens, over all groups
     group_tokens: tuple[int, ...] = ()  # tokens of each group; empty: all count alike
+    minibatches: tuple[int, ...] = ()  # minibatch of each group, from 0; empty: there is one
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
@@ -36,7 +37,7 @@ class StepResult(msgspec.Struct, frozen=True):
     loss: float
     grad_norm: float
     learning_rate: float
-    tokens: int
+    tokens: int  # of the step, however often each is trained
     sequences: int
     chunks: int
     metrics: dict[str, float]
@@ -48,7 +49,7 @@ class TrainerState(msgspec.Struct, frozen=True):
     """State of a trainer, for a controller that (re)connects."""
 
     ranks: int
-    version: int  # optimizer steps applied
+    version: int  # steps applied
     last_step: int  # last applied step, 0 when none
     last_attempt: int
     parameters: int

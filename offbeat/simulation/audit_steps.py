@@ -4,6 +4,7 @@ I2, I5, I7, and the sums of I3. In the journal a step is claimed, intended, appl
 trainer records the groups of each step. Neither may contain a step that the other lacks.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from offbeat.simulation.audit_groups import (
 )
 from offbeat.simulation.audit_samples import AuditedSamples
 from offbeat.simulation.audit_world import AuditedStep, Trained, World
+from offbeat.simulation.records import TrainerApplied
 
 
 class Intent(NamedTuple):
@@ -268,6 +270,7 @@ class Steps:
                 )
             if intent.before != moment.before:
                 findings.add("I2", f"step {key} began: {difference(moment.before, intent.before)}")
+            self._check_minibatches(moment.record)
             self._check_samples(moment, intent)
             self.samples.check_trained(moment.record, intent.receipts)
 
@@ -287,6 +290,25 @@ class Steps:
             if trained in (unknown, counted[: len(trained)]):
                 return  # the next controller would adopt the step or rewind
         self._findings.add("I2", f"at the end {difference(trained, counted)}")
+
+    def _check_minibatches(self, record: TrainerApplied) -> None:
+        """Check that each group is of one minibatch of about equal size, trained in every epoch."""
+        algorithm, groups = self._config.algorithm, len(record.prompt_indices)
+        sizes = Counter(record.minibatches or (0,) * groups)
+        parts = min(algorithm.minibatches, groups)
+        is_even = len(sizes) == parts and max(sizes.values()) - min(sizes.values()) <= 1
+        if sizes.total() != groups or not is_even or max(sizes) >= algorithm.minibatches:
+            self._findings.add(
+                "I2",
+                f"step {record.step} trained {groups} groups in minibatches of {dict(sizes)}; the "
+                f"recipe divides them into {algorithm.minibatches}",
+            )
+        if record.epochs != algorithm.epochs:
+            self._findings.add(
+                "I2",
+                f"step {record.step} trained its groups {record.epochs} times; the recipe says "
+                f"{algorithm.epochs}",
+            )
 
     def _check_samples(self, moment: AuditedStep, intent: Intent) -> None:
         """Check that the trained payloads are the committed ones, with weights of this lineage."""

@@ -34,6 +34,7 @@ independently, these settings rarely coincide.
 
 AGENTS_SHARE: Final = 0.4
 ENVIRONMENTS_SHARE: Final = 0.2
+UPDATES_SHARE: Final = 0.25
 """Share of the episodes in which samples have several turns and branches, as those of agents."""
 
 
@@ -76,6 +77,7 @@ def draw_plan(
         del changes["generator"]["deterministic"]
     fails, failures = _sample_failures(random.Random(f"{seed}/samples"), profile)
     changes["rollout"] |= failures
+    changes["algorithm"] = _updates(random.Random(f"{seed}/updates"))
     environments = _environments(random.Random(f"{seed}/environments"), base)
     if environments:  # each has an evaluation set of its own
         changes["eval"]["sets"] = {}
@@ -141,6 +143,13 @@ def _sample_failures(rng: random.Random, profile: str) -> tuple[float, dict[str,
         "sample_retries": rng.choice((0, 1, 1, 2)),
         "min_valid_samples": rng.choice((None, 1, 1)),
     }
+
+
+def _updates(rng: random.Random) -> dict[str, Any]:
+    """Draw several optimizer steps per step, in one episode of four."""
+    if rng.random() >= UPDATES_SHARE:
+        return {"minibatches": 1, "epochs": 1}
+    return {"minibatches": rng.choice((1, 2, 3, 4, 8)), "epochs": rng.choice((1, 1, 2, 3))}
 
 
 def _environments(rng: random.Random, base: RunConfig) -> dict[str, Any]:

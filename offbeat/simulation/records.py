@@ -147,6 +147,8 @@ class TrainerApplied(WorldRecord, frozen=True):
     advantages: tuple[tuple[float, ...], ...] = ()  # advantages of each group, as they were sent
     # Rows of each sample of each group, from its payload
     branches: tuple[tuple[int, ...], ...] = ()
+    minibatches: tuple[int, ...] = ()  # minibatch of each group, as it was sent; empty: one
+    epochs: int = 1  # times that each group was trained
 
 
 class StepReported(WorldRecord, frozen=True):

@@ -76,6 +76,7 @@ class FakeTrainer(Actor):
         self._digest, self._version = INITIAL_DIGEST, 0
         self._last_step = self._last_attempt = 0
         self._open: list[tuple[SimulatedPayload, tuple[float, ...]]] = []
+        self._minibatches, self._loss = list[int](), LossSpec()
         self._chunks = 0
         self.context.record(TrainerStarted(self.context.loop.time(), self.incarnation_number))
 
@@ -105,9 +106,12 @@ class FakeTrainer(Actor):
         """Return the seconds that a call takes."""
         match call.method:
             case "train_microbatch":
-                return 0.85 * self.step_s * len(call.args[1].prompt_indices) / self._groups_per_step
+                chunk: Chunk = call.args[1]
+                trains = 0.01 if chunk.minibatches else 0.85  # or else finish does
+                return trains * self.step_s * len(chunk.prompt_indices) / self._groups_per_step
             case "finish_train_step":
-                return 0.15 * self.step_s
+                is_one = self._loss.optimizer_steps == 1
+                return (0.15 if is_one else self._loss.epochs) * self.step_s
             case "save_checkpoint" | "restore" | "save":
                 return self.step_s
             case "publish_weights" | "prepare_logprobs":
@@ -189,15 +193,16 @@ class FakeTrainer(Actor):
             if effect_of(kind) is Effect.RAISES:
                 raise TrainStepFailed(0, key.step, during, "out of memory")
             if during is TrainerCall.BEGIN:
-                return self._begin()
+                return self._begin(call.args[1])
             if during is TrainerCall.MICROBATCH:
                 return self._accumulate(call)
             return self._finish(call, kind)
 
         return self._steps.once(key, call.method, work)
 
-    def _begin(self) -> None:
-        self._open, self._chunks = [], 0
+    def _begin(self, loss: LossSpec) -> None:
+        self._open, self._chunks, self._loss = [], 0, loss
+        self._minibatches = list[int]()
 
     def _accumulate(self, call: SimulatedCall) -> ChunkResult:
         key, chunk = call.args
@@ -205,6 +210,7 @@ class FakeTrainer(Actor):
         self._check_columns(chunk, "microbatch")
         payloads = _columns_of(chunk)
         self._open += zip(payloads, chunk.advantages, strict=True)
+        self._minibatches += chunk.minibatches
         self._chunks += 1
         groups = len(payloads)
         return ChunkResult(chunk.tokens, groups * 2, 1, self.step_s * groups / 10)
@@ -247,6 +253,8 @@ class FakeTrainer(Actor):
                 masked=tuple(payload.masked for payload in groups),
                 advantages=advantages,
                 branches=tuple(payload.branches for payload in groups),
+                minibatches=tuple(self._minibatches),
+                epochs=self._loss.epochs,
             )
         )
         self.context.faults.step(self._version)

@@ -57,23 +57,33 @@ class TrainerBackend(ABC):
         self._guard.once(key, StepCall.BEGIN, lambda: self._begin(loss))
 
     def train_microbatch(
-        self, key: StepKey, groups: Sequence[Columns], advantages: Advantages
+        self,
+        key: StepKey,
+        groups: Sequence[Columns],
+        advantages: Advantages,
+        minibatches: Sequence[int] = (),
     ) -> ChunkResult:
         """Add the gradients of a chunk to the sums of the open step.
+
+        With several optimizer steps per step the groups are checked and kept, and ``finish`` trains
+        them: each minibatch may have groups of all chunks.
 
         Args:
             key: The next key of the step.
             groups: Columns of this rank's groups, including those that the loss needs.
             advantages: One value per sample of each group.
+            minibatches: Minibatch of each group, from 0; empty: all are of the first.
         """
+        parts = minibatches or (0,) * len(groups)
         return self._guard.once(
-            key, StepCall.MICROBATCH, lambda: self._accumulate(groups, advantages)
+            key, StepCall.MICROBATCH, lambda: self._accumulate(groups, advantages, parts)
         )
 
     def finish_train_step(self, key: StepKey) -> StepResult:
         """Normalise and clip the gradients, check them, and update the weights.
 
-        If the result is not ``applied``, weights, moments and schedule are unchanged.
+        If the result is not ``applied``, weights, moments and schedule are unchanged. With several
+        optimizer steps it is applied if one of them was; a minibatch that cannot be is passed over.
         """
         result = self._guard.once(key, StepCall.FINISH, self._finish)
         if result.applied:
@@ -86,14 +96,18 @@ class TrainerBackend(ABC):
             self._drop()
 
     def train(
-        self, groups: Sequence[Columns], advantages: Advantages, loss: LossSpec
+        self,
+        groups: Sequence[Columns],
+        advantages: Advantages,
+        loss: LossSpec,
+        minibatches: Sequence[int] = (),
     ) -> StepResult:
         """Run a whole step in one call, with the result of any split. No step may be open."""
         if self._guard.is_open:
             raise RuntimeError("train() while a split step is open. Finish or abort it first")
         self._begin(loss)
         try:
-            self._accumulate(groups, advantages)
+            self._accumulate(groups, advantages, minibatches or (0,) * len(groups))
             return self._finish()
         finally:
             self._drop()
@@ -209,7 +223,9 @@ class TrainerBackend(ABC):
     def _begin(self, loss: LossSpec) -> None: ...
 
     @abstractmethod
-    def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult: ...
+    def _accumulate(
+        self, groups: Sequence[Columns], advantages: Advantages, minibatches: Sequence[int]
+    ) -> ChunkResult: ...
 
     @abstractmethod
     def _finish(self) -> StepResult:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -27,6 +28,12 @@ from offbeat.trainers.backend import Advantages, LogprobColumns, TrainerBackend
 from offbeat.trainers.batches.inputs import loss_tokens
 from offbeat.trainers.batches.packing import Batch, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
+from offbeat.trainers.minibatches import (
+    HeldGroups,
+    UpdateOutcome,
+    combined_outcome,
+    update_metrics,
+)
 from offbeat.trainers.movement import UpdateResult, check_moved
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.schedule import learning_rate
@@ -64,8 +71,11 @@ class ModelTrainer(TrainerBackend):
     2. ``_accumulate``, per chunk: ``MicrobatchPlanner.cut`` packs the share into microbatches.
     3. ``_add_gradients``, per microbatch: the forward pass gives the logprobs and entropies, ``loss_of``
        a sum over tokens, not a mean; ``backward`` adds its gradients. The sums go to ``StepSums``.
-    4. ``_finish``: ``StepSums.totals`` reduces the sums over the ranks, once per step.
+    4. ``_finish``: ``StepSums.totals`` reduces the sums over the ranks, once per optimizer step.
     5. ``_apply``: the optimizer divides the gradients by ``totals.denominator``, clips and steps.
+
+    With several optimizer steps (``LossSpec.optimizer_steps``), 2 checks and holds the groups, and 4
+    repeats 3 to 5 for each minibatch of each epoch.
     """
 
     _planner: MicrobatchPlanner  # every backend sets it
@@ -97,6 +107,7 @@ class ModelTrainer(TrainerBackend):
         self._schedule, self._total_steps, self._seed = optimizer, total_steps, seed
         self._dtype = torch_dtype(model.dtype)
         self._sums: StepSums | None = None  # of the open step
+        self._held = HeldGroups(1)  # the groups of the open step, if it takes several updates
         self._teacher_path: str | None = None  # of the logprobs that are being computed
 
     def prepare_logprobs(
@@ -137,11 +148,49 @@ class ModelTrainer(TrainerBackend):
     # --- the step --------------------------------------------------------------------------------
 
     def _begin(self, loss: LossSpec) -> None:
-        self._sums = StepSums(loss)
+        self._sums, self._held = StepSums(loss), HeldGroups(loss.minibatches)
         self._begin_gradients()
 
-    def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:
+    def _accumulate(
+        self, groups: Sequence[Columns], advantages: Advantages, minibatches: Sequence[int]
+    ) -> ChunkResult:
         started, sums = time.perf_counter(), self._step
+        with self._undone_if_raised():
+            if sums.loss.optimizer_steps == 1:
+                result = self._add_groups(groups, advantages, sums)
+            else:
+                result = self._checked(groups, advantages, sums)
+                self._held.add(groups, advantages, minibatches)
+        result = msgspec.structs.replace(result, compute_s=time.perf_counter() - started)
+        sums.count_chunk(result.tokens, result.sequences, result.compute_s)
+        return result
+
+    def _add_groups(
+        self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
+    ) -> ChunkResult:
+        """Add gradients and sums of this rank's groups; all ranks call it together."""
+
+        def loss_of(packed: PackedRows, logprobs_N: Tensor, entropy_N: Tensor) -> Tensor:
+            assert chunk is not None  # noqa: S101 -- only groups have wanted tokens
+            part = self._loss(chunk.inputs_of(packed, logprobs_N, entropy_N), sums.loss.config)
+            sums.add(part)
+            return part.loss
+
+        chunk, microbatches, result = self._read(groups, advantages, sums)
+        self._add_gradients(microbatches, loss_of, sums.loss.temperature)
+        return result
+
+    def _checked(
+        self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
+    ) -> ChunkResult:
+        """Raise now for groups that cannot be trained, while the step may still be aborted."""
+        _, _, result = self._read(groups, advantages, sums)
+        return result
+
+    def _read(
+        self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
+    ) -> tuple[_Chunk | None, list[PackedRows], ChunkResult]:
+        """Return this rank's groups as the loss reads them, their microbatches, and counts."""
 
         def read() -> tuple[tuple[_Chunk | None, int], list[PackedRows]]:
             batch, own = self._planner.cut(groups, only_trained=True)
@@ -153,21 +202,11 @@ class ModelTrainer(TrainerBackend):
             )
             return (_Chunk(batch, inputs_of), len(own)), own
 
-        def loss_of(packed: PackedRows, logprobs_N: Tensor, entropy_N: Tensor) -> Tensor:
-            assert chunk is not None  # noqa: S101 -- only groups have wanted tokens
-            part = self._loss(chunk.inputs_of(packed, logprobs_N, entropy_N), sums.loss.config)
-            sums.add(part)
-            return part.loss
-
-        with self._undone_if_raised():
-            (chunk, count), microbatches = self._prepared_on_all_ranks("microbatch", read)
-            self._add_gradients(microbatches, loss_of, sums.loss.temperature)
+        (chunk, count), microbatches = self._prepared_on_all_ranks("microbatch", read)
         own = microbatches[:count]  # the rest is padding
         tokens = sum(len(each.source_N) for each in own)
         sequences = 0 if chunk is None else chunk.batch.samples
-        compute_s = time.perf_counter() - started
-        sums.count_chunk(tokens, sequences, compute_s)
-        return ChunkResult(tokens, sequences, count, compute_s)
+        return chunk, microbatches, ChunkResult(tokens, sequences, count, compute_s=0.0)
 
     def _loss(self, inputs: LossTokens, config: LossConfig) -> LossSums:
         return LOSSES[config.name](inputs, config)
@@ -176,13 +215,45 @@ class ModelTrainer(TrainerBackend):
         started, sums = time.perf_counter(), self._step
         with self._undone_if_raised():
             rate = learning_rate(self._schedule, self.steps_applied, self._total_steps)
-            totals = sums.totals(self.peers, contributes=self._is_replica_leader)
-            norm, reason = self._update(totals, rate)
-        self._discard_gradients()
-        self._sums = None
-        self.steps_applied += not reason
+            outcomes = [self._updated(part, rate) for part in self._sums_of_updates()]
+            counts = self._totals(sums) if len(outcomes) > 1 else outcomes[0].totals
+        self._close_sums()
+        of_all = combined_outcome(outcomes, sums.loss)
+        self.steps_applied += not of_all.reason
         took_s = time.perf_counter() - started
-        return sums.result(totals, reason=reason, grad_norm=norm, rate=rate, finish_s=took_s)
+        return StepResult(
+            applied=not of_all.reason,
+            loss=of_all.totals.loss,
+            grad_norm=of_all.grad_norm,
+            learning_rate=rate,
+            tokens=counts.tokens,
+            sequences=counts.sequences,
+            chunks=sums.chunks,
+            metrics=of_all.totals.metrics | update_metrics(outcomes),
+            reason=of_all.reason,
+            compute_s=sums.compute_s + took_s,
+        )
+
+    def _sums_of_updates(self) -> Iterator[StepSums]:
+        """Yield the sums of each optimizer step while its gradients are there; all ranks together."""
+        step = self._step
+        if step.loss.optimizer_steps == 1:
+            yield step
+            return
+        for groups, advantages in self._held.in_order(step.loss.epochs):
+            self._discard_gradients()
+            self._begin_gradients()
+            sums = StepSums(step.loss)
+            result = self._add_groups(groups, advantages, sums)
+            sums.count_chunk(result.tokens, result.sequences, 0.0)
+            yield sums
+
+    def _updated(self, sums: StepSums, rate: float) -> UpdateOutcome:
+        totals = self._totals(sums)
+        return UpdateOutcome(totals, *self._update(totals, rate))
+
+    def _totals(self, sums: StepSums) -> StepTotals:
+        return sums.totals(self.peers, contributes=self._is_replica_leader)
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
         """Return the gradient norm, and why the weights were not updated; equal on all ranks."""
@@ -196,8 +267,11 @@ class ModelTrainer(TrainerBackend):
         return norm, ""
 
     def _drop(self) -> None:
+        self._close_sums()
+
+    def _close_sums(self) -> None:
         self._discard_gradients()
-        self._sums = None
+        self._sums, self._held = None, HeldGroups(1)
 
     @contextmanager
     def _undone_if_raised(self) -> Generator[None]:

@@ -22,7 +22,6 @@ from offbeat.algorithms.losses import LossSums
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import LossConfig
-from offbeat.messages.training import StepResult
 from offbeat.trainers.ranks.peers import Peers
 
 _COMBINE = {PartialReduction.MIN: torch.minimum, PartialReduction.MAX: torch.maximum}
@@ -157,20 +156,3 @@ class StepSums:
         spread = None if self._spread is None else self._spread.tolist()
         divisor = tuple(self._divisor.tolist())
         return RankSums(self.tokens, self.sequences, loss, metrics, divisor, spread)
-
-    def result(
-        self, totals: StepTotals, *, reason: str, grad_norm: float, rate: float, finish_s: float
-    ) -> StepResult:
-        """Return the step's result, equal on all ranks but for times. ``reason``: why not applied."""
-        return StepResult(
-            applied=not reason,
-            loss=totals.loss,
-            grad_norm=grad_norm,
-            learning_rate=rate,
-            tokens=totals.tokens,
-            sequences=totals.sequences,
-            chunks=self.chunks,
-            metrics=totals.metrics,
-            reason=reason,
-            compute_s=self.compute_s + finish_s,
-        )

@@ -55,6 +55,9 @@ class _State(msgspec.Struct, frozen=True):
 class _OpenStep:
     # Digest of each group with its advantages
     digests: list[str] = field(default_factory=list[str])
+    epochs: int = 1
+    trains_in_finish: bool = False  # with several optimizer steps, each needs groups of all chunks
+    held_s: float = 0.0  # time of the groups that finish is to train
     tokens: int = 0
     sequences: int = 0
     chunks: int = 0
@@ -141,18 +144,22 @@ class StubTrainer(TrainerBackend):
         self._digest = _UNTRAINED
 
     def _begin(self, loss: LossSpec) -> None:
-        del loss
-        self._open = _OpenStep()
+        self._open = _OpenStep(epochs=loss.epochs, trains_in_finish=loss.optimizer_steps > 1)
 
     def _drop(self) -> None:
         self._open = _OpenStep()
 
-    def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:
+    def _accumulate(
+        self, groups: Sequence[Columns], advantages: Advantages, minibatches: Sequence[int]
+    ) -> ChunkResult:
         cost_s = self._config.step_s * (1 - FINISH_SHARE) * len(groups) / self._groups_per_step
-        self._sleep(cost_s)
         step, counts = self._open, (0, 0)
-        for group, group_advantages in zip(groups, advantages, strict=True):
-            step.digests.append(_group_digest(group, group_advantages))
+        if step.trains_in_finish:
+            step.held_s, cost_s = step.held_s + cost_s * step.epochs, 0.0
+        self._sleep(cost_s)
+        for group, group_advantages, minibatch in zip(groups, advantages, minibatches, strict=True):
+            digest = _group_digest(group, group_advantages)
+            step.digests.append(f"{digest} {minibatch}" if step.trains_in_finish else digest)
             tokens, sequences = _valid(group)
             counts = counts[0] + tokens, counts[1] + sequences
         step.tokens, step.sequences = step.tokens + counts[0], step.sequences + counts[1]
@@ -160,9 +167,9 @@ class StubTrainer(TrainerBackend):
         return ChunkResult(*counts, microbatches=1, compute_s=cost_s)
 
     def _finish(self) -> StepResult:
-        cost_s = self._config.step_s * FINISH_SHARE
-        self._sleep(cost_s)
         step, applied = self._open, self._open.tokens > 0
+        cost_s = self._config.step_s * FINISH_SHARE + step.held_s
+        self._sleep(cost_s)
         of_step = xxhash.xxh3_128_hexdigest("\n".join(sorted(step.digests)).encode())
         if applied:
             self._digest = xxhash.xxh3_128_hexdigest((self._digest + of_step).encode())

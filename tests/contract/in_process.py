@@ -56,7 +56,14 @@ class InProcessTrainer:
         places, payloads = flat(chunk)
         try:
             return self.rank.train_microbatch(
-                fence, key, chunk.prompt_indices, chunk.advantages, places, 0, *payloads
+                fence,
+                key,
+                chunk.prompt_indices,
+                chunk.advantages,
+                chunk.minibatches,
+                places,
+                0,
+                *payloads,
             )
         except UnfitColumns as unfit:
             raise UnfitGroup(0, chunk.prompt_indices[unfit.place], str(unfit)) from None

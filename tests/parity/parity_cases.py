@@ -37,6 +37,7 @@ TOKENS = LossSpec(
     )
 )
 SEQUENCES = LossSpec(ClippedPgLossConfig(normalize="sequences"), temperature=0.7)
+SEVERAL = replace(TOKENS, minibatches=3, epochs=2)
 LOSSES = {"tokens": TOKENS, "sequences": SEQUENCES}
 CHUNKS = (1, 2, 8)
 BOUND = 1e-10

@@ -1,5 +1,6 @@
 """The auditor on steps, rewinds and checkpoints: each rule broken by hand once."""
 
+import msgspec
 import pytest
 from audit_history import ENGINE, History, broken, killed, run_config, started, whole_run
 
@@ -44,6 +45,23 @@ def rewound() -> History:
 
 
 # --- what is trained -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"minibatches": (0, 1)}, {"minibatches": (0,)}, {"epochs": 2}, {"minibatches": (1, 1)}],
+)
+def test_minibatches_and_epochs_that_the_recipe_does_not_ask_for_are_found(
+    other: dict[str, object],
+) -> None:
+    history = whole_run()
+    place, record = next(
+        (place, each)
+        for place, each in enumerate(history.records)
+        if isinstance(each, TrainerApplied)
+    )
+    history.records[place] = msgspec.structs.replace(record, **other)
+    assert broken(history) == {"I2"}
 
 
 def test_a_step_that_only_the_ledger_counts_is_found() -> None:

@@ -26,6 +26,15 @@ class AlgorithmConfig(Config):
     """advantage=pass_at_k: how many samples may try, the best of which counts. More reward
     variety over reliability."""
 
+    minibatches: Annotated[int, Field(ge=1)] = 1
+    """Parts that the groups of a step are divided into, with an optimizer step for each. More learn
+    more from the same samples, from smaller and noisier gradients; the later ones are off-policy by
+    those before, which the clip range bounds. Engines get the weights after the last one."""
+
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """Times that a step trains each of its groups. More use samples that are dear further, and move
+    the policy away from the one that drew them; 1 to 4 are usual."""
+
     loss: LossConfig = ClippedPgLossConfig()
     """The policy-gradient loss."""
 

@@ -6,6 +6,7 @@ half of the mistakes that can be made here.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from offbeat.config.limits import trainer_replicas
@@ -35,6 +36,27 @@ def shares(tokens: Mapping[int, int], ranks: int) -> tuple[tuple[int, ...], ...]
         assigned[lightest].append(group)
         loads[lightest] += max(1, tokens[group])
     return tuple(tuple(sorted(each)) for each in assigned)
+
+
+def minibatch_shares(
+    tokens: Mapping[int, int], minibatches: Mapping[int, int], ranks: int
+) -> tuple[tuple[int, ...], ...]:
+    """Assign groups to ranks like ``shares``, each minibatch by itself.
+
+    Ranks train a minibatch together: one that has few of its tokens would wait for the others.
+
+    Args:
+        tokens: Tokens of each group, by a number that identifies it.
+        minibatches: Minibatch of each group, by the same number.
+        ranks: Number of ranks, 1 or more.
+    """
+    parts = [
+        shares({group: tokens[group] for group in tokens if minibatches[group] == each}, ranks)
+        for each in sorted(set(minibatches.values()))
+    ]
+    return tuple(
+        tuple(sorted(chain.from_iterable(part[rank] for part in parts))) for rank in range(ranks)
+    )
 
 
 def pad_microbatches(microbatches: Sequence[T], count: int, padding: T) -> list[T]:

@@ -130,7 +130,8 @@ def calls_of(
         key = key.next()
         own = mine(trainer, step, part)
         groups, advantages = [step.groups[i] for i in own], [step.advantages[i] for i in own]
-        calls.append(partial(trainer.train_microbatch, key, groups, advantages))
+        minibatches = [i % step.loss.minibatches for i in own]
+        calls.append(partial(trainer.train_microbatch, key, groups, advantages, minibatches))
     calls.append(partial(trainer.finish_train_step, key.next()))
     return calls
 

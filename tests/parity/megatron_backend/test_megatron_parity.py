@@ -19,6 +19,7 @@ from parity_cases import (
     LAYOUTS,
     LOSSES,
     MEGATRON_CASES,
+    SEVERAL,
     TIED_LAYOUTS,
     TOKENS,
     UNEVEN_LAYOUTS,
@@ -153,6 +154,22 @@ def test_a_split_step_and_the_single_shot_move_the_weights_alike(
     for one, (several,) in zip(singles, splits, strict=True):
         check([several], one)
         assert worst_relative_error(several.weights, one.weights) <= BOUND
+
+
+@pytest.mark.parametrize("cut", [Ranks(data=2), Ranks(pipeline=2)], ids=["dp2", "pp2"])
+def test_several_optimizer_steps_are_those_of_the_torch_trainer(
+    megatron_world: MegatronWorld, world: World, models: Models, step: Step, cut: Ranks
+) -> None:
+    path = models("qwen3")
+    given = {"path": path, "cut": Cut(), "step": step, "loss": SEVERAL}
+    (want,) = world.run(1, "torch_backend.torch_jobs:single", **given)
+    given = {"path": path, "cut": cut, "step": JobStep.of(step, SEVERAL), "chunks": (3,)}
+    for (got,) in megatron_world.run(2, "split", **given):
+        assert got.in_step, "replicas differ"
+        assert got.result.tokens == want.result.tokens
+        assert got.result.loss == pytest.approx(want.result.loss, rel=BOUND)
+        assert got.result.grad_norm == pytest.approx(want.result.grad_norm, rel=BOUND)
+        assert worst_relative_error(got.weights, want.weights) <= BOUND
 
 
 @pytest.mark.parametrize(

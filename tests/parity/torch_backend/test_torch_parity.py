@@ -12,6 +12,7 @@ from parity_cases import (
     RECOMPUTE,
     ROWS,
     SEQUENCES,
+    SEVERAL,
     TIED,
     TIED_DP2,
     TOKENS,
@@ -103,6 +104,19 @@ def test_train_in_one_call_is_the_same_over_ranks(
     agree(outcomes)
     for each in outcomes:
         same_numbers(each, want(TOKENS))
+
+
+def test_several_optimizer_steps_are_the_same_over_ranks(
+    world: World, models: Models, step: Step, before: Arrays
+) -> None:
+    given = {"path": models("qwen3"), "cut": Cut(), "step": step, "loss": SEVERAL}
+    (want,) = world.run(1, "torch_jobs:single", **given)
+    outcomes = world.run(2, "torch_jobs:single", **given)
+    agree(outcomes)
+    for each in outcomes:
+        same_numbers(each, want)
+        error = worst_relative_error(moved(each.weights, before), moved(want.weights, before))
+        assert error <= 10 * BOUND
 
 
 def test_tied_embeddings_are_one_weight_with_one_gradient(

@@ -57,7 +57,10 @@ def feed(trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int, key: St
     for part in chunked(len(step.groups), chunks):
         key, own = key.next(), mine(trainer, step, part)
         trainer.train_microbatch(
-            key, [step.groups[i] for i in own], [step.advantages[i] for i in own]
+            key,
+            [step.groups[i] for i in own],
+            [step.advantages[i] for i in own],
+            [i % loss.minibatches for i in own],
         )
     return key.next()
 
@@ -101,7 +104,12 @@ def split(
 def single(peers: Peers, path: Path, cut: Cut, step: Step, loss: LossSpec) -> Outcome:
     trainer = make(peers, path, cut)
     own = mine(trainer, step, range(len(step.groups)))
-    result = trainer.train([step.groups[i] for i in own], [step.advantages[i] for i in own], loss)
+    result = trainer.train(
+        [step.groups[i] for i in own],
+        [step.advantages[i] for i in own],
+        loss,
+        [i % loss.minibatches for i in own],
+    )
     return outcome(trainer, result, {})
 
 

@@ -1,6 +1,7 @@
 """Bugs around a step: what is durable when, what a new controller assumes, how a run ends."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ from planted.planting import Planted, become, killed_at
 from offbeat.controller.checkpoints import Checkpoints
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.lifecycle import RunPhase
+from offbeat.controller.minibatches import MinibatchAssigner
 from offbeat.controller.recovery import Recovery
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.step_metrics import StepMetricsBuilder
@@ -31,6 +33,24 @@ class TheIntentIsNotDurable(Planted):
             state.ledger.intend(key.step, key.attempt)
             call = partial(self._trainer_client.trainer.finish_train_step, state.fence, key)
             return await self._queue(calls, f"finish of step {key.step}", call)
+
+    def plant(self) -> None:
+        become(self._train_pump._one_step, self.Step)  # noqa: SLF001 - it sits inside
+
+
+class AMinibatchHasMoreGroupsThanTheOthers(Planted):
+    """The first chunk of an attempt is one minibatch, whatever the recipe says."""
+
+    breaks = frozenset({"I2"})
+    settings: ClassVar = {"algorithm": {"minibatches": 4}}
+
+    class Step(TrainStep):
+        def _assigner(self, step: int) -> MinibatchAssigner:
+            class First(MinibatchAssigner):
+                def of(self, prompt_indices: Sequence[int]) -> tuple[int, ...]:
+                    return (0,) * len(prompt_indices)
+
+            return First(1, 0, step)
 
     def plant(self) -> None:
         become(self._train_pump._one_step, self.Step)  # noqa: SLF001 - it sits inside

@@ -54,11 +54,15 @@ class Breakable(StubTrainer):
             self.reset()
 
     def train_microbatch(
-        self, key: StepKey, groups: Sequence[Columns], advantages: Advantages
+        self,
+        key: StepKey,
+        groups: Sequence[Columns],
+        advantages: Advantages,
+        minibatches: Sequence[int] = (),
     ) -> ChunkResult:
         if self.breaks is not None:
             raise self.breaks
-        return super().train_microbatch(key, groups, advantages)
+        return super().train_microbatch(key, groups, advantages, minibatches)
 
     def abort_train_step(self, key: StepKey) -> None:
         if self.breaks is not None:
@@ -98,7 +102,7 @@ def chunk(
     payload = [group(prompt_index, valid=valid) for prompt_index in prompt_indices]
     places = tuple(((0, index),) for index in range(len(prompt_indices)))
     advantages = [(0.5, -0.5)] * len(prompt_indices)
-    return actor.train_microbatch(FENCE, key, prompt_indices, advantages, places, 0, payload)
+    return actor.train_microbatch(FENCE, key, prompt_indices, advantages, (), places, 0, payload)
 
 
 def prepare(actor: TrainerActor, *arguments: Any) -> Any:
@@ -409,7 +413,7 @@ def test_a_checkpoint_that_holds_other_weights_than_it_says_is_not_taken_up(
 
 def held(actor: TrainerActor, key: StepKey, number: int) -> ChunkResult:
     """A chunk of one group whose columns were sent ahead under this number."""
-    return actor.train_microbatch(FENCE, key, [0], [(0.5, -0.5)], (((0, 0),),), number)
+    return actor.train_microbatch(FENCE, key, [0], [(0.5, -0.5)], (), (((0, 0),),), number)
 
 
 def test_columns_sent_ahead_of_a_call_are_those_of_that_call(actor: TrainerActor) -> None:

@@ -166,3 +166,23 @@ def test_a_deviation_divides_advantages_that_cancel_and_nothing_else() -> None:
     assert "algorithm.loss.kl_reward_coef=0.1 moves it" in text
     (text,) = messages(advantage="grpo_loo", loss={"step_std": True})
     assert "those of algorithm.advantage=grpo_loo do not cancel" in text
+
+
+@pytest.mark.parametrize("several", ["minibatches", "epochs"])
+def test_old_logprobs_of_several_optimizer_steps_are_those_of_their_beginning(several: str) -> None:
+    counts: dict[str, Any] = {several: 2}
+    (text,) = messages(loss={"old_logprobs": "current"}, **counts)
+    assert f"not the one that algorithm.{several}=2 began with" in text
+    for own in ("policy", "generation"):
+        assert not messages(loss={"old_logprobs": own}, **counts)
+
+
+def test_the_deviation_of_a_step_is_not_that_of_a_minibatch() -> None:
+    (text,) = messages(loss={"step_std": True}, minibatches=2)
+    assert "Set algorithm.minibatches to 1" in text
+    assert not messages(loss={"step_std": True}, epochs=2)
+
+
+def test_every_minibatch_has_a_group() -> None:
+    (text,) = messages(minibatches=1000)
+    assert "algorithm.minibatches=1000 cannot all have a group" in text

@@ -103,6 +103,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "generator.sampling.max_new_tokens": st.integers(1, 64),
     "generator.vllm.engine_args": OPTIONS,
     "algorithm.pass_k": st.just(1),
+    "algorithm.minibatches": st.just(1),  # this one and the next beside what they clash with
+    "algorithm.epochs": st.just(1),
     "algorithm.loss.tis_cap": st.none(),
     "algorithm.loss.dual_clip": st.none(),
     "algorithm.loss.sequence_cap": st.none(),

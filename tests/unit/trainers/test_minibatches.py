@@ -1,0 +1,105 @@
+"""Several optimizer steps per step: those of a plain loop over minibatches, applied as one."""
+
+import math
+
+import pytest
+import torch
+from split_steps import MakeTrainer, Step, naive_gradients, run_step, worst_relative_error
+
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
+from offbeat.messages.fences import StepKey
+
+LOSS = ClippedPgLossConfig(old_logprobs="policy", tis_cap=2.0, kl_coef=0.1)
+MINIBATCHES = (2, 0, 1, 1, 0, 2, 0, 1)
+SEVERAL = LossSpec(LOSS, minibatches=3, epochs=2)
+RATE = 1e-3
+
+
+def of(step: Step, minibatch: int) -> Step:
+    groups, advantages = step
+    chosen = [i for i, each in enumerate(MINIBATCHES) if each == minibatch]
+    return [groups[i] for i in chosen], [advantages[i] for i in chosen]
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 8])
+def test_weights_and_norm_are_those_of_a_plain_loop_over_minibatches_and_epochs(
+    trainer_of: MakeTrainer, step_data: Step, chunks: int
+) -> None:
+    optimizer = {"learning_rate": RATE}
+    plain, trainer = trainer_of(optimizer=optimizer), trainer_of(optimizer=optimizer)
+    adamw = torch.optim.AdamW(plain.module.parameters(), lr=RATE, weight_decay=0.0)
+    norms = list[float]()
+    for _ in range(SEVERAL.epochs):
+        for minibatch in range(SEVERAL.minibatches):
+            gradients = naive_gradients(plain, of(step_data, minibatch), LossSpec(LOSS))
+            for name, each in plain.module.named_parameters():
+                each.grad = gradients[name]
+            norm = torch.nn.utils.clip_grad_norm_(plain.module.parameters(), 1.0)
+            norms.append(float(norm))
+            adamw.step()
+            plain.module.zero_grad()
+
+    result = run_step(trainer, step_data, SEVERAL, chunks, minibatches=MINIBATCHES)
+
+    got, want = (dict(each.named_weights()) for each in (trainer, plain))
+    assert worst_relative_error(got, want) <= 1e-10
+    assert result.grad_norm == pytest.approx(sum(norms) / len(norms), rel=1e-10)
+    assert result.metrics["train/optimizer_steps"] == 6
+    assert (trainer.steps_applied, result.chunks) == (1, chunks)
+    assert trainer.last_applied == StepKey(1, 1, chunks + 1)
+
+
+def test_tokens_and_sequences_are_those_of_the_step_however_often_it_trains_them(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    once = trainer_of().train(*step_data, LossSpec(LOSS))
+    result = trainer_of().train(*step_data, SEVERAL, MINIBATCHES)
+    assert (result.tokens, result.sequences) == (once.tokens, once.sequences)
+
+
+def test_a_minibatch_whose_loss_is_not_finite_is_passed_over_and_the_others_are_trained(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    groups, advantages = step_data[0], list(step_data[1])
+    advantages[MINIBATCHES.index(1)] = (math.nan,) * len(advantages[0])
+    other, trainer = trainer_of(), trainer_of()
+    kept = [i for i, each in enumerate(MINIBATCHES) if each != 1]
+    result = trainer.train(groups, advantages, SEVERAL, MINIBATCHES)
+    other.train(
+        [groups[i] for i in kept],
+        [advantages[i] for i in kept],
+        SEVERAL,
+        [MINIBATCHES[i] for i in kept],
+    )
+    assert result.applied
+    assert result.metrics["train/optimizer_steps"] == 4
+    assert result.metrics["train/minibatches_refused"] == 2
+    assert math.isfinite(result.loss)
+    assert trainer.weights_digest() == other.weights_digest()
+
+
+def test_a_step_of_which_no_minibatch_can_be_applied_is_not_applied(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    groups, advantages = step_data[0], [(math.nan,) * len(each) for each in step_data[1]]
+    trainer = trainer_of()
+    before = trainer.weights_digest()
+    result = trainer.train(groups, advantages, SEVERAL, MINIBATCHES)
+    assert (result.applied, result.reason) == (False, "loss is nan")
+    assert (trainer.steps_applied, trainer.weights_digest()) == (0, before)
+
+
+def test_an_abort_before_finish_leaves_no_trace_of_held_groups(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    clean, disturbed = trainer_of(), trainer_of()
+    disturbed.begin_train_step(StepKey(1, 1, 0), SEVERAL)
+    disturbed.train_microbatch(StepKey(1, 1, 1), *step_data, MINIBATCHES)
+    disturbed.abort_train_step(StepKey(1, 1, 0))
+    for number, trainer in ((2, disturbed), (1, clean)):
+        key = StepKey(1, number, 0)
+        trainer.begin_train_step(key, SEVERAL)
+        trainer.train_microbatch(key.next(), *step_data, MINIBATCHES)
+        trainer.finish_train_step(key.next().next())
+    assert disturbed.weights_digest() == clean.weights_digest()
