@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 class EmbeddedEngineActor(EngineActor):
     """The embedded engine. Weights are swapped in place between two decode steps."""
 
+    takes_regions = True
+
     def __init__(self, spec: EngineSpec) -> None:
         from offbeat.generators.embedded.start import started
 

@@ -29,7 +29,7 @@ from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.served import ServedWeights
-from offbeat.weight_sync.transports.messages import Route
+from offbeat.weight_sync.transports.messages import ReshardRoute, Route
 
 
 class ServedEngine(Protocol):
@@ -57,6 +57,9 @@ class TakenRelease(NamedTuple):
 
 class EngineActor:
     """Base class of engine actors: fence, state and acks. Subclasses load the weights. Async."""
+
+    takes_regions = False
+    """Whether ``_take`` loads regions of tensors; whole tensors are made of them otherwise."""
 
     def __init__(self, spec: EngineSpec, served: ServedEngine, incarnation: str) -> None:
         self._name, self._served, self._incarnation = spec.name, served, incarnation
@@ -108,6 +111,9 @@ class EngineActor:
         version, manifest = self._version, self._manifest
         if version is None or manifest is None:
             return ServedWeights(self._name, version)
+        if manifest.pieces:
+            problem = "its release holds regions of tensors (sync.transport=reshard)"
+            return ServedWeights(self._name, version, problem=problem)
         return await self._read_back(version, manifest)
 
     async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
@@ -156,6 +162,33 @@ class EngineActor:
         except (TransferFailed, TransferRefused) as failure:
             raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
         return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
+
+    async def fetch_weights(
+        self,
+        fence: Fence,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        route: ReshardRoute,
+    ) -> WeightsAck:
+        """Fetch a release from the trainer ranks that hold its parts, and load it.
+
+        Raises:
+            WeightSyncFailed: No rank that holds a part could send it, or as in ``load_weights``.
+        """
+        self._begin(fence, epoch, version)
+        started_s = time.perf_counter()
+        try:
+            chunks = await self._broadcasts.fetch_buckets(route, epoch, manifest)
+        except (TransferFailed, TransferRefused) as failure:
+            raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
+        if self.takes_regions or not manifest.pieces:
+            return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
+        whole = await self._broadcasts.joined(manifest, digest, chunks)
+        return await self._served_from(
+            started_s, epoch, version, digest, whole.manifest, whole.chunks, whole.digest
+        )
 
     async def serve_loaded(self, fence: Fence, epoch: int, version: int) -> WeightsAck:
         """Serve the weights of the model directory, which this process was created with.
@@ -209,9 +242,13 @@ class EngineActor:
         digest: str,
         manifest: Manifest,
         chunks: tuple[Bytes, ...],
+        content: str = "",
     ) -> WeightsAck:
+        """Load the chunks and ack ``digest``; ``content``: the digest of the chunks, if another."""
         try:
-            pause_s, canary_gap = await self._take(epoch, version, digest, manifest, chunks)
+            pause_s, canary_gap = await self._take(
+                epoch, version, content or digest, manifest, chunks
+            )
         except CanaryFailed:
             self._version = self._digest = None  # the old weights are overwritten
             raise

@@ -8,7 +8,7 @@ from offbeat.config.base import of_kind
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.transport import Source
+from offbeat.weight_sync.transport import WeightSource
 
 if TYPE_CHECKING:
     from offbeat.trainers.megatron.split_step import MegatronTrainer
@@ -30,11 +30,13 @@ class MegatronTrainerActor(TrainerActor):
         super().__init__(spec, lambda peers: make(spec, peers))
 
 
-def make(spec: TrainerSpec, peers: Peers) -> tuple["MegatronTrainer", Source]:
+def make(spec: TrainerSpec, peers: Peers) -> tuple["MegatronTrainer", WeightSource]:
     """Create the trainer of a rank, and the source of its weights."""
     from offbeat.trainers.megatron.split_step import MegatronTrainer
-    from offbeat.trainers.ranks.assembly import source_of, trainer_of
+    from offbeat.trainers.ranks.assembly import shards_of, source_of, trainer_of
 
     config = of_kind(MegatronTrainerConfig, spec.config.trainer)
     trainer = trainer_of(MegatronTrainer, spec, config, peers)
+    if shards := shards_of(spec, trainer.metas(), trainer.held_regions, peers):
+        return trainer, shards
     return trainer, source_of(spec, trainer.metas(), trainer.named_weights)

@@ -10,19 +10,35 @@ broadcast.
 import asyncio
 from collections.abc import Mapping
 
-from offbeat.actors.call import reply_of
+from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator
+from offbeat.messages.failures import ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import WeightRelease, WeightsAck
 
 
 def generators_for(transport: str, engines: Mapping[str, Handle]) -> dict[str, RayGenerator]:
     """Create a port for each engine, over a transport of ``sync.transport``."""
+    if transport == "reshard":
+        return {name: ReshardGenerator(name, engine) for name, engine in engines.items()}
     if transport == "object_store":
         return {name: RayGenerator(name, engine) for name, engine in engines.items()}
     gathering = BroadcastBarrier()
     return {name: BroadcastGenerator(name, engine, gathering) for name, engine in engines.items()}
+
+
+class ReshardGenerator(RayGenerator):
+    """One engine actor that asks every trainer rank for what that rank holds."""
+
+    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
+        ref = self._engine.fetch_weights.remote(
+            fence, epoch, release.version, release.digest, release.manifest, *release.chunks
+        )
+        try:
+            return await reply_of(ref, self.name, "weight sync")
+        except ArgumentLost as lost:
+            raise ReleaseLost(self.name, release.version, lost.detail) from lost
 
 
 class BroadcastBarrier:

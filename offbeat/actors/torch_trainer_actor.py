@@ -8,7 +8,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.teacher import check_tokenizers
-from offbeat.weight_sync.transport import Source
+from offbeat.weight_sync.transport import WeightSource
 
 if TYPE_CHECKING:
     from offbeat.trainers.torch.split_step import TorchTrainer
@@ -24,9 +24,9 @@ class TorchTrainerActor(TrainerActor):
         super().__init__(spec, lambda peers: make(spec, peers))
 
 
-def make(spec: TrainerSpec, peers: Peers) -> tuple["TorchTrainer", Source]:
+def make(spec: TrainerSpec, peers: Peers) -> tuple["TorchTrainer", WeightSource]:
     """Create the trainer of a rank, and the source of its weights."""
-    from offbeat.trainers.ranks.assembly import adapter_source_of, source_of
+    from offbeat.trainers.ranks.assembly import adapter_source_of, shards_of, source_of
     from offbeat.trainers.torch.choose import torch_trainer_of
 
     config = of_kind(TorchTrainerConfig, spec.config.trainer)
@@ -34,7 +34,10 @@ def make(spec: TrainerSpec, peers: Peers) -> tuple["TorchTrainer", Source]:
         check_tokenizers(teacher, spec.config.model.path)  # now, not before the first step
     trainer = torch_trainer_of(spec, peers)
     if config.lora is None:
-        return trainer, source_of(spec, trainer.weights.metas(), trainer.named_weights)
+        metas = list(trainer.weights.metas())
+        if shards := shards_of(spec, metas, trainer.held_regions, peers):
+            return trainer, shards
+        return trainer, source_of(spec, metas, trainer.named_weights)
     from offbeat.trainers.torch.lora_trainer import LoraTrainer
 
     assert isinstance(trainer, LoraTrainer)  # noqa: S101 -- chosen by the same setting

@@ -49,11 +49,11 @@ from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.trained_log import trained_log
 from offbeat.transfer_queue.schema import Columns, payload_bytes
 from offbeat.weight_sync.errors import TransferFailed
-from offbeat.weight_sync.transport import Source
+from offbeat.weight_sync.transport import WeightSource
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Make = Callable[[Peers], tuple[TrainerBackend, Source]]
+Make = Callable[[Peers], tuple[TrainerBackend, WeightSource]]
 
 
 class TrainerActor:
@@ -126,7 +126,7 @@ class TrainerActor:
     def _enter(self, world: str, peers: Peers) -> None:
         spec, self._peers = self._spec, peers
         self._split, source = self._make(peers)
-        self._sender = sender_of(spec, source, node_address, self._incarnation)
+        self._sender = sender_of(spec, source, node_address, self._incarnation, peers)
         keep, identity = spec.config.checkpoint.keep, self._split.identity
         store = RankCheckpoints(self._checkpoints, identity, keep=keep, peers=peers)
         files = self._place.files

@@ -5,14 +5,16 @@ from collections.abc import Iterator
 from offbeat.config.clash import Clash
 from offbeat.config.limits import lora_of
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.sync import BUCKETS_AT_ONCE
 
 
 def sync_clashes(config: RunConfig) -> Iterator[Clash]:
-    """A broadcast that breaks must be over, and tried again, before the sync is."""
+    """A transfer that breaks must be over, and tried again, before the sync is."""
     sync = config.sync
-    if sync.transport != "gloo":
+    if sync.transport == "object_store":
         return
-    limit_s = sync.chunk_mib / sync.slowest_mib_s + sync.slack_s
+    at_once = 1 if sync.transport == "gloo" else BUCKETS_AT_ONCE
+    limit_s = at_once * sync.chunk_mib / sync.slowest_mib_s + sync.slack_s
     if sync.deadline_s < 4 * limit_s:
         yield Clash(
             ("sync.deadline_s", "sync.slack_s", "sync.slowest_mib_s", "sync.chunk_mib"),
@@ -25,6 +27,13 @@ def sync_clashes(config: RunConfig) -> Iterator[Clash]:
 def wire_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield releases that the engines could not take."""
     yield from _adapter_clashes(config)
+    if config.sync.transport == "reshard" and lora_of(config) is not None:
+        yield Clash(
+            ("sync.transport", "trainer.lora"),
+            "sync.transport=reshard sends full weights from the ranks that hold them, and trainer.lora "
+            "trains adapters, which are small or have to be merged first",
+            "Set sync.transport to object_store or gloo.",
+        )
     # Embedded engines hold the type of the recipe's model, and take no other.
     wire, served = config.sync.wire_dtype, config.model.dtype
     if config.generator.backend == "embedded" and wire not in (None, served):

@@ -1,17 +1,23 @@
-"""The receiving side of a weight broadcast, in a thread of its own beside the serving engine.
+"""The receiving side of weight transfers, in threads of their own beside the serving engine.
 
-torch and the transport are imported when the first broadcast arrives: a run on another transport
+torch and the transport are imported when the first transfer arrives: a run on another transport
 needs neither.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
 
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.transports.messages import Route
+from offbeat.weight_sync.transports.messages import ReshardRoute, Route
 
+if TYPE_CHECKING:
+    from offbeat.weight_sync.reshard.whole import WholeRelease
+
+log = structlog.stdlib.get_logger()
 T = TypeVar("T")
 
 
@@ -21,6 +27,8 @@ class Broadcasts:
     def __init__(self, member: str) -> None:
         self._member = member
         self._receiver: Any = None
+        self._fetcher: Any = None
+        self._has_joined = False
 
     async def fetch(
         self, route: Route, epoch: int, members: tuple[str, ...], manifest: Manifest
@@ -54,6 +62,47 @@ class Broadcasts:
             cancelled.set()
             raise
         return tuple(collected.chunks)
+
+    async def fetch_buckets(
+        self, route: ReshardRoute, epoch: int, manifest: Manifest
+    ) -> tuple[Bytes, ...]:
+        """Receive and verify all buckets of a release from the ranks that hold them.
+
+        A cancelled fetch stops at the next bucket, or at that bucket's deadline.
+
+        Raises:
+            TransferFailed: No rank that holds a bucket could send it.
+        """
+        from offbeat.weight_sync.transports.reshard_receiver import (  # noqa: PLC0415 -- see above
+            ReshardReceiver,
+        )
+
+        if self._fetcher is None:
+            self._fetcher = ReshardReceiver(self._member)
+        fetcher, cancelled = self._fetcher, threading.Event()
+        try:
+            received = await in_thread(
+                f"reshard {epoch}", lambda: fetcher.receive(route, epoch, manifest, cancelled)
+            )
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return received.buckets
+
+    async def joined(
+        self, manifest: Manifest, digest: str, buckets: tuple[Bytes, ...]
+    ) -> "WholeRelease":
+        """Return a verified release of regions as one of whole tensors.
+
+        Raises:
+            TransferRefused: The buckets are not those of the release with this digest.
+        """
+        from offbeat.weight_sync.reshard.whole import joined_release  # noqa: PLC0415 -- see above
+
+        if not self._has_joined:
+            self._has_joined = True
+            log.info("weights.whole_tensors", engine=self._member, tensors=len(manifest.tensors))
+        return await in_thread("whole tensors", lambda: joined_release(manifest, digest, buckets))
 
 
 async def in_thread(name: str, work: Callable[[], T]) -> T:

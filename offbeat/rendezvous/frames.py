@@ -27,7 +27,7 @@ class ForeignFrame(Exception):
 
 
 class SharedKey(msgspec.Struct, frozen=True):
-    """Secret shared by the processes of one run. It is passed through Ray calls only."""
+    """Secret shared by the processes of one run, passed through Ray calls and between trainer ranks."""
 
     secret: bytes
 

@@ -12,7 +12,7 @@ Legend: E experts, I columns of one, H hidden.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.reshard.region import Region, Shape
 
 Meta = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of a tensor."""
@@ -104,15 +106,65 @@ def named_apart(named: Iterable[Named]) -> Iterator[Named]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """A naming of experts: its conversion of names and shapes, and of the tensors themselves."""
+    """A naming of experts: its conversion of names and shapes, of the tensors, and of their regions."""
 
     metas: Callable[[Iterable[Meta]], Iterator[Meta]]
     named: Callable[[Iterable[Named]], Iterator[Named]]
+    regions: Callable[[Iterable[TensorRegion], Mapping[str, Shape]], Iterator[TensorRegion]]
+    """(regions under the trainer's names, whole shapes by those names) -> under these names."""
 
 
-AS_THEY_ARE: Final = ExpertNames(iter, iter)
-APART: Final = ExpertNames(metas_apart, named_apart)
-TOGETHER: Final = ExpertNames(metas_together, named_together)
+def regions_as_they_are(
+    held: Iterable[TensorRegion], shapes: Mapping[str, Shape]
+) -> Iterator[TensorRegion]:
+    """Yield the regions unchanged."""
+    del shapes
+    yield from held
+
+
+def regions_apart(
+    held: Iterable[TensorRegion], shapes: Mapping[str, Shape]
+) -> Iterator[TensorRegion]:
+    """Yield regions of fused experts as regions of the matrices of each expert, without a copy."""
+    for each in held:
+        found = _TOGETHER.fullmatch(each.name)
+        if found is None or len(each.region.start) != _TOGETHER_AXES:
+            yield each
+            continue
+        kinds = _KINDS[found[2]]
+        _, rows, columns = shapes[each.name]
+        part = rows // len(kinds)
+        for number in range(each.region.start[0], each.region.stop[0]):
+            for half, kind in enumerate(kinds):
+                matrix = Region.at((number, half * part, 0), (1, part, columns))
+                if common := each.region.intersection(matrix):
+                    name = f"{found[1]}.{number}.{kind}_proj.weight"
+                    first = common.start[1] - half * part, common.start[2]
+                    region = Region.at(first, common.shape[1:])
+                    yield TensorRegion(name, region, each.values[common.within(each.region)][0])
+
+
+def regions_together(
+    held: Iterable[TensorRegion], shapes: Mapping[str, Shape]
+) -> Iterator[TensorRegion]:
+    """Yield regions of the matrices of experts as regions of the fused ones, without a copy."""
+    for each in held:
+        found = _APART.fullmatch(each.name)
+        if found is None:
+            yield each
+            continue
+        experts, number, kind = found[1], int(found[2]), found[3]
+        is_gated = f"{experts}.{number}.gate_proj.weight" in shapes
+        name = "gate_up" if is_gated and kind != "down" else kind
+        before = shapes[each.name][0] if is_gated and kind == "up" else 0
+        row, column = each.region.start
+        region = Region.at((number, row + before, column), (1, *each.region.shape))
+        yield TensorRegion(f"{experts}.{name}_proj", region, each.values[None])
+
+
+AS_THEY_ARE: Final = ExpertNames(iter, iter, regions_as_they_are)
+APART: Final = ExpertNames(metas_apart, named_apart, regions_apart)
+TOGETHER: Final = ExpertNames(metas_together, named_together, regions_together)
 
 _KINDS: Final = {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)}
 

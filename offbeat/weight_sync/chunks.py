@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from offbeat.weight_sync.manifest import Bytes, Manifest, TensorSpec
+from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorSpec
 
 __all__ = ["Bytes", "WeightChunk", "digest_of", "pack", "tensor_views", "walk"]
 
@@ -70,10 +70,18 @@ class WeightChunk:
 def walk(manifest: Manifest) -> Iterator[WeightChunk]:
     """Yield all chunks in order, each with its tensors in order."""
     by_chunk: list[list[TensorSpec]] = [[] for _ in manifest.chunk_nbytes]
-    for spec in manifest.tensors:
+    pieces = [_piece(manifest, piece) for piece in manifest.pieces]
+    for spec in pieces or manifest.tensors:
         by_chunk[spec.chunk].append(spec)
     for index, nbytes in enumerate(manifest.chunk_nbytes):
         yield WeightChunk(index, nbytes, tuple(by_chunk[index]))
+
+
+def _piece(manifest: Manifest, piece: PieceSpec) -> TensorSpec:
+    """Return a region as a tensor of its own, named after it: ``w[0:2, 0:4]``."""
+    whole = manifest.tensors[piece.tensor]
+    name, shape = f"{whole.name}{piece.region}", piece.region.shape
+    return TensorSpec(name, shape, whole.dtype, piece.chunk, piece.offset, whole.source_dtype)
 
 
 def digest_of(data: Bytes) -> str:

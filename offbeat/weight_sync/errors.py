@@ -61,3 +61,48 @@ class IllegalTransactionMove(OffbeatError):
 
     def __str__(self) -> str:
         return f"{self.replica} is {self.phase}: {self.call} is not possible, {self.problem}"
+
+
+class WeightsNotCovered(OffbeatError):
+    """A tensor of a release that the trainer's ranks do not hold completely."""
+
+    tensor: str
+    missing: int  # elements
+    ranks: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensor}: {self.missing} of its elements are on none of {self.ranks} trainer "
+            "ranks. Set sync.transport to gloo or object_store, which gather whole tensors"
+        )
+
+
+class ReplicasDiverged(OffbeatError):
+    """Trainer ranks that hold the same weights, and hold other values."""
+
+    tensors: str
+    ranks: tuple[int, ...]
+    digests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        ranks = " and ".join(map(str, self.ranks))
+        digests = " and ".join(each[:8] for each in self.digests)
+        return (
+            f"trainer ranks {ranks} hold copies of {self.tensors} that differ: digests {digests}. "
+            "Their weights have diverged; resume from the last checkpoint"
+        )
+
+
+class PlansDiffer(OffbeatError):
+    """Trainer ranks that would send by different plans."""
+
+    ranks: tuple[int, ...]
+    digests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        ranks = " and ".join(map(str, self.ranks))
+        digests = " and ".join(each[:8] for each in self.digests)
+        return (
+            f"trainer ranks {ranks} have different plans of a weight sync: {digests}. They must run "
+            "the same recipe and the same version of offbeat"
+        )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from offbeat.messages.weights import Canary
 from offbeat.weight_sync.dtypes import ITEMSIZE
+from offbeat.weight_sync.reshard.region import Region
 
 Bytes = NDArray[np.uint8]
 ALIGNMENT: Final = 64  # bytes; every tensor starts aligned, whatever the types before it
@@ -33,6 +34,15 @@ class TensorSpec(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+class PieceSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A region of a tensor on the wire."""
+
+    tensor: int  # index in the manifest's tensors
+    region: Region
+    chunk: int
+    offset: int  # bytes from the start of its chunk
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -58,6 +68,9 @@ class Manifest(msgspec.Struct, frozen=True):
     chunk_digests: tuple[str, ...] = ()
     canary: Canary | None = None  # canary of one release; None: served without one
     adapter: Adapter | None = None  # None: the tensors are the whole model
+    # Regions in the order of the chunks; empty: chunks hold whole tensors. Otherwise the tensors
+    # say name, shape and types alone.
+    pieces: tuple[PieceSpec, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +79,7 @@ class Manifest(msgspec.Struct, frozen=True):
     def describes_as(self, other: "Manifest") -> bool:
         """Return whether both have the same tensors at the same offsets, whatever their content."""
         mine, others = (self.digest, self.chunk_nbytes), (other.digest, other.chunk_nbytes)
-        return mine == others and self.tensors == other.tensors
+        return mine == others and self.tensors == other.tensors and self.pieces == other.pieces
 
     def sealed(self, chunk_digests: Sequence[str]) -> "Manifest":
         """Return the manifest of one release, with the digests that a receiver checks."""

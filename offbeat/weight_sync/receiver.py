@@ -10,14 +10,16 @@ while new ones arrive.
 # it.
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.weight_sync.chunks import Bytes, WeightChunk, digest_of, tensor_views, walk
+from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.fingerprints import ReadBack
 from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.reshard.region import Region
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transaction import TensorSpecs, Transaction
 
@@ -60,6 +62,27 @@ class Target(Protocol):
         ...
 
 
+class TensorRegion(NamedTuple):
+    """A region of a tensor, with its values."""
+
+    name: str
+    region: Region  # of the whole tensor
+    values: Tensor
+
+
+@runtime_checkable
+class RegionTarget(Target, Protocol):
+    """Target that also takes regions of tensors, of a release that is cut into them."""
+
+    def regions(self) -> Mapping[str, Region]:
+        """Return the region that is held of each tensor that is not held whole, by name."""
+        ...
+
+    def load_regions(self, regions: Sequence[TensorRegion]) -> None:
+        """Load these regions, all of one chunk, as ``load`` does whole tensors."""
+        ...
+
+
 class Receiver:
     """Loads transfers into a target, atomically.
 
@@ -72,6 +95,7 @@ class Receiver:
         self._target = target
         self._manifest: Manifest | None = None  # manifest of the open transfer
         self._chunks: list[WeightChunk] = []
+        self._pieces: list[list[tuple[str, Region]]] = []  # by chunk; empty: whole tensors
         self.transaction = Transaction(name, in_place=target.in_place)
 
     def begin(self, epoch: int, manifest: Manifest) -> None:
@@ -83,9 +107,17 @@ class Receiver:
         """
         if epoch > self.transaction.epoch:
             self.abort()
-        self.transaction.begin(epoch, manifest, self._target.specs())
+        target = self._target
+        needed = target.regions() if isinstance(target, RegionTarget) else None
+        if manifest.pieces and needed is None:
+            raise TransferRefused(epoch, "a chunk", "regions of tensors", "whole tensors")
+        self.transaction.begin(epoch, manifest, target.specs(), needed)
         if self._manifest is None or not self._manifest.describes_as(manifest):
             self._manifest, self._chunks = manifest, list(walk(manifest))
+            self._pieces = [[] for _ in self._chunks] if manifest.pieces else []
+            for piece in manifest.pieces:
+                name = manifest.tensors[piece.tensor].name
+                self._pieces[piece.chunk].append((name, piece.region))
         self._target.prepare(manifest)
 
     def apply(self, epoch: int, index: int, data: Bytes) -> bool:
@@ -96,7 +128,12 @@ class Receiver:
         """
         if not self.transaction.arrived(epoch, index, data.nbytes, digest_of(data)):
             return False
-        self._target.load(tensor_views(self._chunks[index], data))
+        views, target = tensor_views(self._chunks[index], data), self._target
+        if self._pieces and isinstance(target, RegionTarget):
+            pieces = zip(self._pieces[index], views, strict=True)
+            target.load_regions([TensorRegion(*piece, values) for piece, (_, values) in pieces])
+        else:
+            target.load(views)
         return True
 
     def verify(self, digest: str) -> None:
@@ -132,7 +169,7 @@ class ModuleTarget:
             name: (tuple(tensor.shape), dtype_name(tensor))
             for name, tensor in self._tensors.items()
         }
-        self._staged: list[tuple[str, Tensor]] = []
+        self._staged: list[tuple[Tensor, Tensor]] = []  # place, values
 
     def specs(self) -> TensorSpecs:
         return self._specs
@@ -141,14 +178,22 @@ class ModuleTarget:
         del manifest
 
     def load(self, tensors: Named) -> None:
-        self._staged.extend(tensors)
+        self._staged += [(self._tensors[name], values) for name, values in tensors]
+
+    def regions(self) -> Mapping[str, Region]:
+        return {}
+
+    def load_regions(self, regions: Sequence[TensorRegion]) -> None:
+        self._staged += [
+            (self._tensors[each.name][each.region.slices], each.values) for each in regions
+        ]
 
     def commit(self) -> None:
         """Overwrite the weights in place, so that references to the tensors stay valid."""
         if self._staged:
-            places = [self._tensors[name] for name, _ in self._staged]
+            places, values = map(list, zip(*self._staged, strict=True))
             with torch.no_grad():  # one call: a call per tensor adds up
-                torch._foreach_copy_(places, [tensor for _, tensor in self._staged])
+                torch._foreach_copy_(places, values)
         self._staged = []
 
     def rollback(self) -> None:

@@ -20,6 +20,7 @@ from typing import Final
 
 from offbeat.weight_sync.errors import CoverageRefused, IllegalTransactionMove, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.reshard.region import Region, union_elements
 
 TensorSpecs = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of every tensor of a replica, by name."""
@@ -74,11 +75,24 @@ class Transaction:
         """Return the index of the next chunk."""
         return len(self._got)
 
-    def begin(self, epoch: int, manifest: Manifest, specs: TensorSpecs) -> None:
+    def begin(
+        self,
+        epoch: int,
+        manifest: Manifest,
+        specs: TensorSpecs,
+        needed: Mapping[str, Region] | None = None,
+    ) -> None:
         """Open a transfer, whose tensors must be exactly those of the replica.
 
+        Args:
+            epoch: Epoch of the transfer.
+            manifest: Its layout.
+            specs: Tensors of the replica.
+            needed: The region of each tensor that the replica has; None: all are whole.
+
         Raises:
-            TransferRefused: The epoch is not newer than all before, or a shape or type differs.
+            TransferRefused: The epoch is not newer than all before, a shape or type differs, or the
+                regions of a tensor are not exactly those that are needed, each once.
             CoverageRefused: Tensors are missing or unknown.
             IllegalTransactionMove: Another transfer is open: abort it first.
         """
@@ -91,6 +105,7 @@ class Transaction:
         known = self._fitting
         if known is None or known[1] is not specs or not known[0].describes_as(manifest):
             _check_coverage(epoch, manifest, specs)
+            _check_regions(epoch, manifest, needed or {})
             self._fitting = manifest, specs
         self._manifest, self._got, self._release = manifest, [], ""
         self.phase = TransactionPhase.PREPARED
@@ -222,6 +237,30 @@ def _check_coverage(epoch: int, manifest: Manifest, specs: TensorSpecs) -> None:
             raise TransferRefused(epoch, f"tensor {spec.name!r}", str(got), str(want))
 
 
+def _check_regions(epoch: int, manifest: Manifest, needed: Mapping[str, Region]) -> None:
+    """Check that the pieces of every tensor cover what is needed of it, each element once."""
+    if not manifest.pieces:
+        return
+    by_tensor = dict[int, list[Region]]()
+    for piece in manifest.pieces:
+        by_tensor.setdefault(piece.tensor, []).append(piece.region)
+    checked = set[tuple[Region, tuple[Region, ...]]]()  # tensors that are cut alike: once
+    for index, spec in enumerate(manifest.tensors):
+        want = needed.get(spec.name, Region.whole(spec.shape))
+        regions = tuple(by_tensor.get(index, ()))
+        if (want, regions) in checked:
+            continue
+        got, total = union_elements(regions), sum(each.elements for each in regions)
+        if got != total or got != want.elements or not all(map(want.contains, regions)):
+            parts = f"{got} elements, {total - got} of them twice, in {len(regions)} regions"
+            what = f"tensor {spec.name!r}"
+            raise TransferRefused(epoch, what, parts, f"{want.elements} elements of {want} once")
+        checked.add((want, regions))
+
+
 def _names_in(manifest: Manifest, index: int) -> str:
     names = [spec.name for spec in manifest.tensors if spec.chunk == index]
+    if manifest.pieces:
+        pieces = (piece for piece in manifest.pieces if piece.chunk == index)
+        names = [f"{manifest.tensors[each.tensor].name}{each.region}" for each in pieces]
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"

@@ -7,9 +7,13 @@ themselves, addresses of memory, or the address of a sender.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.reshard.buckets import BucketRoute
+
+Room = Callable[[int, int], Bytes]
+"""(chunk index, bytes) -> memory to pack it into."""
 
 
 class Source(Protocol):
@@ -25,6 +29,37 @@ class Source(Protocol):
     ) -> Iterator[tuple[Bytes, str]]:
         """Yield each chunk with its digest, packed into the array ``room(index, bytes)``."""
         ...
+
+
+class PackedBucket(NamedTuple):
+    """A bucket of a snapshot: a chunk that holds regions of tensors."""
+
+    bucket: int
+    data: Bytes
+    digest: str
+
+
+@runtime_checkable
+class ShardSource(Protocol):
+    """Weights of one of several ranks, in the buckets that it holds."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Return the manifest of the whole release, without a seal."""
+        ...
+
+    @property
+    def routes(self) -> tuple[BucketRoute, ...]:
+        """Return holders and senders of all buckets."""
+        ...
+
+    def packed(self, room: Room) -> Iterator[PackedBucket]:
+        """Yield the buckets of this rank, packed into the arrays ``room(bucket, bytes)``."""
+        ...
+
+
+WeightSource = Source | ShardSource
+"""Weights that rank 0 packs for all, or that each rank packs for itself."""
 
 
 class PublishedRelease(NamedTuple):

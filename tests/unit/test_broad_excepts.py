@@ -88,6 +88,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "generators/broadcasts.py in_thread",
         "generators/engine_loop.py EngineLoop._obey",
         "launch/bounded_call.py bounded",
+        "weight_sync/transports/reshard_receiver.py _Transfer._work",
         "queue_service/server/request_handler.py RequestHandler._save",
         "queue_service/server/request_handler.py RequestHandler._serve",
         "queue_service/server/request_handler.py RequestHandler.take",
@@ -128,6 +129,8 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "simulation/cluster.py Cluster._live",
         "weight_sync/transports/gloo_sender.py GlooSender._broadcast",
         "weight_sync/transports/gloo_sender.py GlooSender._work",
+        "weight_sync/transports/reshard_server.py ReshardServer._stream",
+        "weight_sync/transports/reshard_server.py ReshardServer._work",
     ),
 }
 

@@ -1,10 +1,18 @@
 """Defines section ``sync`` of a recipe."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from offbeat.config.base import Config, default_choice
+
+SENDERS_AT_ONCE: Final = 4
+"""Senders of a reshard that an engine asks at the same time; their buckets share its link."""
+
+BUCKETS_IN_FLIGHT: Final = 2
+"""Buckets of one sender on their way to one engine: one is checked while the next one arrives."""
+
+BUCKETS_AT_ONCE: Final = SENDERS_AT_ONCE * BUCKETS_IN_FLIGHT
 
 
 class _Sync(Config):
@@ -55,12 +63,7 @@ class ObjectStoreSyncConfig(_Sync):
     """Path of the bytes."""
 
 
-class GlooSyncConfig(_Sync):
-    """One broadcast of the trainer to all engines, over TCP."""
-
-    transport: Literal["gloo"] = "gloo"
-    """Path of the bytes."""
-
+class _OverTcpSync(_Sync):
     slowest_mib_s: Annotated[float, Field(gt=0)] = 100.0
     """MiB/s below which a link counts as broken: a chunk may take its size over this, and ``slack_s``. Lower it
     for slow networks; a broken link is then noticed later."""
@@ -70,8 +73,22 @@ class GlooSyncConfig(_Sync):
     how soon a lost engine is left out."""
 
 
+class GlooSyncConfig(_OverTcpSync):
+    """One broadcast of the trainer to all engines, over TCP."""
+
+    transport: Literal["gloo"] = "gloo"
+    """Path of the bytes."""
+
+
+class ReshardSyncConfig(_OverTcpSync):
+    """From every trainer rank what it holds, over TCP: nothing is gathered, and no rank sends the whole model."""
+
+    transport: Literal["reshard"] = "reshard"
+    """Path of the bytes."""
+
+
 SyncConfig = Annotated[
-    ObjectStoreSyncConfig | GlooSyncConfig,
+    ObjectStoreSyncConfig | GlooSyncConfig | ReshardSyncConfig,
     Field(discriminator="transport"),
     default_choice("transport", "object_store"),
 ]

@@ -47,6 +47,7 @@ from offbeat.launch.checks.user_code import (
 )
 from offbeat.launch.checks.verifiers import check_verifiers
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
+from offbeat.launch.checks.weight_sync import check_weight_sync
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded
 
@@ -108,6 +109,7 @@ def find(
         check_memory(config, machine, model) if model else (),
         check_shared_memory(config, machine, model) if model else (),
         check_gpus(config, count_gpus(config)),
+        check_weight_sync(config),
         check_not_a_uri(run_dir),
         check_run_dir(
             folder,

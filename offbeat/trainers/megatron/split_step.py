@@ -36,7 +36,7 @@ from offbeat.trainers.megatron.forward import Forward
 from offbeat.trainers.megatron.gathering import TensorGather
 from offbeat.trainers.megatron.groups import pipeline_group, start_groups
 from offbeat.trainers.megatron.hf_directory import save_directory
-from offbeat.trainers.megatron.hf_files import load_boxes
+from offbeat.trainers.megatron.hf_files import load_boxes, view_of
 from offbeat.trainers.megatron.mapping import TensorBox, boxes_of
 from offbeat.trainers.megatron.microbatches import aligned
 from offbeat.trainers.megatron.model import build_model, in_data_parallel, transformer_config
@@ -48,6 +48,7 @@ from offbeat.trainers.ranks.peers import Peers, WorldBroken, line_of, run_on_all
 from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.trainers.weights import weights_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
+from offbeat.weight_sync.receiver import TensorRegion
 
 T = TypeVar("T")
 _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
@@ -175,6 +176,11 @@ class MegatronTrainer(ModelTrainer):
         """Return name, shape and dtype of every weight, in the order of ``named_weights``."""
         dtype = str(self._dtype).removeprefix("torch.")
         return [(name, shape, dtype) for name, shape in self.gathering.shapes.items()]
+
+    def held_regions(self) -> list[TensorRegion]:
+        """Return this rank's regions of the weights, in the memory that training updates."""
+        weights = self.local_weights
+        return [TensorRegion(box.tensor, box.region, view_of(weights, box)) for box in self.boxes]
 
     def save(self, directory: str | Path) -> None:
         """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it."""

@@ -1,20 +1,26 @@
 """Builds the trainer and the weight source of a rank, for all backends."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
+
+import msgspec
 
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TrainerConfig
-from offbeat.trainers.expert_names import Meta, Named
+from offbeat.trainers.expert_names import ExpertNames, Meta, Named
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.receiver_names import names_for_files, names_for_module
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.weight_sync.dtypes import WirePolicy
-from offbeat.weight_sync.manifest import Adapter
+from offbeat.weight_sync.manifest import Adapter, TensorMeta
+from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.reshard.buckets import NamedRegion, plan_buckets
+from offbeat.weight_sync.reshard.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource
 
+_REGIONS: Final = msgspec.msgpack.Decoder(list[NamedRegion])
 T_co = TypeVar("T_co", covariant=True)
 Section = TypeVar("Section", bound=TrainerConfig)
 Section_contra = TypeVar("Section_contra", bound=TrainerConfig, contravariant=True)
@@ -63,18 +69,64 @@ def source_of(
     Raises:
         UntrainableModel: The engines need names that no known naming yields.
     """
-    config, sync, weight_metas = spec.config, spec.config.sync, list(metas)
-    if config.generator.backend == "vllm":
-        names = names_for_files(config.model.path, weight_metas)
-    else:
-        remote_code = config.model.trust_remote_code
-        names = names_for_module(config.model.path, weight_metas, remote_code=remote_code)
+    sync, weight_metas = spec.config.sync, list(metas)
+    names = _names_of(spec, weight_metas)
     return GatheredSource(
         names.metas(weight_metas),
         lambda: names.named(named()),
         int(sync.chunk_mib * 2**20),
         WirePolicy(sync.wire_dtype, sync.keep_float32),
     )
+
+
+def shards_of(
+    spec: TrainerSpec,
+    metas: Iterable[Meta],
+    held: Callable[[], list[TensorRegion]],
+    peers: Peers,
+) -> HeldShards | None:
+    """Build the weight source of a rank that sends what it holds; None where rank 0 sends.
+
+    All ranks call it together. They exchange what they hold, as names and regions, and each makes
+    the same plan from that.
+
+    Args:
+        spec: The rank's spec.
+        metas: Name, shape and dtype of every weight.
+        held: Returns this rank's regions, in the memory that training updates.
+        peers: The ranks.
+
+    Raises:
+        UntrainableModel: The engines need names that no known naming yields.
+        WeightsNotCovered: The ranks together do not hold a tensor completely.
+    """
+    sync = spec.config.sync
+    if sync.transport != "reshard" or peers.size == 1:
+        return None
+    weight_metas, wire = list(metas), WirePolicy(sync.wire_dtype, sync.keep_float32)
+    names = _names_of(spec, weight_metas)
+    shapes = {name: shape for name, shape, _ in weight_metas}
+
+    def renamed() -> Iterator[TensorRegion]:
+        return names.regions(held(), shapes)
+
+    world = peers.all_gather([(name, region) for name, region, _ in renamed()], _REGIONS)
+    tensors = [
+        TensorMeta(name, shape, wire(name, dtype), dtype)
+        for name, shape, dtype in names.metas(weight_metas)
+    ]
+    return HeldShards(
+        plan_buckets(tensors, world, int(sync.chunk_mib * 2**20)), peers.rank, renamed
+    )
+
+
+def _names_of(spec: TrainerSpec, metas: Sequence[Meta]) -> ExpertNames:
+    """Return the naming that the run's engines load."""
+    config = spec.config
+    if config.generator.backend == "vllm":
+        return names_for_files(config.model.path, metas)
+    remote_code = config.model.trust_remote_code
+    return names_for_module(config.model.path, metas, remote_code=remote_code)
 
 
 def adapter_source_of(

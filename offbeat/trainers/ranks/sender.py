@@ -1,11 +1,19 @@
-"""Sender of weight sync on a rank: rank 0 sends, the others help to gather the weights."""
+"""Sender of weight sync on a rank: rank 0 sends for all, or every rank what it holds."""
 
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from offbeat.config.sections.sync import ReshardSyncConfig
+from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.transport import PublishedRelease, Sender, Source
-from offbeat.weight_sync.transports.choose import make_sender
+from offbeat.weight_sync.transport import (
+    PublishedRelease,
+    Sender,
+    ShardSource,
+    Source,
+    WeightSource,
+)
+from offbeat.weight_sync.transports.choose import make_sender, timeouts_of
 
 
 class SharedSource(Source, Protocol):
@@ -34,9 +42,28 @@ class NullSender:
 
 
 def sender_of(
-    spec: TrainerSpec, source: Source, host: Callable[[], str], incarnation: str
+    spec: TrainerSpec, source: WeightSource, host: Callable[[], str], incarnation: str, peers: Peers
 ) -> Sender:
-    """Create the sender of a rank. With several ranks ``source`` is a ``SharedSource``."""
+    """Create the sender of a rank; all ranks create theirs together.
+
+    With several ranks ``source`` is a ``ShardSource`` where every rank sends, else a
+    ``SharedSource``.
+    """
+    config = spec.config.sync
+    if config.transport == "reshard":
+        return _reshard_sender(config, source, host(), incarnation, peers)
     if spec.rank:
         return NullSender(cast("SharedSource", source))
-    return make_sender(spec.config.sync, source, host, incarnation)
+    return make_sender(config, cast("Source", source), host, incarnation)
+
+
+def _reshard_sender(
+    config: ReshardSyncConfig, source: WeightSource, host: str, incarnation: str, peers: Peers
+) -> Sender:
+    from offbeat.trainers.ranks.shard_sender import ReshardSender  # noqa: PLC0415 -- loads torch
+    from offbeat.weight_sync.reshard.shards import WholeShards  # noqa: PLC0415
+    from offbeat.weight_sync.transports.reshard_server import ReshardServer  # noqa: PLC0415
+
+    shards = source if isinstance(source, ShardSource) else WholeShards(source)
+    server = ReshardServer(host=host, incarnation=incarnation, timeouts=timeouts_of(config))
+    return ReshardSender(shards, server, peers)

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
+from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.reshard.region import Region, chunk_cuts
 from offbeat.weight_sync.reshard.region import part_of as region_of
 from offbeat.weight_sync.source import dtype_name, named_weights
@@ -92,6 +93,13 @@ class Weights:
     def local_tensors(self) -> dict[str, Tensor]:
         """Return this rank's part of each weight: the tensor itself, a DTensor if it is sharded."""
         return dict(named_weights(self._model))
+
+    def held_regions(self) -> list[TensorRegion]:
+        """Return this rank's regions of the weights, in the memory that training updates."""
+        return [
+            TensorRegion(name, local_region(each), own(each))
+            for name, each in self.local_tensors().items()
+        ]
 
     def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
         """Yield name, whole shape and dtype of each weight."""

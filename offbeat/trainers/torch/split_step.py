@@ -59,6 +59,7 @@ from offbeat.trainers.torch.sharding import (
 from offbeat.trainers.torch.spreading import spread
 from offbeat.trainers.weights import TrainedWeights, weights_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
+from offbeat.weight_sync.receiver import TensorRegion
 
 T = TypeVar("T")
 _WEIGHT: Final = "weight"
@@ -160,6 +161,10 @@ class TorchTrainer(ReloadableTrainer):
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by Hugging Face name, in a fixed order; tied ones once. All ranks."""
         return self.weights.named()
+
+    def held_regions(self) -> list[TensorRegion]:
+        """Return this rank's regions of the weights, in the memory that training updates."""
+        return self._weights.held_regions()
 
     def save(self, directory: str | Path) -> None:
         """Write a Hugging Face directory with the tokenizer of the model path; atomic.

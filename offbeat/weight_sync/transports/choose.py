@@ -2,17 +2,21 @@
 
 from collections.abc import Callable
 
-from offbeat.config.sections.sync import SyncConfig
+from offbeat.config.sections.sync import GlooSyncConfig, ObjectStoreSyncConfig, ReshardSyncConfig
 from offbeat.weight_sync.transport import Sender, Source
+from offbeat.weight_sync.transports.messages import TransferTimeouts
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
 _MIB = 2**20
 
 
 def make_sender(
-    config: SyncConfig, source: Source, host: Callable[[], str], incarnation: str
+    config: ObjectStoreSyncConfig | GlooSyncConfig,
+    source: Source,
+    host: Callable[[], str],
+    incarnation: str,
 ) -> Sender:
-    """Create the sender of a trainer's rank 0.
+    """Create the sender of a trainer's rank 0, which sends the weights of all ranks.
 
     Args:
         config: Transport, and its limits.
@@ -23,7 +27,11 @@ def make_sender(
     if config.transport == "object_store":
         return ObjectStoreSender(source)
     from offbeat.weight_sync.transports.gloo_sender import GlooSender  # noqa: PLC0415
-    from offbeat.weight_sync.transports.messages import TransferTimeouts  # noqa: PLC0415 -- see above
 
-    timeouts = TransferTimeouts(config.slowest_mib_s * _MIB, config.slack_s)
+    timeouts = timeouts_of(config)
     return GlooSender(source, host=host(), incarnation=incarnation, timeouts=timeouts)
+
+
+def timeouts_of(config: GlooSyncConfig | ReshardSyncConfig) -> TransferTimeouts:
+    """Return the limits of a transport over TCP."""
+    return TransferTimeouts(config.slowest_mib_s * _MIB, config.slack_s)

@@ -122,7 +122,7 @@ class _Transfer:
         rank = 1 + plan.members.index(self._join.member)
         try:
             place = meet(self._route, self._join.session, plan, rank)
-            with joined(place, self._device) as group:
+            with joined(place, self._device, BroadcastGroup) as group:
                 while self.received.at < len(self._sizes):
                     self._check_wanted()
                     self._take(plan, group, buffers)

@@ -25,6 +25,7 @@ from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.transport import PublishedRelease, Source
 from offbeat.weight_sync.transports.control import ControlServer
 from offbeat.weight_sync.transports.group import (
+    BroadcastGroup,
     BrokenGroup,
     ChunkHeader,
     Device,
@@ -200,7 +201,8 @@ class GlooSender:
         chunks, at = list(walk(snapshot.manifest)), plan.first
         patience_s = self._timeouts.of(max(snapshot.manifest.chunk_nbytes, default=0))
         try:
-            with joined(self._meeting.of(session.name, plan, 0), self._device) as group:
+            place = self._meeting.of(session.name, plan, 0)
+            with joined(place, self._device, BroadcastGroup) as group:
                 for chunk in chunks[plan.first :]:
                     at, limit_s = chunk.index, self._timeouts.of(chunk.nbytes)
                     header = ChunkHeader(session.epoch, plan.round, at, chunk.nbytes)

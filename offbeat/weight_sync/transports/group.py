@@ -1,4 +1,4 @@
-"""A gloo process group for one round: the sender at rank 0, its receivers after it.
+"""Gloo process groups for one round: the sender at rank 0, its receivers after it.
 
 Creating one costs a few milliseconds, so none is kept: a connection that broke in one round does
 not affect the next. A rank that drops its group closes its connections, which its peers detect at
@@ -12,14 +12,16 @@ once, not at a deadline.
 
 import struct
 import threading
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, Store
+from torch import Tensor
+from torch.distributed import BroadcastOptions, PrefixStore, Store, Work
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
@@ -30,6 +32,7 @@ from offbeat.weight_sync.transports.messages import RoundPlan, Route
 
 _HEADER: Final = struct.Struct("<8sqqqq")
 _MAGIC: Final = b"offbeat1"
+G = TypeVar("G", "BroadcastGroup", "PairGroup")
 
 
 class ChunkHeader(NamedTuple):
@@ -134,6 +137,67 @@ class BroadcastGroup:
         del self._group
 
 
+class PendingMessage(NamedTuple):
+    """A message on its way, whose memory stays as it is until it has arrived or failed."""
+
+    work: Work
+    data: Bytes
+
+
+class PairGroup:
+    """Gloo process group of one sender, at rank 0, and one receiver, with messages in flight."""
+
+    def __init__(self, place: GroupAddress, device: "Device") -> None:
+        self._group, self._other = device.group(place), 1 - place.rank
+        self._pending = deque[PendingMessage]()
+
+    @property
+    def in_flight(self) -> int:
+        """Number of messages that nobody has waited for."""
+        return len(self._pending)
+
+    def send(self, data: Bytes, tag: int) -> None:
+        """Begin to send a message. Its arrival is not acknowledged.
+
+        Raises:
+            BrokenGroup: The other rank has closed its connection.
+        """
+        self._begin(self._group.send, data, tag)
+
+    def receive(self, into: Bytes, tag: int) -> None:
+        """Begin to receive the message of this tag and size.
+
+        Raises:
+            BrokenGroup: As ``send``.
+        """
+        self._begin(self._group.recv, into, tag)
+
+    def wait(self, timeout_s: float) -> Bytes:
+        """Return the oldest message's bytes once it is sent, or received.
+
+        Raises:
+            BrokenGroup: It failed or timed out; so will every later message of this pair.
+        """
+        message = self._pending.popleft()
+        try:
+            message.work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise BrokenGroup(_said(error)) from error
+        return message.data
+
+    def close(self) -> None:
+        """Close the connection by dropping the last references to the group; messages have some."""
+        self._pending.clear()
+        del self._group
+
+    def _begin(self, call: Callable[[list[Tensor], int, int], Work], data: Bytes, tag: int) -> None:
+        try:
+            work = call([torch.from_numpy(data)], self._other, tag)
+        except RuntimeError as error:
+            raise BrokenGroup(_said(error)) from error
+        self._pending.append(PendingMessage(work, data))
+
+
 class Device:
     """Local address at which a process meets its peers, and the timeout of connecting to them.
 
@@ -153,8 +217,10 @@ class Device:
 
 
 @contextmanager
-def joined(place: GroupAddress, device: Device) -> Generator[BroadcastGroup]:
-    """Enter a group for the duration of a block.
+def joined(
+    place: GroupAddress, device: Device, kind: Callable[[GroupAddress, Device], G]
+) -> Generator[G]:
+    """Enter a group of a kind for the duration of a block.
 
     If the block raises, the connections are closed first, so that the peers notice. Otherwise they
     are closed in the background; gloo needs some ten milliseconds per connection.
@@ -163,7 +229,7 @@ def joined(place: GroupAddress, device: Device) -> Generator[BroadcastGroup]:
         BrokenGroup: Not every rank connected.
     """
     try:
-        group = BroadcastGroup(place, device)
+        group = kind(place, device)
     except RuntimeError as error:
         raise BrokenGroup(_said(error)) from error
     try:

@@ -1,8 +1,9 @@
-"""Control messages between the two ends of a broadcast."""
+"""Control messages between the two ends of a transfer over gloo."""
 
 import msgspec
 
 from offbeat.rendezvous.frames import SharedKey
+from offbeat.weight_sync.reshard.buckets import BucketRoute
 
 
 class TransferTimeouts(msgspec.Struct, frozen=True):
@@ -22,11 +23,21 @@ class Route(msgspec.Struct, frozen=True):
     host: str
     port: int  # port of the control channel
     store_port: int  # port of the store at which groups are formed
-    key: SharedKey  # secret of the participants; this record travels through Ray calls only
+    # Secret of the participants; this record travels through Ray calls and between trainer ranks
+    key: SharedKey
     incarnation: str  # incarnation of the sender: another process may listen at this port by now
     version: int
     digest: str
     timeouts: TransferTimeouts
+
+
+class ReshardRoute(msgspec.Struct, frozen=True):
+    """Ranks from which a release is sent, and what each of them holds."""
+
+    version: int
+    digest: str
+    senders: tuple[Route, ...]  # by rank
+    buckets: tuple[BucketRoute, ...]
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -38,6 +49,9 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     member: str
     incarnation: str
     digest: str
+    # Of a release that several ranks send:
+    buckets: tuple[int, ...] = ()  # those that this rank has to send, in order
+    layout: str = ""  # digest of the plan that the member goes by
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):

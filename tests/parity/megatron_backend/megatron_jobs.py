@@ -24,6 +24,7 @@ from megatron_bugs import (
 from megatron_cases import JobStep, Told
 from parity_cases import Arrays, chunked
 from parity_cases import MegatronCut as Cut
+from reshard_jobs import resharded
 from torch import Tensor
 
 from offbeat.config.run import RunConfig
@@ -349,6 +350,13 @@ def released(
     chunks = list(source.chunks())
     digest = release_digest(source.manifest, [each for _, each in chunks])
     return source.manifest, [data for data, _ in chunks], digest
+
+
+def sent(path: Path, cut: Cut) -> tuple[bool, int]:
+    """The weights on their way to two sharded receivers, from the ranks that hold them."""
+    trainer = make(path, cut)
+    whole = dict(trainer.named_weights())
+    return resharded(PEERS[0], trainer.metas(), trainer.held_regions(), whole.items())
 
 
 def fault(

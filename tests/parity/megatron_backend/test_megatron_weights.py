@@ -236,3 +236,21 @@ def test_the_driver_numbers_the_ranks_as_the_library_does(
     ):
         assert driver == (own["data"], own["leader"])
         assert own == library
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("qwen3", Cut(tensor=2)),
+        ("qwen3-tied", Cut(pipeline=2)),
+        ("moe", Cut(data=2, expert=2)),
+        ("qwen3", Cut(tensor=2, pipeline=2)),
+    ],
+    ids=["tp2", "pp2", "ep2", "tp2pp2"],
+)
+def test_sharded_receivers_get_what_a_broadcast_sends_from_the_ranks_that_hold_it(
+    megatron_world: MegatronWorld, models: Models, name: str, cut: Cut
+) -> None:
+    answers = megatron_world.run(cut.ranks, "sent", path=models(name), cut=cut)
+    assert [same for same, _ in answers] == [True] * cut.ranks
+    assert all(nbytes for _, nbytes in answers[:2])

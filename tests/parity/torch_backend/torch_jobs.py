@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from parity_cases import Arrays, Cut, Outcome, Step, chunked
+from reshard_jobs import resharded
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch_backend.torch_bugs import KINDS, Exact, Failing, Injected, Unsharded
@@ -214,6 +215,13 @@ def published(peers: Peers, path: Path, cut: Cut, chunk_bytes: int) -> list[byte
         source.take_part()
         return []
     return [source.manifest.digest.encode(), *(c.tobytes() for c, _ in source.chunks())]
+
+
+def sent(peers: Peers, path: Path, cut: Cut) -> tuple[bool, int]:
+    """The weights on their way to two sharded receivers, from the ranks that hold them."""
+    trainer = make(peers, path, cut)
+    whole = dict(trainer.named_weights())
+    return resharded(peers, trainer.weights.metas(), trainer.held_regions(), whole.items())
 
 
 # --- failures --------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ def messages(sync: dict[str, Any], **model: str) -> list[str]:
 
 
 def test_the_defaults_go_together_on_every_transport() -> None:
-    assert messages({"transport": "gloo"}) == messages({"transport": "object_store"}) == []
+    for transport in ("object_store", "gloo", "reshard"):
+        assert messages({"transport": transport}) == []
 
 
 def test_a_sync_that_ends_before_a_broken_broadcast_can_be_tried_again() -> None:
@@ -25,6 +26,19 @@ def test_a_sync_that_ends_before_a_broken_broadcast_can_be_tried_again() -> None
     assert "four times the 20 s a chunk may take" in text
     assert "Set sync.deadline_s to 80 or more" in text
     assert messages({"transport": "gloo"} | slow | {"deadline_s": 80}) == []
+
+
+def test_a_sync_that_ends_before_a_lost_rank_s_buckets_can_be_sent_again() -> None:
+    slow = {"transport": "reshard", "chunk_mib": 8, "slowest_mib_s": 4, "slack_s": 4}
+    (text,) = messages(slow | {"deadline_s": 79})
+    assert "four times the 20 s a chunk may take" in text
+    assert messages(slow | {"deadline_s": 80}) == []
+
+
+def test_releases_of_adapters_are_not_resharded() -> None:
+    (text,) = adapters(sync={"transport": "reshard"}, trainer={"lora": {}})
+    assert "trainer.lora trains adapters" in text
+    assert "Set sync.transport to object_store or gloo" in text
 
 
 def test_embedded_engines_serve_the_type_of_the_model() -> None:

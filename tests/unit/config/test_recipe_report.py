@@ -102,7 +102,7 @@ def test_a_key_of_another_choice_names_that_choice(report: Report) -> None:
         ("trainer.sequence_parallel=true", "Only trainer.backend=megatron has it"),
         (
             "sync.slack_s=1",
-            "sync.transport=object_store has no `slack_s` Only sync.transport=gloo has it: take it out, or set sync.transport to gloo.",
+            "sync.transport=object_store has no `slack_s` Only sync.transport=gloo or reshard has it: take it out, or set sync.transport to gloo or reshard.",
         ),
         ("generator.vllm.kv=keep", "generator.backend=embedded has no `vllm`"),
         (

@@ -44,6 +44,7 @@ from offbeat.launch.checks.user_code import (
     check_variables,
 )
 from offbeat.launch.checks.vllm import check_vllm_positions
+from offbeat.launch.checks.weight_sync import check_weight_sync
 from tests.support.model_families import LONG_ROPES, family_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,6 +126,15 @@ def test_more_threads_than_cores_is_a_warning() -> None:
 def test_adapters_need_peft() -> None:
     needed = {finding.subject for finding in check_packages(config(trainer={"lora": {}}))}
     assert needed - {finding.subject for finding in check_packages(config())} == {"peft"}
+
+
+def test_engines_that_need_whole_tensors_of_a_reshard_are_named() -> None:
+    sync = {"transport": "reshard"}
+    assert one(check_weight_sync(config(sync=sync))).level is Level.OK
+    finding = one(check_weight_sync(config(sync=sync, generator={"backend": "vllm"})))
+    assert finding.level is Level.WARNING
+    assert "vLLM loads whole tensors" in finding.message
+    assert not list(check_weight_sync(config()))
 
 
 def test_stub_backends_take_no_cores() -> None:

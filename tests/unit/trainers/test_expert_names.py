@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from offbeat.trainers.expert_names import APART, TOGETHER, ExpertNames, Meta
+from offbeat.trainers.expert_names import (
+    APART,
+    TOGETHER,
+    ExpertNames,
+    Meta,
+    named_apart,
+    regions_apart,
+    regions_together,
+)
+from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.reshard.region import Region, part_of
 
 SIZES = {
     "vocab_size": 20,
@@ -120,3 +130,36 @@ def test_experts_are_held_one_layer_at_a_time(stored: list[tuple[str, Tensor]]) 
     assert first_layer
     for name in first_layer:
         assert not any(each.startswith("model.layers.1") for each in drawn_before[name])
+
+
+@given(st.booleans(), st.integers(1, 4), st.integers(1, 5), st.data())
+def test_regions_of_experts_hold_the_elements_that_whole_tensors_hold(
+    gated: bool, experts: int, rows: int, data: st.DataObject
+) -> None:
+    """Of any box that a rank may hold, under both namings."""
+    kind = "gate_up" if gated else "up"
+    fused = {
+        f"m.experts.{kind}_proj": torch.rand(experts, (1 + gated) * rows, 3),
+        "m.experts.down_proj": torch.rand(experts, 3, rows),
+        "m.norm.weight": torch.rand(3),
+    }
+    apart = dict(named_apart(fused.items()))
+    for names, source, wanted in (
+        (regions_apart, fused, apart),
+        (regions_together, apart, fused),
+    ):
+        shapes = {name: tuple(each.shape) for name, each in source.items()}
+        held = [
+            TensorRegion(name, Region.whole(shape), source[name]) for name, shape in shapes.items()
+        ]
+        cut = list[TensorRegion]()
+        for name, region, values in held:
+            axis = data.draw(st.integers(0, len(region.start) - 1))
+            cuts = [0, data.draw(st.integers(0, region.stop[axis])), region.stop[axis]]
+            for part in (part_of(region.stop, axis, cuts, each) for each in (0, 1)):
+                cut.append(TensorRegion(name, part, values[part.slices]))
+        found = {name: torch.full_like(each, torch.nan) for name, each in wanted.items()}
+        for name, region, values in names(cut, shapes):
+            assert values.shape == region.shape
+            found[name][region.slices] = values
+        assert all(torch.equal(found[name], each) for name, each in wanted.items())

@@ -1,0 +1,82 @@
+"""Sender of a reshard on a trainer rank: it snapshots its own shard, and sends what it holds."""
+
+from typing import Final
+
+import msgspec
+
+from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
+from offbeat.weight_sync.buffers import Buffers
+from offbeat.weight_sync.chunks import walk
+from offbeat.weight_sync.errors import PlansDiffer, ReplicasDiverged, TransferFailed
+from offbeat.weight_sync.manifest import release_digest
+from offbeat.weight_sync.transport import PackedBucket, PublishedRelease, ShardSource
+from offbeat.weight_sync.transports.messages import ReshardRoute, Route
+from offbeat.weight_sync.transports.reshard_server import (
+    OfferedRelease,
+    ReshardServer,
+    sent_from,
+)
+
+_ROUTES: Final = msgspec.msgpack.Decoder(Route)
+_TEXT: Final = msgspec.msgpack.Decoder(str)
+_DIGESTS: Final = msgspec.msgpack.Decoder(dict[int, str])
+
+
+class ReshardSender:
+    """Publishes this rank's shard; all ranks create one, and publish, together.
+
+    What ranks exchange for a release is a digest per bucket, never weights.
+    """
+
+    handles = 1
+
+    def __init__(self, source: ShardSource, server: ReshardServer, peers: Peers) -> None:
+        """Compare the plans of all ranks, and collect their addresses.
+
+        Raises:
+            PlansDiffer: Two ranks would send by different plans.
+        """
+        self._source, self._server, self._peers = source, server, peers
+        self._buffers = Buffers()
+        plans = peers.all_gather(source.manifest.digest, _TEXT)
+        if other := next((rank for rank, each in enumerate(plans) if each != plans[0]), None):
+            raise PlansDiffer((0, other), (plans[0], plans[other]))
+        self._routes = tuple(peers.all_gather(server.route, _ROUTES))
+
+    def publish(self, version: int) -> PublishedRelease:
+        """Publish a snapshot of this rank's shard, which may change as soon as this returns.
+
+        Raises:
+            TransferFailed: The serving thread has ended.
+            ReplicasDiverged: Two ranks hold the same weights with other values.
+        """
+        packed = run_on_all_ranks(self._peers, "publish", self._packed)
+        mine = {each.bucket: each.digest for each in packed}
+        by_rank = self._peers.all_gather(mine, _DIGESTS)
+        manifest = self._source.manifest
+        found = dict[int, tuple[int, str]]()
+        for rank, digests in enumerate(by_rank):
+            for bucket, digest in digests.items():
+                first, known = found.setdefault(bucket, (rank, digest))
+                if digest != known:
+                    raise ReplicasDiverged(self._names(bucket), (first, rank), (known, digest))
+        sealed = manifest.sealed([found[bucket][1] for bucket in range(len(found))])
+        digest = release_digest(sealed, sealed.chunk_digests)
+        buckets = {each.bucket: each.data for each in packed}
+        self._server.offer(OfferedRelease(manifest.digest, digest, buckets))
+        senders = sent_from(self._routes, version, digest)
+        route = ReshardRoute(version, digest, senders, self._source.routes)
+        return PublishedRelease(sealed, digest, () if self._peers.rank else (route,))
+
+    def close(self) -> None:
+        """Stop sending. Idempotent."""
+        self._server.close()
+
+    def _packed(self) -> list[PackedBucket]:
+        if self._server.ended:
+            raise TransferFailed(0, 0, f"the weight server has ended: {self._server.ended}")
+        self._server.offer(None)  # its memory is reused, unless an engine still receives it
+        return list(self._source.packed(lambda _, nbytes: self._buffers.lend(nbytes)))
+
+    def _names(self, bucket: int) -> str:
+        return next(each.tensors for each in walk(self._source.manifest) if each.index == bucket)

@@ -1,0 +1,179 @@
+"""Buckets of a reshard: what travels as one message, who holds it and who gets it. Pure.
+
+A bucket is a chunk of the manifest that holds regions of tensors. All its regions have the same
+holders and the same senders, so that each rank packs the buckets that it holds, once, and any holder
+can send a bucket in the place of another.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import xxhash
+
+from offbeat.weight_sync.dtypes import ITEMSIZE
+from offbeat.weight_sync.errors import WeightsNotCovered
+from offbeat.weight_sync.manifest import (
+    ALIGNMENT,
+    Manifest,
+    PieceSpec,
+    TensorMeta,
+    TensorSpec,
+)
+from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement, Ranks
+from offbeat.weight_sync.reshard.plan import RankMachines, ReshardPlan, plan_reshard
+from offbeat.weight_sync.reshard.region import Region, Shape, union_elements
+
+NamedRegion = tuple[str, Region]
+
+
+class BucketRoute(msgspec.Struct, frozen=True, array_like=True):
+    """Ranks that hold a bucket, and which of them sends it to each receiver."""
+
+    holders: Ranks
+    sender_by_receiver: tuple[tuple[int, int], ...]  # (receiver, sender)
+
+
+class BucketPlan(msgspec.Struct, frozen=True):
+    """Layout of a release in buckets, the same on every rank."""
+
+    manifest: Manifest  # without a seal
+    routes: tuple[BucketRoute, ...]  # by bucket
+
+    def held_by(self, rank: int) -> list[int]:
+        """Return the buckets that a source rank packs."""
+        return [index for index, route in enumerate(self.routes) if rank in route.holders]
+
+    def needed_by(self, receiver: int) -> list[int]:
+        """Return the buckets that a receiver needs."""
+        return needed_by(self.routes, receiver)
+
+
+def needed_by(routes: Sequence[BucketRoute], receiver: int) -> list[int]:
+    """Return the indices of the buckets that a receiver needs."""
+    return [
+        index
+        for index, route in enumerate(routes)
+        if any(each == receiver for each, _ in route.sender_by_receiver)
+    ]
+
+
+def placement_of(held: Sequence[Sequence[NamedRegion]]) -> dict[str, Placement]:
+    """Return the placement of every tensor, from the regions that each rank holds."""
+    ranks_of = dict[str, dict[Region, list[int]]]()
+    for rank, regions in enumerate(held):
+        for name, region in dict.fromkeys(regions):
+            if region.elements:
+                ranks_of.setdefault(name, {}).setdefault(region, []).append(rank)
+    alike = dict[tuple[tuple[Region, Ranks], ...], Placement]()
+    found = dict[str, Placement]()
+    for name, parts in ranks_of.items():
+        key = tuple((region, tuple(ranks)) for region, ranks in parts.items())
+        found[name] = alike.setdefault(key, Placement(key))
+    return found
+
+
+def whole_on_one(shapes: Iterable[Shape]) -> dict[Shape, Placement]:
+    """Return the placement of tensors that one receiver needs whole, by shape."""
+    return {shape: Placement(((Region.whole(shape), (0,)),)) for shape in shapes}
+
+
+def plan_buckets(
+    tensors: Sequence[TensorMeta],
+    held: Sequence[Sequence[NamedRegion]],
+    bucket_bytes: int,
+    needed: Mapping[str, Placement] | None = None,
+) -> BucketPlan:
+    """Plan which rank sends which buckets.
+
+    Args:
+        tensors: Every tensor of the release, in wire dtypes.
+        held: Regions that each source rank holds.
+        bucket_bytes: Maximum size of a bucket; a row that is larger is a bucket of its own.
+        needed: Placement on the receivers by tensor; None: one receiver needs everything.
+
+    Raises:
+        WeightsNotCovered: The ranks hold no such tensor, or not all of it.
+        PlanHasHole: A receiver needs a region that no rank holds.
+    """
+    sources = placement_of(held)
+    for each in tensors:
+        regions = [region for region, _ in sources[each.name].parts] if each.name in sources else []
+        missing = Region.whole(each.shape).elements - union_elements(regions)
+        if missing:
+            raise WeightsNotCovered(each.name, missing, len(held))
+    whole = whole_on_one({each.shape for each in tensors})
+    nothing = Placement(())
+    placed = [
+        PlacedTensor(
+            each.name,
+            each.shape,
+            ITEMSIZE[each.dtype],
+            sources.get(each.name, nothing),
+            whole[each.shape] if needed is None else needed[each.name],
+        )
+        for each in tensors
+        if Region.whole(each.shape).elements
+    ]
+    receivers = 1 + max(
+        (rank for each in placed for _, ranks in each.target.parts for rank in ranks), default=0
+    )
+    machines = RankMachines.of_size(len(held), receivers, 1)
+    plan = plan_reshard(placed, machines, max_piece_bytes=bucket_bytes)
+    return _packed(tensors, plan, bucket_bytes)
+
+
+def _packed(tensors: Sequence[TensorMeta], plan: ReshardPlan, bucket_bytes: int) -> BucketPlan:
+    senders = dict[tuple[int, Region], list[tuple[int, int]]]()
+    for piece, sender, receiver, _ in plan.transfers():
+        senders.setdefault((piece.tensor, piece.region), []).append((receiver, sender))
+    number = {each.name: index for index, each in enumerate(tensors)}
+    open_, ends = dict[BucketRoute, int](), list[int]()
+    routes, pieces = list[BucketRoute](), list[PieceSpec]()
+    for piece in plan.pieces:
+        tensor = plan.tensors[piece.tensor]
+        route = BucketRoute(
+            _holders(tensor.source, piece.region),
+            tuple(sorted(senders[piece.tensor, piece.region])),
+        )
+        bucket = open_.get(route)
+        start = 0 if bucket is None else -(-ends[bucket] // ALIGNMENT) * ALIGNMENT
+        if bucket is None or start + piece.nbytes > bucket_bytes:
+            bucket, start = len(ends), 0
+            open_[route] = bucket
+            ends.append(0)
+            routes.append(route)
+        pieces.append(PieceSpec(number[tensor.name], piece.region, bucket, start))
+        ends[bucket] = start + piece.nbytes
+    pieces.sort(key=lambda each: (each.chunk, each.offset))
+    specs = tuple(TensorSpec(t.name, t.shape, t.dtype, -1, 0, t.source_dtype) for t in tensors)
+    digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((specs, ends, pieces, routes)))
+    manifest = Manifest(specs, tuple(ends), digest, pieces=tuple(pieces))
+    return BucketPlan(manifest, tuple(routes))
+
+
+def _holders(source: Placement, region: Region) -> Ranks:
+    ranks = {rank for held, ranks in source.parts if held.contains(region) for rank in ranks}
+    return tuple(sorted(ranks))
+
+
+def part_of_release(manifest: Manifest, buckets: Sequence[int]) -> Manifest:
+    """Return the manifest of some buckets of a release, which one of several receivers needs."""
+    if len(buckets) == len(manifest.chunk_nbytes):
+        return manifest
+    place = {bucket: index for index, bucket in enumerate(buckets)}
+    chosen = [each for each in manifest.pieces if each.chunk in place]
+    tensors = sorted({each.tensor for each in chosen})
+    number = {tensor: index for index, tensor in enumerate(tensors)}
+    pieces = tuple(
+        PieceSpec(number[each.tensor], each.region, place[each.chunk], each.offset)
+        for each in chosen
+    )
+    digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((manifest.digest, list(buckets))))
+    return msgspec.structs.replace(
+        manifest,
+        tensors=tuple(manifest.tensors[each] for each in tensors),
+        chunk_nbytes=tuple(manifest.chunk_nbytes[each] for each in buckets),
+        chunk_digests=tuple(manifest.chunk_digests[each] for each in buckets),
+        pieces=pieces,
+        digest=digest,
+    )

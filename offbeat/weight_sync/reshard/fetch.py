@@ -1,0 +1,93 @@
+"""State of one receiver's reshard: which rank it asks for which bucket, and which again. Pure.
+
+    assigned --> asked of its sender --> arrived
+                      |
+                      +-- the sender failed --> assigned to another holder, or lost
+
+One receiver decides for itself: no source rank and no other receiver takes part, so that whoever is
+lost costs the others nothing.
+"""
+
+from collections.abc import Sequence
+
+from offbeat.weight_sync.reshard.buckets import BucketRoute
+
+
+class BucketFetch:
+    """State of one receiver's transfer. Not thread-safe."""
+
+    def __init__(
+        self,
+        routes: Sequence[BucketRoute],
+        nbytes: Sequence[int],
+        receiver: int = 0,
+        *,
+        first: int = 0,
+    ) -> None:
+        """Assign every bucket that ``receiver`` needs to its planned sender.
+
+        Engines with different ``first`` begin with different senders.
+        """
+        self._routes, self._nbytes, self._first = routes, nbytes, first
+        self._waiting = dict[int, list[int]]()  # buckets by sender, not asked for yet
+        self._asked = dict[int, list[int]]()  # buckets by sender, not arrived yet
+        self.failed: dict[int, str] = {}  # why, by sender
+        self.lost: dict[int, str] = {}  # buckets that no holder is left for, and why
+        self.arrived = set[int]()
+        self.dropped = 0  # buckets that came twice, or were not asked for
+        self.resent = 0  # buckets that another holder was asked for
+        for bucket, route in enumerate(routes):
+            for each, sender in route.sender_by_receiver:
+                if each == receiver:
+                    self._waiting.setdefault(sender, []).append(bucket)
+        self.count = sum(map(len, self._waiting.values()))
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether every bucket has arrived."""
+        return len(self.arrived) == self.count
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing is left to ask for or to wait for."""
+        return bool(self.lost) or not (self._waiting or self._asked)
+
+    def next(self) -> tuple[int, tuple[int, ...]] | None:
+        """Return a sender with the buckets to ask it for; None: none that is not asked already."""
+        free = sorted(self._waiting.keys() - self._asked.keys())
+        if not free or self.lost:
+            return None
+        sender = free[self._first % len(free)]
+        buckets = self._waiting.pop(sender)
+        self._asked[sender] = list(buckets)
+        return sender, tuple(buckets)
+
+    def took(self, sender: int, bucket: int) -> bool:
+        """Record that a bucket arrived whole; False: drop it, it was not asked of this sender."""
+        asked = self._asked.get(sender, [])
+        if bucket not in asked or bucket in self.arrived:
+            self.dropped += 1
+            return False
+        asked.remove(bucket)
+        self.arrived.add(bucket)
+        return True
+
+    def ended(self, sender: int) -> None:
+        """Record that a sender has sent what it was asked for."""
+        if not self._asked.get(sender):
+            self._asked.pop(sender, None)
+
+    def fail(self, sender: int, why: str) -> None:
+        """Record that a sender can send nothing more; its buckets go to the other holders."""
+        self.failed[sender] = why
+        for bucket in [*self._asked.pop(sender, []), *self._waiting.pop(sender, [])]:
+            left = [each for each in self._routes[bucket].holders if each not in self.failed]
+            if left:
+                self.resent += 1
+                self._waiting.setdefault(min(left, key=self._load), []).append(bucket)
+            else:
+                self.lost[bucket] = why
+
+    def _load(self, sender: int) -> tuple[int, int]:
+        buckets = [*self._asked.get(sender, []), *self._waiting.get(sender, [])]
+        return sum(self._nbytes[each] for each in buckets), sender

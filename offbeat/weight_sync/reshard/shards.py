@@ -1,0 +1,66 @@
+"""Sources of a reshard: a rank packs the buckets that it holds, out of its own shard alone."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from torch import Tensor
+
+from offbeat.weight_sync.chunks import WeightChunk, pack, walk
+from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.reshard.buckets import BucketPlan, BucketRoute
+from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.transport import PackedBucket, Room, Source
+
+
+class HeldShards:
+    """Packs this rank's regions of a sharded model. Nothing is gathered."""
+
+    def __init__(
+        self, plan: BucketPlan, rank: int, held: Callable[[], Iterable[TensorRegion]]
+    ) -> None:
+        """``held`` returns this rank's regions, in memory that training updates."""
+        self.manifest, self.routes, self._held = plan.manifest, plan.routes, held
+        mine = set(plan.held_by(rank))
+        self._chunks = [each for each in walk(plan.manifest) if each.index in mine]
+        self._pieces = dict[int, list[tuple[str, Region]]]()
+        for piece in plan.manifest.pieces:
+            if piece.chunk in mine:
+                name = plan.manifest.tensors[piece.tensor].name
+                self._pieces.setdefault(piece.chunk, []).append((name, piece.region))
+
+    def packed(self, room: Room) -> Iterator[PackedBucket]:
+        held = dict[str, list[TensorRegion]]()
+        for each in self._held():
+            held.setdefault(each.name, []).append(each)
+        for chunk in self._chunks:
+            views = self._views(chunk, held)
+            into = room(chunk.index, chunk.nbytes)
+            digest = pack(chunk, dict(zip(chunk.names, views, strict=True)), into)
+            yield PackedBucket(chunk.index, into, digest)
+
+    def _views(self, chunk: WeightChunk, held: dict[str, list[TensorRegion]]) -> list[Tensor]:
+        return [
+            next(
+                each.values[region.within(each.region)]
+                for each in held[name]
+                if each.region.contains(region)
+            )
+            for name, region in self._pieces[chunk.index]
+        ]
+
+
+class WholeShards:
+    """Packs the whole tensors of a trainer of one rank: every chunk is a bucket."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.manifest = source, source.manifest
+        route = BucketRoute((0,), ((0, 0),))
+        self.routes = (route,) * len(source.manifest.chunk_nbytes)
+
+    def packed(self, room: Room) -> Iterator[PackedBucket]:
+        for index, (data, digest) in enumerate(self._source.chunks(room)):
+            yield PackedBucket(index, data, digest)
+
+
+def regions_held(held: Iterable[TensorRegion]) -> Sequence[tuple[str, Region]]:
+    """Return names and regions without the values."""
+    return [(each.name, each.region) for each in held]

@@ -1,0 +1,234 @@
+"""Receiving end of a reshard: asks every source rank for its buckets, and others for what is missing.
+
+Blocking; run it in a thread of its own. Every wait has a limit: a sender that dies is noticed at
+once, one that hangs at the limit of a bucket; then the other holders of its buckets are asked.
+"""
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from offbeat.config.sections.sync import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
+from offbeat.weight_sync.buffers import Buffers
+from offbeat.weight_sync.chunks import digest_of, walk
+from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.reshard.buckets import needed_by
+from offbeat.weight_sync.reshard.fetch import BucketFetch
+from offbeat.weight_sync.transports.control import ControlClient
+from offbeat.weight_sync.transports.group import (
+    BrokenGroup,
+    Device,
+    PairGroup,
+    joined,
+    meet,
+)
+from offbeat.weight_sync.transports.messages import Join, ReshardRoute
+from offbeat.weight_sync.transports.reshard_server import bucket_limit_s
+
+log = structlog.stdlib.get_logger()
+_TURN_S: Final = 1.0  # between two looks of an idle thread whether a sender has failed meanwhile
+OnBucket = Callable[[int, Bytes], object]
+"""Called with every bucket that arrived whole, from several threads, one at a time."""
+
+
+class ReceivedBuckets(NamedTuple):
+    """The buckets of one receiver, verified, and counts of their transfer."""
+
+    buckets: tuple[Bytes, ...]  # in the order of the plan
+    resent: int  # asked of another holder after a sender failed
+    failed: dict[int, str]  # senders that failed, and why
+
+
+class ReshardReceiver:
+    """One engine rank's end of a reshard. Its buffers are reused once no bucket is referenced."""
+
+    def __init__(self, member: str, rank: int = 0, buffers: Buffers | None = None) -> None:
+        """``rank``: number of this receiver in the plan."""
+        self._member, self._rank, self._buffers = member, rank, buffers or Buffers()
+        self._devices = dict[str, Device]()  # by the address from which a sender was reached
+
+    def receive(
+        self,
+        route: ReshardRoute,
+        epoch: int,
+        manifest: Manifest,
+        cancelled: threading.Event | None = None,
+        on_bucket: OnBucket | None = None,
+    ) -> ReceivedBuckets:
+        """Receive and verify every bucket that this receiver needs.
+
+        Args:
+            route: The source ranks.
+            epoch: Epoch of the transfer.
+            manifest: Manifest of the whole release.
+            cancelled: When set, stop at the next bucket.
+            on_bucket: Called with each bucket; an error that it raises ends the transfer.
+
+        Raises:
+            TransferFailed: No rank that holds a bucket could send it, or nobody waits any more.
+        """
+        transfer = _Transfer(self, route, epoch, manifest, cancelled or threading.Event())
+        transfer.on_bucket = on_bucket
+        return transfer.run()
+
+    def device(self, host: str, slack_s: float) -> Device:
+        """Return the device of this address; a stopped one is not made anew for every transfer."""
+        if host not in self._devices:
+            self._devices[host] = Device(host, slack_s)
+        return self._devices[host]
+
+    @property
+    def member(self) -> str:
+        return self._member
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    def lend(self, nbytes: int) -> Bytes:
+        return self._buffers.lend(nbytes)
+
+
+class _Transfer:
+    def __init__(
+        self,
+        receiver: ReshardReceiver,
+        route: ReshardRoute,
+        epoch: int,
+        manifest: Manifest,
+        cancelled: threading.Event,
+    ) -> None:
+        self._receiver, self._route, self._epoch = receiver, route, epoch
+        self._manifest, self._cancelled = manifest, cancelled
+        # Engines begin with different senders, so that not all of them ask the same one at once
+        first = zlib.crc32(receiver.member.encode())
+        nbytes = manifest.chunk_nbytes
+        self._fetch = BucketFetch(route.buckets, nbytes, receiver.rank, first=first)
+        self._turn = threading.Condition()
+        self._got = dict[int, Bytes]()
+        self._error: Exception | None = None  # ends the transfer, whatever senders are left
+        self._asked = 0  # requests so far
+        self.on_bucket: OnBucket | None = None
+
+    def run(self) -> ReceivedBuckets:
+        most = min(SENDERS_AT_ONCE, len(self._route.senders))
+        name = f"fetch {self._epoch}"
+        helpers = [threading.Thread(target=self._work, name=name) for _ in range(most - 1)]
+        for each in helpers:
+            each.start()
+        self._work()
+        for each in helpers:
+            each.join()
+        fetch = self._fetch
+        if self._error is not None:
+            raise self._error
+        if fetch.lost:
+            bucket, why = min(fetch.lost.items())
+            detail = f"{why}; no other rank holds bucket {bucket} ({self._names(bucket)})"
+            raise TransferFailed(self._epoch, bucket, detail)
+        if fetch.failed:
+            log.warning(
+                "weights.resent", epoch=self._epoch, buckets=fetch.resent, failed=fetch.failed
+            )
+        needed = needed_by(self._route.buckets, self._receiver.rank)
+        return ReceivedBuckets(
+            tuple(self._got[each] for each in needed), fetch.resent, dict(fetch.failed)
+        )
+
+    def _work(self) -> None:
+        """Ask one sender after the other, until nothing is left to ask for."""
+        while (task := self._next()) is not None:
+            sender, buckets = task
+            why = ""
+            try:
+                self._pull(sender, buckets)
+            except (BrokenGroup, TransferFailed) as failure:
+                why = f"sender rank {sender}: {failure}"
+            except Exception as error:  # noqa: BLE001 -- raised by ``run``
+                with self._turn:
+                    self._error = self._error or error
+            with self._turn:
+                if why:
+                    self._fetch.fail(sender, why)
+                else:
+                    self._fetch.ended(sender)
+                self._turn.notify_all()
+
+    def _next(self) -> tuple[int, tuple[int, ...]] | None:
+        with self._turn:
+            while self._error is None and not self._fetch.is_over:
+                if task := self._fetch.next():
+                    return task
+                self._turn.wait(_TURN_S)
+            return None
+
+    def _pull(self, sender: int, buckets: Sequence[int]) -> None:
+        """Receive these buckets from one sender.
+
+        Raises:
+            BrokenGroup: The sender ended or hangs.
+            TransferFailed: The sender cannot be reached, refused, or sent a wrong bucket.
+        """
+        route, member = self._route.senders[sender], self._receiver.member
+        with self._turn:
+            self._asked += 1
+            session = f"{self._epoch}.{member}.{self._receiver.rank}.{self._asked}"
+        join = Join(
+            session,
+            self._epoch,
+            (member,),
+            member,
+            route.incarnation,
+            self._route.digest,
+            tuple(buckets),
+            self._manifest.digest,
+        )
+        control = ControlClient(route, self._epoch)
+        try:
+            control.send(join)
+            plan = control.plan(buckets[0], 2 * route.timeouts.slack_s)
+            if plan.error:
+                raise TransferFailed(self._epoch, buckets[0], plan.error)
+            device = self._receiver.device(control.address, route.timeouts.slack_s)
+            place = meet(route, session, plan, 1)
+            with joined(place, device, PairGroup) as pair:
+                self._take(pair, sender, buckets)
+        finally:
+            control.close()
+
+    def _take(self, pair: PairGroup, sender: int, buckets: Sequence[int]) -> None:
+        sizes, timeouts = self._manifest.chunk_nbytes, self._route.senders[sender].timeouts
+        for tag, bucket in enumerate(buckets):
+            while pair.in_flight < BUCKETS_IN_FLIGHT and tag + pair.in_flight < len(buckets):
+                ahead = tag + pair.in_flight
+                pair.receive(self._receiver.lend(sizes[buckets[ahead]]), ahead)
+            data = pair.wait(bucket_limit_s(timeouts, sizes[bucket]))
+            self._check(sender, bucket, data)
+            with self._turn:
+                if self._cancelled.is_set() or self._error is not None:
+                    detail = "nobody waits for it any more"
+                    self._error = self._error or TransferFailed(self._epoch, bucket, detail)
+                    raise BrokenGroup(detail)
+                if self._fetch.took(sender, bucket):
+                    self._got[bucket] = data
+                    if self.on_bucket is not None:
+                        self.on_bucket(bucket, data)
+        pair.send(np.ones(1, np.uint8), len(buckets))
+        pair.wait(timeouts.slack_s)
+
+    def _check(self, sender: int, bucket: int, data: Bytes) -> None:
+        want, got = self._manifest.chunk_digests[bucket], digest_of(data)
+        if got != want:
+            detail = (
+                f"sender rank {sender} sent bucket {bucket} ({self._names(bucket)}) with digest "
+                f"{got}, expected {want}"
+            )
+            raise TransferFailed(self._epoch, bucket, detail)
+
+    def _names(self, bucket: int) -> str:
+        return next(each.tensors for each in walk(self._manifest) if each.index == bucket)

@@ -1,0 +1,168 @@
+"""Sending end of a reshard on one source rank: threads beside training that serve engines.
+
+    waits for             woken by
+    a request             an engine that got the release's handle
+    the engine's group    the engine, which connects next; a limit
+    a bucket to be taken  the engine; a limit
+
+Every engine asks every rank for itself, so an engine that dies or hangs holds up nobody else.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import structlog
+
+from offbeat.config.sections.sync import BUCKETS_AT_ONCE, BUCKETS_IN_FLIGHT
+from offbeat.rendezvous.frames import SharedKey
+from offbeat.rendezvous.store_server import StoreServer
+from offbeat.weight_sync.chunks import Bytes
+from offbeat.weight_sync.transports.control import ControlServer
+from offbeat.weight_sync.transports.group import BrokenGroup, Device, PairGroup, joined, meet
+from offbeat.weight_sync.transports.messages import (
+    Close,
+    Join,
+    RoundPlan,
+    Route,
+    TransferTimeouts,
+)
+
+log = structlog.stdlib.get_logger()
+_CLOSE_S: Final = 5.0
+
+
+def bucket_limit_s(timeouts: TransferTimeouts, nbytes: int) -> float:
+    """Return the seconds that a bucket of ``nbytes`` may take beside others of the same receiver."""
+    return timeouts.of(nbytes * BUCKETS_AT_ONCE)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedRelease:
+    """The buckets of a release that this rank holds."""
+
+    layout: str  # digest of the plan
+    digest: str
+    buckets: Mapping[int, Bytes]
+
+
+class ReshardServer:
+    """Serves the newest release of one rank to whoever asks, each in a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        incarnation: str,
+        timeouts: TransferTimeouts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Listen at free ports of ``host``; ``incarnation`` names this process."""
+        key = SharedKey.random()
+        self._control = ControlServer(host, key, clock)
+        self._store = StoreServer(host, key)
+        self._device = Device(host, timeouts.slack_s)
+        self.route = Route(
+            host, self._control.port, self._store.port, key, incarnation, 0, "", timeouts
+        )
+        self._offered: OfferedRelease | None = None
+        self._streams = dict[str, threading.Thread]()
+        self._closed = False
+        self.ended = ""  # why the thread ended unexpectedly
+        self._thread = threading.Thread(target=self._work, name="weight-server", daemon=True)
+        self._thread.start()
+
+    def offer(self, release: OfferedRelease | None) -> None:
+        """Serve this release from now on; streams of the former one run to their end."""
+        self._offered = release
+
+    def close(self) -> None:
+        """Stop serving; return when the threads have ended, or after a few seconds."""
+        if not self._closed:
+            self._control.stop()
+            self._closed = True
+            self._thread.join(_CLOSE_S)
+
+    # --- the threads -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Serve until a request to stop. However it ends, the connections are closed."""
+        try:
+            while not self._closed:
+                match self._control.next():
+                    case Join() as join:
+                        self._answer(join)
+                    case Close():
+                        break
+                    case _:
+                        pass  # an engine that has what it asked for, or is gone
+        except Exception as error:
+            self.ended = f"{type(error).__name__}: {error}"
+            log.exception("weights.server_ended")
+        finally:
+            self._control.close()
+            for each in self._streams.values():
+                each.join(_CLOSE_S)
+            self._store.close()
+
+    def _answer(self, join: Join) -> None:
+        release = self._offered
+        plan = RoundPlan(0, (join.member,), error=self._problem(join, release))
+        self._control.post(join.session, (join.member,), plan)
+        if plan.error or release is None:
+            return
+        for session in [name for name, each in self._streams.items() if not each.is_alive()]:
+            del self._streams[session]
+            self._store.forget(f"{session}/")
+        # Not a daemon thread: one that Python ends inside gloo aborts the process.
+        stream = threading.Thread(
+            target=self._stream, args=(join, plan, release), name="weight-stream", daemon=False
+        )
+        self._streams[join.session] = stream
+        stream.start()
+
+    def _problem(self, join: Join, release: OfferedRelease | None) -> str:
+        if join.incarnation != self.route.incarnation:
+            return f"the sender {join.incarnation} is gone; {self.route.incarnation} has taken its place"
+        if release is None or join.digest != release.digest:
+            return "the sender holds another release by now"
+        if join.layout != release.layout:
+            return f"the sender goes by another plan: {release.layout[:8]}, not {join.layout[:8]}"
+        if missing := [each for each in join.buckets if each not in release.buckets]:
+            return f"the sender does not hold bucket {missing[0]}"
+        return ""
+
+    def _stream(self, join: Join, plan: RoundPlan, release: OfferedRelease) -> None:
+        """Send what one engine asked for; it notices by itself if this ends early."""
+        about = {"member": join.member, "epoch": join.epoch}
+        try:
+            place = meet(self.route, join.session, plan, 0)
+            with joined(place, self._device, PairGroup) as pair:
+                self._send(pair, join, release)
+        except BrokenGroup as broken:
+            log.warning("weights.stream_broken", **about, error=str(broken))
+        except Exception as error:  # noqa: BLE001 -- the engine sees its connection end
+            detail = f"{type(error).__name__}: {error}"
+            log.error("weights.stream_failed", **about, error=detail)  # noqa: TRY400 -- one line
+
+    def _send(self, pair: PairGroup, join: Join, release: OfferedRelease) -> None:
+        timeouts, limit_s = self.route.timeouts, self.route.timeouts.slack_s
+        for tag, bucket in enumerate(join.buckets):
+            data = release.buckets[bucket]
+            limit_s = max(limit_s, bucket_limit_s(timeouts, data.nbytes))
+            if pair.in_flight == BUCKETS_IN_FLIGHT:
+                pair.wait(limit_s)
+            pair.send(data, tag)
+        # Sent is not received: the connection stays until the engine says that it has everything.
+        pair.receive(np.zeros(1, np.uint8), len(join.buckets))
+        while pair.in_flight:
+            pair.wait(limit_s)
+
+
+def sent_from(routes: tuple[Route, ...], version: int, digest: str) -> tuple[Route, ...]:
+    """Return the addresses of all ranks for one release."""
+    return tuple(msgspec.structs.replace(each, version=version, digest=digest) for each in routes)

@@ -1,0 +1,163 @@
+"""Buckets of a release: their coverage, whole tensors made of them, and the state of one fetch."""
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.weight_sync.chunks import digest_of
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta, release_digest
+from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
+from offbeat.weight_sync.reshard.buckets import BucketPlan, BucketRoute, plan_buckets
+from offbeat.weight_sync.reshard.fetch import BucketFetch
+from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
+from offbeat.weight_sync.reshard.shards import HeldShards
+from offbeat.weight_sync.reshard.whole import joined_release
+from offbeat.weight_sync.transaction import Transaction
+
+W = torch.arange(35, dtype=torch.float32).view(7, 5)
+META = TensorMeta("w", (7, 5), "float32")
+
+
+def two_ranks(bucket_bytes: int = 50) -> BucketPlan:
+    held = [[("w", part_of((7, 5), 0, chunk_cuts(7, 2), rank))] for rank in range(2)]
+    return plan_buckets([META], held, bucket_bytes)
+
+
+def packed(plan: BucketPlan) -> tuple[Manifest, str, list[Bytes]]:
+    """The release of both ranks, sealed."""
+    buckets = dict[int, Bytes]()
+    for rank in range(2):
+        region = part_of((7, 5), 0, chunk_cuts(7, 2), rank)
+        held = [TensorRegion("w", region, W[region.slices])]
+        source = HeldShards(plan, rank, lambda held=held: held)
+        for bucket, data, _ in source.packed(lambda _, nbytes: np.zeros(nbytes, np.uint8)):
+            buckets[bucket] = data
+    chunks = [buckets[index] for index in range(len(buckets))]
+    manifest = plan.manifest.sealed([digest_of(data) for data in chunks])
+    return manifest, release_digest(manifest, manifest.chunk_digests), chunks
+
+
+def test_whole_tensors_are_made_of_verified_buckets_alone() -> None:
+    manifest, digest, buckets = packed(two_ranks())
+    whole = joined_release(manifest, digest, buckets)
+    (data,) = whole.chunks
+    assert np.array_equal(data.view(np.float32).reshape(7, 5), W.numpy())
+    assert whole.digest == release_digest(whole.manifest, whole.manifest.chunk_digests)
+    buckets[1] = buckets[1] + np.uint8(1)
+    with pytest.raises(TransferRefused, match=r"digest of chunk 1 \(w\["):
+        joined_release(manifest, digest, buckets)
+
+
+def test_a_loader_of_whole_tensors_refuses_regions() -> None:
+    class WholeTarget:
+        in_place = False
+
+        def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
+            return {"w": ((7, 5), "float32")}
+
+        def prepare(self, manifest: Manifest) -> None:
+            raise AssertionError(manifest)
+
+        def load(self, tensors: Named) -> None:
+            raise AssertionError(tensors)
+
+        def commit(self) -> None: ...
+
+        def rollback(self) -> None: ...
+
+    manifest, *_ = packed(two_ranks())
+    with pytest.raises(TransferRefused, match="a chunk is regions of tensors"):
+        Receiver(WholeTarget()).begin(1, manifest)
+
+
+@pytest.mark.parametrize(
+    ("regions", "said"),
+    [
+        ([Region((0, 0), (4, 5))], "20 elements, 0 of them twice"),
+        ([Region((0, 0), (4, 5)), Region((3, 0), (7, 5))], "35 elements, 5 of them twice"),
+        ([Region((0, 0), (7, 5)), Region((6, 0), (8, 5))], "40 elements, 5 of them twice"),
+        ([Region((0, 0), (7, 4)), Region((0, 1), (7, 2))], "28 elements, 7 of them twice"),
+    ],
+    ids=["a hole", "an overlap", "beyond the tensor", "a hole and an overlap"],
+)
+def test_regions_that_do_not_cover_a_tensor_once_are_refused_before_the_first_byte(
+    regions: list[Region], said: str
+) -> None:
+    manifest = two_ranks().manifest
+    pieces = tuple(PieceSpec(0, region, 0, 0) for region in regions)
+    wrong = msgspec.structs.replace(manifest, pieces=pieces)
+    transaction = Transaction("g0", in_place=False)
+    with pytest.raises(TransferRefused, match="tensor 'w'") as refused:
+        transaction.begin(1, wrong, {"w": ((7, 5), "float32")})
+    assert said in str(refused.value)
+
+
+def test_a_bucket_holds_regions_of_the_same_holders_and_is_no_larger_than_it_may_be() -> None:
+    for size in (4, 20, 50, 1000):
+        plan = two_ranks(size)
+        assert max(plan.manifest.chunk_nbytes) <= max(size, 20), "a row is not cut"
+        for piece in plan.manifest.pieces:
+            holder = 0 if piece.region.stop[0] <= 4 else 1
+            assert plan.routes[piece.chunk].holders == (holder,)
+
+
+ROUTES = [
+    BucketRoute((0, 1), ((0, 0),)),
+    BucketRoute((0,), ((0, 0),)),
+    BucketRoute((1, 2), ((0, 1),)),
+    BucketRoute((1, 2), ((0, 2),)),
+]
+
+
+def test_a_bucket_that_was_not_asked_for_or_came_already_is_dropped_and_counted() -> None:
+    fetch = BucketFetch(ROUTES, [1] * 4)
+    sender, buckets = fetch.next() or (-1, ())
+    assert (sender, buckets) == (0, (0, 1))
+    assert [fetch.took(0, 0), fetch.took(0, 0), fetch.took(1, 1), fetch.took(0, 3)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert fetch.dropped == 3
+
+
+def test_what_a_failed_rank_alone_holds_is_lost_and_the_rest_goes_to_the_least_loaded() -> None:
+    fetch = BucketFetch(ROUTES, [1, 1, 10, 1])
+    fetch.fail(1, "gone")
+    assert fetch.next() == (0, (0, 1))
+    assert fetch.next() == (2, (3, 2))
+    fetch.fail(0, "hangs")
+    assert set(fetch.lost) == {0, 1}
+    assert fetch.is_over
+
+
+@given(st.data())
+def test_whatever_fails_every_bucket_arrives_once_or_is_lost_with_all_its_holders(
+    data: st.DataObject,
+) -> None:
+    ranks = data.draw(st.integers(1, 5))
+    routes = list[BucketRoute]()
+    for _ in range(data.draw(st.integers(0, 8))):
+        holders = sorted(data.draw(st.sets(st.integers(0, ranks - 1), min_size=1)))
+        routes.append(BucketRoute(tuple(holders), ((0, data.draw(st.sampled_from(holders))),)))
+    fetch = BucketFetch(routes, [1] * len(routes), first=data.draw(st.integers(0, 9)))
+    while (task := fetch.next()) is not None:
+        sender, buckets = task
+        assert sender not in fetch.failed
+        ends_at = data.draw(st.integers(0, len(buckets)))
+        for bucket in buckets[:ends_at]:
+            assert fetch.took(sender, bucket)
+        if ends_at < len(buckets):
+            fetch.fail(sender, "fails")
+        else:
+            fetch.ended(sender)
+    assert fetch.is_over
+    assert fetch.is_done == (not fetch.lost)
+    for bucket in fetch.lost:
+        assert set(routes[bucket].holders) <= set(fetch.failed)
+        assert bucket not in fetch.arrived

@@ -1,0 +1,214 @@
+"""Source ranks and receivers of a reshard in one process, and ways to break them."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from broadcast_bench import HOST, PATIENT, together
+from msgspec.msgpack import Decoder
+from torch import nn
+from weight_models import Model, equal, weights
+
+from offbeat.trainers.ranks.shard_sender import ReshardSender
+from offbeat.weight_sync.manifest import Bytes, TensorMeta
+from offbeat.weight_sync.receiver import ModuleReceiver, Receiver, TensorRegion
+from offbeat.weight_sync.reshard.buckets import NamedRegion, plan_buckets
+from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
+from offbeat.weight_sync.reshard.shards import HeldShards
+from offbeat.weight_sync.source import dtype_name, named_weights
+from offbeat.weight_sync.transport import PublishedRelease
+from offbeat.weight_sync.transports.messages import TransferTimeouts
+from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets, ReshardReceiver
+from offbeat.weight_sync.transports.reshard_server import OfferedRelease, ReshardServer
+
+T = TypeVar("T")
+BUCKET_BYTES = 100
+Held = Callable[[str, tuple[int, ...], int], list[Region]]
+"""(name, shape, rank) -> regions that the rank holds."""
+
+
+class ThreadPeers:
+    """Ranks that are threads of one process."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, values: list[Any]) -> None:
+        self.rank, self.size, self._barrier, self._values = rank, barrier.parties, barrier, values
+
+    def all_gather(self, value: T, decoder: Decoder[T]) -> list[T]:
+        del decoder
+        self._values[self.rank] = value
+        self._barrier.wait()
+        gathered = list(self._values)
+        self._barrier.wait()
+        return gathered
+
+    def all_reduce_max(self, values: Sequence[int]) -> list[int]:
+        return [max(each) for each in zip(*self.all_gather(list(values), Decoder()), strict=True)]
+
+    def broadcast(self, value: T, decoder: Decoder[T]) -> T:
+        return self.all_gather(value, decoder)[0]
+
+    def are_lost(self, error: Exception) -> bool:
+        del error
+        return False
+
+
+def rows_of(ranks: int) -> Held:
+    """FSDP's chunks of the first axis; some ranks hold none of a short tensor."""
+
+    def held(name: str, shape: tuple[int, ...], rank: int) -> list[Region]:
+        del name
+        return [part_of(shape, 0, chunk_cuts(shape[0], ranks), rank)]
+
+    return held
+
+
+def copied(held: Held, ranks: int) -> Held:
+    """Two copies of a layout over so many ranks."""
+    return lambda name, shape, rank: held(name, shape, rank % ranks)
+
+
+@dataclass
+class Buckets(Mapping[int, Bytes]):
+    """The buckets of a snapshot; ``strike`` is called before one of them is sent."""
+
+    buckets: Mapping[int, Bytes]
+    strike: Callable[[int], Bytes | None]
+
+    def __getitem__(self, bucket: int) -> Bytes:
+        struck = self.strike(bucket)
+        return self.buckets[bucket] if struck is None else struck
+
+    def __contains__(self, bucket: object) -> bool:
+        return bucket in self.buckets
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.buckets)
+
+    def __len__(self) -> int:
+        return len(self.buckets)
+
+
+class ReshardBench:
+    """One model over several source ranks."""
+
+    def __init__(
+        self,
+        ranks: int = 2,
+        held: Held | None = None,
+        *,
+        seed: int = 1,
+        models: Sequence[nn.Module] = (),
+        bucket_bytes: int = BUCKET_BYTES,
+        timeouts: TransferTimeouts = PATIENT,
+        incarnation: str = "incarnation-1",
+    ) -> None:
+        held = held or rows_of(ranks)
+        self.models: Sequence[Any] = models or [Model(seed) for _ in range(ranks)]
+        metas = [
+            TensorMeta(name, tuple(each.shape), dtype_name(each))
+            for name, each in named_weights(self.models[0])
+        ]
+
+        def regions(rank: int) -> list[TensorRegion]:
+            return [
+                TensorRegion(name, region, each[region.slices])
+                for name, each in named_weights(self.models[rank])
+                for region in held(name, tuple(each.shape), rank)
+            ]
+
+        named: list[list[NamedRegion]] = [
+            [(each.name, each.region) for each in regions(rank)] for rank in range(ranks)
+        ]
+        self.plan = plan_buckets(metas, named, bucket_bytes)
+        self.servers = [
+            ReshardServer(host=HOST, incarnation=f"{incarnation}.{rank}", timeouts=timeouts)
+            for rank in range(ranks)
+        ]
+        self.senders: list[ReshardSender] = [None] * ranks  # type: ignore[list-item]
+        barrier, values = threading.Barrier(ranks, timeout=10.0), [None] * ranks
+
+        def start(rank: int) -> None:
+            source = HeldShards(self.plan, rank, lambda: regions(rank))
+            peers = ThreadPeers(rank, barrier, values)
+            self.senders[rank] = ReshardSender(source, self.servers[rank], peers)
+
+        together(*(lambda rank=rank: start(rank) for rank in range(ranks)))
+        self.count = len(self.plan.routes)
+
+    def publish(self, version: int) -> PublishedRelease:
+        """The release of all ranks; raises what a rank has raised."""
+        answers: list[Any] = [None] * len(self.senders)
+
+        def work(rank: int) -> None:
+            try:
+                answers[rank] = self.senders[rank].publish(version)
+            except Exception as error:  # noqa: BLE001 -- raised below
+                answers[rank] = error
+
+        together(*(lambda rank=rank: work(rank) for rank in range(len(self.senders))))
+        for each in answers:
+            if isinstance(each, Exception):
+                raise each
+        return answers[0]
+
+    def train(self) -> None:
+        """Every rank's copy of the weights changes, by the same."""
+        for model in self.models:
+            for _, each in named_weights(model):
+                each.add_(1)
+
+    def struck(self, rank: int, strike: Callable[[int], Bytes | None]) -> None:
+        """Send the offered buckets of a rank through ``strike``."""
+        offered = self.servers[rank]._offered  # noqa: SLF001
+        assert offered is not None
+        through = Buckets(offered.buckets, strike)
+        self.servers[rank].offer(OfferedRelease(offered.layout, offered.digest, through))
+
+    def close(self) -> None:
+        for each in self.senders:
+            each.close()
+
+
+@dataclass
+class ReshardEnd:
+    """A receiver and what became of its last transfer."""
+
+    name: str
+    receiver: Receiver
+    transport: ReshardReceiver = field(init=False)
+    outcome: ReceivedBuckets | Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.transport = ReshardReceiver(self.name)
+
+    def take(
+        self,
+        published: PublishedRelease,
+        epoch: int,
+        on_bucket: Callable[[int, Bytes], object] | None = None,
+        given_up: threading.Event | None = None,
+    ) -> None:
+        """One transfer, as an engine does it; never raises."""
+        manifest, digest, (route,) = published
+        try:
+            got = self.transport.receive(route, epoch, manifest, given_up, on_bucket)
+            self.receiver.begin(epoch, manifest)
+            self.receiver.transaction.pause()
+            for index, data in enumerate(got.buckets):
+                self.receiver.apply(epoch, index, data)
+            self.receiver.verify(digest)
+            self.receiver.commit(epoch)
+            self.outcome = got
+        except Exception as error:  # noqa: BLE001 -- the test looks at it
+            self.outcome = error
+            self.receiver.abort()
+
+
+def reshard_end(name: str, model: nn.Module) -> ReshardEnd:
+    return ReshardEnd(name, ModuleReceiver(model, name))
+
+
+def serves(model: nn.Module, bench: ReshardBench) -> bool:
+    """Whether a receiver has exactly the trainer's weights."""
+    return equal(weights(model), weights(bench.models[0]))

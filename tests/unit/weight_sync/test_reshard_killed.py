@@ -1,0 +1,150 @@
+"""``kill -9`` and ``kill -STOP`` at every bucket of a reshard, on processes of their own."""
+
+import multiprocessing as mp
+import signal
+import threading
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+from broadcast_bench import HASTY, PATIENT, together
+from reshard_bench import ReshardBench, copied, reshard_end, rows_of, serves
+from weight_models import Model, equal, weights
+
+from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.manifest import Bytes
+from offbeat.weight_sync.transport import PublishedRelease
+from offbeat.weight_sync.transports.messages import ReshardRoute
+from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets
+
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    """New ones cost milliseconds: the server has imported torch."""
+    context = mp.get_context("forkserver")
+    room = "offbeat.weight_sync.transports"
+    context.set_forkserver_preload([f"{room}.reshard_receiver", "offbeat.weight_sync.receiver"])
+    return context
+
+
+@pytest.fixture
+def sweep() -> Iterator[list[BaseProcess]]:
+    """Whatever was started is killed at the end."""
+    started: list[BaseProcess] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def started(processes: ForkServerContext, sweep: list[BaseProcess], *call: Any) -> None:
+    process = processes.Process(target=call[0], args=call[1:], daemon=True)
+    process.start()
+    sweep.append(process)
+
+
+def strike_self(sign: int) -> None:
+    """This very thread does nothing more; sent to the process, it might for a moment."""
+    signal.pthread_kill(threading.get_ident(), sign)
+
+
+def engine(published: PublishedRelease, epoch: int, at: int, sign: int) -> None:
+    """A process that fetches, and strikes itself when it has so many buckets."""
+    arrived = list[int]()
+
+    def on_bucket(bucket: int, data: Bytes) -> None:
+        del data
+        arrived.append(bucket)
+        if len(arrived) == at:
+            strike_self(sign)
+
+    reshard_end("victim", Model(2)).take(published, epoch, on_bucket)
+
+
+def ranks(told: Connection, at: int, sign: int, layout: str) -> None:
+    """A process with all ranks of a trainer, that strikes itself before bucket ``at`` is sent."""
+    count, held = (RANKS, copied(rows_of(2), 2)) if layout == "copies" else (2, rows_of(2))
+    bench = ReshardBench(count, held, timeouts=HASTY)  # a pair that forms meanwhile waits its slack
+    published = bench.publish(1)
+
+    def strike(bucket: int) -> None:
+        if bucket == at:
+            strike_self(sign)
+
+    for rank in range(count):
+        bench.struck(rank, strike)
+    told.send((published, bench.count))
+    told.recv()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_at_every_bucket_an_engine_that_is_lost_costs_the_others_nothing(
+    processes: ForkServerContext, sweep: list[BaseProcess], sign: int
+) -> None:
+    bench, models = ReshardBench(2, timeouts=PATIENT), [Model(5), Model(6)]
+    others = [reshard_end(f"g{index}", model) for index, model in enumerate(models)]
+    for epoch in range(1, bench.count + 1):
+        published = bench.publish(epoch)
+        started(processes, sweep, engine, published, epoch, epoch, sign)
+        together(*(partial(each.take, published, epoch) for each in others))
+        assert all(isinstance(each.outcome, ReceivedBuckets) for each in others)
+        assert all(serves(model, bench) for model in models)
+        bench.train()
+    for process in sweep:
+        process.kill()
+    bench.close()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_at_every_bucket_ranks_that_are_lost_leave_all_as_they_were_and_the_next_ones_heal(
+    processes: ForkServerContext, sweep: list[BaseProcess], sign: int
+) -> None:
+    model = Model(5)
+    receiver, before = reshard_end("g0", model), weights(model)
+    at, count = 0, 1
+    while at < count:
+        ours, theirs = mp.Pipe()
+        started(processes, sweep, ranks, theirs, at, sign, "shards")
+        published, count = ours.recv()
+        receiver.take(published, at + 1)
+        assert isinstance(receiver.outcome, TransferFailed), receiver.outcome
+        assert "no other rank holds bucket" in str(receiver.outcome)
+        at += 1 if sign == signal.SIGKILL else count - 1  # a hung one costs limits
+    assert equal(weights(model), before)
+    healthy = ReshardBench(2)
+    receiver.take(healthy.publish(1), 99)
+    assert serves(model, healthy)
+    healthy.close()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_is_replaced_by_the_copies_of_its_weights(
+    processes: ForkServerContext, sweep: list[BaseProcess], sign: int
+) -> None:
+    """The copy in another process: two processes with equal weights, each with all ranks."""
+    ours, theirs = mp.Pipe()
+    bench, model = ReshardBench(RANKS, copied(rows_of(2), 2), timeouts=HASTY), Model(5)
+    manifest, digest, (here,) = bench.publish(1)
+    receiver = reshard_end("g0", model)
+    buckets = [at for at, each in enumerate(here.buckets) if each.sender_by_receiver[0][1] < 2]
+    started(processes, sweep, ranks, theirs, buckets[len(buckets) // 2], sign, "copies")
+    (_, _, (there,)), _ = ours.recv()
+    assert there.digest == digest, "equal weights make equal releases"
+    senders = (
+        *there.senders[:2],
+        *here.senders[2:],
+    )  # the first two ranks are in the other process
+    route = ReshardRoute(1, digest, senders, here.buckets)
+    receiver.take(PublishedRelease(manifest, digest, (route,)), 1)
+    outcome = receiver.outcome
+    assert isinstance(outcome, ReceivedBuckets), outcome
+    assert outcome.failed
+    assert outcome.resent
+    assert serves(model, bench)
+    bench.close()
