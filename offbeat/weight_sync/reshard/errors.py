@@ -26,3 +26,16 @@ class LayoutRefused(OffbeatError):
 
     def __str__(self) -> str:
         return f"{self.what} is {self.got}, expected {self.want}"
+
+
+class LayoutNotRecorded(OffbeatError):
+    """A loader whose writes into a parameter do not form a layout."""
+
+    parameter: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.parameter} {self.problem}, so the engine's layout cannot be recorded. Send it whole "
+            "tensors: sync.transport=object_store or gloo"
+        )
