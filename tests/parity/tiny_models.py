@@ -20,6 +20,21 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
 NORMS = (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm)
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 CONFIGS: dict[str, Any] = {
     "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=False),
     "qwen3-3": Qwen3Config(**SIZES | {"num_hidden_layers": 3}, tie_word_embeddings=False),
@@ -29,6 +44,9 @@ CONFIGS: dict[str, Any] = {
         tie_word_embeddings=False,
     ),
     "llama-tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "llama-linear": LlamaConfig(**SIZES, rope_parameters=LINEAR, tie_word_embeddings=False),
+    "llama-llama3": LlamaConfig(**SIZES, rope_parameters=LLAMA3, tie_word_embeddings=False),
+    "qwen3-yarn": Qwen3Config(**SIZES, rope_parameters=YARN, tie_word_embeddings=False),
     "moe": Qwen3MoeConfig(**SIZES, **EXPERTS, tie_word_embeddings=False, norm_topk_prob=True),
 }
 

@@ -19,6 +19,7 @@ from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_ru
 from offbeat.launch.checks.finding import Finding, Level, error, ok
 from offbeat.launch.checks.gym import check_gym
 from offbeat.launch.checks.hub import fetched_commits
+from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.machine import (
     check_cores,
     check_memory,
@@ -98,6 +99,7 @@ def find(
         check_lengths(config, model) if model else (),
         check_end_tokens(config) if model else (),
         check_model_proof(config) if model else (),
+        check_layout(config) if model else (),
         check_vllm_positions(config) if model else (),
         check_teacher(config) if model else (),
         _of_each_environment(config, commits, has_model=model is not None),

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from offbeat.trainers.errors import UntrainableModel
 
 _FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen3_moe")
+_ROPES: Final = ("default", "linear", "llama3", "yarn")  # the same angles in rows of any length
 _TORCH: Final = "Train it with trainer.backend: torch"
 
 
@@ -35,6 +38,9 @@ class Architecture:
     qkv_bias: bool = False
     qk_norm: bool = False
     experts: int = 0
+    rope_frequencies: tuple[float, ...] | None = None
+    """Angle of each pair of a head's dimensions per position; None: the plain powers of ``rope_theta``."""
+    rope_scale: float = 1.0  # factor of rotated queries and keys
     experts_per_token: int = 0
     normalise_routing: bool = True  # whether the weights of a token's experts sum to 1
 
@@ -55,11 +61,15 @@ def read_architecture(path: str | Path) -> Architecture:
     values: dict[str, Any] = config.to_dict()
     family = values["model_type"]
     name = (values.get("architectures") or [family])[0]
+    if "kv_lora_rank" in values:
+        problem = "compresses keys and values (multi-head latent attention), which is not mapped"
+        raise UntrainableModel(name, problem, _TORCH)
     if family not in _FAMILIES:
         raise UntrainableModel(name, f"is none of {', '.join(_FAMILIES)}", _TORCH)
     for problem in _problems(values):
         raise UntrainableModel(name, problem, _TORCH)
     experts = config.num_experts if family == "qwen3_moe" else 0
+    frequencies, scale = _rotation(config)
     return Architecture(
         name=name,
         layers=values["num_hidden_layers"],
@@ -72,6 +82,8 @@ def read_architecture(path: str | Path) -> Architecture:
         max_positions=values["max_position_embeddings"],
         norm_eps=values["rms_norm_eps"],
         rope_theta=values["rope_parameters"]["rope_theta"],
+        rope_frequencies=frequencies,
+        rope_scale=scale,
         tied=bool(values["tie_word_embeddings"]),
         qkv_bias=family == "qwen2",
         qk_norm=family in ("qwen3", "qwen3_moe"),
@@ -81,12 +93,23 @@ def read_architecture(path: str | Path) -> Architecture:
     )
 
 
+def _rotation(config: PretrainedConfig) -> tuple[tuple[float, ...] | None, float]:
+    """Return frequencies and scale of scaled positions, by transformers' own formulas."""
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        return None, 1.0
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return tuple(frequencies.tolist()), float(scale)
+
+
 def _problems(values: dict[str, Any]) -> list[str]:
     """Return the features of a config that this trainer would compute wrongly."""
-    rope = values["rope_parameters"]["rope_type"]
+    rotated = values["rope_parameters"]
+    rope = rotated["rope_type"]
     kinds = set(values.get("layer_types") or ["full_attention"]) - {"full_attention"}
     checks = {
-        f"scales its positions by {rope!r}": rope != "default",
+        f"scales its positions by {rope!r}, not by one of {', '.join(_ROPES)}": rope not in _ROPES,
+        "rotates a part of each head": rotated.get("partial_rotary_factor", 1.0) != 1.0,
         f"has layers of kind {', '.join(sorted(kinds))}": bool(kinds),
         f"computes its MLP with {values['hidden_act']!r}": values["hidden_act"] != "silu",
         "has biases in attention": bool(values.get("attention_bias")),

@@ -6,6 +6,7 @@ Dropout is off: nothing random happens in a step, so that it can be repeated.
 # pyright: reportIncompatibleVariableOverride=false, reportMissingTypeStubs=false
 # megatron-core has no types; its ``forward`` is wrapped.
 
+import math
 from typing import Any
 
 import torch
@@ -99,7 +100,25 @@ def transformer_config(
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
         }
-    return TransformerConfig(**options)
+    config = TransformerConfig(**options)
+    if a.rope_scale != 1:
+        _scale_rotation(config, a.rope_scale)
+    return config
+
+
+def _scale_rotation(config: TransformerConfig, scale: float) -> None:
+    """Let attention multiply cosines and sines by ``scale``.
+
+    The library takes it from these attributes by yarn's formula, in which ``scale`` is then
+    ``0.1 * yarn_mscale * log(e) + 1``. Scaling the softmax would round otherwise than transformers.
+    """
+    attributes = {
+        "yarn_rotary_scaling_factor": math.e,
+        "yarn_mscale": 10 * (scale - 1),
+        "yarn_mscale_all_dim": 0.0,
+    }
+    for name, value in attributes.items():
+        setattr(config, name, value)
 
 
 def build_model(
@@ -118,9 +137,7 @@ def build_model(
         rotary_base=architecture.rope_theta,  # pyright: ignore[reportArgumentType] -- a power's base
         share_embeddings_and_output_weights=architecture.tied,
     )
-    model.rotary_pos_emb = PackedRotary(
-        architecture.head_dim, architecture.rope_theta, model.pg_collection.cp
-    )
+    model.rotary_pos_emb = PackedRotary(architecture, model.pg_collection.cp)
     mark_weights(model)
     if layout.is_last_stage:
         # ``Forward`` gathers the inputs of the head, which are fewer than the head itself would gather.
@@ -150,14 +167,17 @@ def in_data_parallel(
 class PackedRotary(RotaryEmbedding):
     """Rotary embedding for rows whose positions do not count up: samples share a prompt."""
 
-    def __init__(self, dim: int, base: float, context_group: ProcessGroup) -> None:
+    def __init__(self, architecture: Architecture, context_group: ProcessGroup) -> None:
         super().__init__(
-            dim,
+            architecture.head_dim,
             rotary_percent=1.0,
-            rotary_base=base,  # pyright: ignore[reportArgumentType] -- a power's base
+            rotary_base=architecture.rope_theta,  # pyright: ignore[reportArgumentType] -- a power's base
             use_cpu_initialization=True,
             cp_group=context_group,
         )
+        if architecture.rope_frequencies is not None:
+            # The library's own scaling is that of one model: it takes no ``original_max_position``.
+            self.inv_freq = torch.tensor(architecture.rope_frequencies, dtype=torch.float32)
         # Positions of the current microbatch; None: 0, 1, ..
         self.positions_RT: Tensor | None = None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import torch.distributed as dist
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
 
 from offbeat.messages.training import StepResult
@@ -132,8 +133,27 @@ class ExpertsAsDense(MegatronTrainer):
         return model
 
 
+class LibraryRope(MegatronTrainer):
+    """Scaled positions as the library has them: for a model of 8,192 positions, whatever the config says."""
+
+    def _build(self, config: Any) -> Any:
+        model = super()._build(config)
+        a = self.architecture
+        library = RotaryEmbedding(
+            a.head_dim,
+            rotary_percent=1.0,
+            rotary_base=int(a.rope_theta),
+            rope_scaling=True,
+            use_cpu_initialization=True,
+            cp_group=model.pg_collection.cp,
+        )
+        model.rotary_pos_emb.inv_freq = library.inv_freq
+        return model
+
+
 LAYOUT_BUGS: dict[str, type[MegatronTrainer]] = {
-    each.__name__: each for each in (OwnKeysOnly, CountedPerContextRank, ExpertsAsDense)
+    each.__name__: each
+    for each in (OwnKeysOnly, CountedPerContextRank, ExpertsAsDense, LibraryRope)
 }
 
 

@@ -19,6 +19,7 @@ from megatron_bugs import (
     Recording,
     differences,
     hooked,
+    main_grads,
     witness,
 )
 from megatron_cases import JobStep, Told
@@ -38,6 +39,7 @@ from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.gradients import Gradients
 from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.parts import BackendParts
+from offbeat.trainers.megatron.rank_bytes import RankBytes, rank_parameters
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.ranks.assembly import source_of
 from offbeat.trainers.ranks.dispatch import Replicas, shares
@@ -320,6 +322,20 @@ def places(
         and parallel_state.is_pipeline_last_stage(),
     }
     return (replicas.share_of(rank), rank in replicas.leaders), own, library
+
+
+def held(path: Path, cut: Cut, step: JobStep) -> tuple[dict[str, Any], dict[str, Any], RankBytes]:
+    """Shapes of this rank's parameters as declared and as they are, and its bytes after a step."""
+    trainer = make(path, cut)
+    run_step(trainer, step, 1, StepKey(1, 1, 0))
+    shapes = {name: tuple(each.shape) for name, each in trainer.model.named_parameters()}
+    kinds = trainer.optimizer.state().values()
+    measured = RankBytes(
+        sum(each.nbytes for each in trainer.local_weights.values()),
+        sum(each.nbytes for each in main_grads(trainer.model).values()),
+        sum(each.nbytes for kind in kinds for each in kind.values()),
+    )
+    return rank_parameters(trainer.architecture, trainer.layout), shapes, measured
 
 
 def identities(path: Path, cut: Cut) -> tuple[Any, int]:

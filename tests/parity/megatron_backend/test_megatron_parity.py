@@ -180,8 +180,15 @@ def test_several_optimizer_steps_are_those_of_the_torch_trainer(
         ("qwen2", Ranks(tensor=2, sequence=True)),
         ("qwen2", Ranks(pipeline=2)),
         ("qwen2", Ranks(shared_prompt=False, max_tokens=40)),
+        ("llama-linear", Ranks(pipeline=2)),
+        ("llama-llama3", Ranks(tensor=2)),
+        ("llama-llama3", Ranks(shared_prompt=False, max_tokens=40)),
+        ("qwen3-yarn", Ranks(context=2)),
+        ("qwen3-yarn", Ranks(tensor=2, sequence=True)),
     ],
-    ids=lambda each: each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}",
+    ids=lambda each: (
+        each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}c{each.context}"
+    ),
 )
 def test_every_family_trains_alike(
     megatron_world: MegatronWorld,

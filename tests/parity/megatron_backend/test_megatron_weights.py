@@ -19,9 +19,12 @@ from parity_cases import MegatronCut as Cut
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from offbeat.trainers.megatron.architecture import read_architecture
+from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.receiver import ModuleReceiver
+from offbeat.weight_sync.reshard.grid import ModelGrid
 
 Models = Callable[[str], Path]
 
@@ -215,6 +218,39 @@ def test_a_vllm_engine_is_sent_the_names_of_the_models_files(
     assert {spec.name: tuple(spec.shape) for spec in manifest.tensors} == {
         name: tuple(tensor.shape) for name, tensor in held.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("model", "cut"),
+    [
+        ("qwen2", Cut(tensor=2)),
+        ("qwen3-3", Cut(pipeline=2, stages=(2, 1), dtype="bfloat16")),
+        ("qwen3-tied", Cut(pipeline=2, dtype="float32")),
+        ("moe", Cut(tensor=2, expert=2, sequence=True, dtype="float32")),
+        ("moe", Cut(tensor=2, expert_tensor=2, sequence=True, dtype="float32")),
+    ],
+    ids=["t2", "p2 of 2 + 1", "p2 tied", "t2e2", "t2et2"],
+)
+def test_a_rank_holds_the_bytes_that_are_declared(
+    megatron_world: MegatronWorld, models: Models, step: Step, model: str, cut: Cut
+) -> None:
+    grid = ModelGrid(
+        tensor=cut.tensor,
+        pipeline=cut.pipeline,
+        expert=cut.expert,
+        expert_tensor=cut.expert_tensor,
+        stages=cut.stages or (),
+    )
+    job_step = JobStep.of(step, TOKENS)
+    replies = megatron_world.run(cut.ranks, "held", path=models(model), cut=cut, step=job_step)
+    assert all(declared == shapes for declared, shapes, _ in replies)
+    largest = largest_rank(
+        read_architecture(models(model)),
+        grid,
+        cut.dtype,  # pyright: ignore[reportArgumentType] -- of the recipe's dtypes
+        sharded=False,
+    )
+    assert max((each for *_, each in replies), key=lambda each: each.total) == largest
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import DeepseekV3Config, GPT2Config, Qwen3Config, Qwen3MoeConfig
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.megatron.architecture import read_architecture
@@ -47,8 +48,8 @@ def test_an_expert_has_the_size_of_one_expert(tmp_path: Path) -> None:
     ("feature", "named"),
     [
         (
-            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
-            "scales its positions by 'linear'",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "scales its positions by 'dynamic', not by one of default, linear, llama3, yarn",
         ),
         (
             {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True},
@@ -69,6 +70,23 @@ def test_a_feature_that_it_would_compute_wrongly_is_refused_by_name(
 def test_a_mixture_of_dense_layers_and_experts_is_refused(tmp_path: Path) -> None:
     Qwen3MoeConfig(**SIZES, num_experts=4, decoder_sparse_step=2).save_pretrained(tmp_path)
     with pytest.raises(UntrainableModel, match="mixes dense layers and layers of experts"):
+        read_architecture(tmp_path)
+
+
+def test_scaled_positions_are_those_of_transformers(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 64}
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, **sizes}
+    config = Qwen3Config(**SIZES, rope_parameters=rope, max_position_embeddings=256)
+    config.save_pretrained(tmp_path)
+    want = Qwen3RotaryEmbedding(config)
+    read = read_architecture(tmp_path)
+    assert read.rope_frequencies == tuple(want.inv_freq.tolist())
+    assert read.rope_scale == want.attention_scaling > 1
+
+
+def test_latent_attention_is_refused_by_name(tmp_path: Path) -> None:
+    DeepseekV3Config(num_hidden_layers=2).save_pretrained(tmp_path)
+    with pytest.raises(UntrainableModel, match="multi-head latent attention"):
         read_architecture(tmp_path)
 
 

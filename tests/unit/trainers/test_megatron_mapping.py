@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnmappedParameter
 from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.mapping import TensorBox, boxes_of, padded_vocabulary
+from offbeat.trainers.megatron.mapping import TensorBox, boxes_of
+from offbeat.trainers.megatron.rank_bytes import rank_parameters
 from offbeat.weight_sync.reshard.grid import ModelGrid
 from offbeat.weight_sync.reshard.region import Region
 
@@ -70,42 +71,9 @@ def cuts(draw: st.DrawFn) -> tuple[Architecture, ModelGrid]:
     return architecture, grid
 
 
-def shapes_of(a: Architecture, layout: ParallelLayout) -> dict[str, tuple[int, ...]]:
-    """A rank's parameters as the library makes them."""
-    tensor, shapes = layout.grid.tensor, dict[str, tuple[int, ...]]()
-    rows = padded_vocabulary(a, layout) // tensor
-    if layout.is_first_stage:
-        shapes["embedding.word_embeddings.weight"] = (rows, a.hidden)
-    for layer in range(len(layout.grid.layers_of(layout.pipeline_rank, a.layers))):
-        at, heads = f"decoder.layers.{layer}.", (a.heads + 2 * a.groups) // tensor
-        shapes[f"{at}input_layernorm.weight"] = (a.hidden,)
-        shapes[f"{at}self_attention.linear_qkv.weight"] = (heads * a.head_dim, a.hidden)
-        if a.qkv_bias:
-            shapes[f"{at}self_attention.linear_qkv.bias"] = (heads * a.head_dim,)
-        if a.qk_norm:
-            shapes[f"{at}self_attention.q_layernorm.weight"] = (a.head_dim,)
-            shapes[f"{at}self_attention.k_layernorm.weight"] = (a.head_dim,)
-        wide = a.heads * a.head_dim // tensor
-        shapes[f"{at}self_attention.linear_proj.weight"] = (a.hidden, wide)
-        shapes[f"{at}pre_mlp_layernorm.weight"] = (a.hidden,)
-        mlps, parts = [f"{at}mlp."], tensor
-        if a.experts:
-            here, parts = range(a.experts // layout.grid.expert), layout.grid.expert_tensor_ranks
-            mlps = [f"{at}mlp.experts.local_experts.{expert}." for expert in here]
-            shapes[f"{at}mlp.router.weight"] = (a.experts, a.hidden)
-        for mlp in mlps:
-            shapes[f"{mlp}linear_fc1.weight"] = (2 * a.intermediate // parts, a.hidden)
-            shapes[f"{mlp}linear_fc2.weight"] = (a.hidden, a.intermediate // parts)
-    if layout.is_last_stage:
-        shapes["decoder.final_layernorm.weight"] = (a.hidden,)
-        if not (a.tied and layout.is_first_stage):
-            shapes["output_layer.weight"] = (rows, a.hidden)
-    return shapes
-
-
 def world_of(a: Architecture, grid: ModelGrid) -> list[list[TensorBox]]:
     layouts = [ParallelLayout(grid, rank) for rank in range(grid.ranks)]
-    return [boxes_of(shapes_of(a, layout), a, layout) for layout in layouts]
+    return [boxes_of(rank_parameters(a, layout), a, layout) for layout in layouts]
 
 
 @given(cuts())
@@ -137,7 +105,7 @@ def test_a_rank_s_boxes_cover_its_parameters_without_overlap(
 ) -> None:
     a, grid = cut
     layout = ParallelLayout(grid, grid.ranks - 1)
-    shapes = shapes_of(a, layout)
+    shapes = rank_parameters(a, layout)
     covered = {name: np.zeros(shape, int) for name, shape in shapes.items()}
     for box in boxes_of(shapes, a, layout):
         covered[box.parameter][box.local.slices] += 1

@@ -1,0 +1,47 @@
+"""Checks that the megatron trainer knows a model and can divide it, from its config alone.
+
+transformers, whose import takes seconds, is imported only if a recipe needs it.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig
+from offbeat.launch.checks.finding import Finding, error, ok, size
+
+_LAYOUT: Final = "layout"
+
+
+def check_layout(config: RunConfig) -> Iterator[Finding]:
+    """Check the parallel sizes of a megatron trainer, and say what its largest rank holds."""
+    trainer = config.trainer
+    if not isinstance(trainer, MegatronTrainerConfig):
+        return
+    from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.megatron.architecture import read_architecture
+    from offbeat.trainers.megatron.layout import grid_of
+    from offbeat.trainers.megatron.layout_rules import broken_rules
+    from offbeat.trainers.megatron.rank_bytes import largest_rank
+
+    try:
+        architecture = read_architecture(config.model.path)
+    except UntrainableModel as refused:
+        yield error("model", f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        return
+    grid = grid_of(trainer)
+    broken = list(broken_rules(architecture, grid, sequence_parallel=trainer.sequence_parallel))
+    for each in broken:
+        yield error(
+            _LAYOUT, f"{each.setting}={each.got} does not fit the model", f"Set it to {each.want}."
+        )
+    if broken:
+        return
+    dtype = config.model.dtype
+    sharded = trainer.device != "cpu" and dtype != "float64"
+    held = largest_rank(architecture, grid, dtype, sharded=sharded)
+    yield ok(
+        _LAYOUT,
+        f"{grid.ranks} ranks; the largest holds {size(held.total)}: weights {size(held.weights)}, "
+        f"gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; activations come on top",
+    )

@@ -1,0 +1,103 @@
+"""Shapes of the parameters that one rank holds of a model, and their bytes by kind. Pure."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.trainers.megatron.mapping import padded_vocabulary
+from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.reshard.region import Shape
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RankBytes:
+    """Bytes that a rank holds throughout a step; activations come on top."""
+
+    weights: int
+    gradients: int
+    optimizer: int  # masters and moments
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer
+
+
+def largest_rank(
+    architecture: Architecture,
+    grid: ModelGrid,
+    dtype: Literal["float32", "bfloat16", "float64"],
+    *,
+    sharded: bool,
+) -> RankBytes:
+    """Return the bytes of the rank that holds most; ranks of one stage hold equally much.
+
+    Args:
+        architecture: The model.
+        grid: The parallel sizes, which fit it.
+        dtype: Dtype of the weights.
+        sharded: Whether copies of a weight share its optimizer state, as on CUDA.
+    """
+    stages = (ParallelLayout(grid, stage * grid.stage_ranks) for stage in range(grid.pipeline))
+    return max(
+        (_rank_bytes(architecture, layout, dtype, sharded=sharded) for layout in stages),
+        key=lambda each: each.total,
+    )
+
+
+def _rank_bytes(a: Architecture, layout: ParallelLayout, dtype: str, *, sharded: bool) -> RankBytes:
+    grid, shapes = layout.grid, rank_parameters(a, layout)
+    experts = sum(prod(shape) for name, shape in shapes.items() if ".local_experts." in name)
+    dense = sum(map(prod, shapes.values())) - experts
+    wide = 8 if dtype == "float64" else _FLOAT32
+    each = 2 if dtype == "bfloat16" else wide
+    states = (3 if each < wide else 2) * wide  # a master, if the weights have 16 bits, two moments
+    held = float(dense + experts)
+    if sharded:
+        held = dense / (grid.context * grid.data)
+        held += experts * grid.expert * grid.expert_tensor_ranks / grid.stage_ranks
+    total = dense + experts
+    return RankBytes(total * each, total * wide, round(held * states))
+
+
+def rank_parameters(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]:
+    """Return the shapes of a rank's parameters by the library's names."""
+    tensor, shapes = layout.grid.tensor, dict[str, Shape]()
+    rows = padded_vocabulary(a, layout) // tensor
+    if layout.is_first_stage:
+        shapes["embedding.word_embeddings.weight"] = (rows, a.hidden)
+    for layer in range(len(layout.grid.layers_of(layout.pipeline_rank, a.layers))):
+        shapes |= _layer(f"decoder.layers.{layer}.", a, layout)
+    if layout.is_last_stage:
+        shapes["decoder.final_layernorm.weight"] = (a.hidden,)
+        if not (a.tied and layout.is_first_stage):
+            shapes["output_layer.weight"] = (rows, a.hidden)
+    return shapes
+
+
+def _layer(at: str, a: Architecture, layout: ParallelLayout) -> dict[str, Shape]:
+    tensor = layout.grid.tensor
+    rows = (a.heads + 2 * a.groups) * a.head_dim // tensor
+    shapes: dict[str, Shape] = {
+        f"{at}input_layernorm.weight": (a.hidden,),
+        f"{at}self_attention.linear_qkv.weight": (rows, a.hidden),
+        f"{at}self_attention.linear_proj.weight": (a.hidden, a.heads * a.head_dim // tensor),
+        f"{at}pre_mlp_layernorm.weight": (a.hidden,),
+    }
+    if a.qkv_bias:
+        shapes[f"{at}self_attention.linear_qkv.bias"] = (rows,)
+    if a.qk_norm:
+        shapes[f"{at}self_attention.q_layernorm.weight"] = (a.head_dim,)
+        shapes[f"{at}self_attention.k_layernorm.weight"] = (a.head_dim,)
+    mlps, parts = [f"{at}mlp."], tensor
+    if a.experts:
+        here, parts = range(a.experts // layout.grid.expert), layout.grid.expert_tensor_ranks
+        mlps = [f"{at}mlp.experts.local_experts.{expert}." for expert in here]
+        shapes[f"{at}mlp.router.weight"] = (a.experts, a.hidden)
+    for mlp in mlps:
+        shapes[f"{mlp}linear_fc1.weight"] = (2 * a.intermediate // parts, a.hidden)
+        shapes[f"{mlp}linear_fc2.weight"] = (a.hidden, a.intermediate // parts)
+    return shapes

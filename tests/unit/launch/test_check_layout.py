@@ -1,0 +1,85 @@
+"""``offbeat check`` of a megatron trainer: what its config says of the model and the ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GPT2Config, Qwen3Config, Qwen3MoeConfig
+
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.finding import Finding, Level
+from offbeat.launch.checks.layout import check_layout
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 92,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_experts": 160,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1536,
+    "tie_word_embeddings": False,
+}
+LARGE = {"tensor_parallel": 8, "pipeline_parallel": 4, "expert_parallel": 16}
+
+
+def findings(path: Path, **trainer: Any) -> list[Finding]:
+    recipe = {
+        "steps": 1,
+        "model": {"path": str(path), "dtype": "bfloat16"},
+        "trainer": {"backend": "megatron", "device": "cuda", "gpus": 1, **trainer},
+    }
+    return list(check_layout(RunConfig.model_validate(recipe)))
+
+
+@pytest.mark.parametrize("more", [{"data_parallel": 2}, {"context_parallel": 2}])
+def test_layouts_of_sixty_four_ranks_are_taken_with_the_bytes_of_a_rank(
+    tmp_path: Path, more: dict[str, int]
+) -> None:
+    Qwen3MoeConfig(**SIZES).save_pretrained(tmp_path)
+    (found,) = findings(tmp_path, sequence_parallel=True, **LARGE, **more)
+    # 23 layers of 10 experts of 3 x 4,096 x 1,536, of attention / 8, of a router; embedding / 8.
+    layer = 10 * 3 * 4096 * 1536 + (2 * 96 + 2 * 8) * 128 * 4096 // 8 + 160 * 4096 + 2 * 4096 + 256
+    weights = 23 * layer + 125 * 4096 + 4096
+    assert found.level is Level.OK
+    assert found.message.startswith("64 ranks; the largest holds ")
+    assert f"weights {2 * weights / 2**30:.3g} GiB, gradients {4 * weights / 2**30:.3g} GiB" in (
+        found.message
+    )
+
+
+def test_copies_share_the_optimizer_on_cuda_and_experts_have_other_copies(tmp_path: Path) -> None:
+    Qwen3MoeConfig(**SIZES).save_pretrained(tmp_path)
+    (alone,) = findings(tmp_path, sequence_parallel=True, **LARGE, context_parallel=2)
+    (shared,) = findings(
+        tmp_path, sequence_parallel=True, **LARGE, context_parallel=2, data_parallel=2
+    )
+    first, second = (each.message.partition("optimizer ")[2].split()[0] for each in (alone, shared))
+    assert float(second) == pytest.approx(float(first) / 2, rel=0.01)
+
+
+def test_every_size_that_does_not_fit_is_named_with_what_to_set(tmp_path: Path) -> None:
+    Qwen3MoeConfig(**SIZES).save_pretrained(tmp_path)
+    problems = findings(tmp_path, tensor_parallel=16, pipeline_parallel=8)
+    assert [each.level for each in problems] == [Level.ERROR] * 3
+    assert [each.message.split("=")[0] for each in problems] == [
+        "trainer.tensor_parallel",
+        "trainer.pipeline_parallel",
+        "trainer.sequence_parallel",
+    ]
+    assert "layers_per_stage to [11, 11, 12, 12, 12, 12, 11, 11]" in problems[1].fix
+
+
+def test_a_model_that_is_not_mapped_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+    GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    (found,) = findings(tmp_path)
+    assert found.level is Level.ERROR
+    assert "is none of qwen2, qwen3, llama, qwen3_moe" in found.message
+
+
+def test_other_backends_have_no_layout(tmp_path: Path) -> None:
+    Qwen3Config().save_pretrained(tmp_path)
+    recipe = {"steps": 1, "model": {"path": str(tmp_path)}}
+    assert list(check_layout(RunConfig.model_validate(recipe))) == []
