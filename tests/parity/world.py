@@ -50,9 +50,9 @@ class World:
             ranks,
             COLLECTIVE_S,
         )
-        for _, connection in self._workers[:ranks]:
-            connection.send((at, job, arguments))
-        replies = [self._reply(rank) for rank in range(ranks)]
+        # Imports take longer than ranks wait for each other, on a machine that is busy.
+        self._on_each(ranks, (None, job, {}))
+        replies = self._on_each(ranks, (at, job, arguments))
         for rank, (failed, reply) in enumerate(replies):
             if failed:
                 raise WorkerFailed(f"rank {rank} of {ranks}:\n{reply}")
@@ -73,6 +73,11 @@ class World:
         process.start()
         there.close()
         self._workers.append((process, here))
+
+    def _on_each(self, ranks: int, task: Any) -> list[tuple[bool, Any]]:
+        for _, connection in self._workers[:ranks]:
+            connection.send(task)
+        return [self._reply(rank) for rank in range(ranks)]
 
     def _reply(self, rank: int) -> tuple[bool, Any]:
         connection = self._workers[rank][1]
@@ -108,8 +113,11 @@ def work(rank: int, connection: Connection) -> None:
         connection.send(reply)
 
 
-def run_job(rank: int, at: WorldRendezvous, job: str, arguments: dict[str, Any]) -> Any:
-    """One job in a process group of its own, made as a run makes it; alone without one."""
+def run_job(rank: int, at: WorldRendezvous | None, job: str, arguments: dict[str, Any]) -> Any:
+    """One job in a process group of its own, made as a run makes it; alone without one.
+
+    Without a place to meet, its module is imported and nothing else.
+    """
     import torch.distributed as dist  # noqa: PLC0415
 
     from offbeat.trainers.ranks.peers import SingleRank  # noqa: PLC0415
@@ -117,6 +125,8 @@ def run_job(rank: int, at: WorldRendezvous, job: str, arguments: dict[str, Any])
 
     module, _, name = job.partition(":")
     function = getattr(importlib.import_module(module), name)
+    if at is None:
+        return None
     if at.size == 1:
         return function(SingleRank(), **arguments)
     peers = join(at, rank, "cpu", HOST)
