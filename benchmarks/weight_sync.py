@@ -34,7 +34,7 @@ from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.gloo_receiver import GlooReceiver
 from offbeat.weight_sync.transports.gloo_sender import GlooSender
-from offbeat.weight_sync.transports.group import Device, joined, meet
+from offbeat.weight_sync.transports.group import BroadcastGroup, Device, joined, meet
 from offbeat.weight_sync.transports.messages import RoundPlan, Route, TransferTimeouts
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
@@ -129,7 +129,8 @@ class Receiver:
     def bare(self, route: Route, plan: RoundPlan, rank: int, sizes: list[int]) -> float:
         """Seconds of nothing but broadcasts."""
         buffers = [np.ones(size, np.uint8) for size in sizes]  # touched: no page faults below
-        with joined(meet(route, "bare", plan, rank), Device(HOST, TIMEOUTS.slack_s)) as group:
+        place, device = meet(route, "bare", plan, rank), Device(HOST, TIMEOUTS.slack_s)
+        with joined(place, device, BroadcastGroup) as group:
             group.broadcast(np.zeros(1, np.uint8), TIMEOUTS.slack_s)
             since = time.perf_counter()
             for buffer in buffers:
@@ -202,7 +203,7 @@ def gloo(
         plan = RoundPlan(round_, group.names)
         group.ask("bare", *[(route, plan, 1 + each, sizes) for each in range(receivers)])
         place = sender._meeting.of("bare", plan, 0)  # noqa: SLF001 -- a broadcast of our own
-        with joined(place, Device(HOST, TIMEOUTS.slack_s)) as ranks:
+        with joined(place, Device(HOST, TIMEOUTS.slack_s), BroadcastGroup) as ranks:
             ranks.broadcast(np.zeros(1, np.uint8), TIMEOUTS.slack_s)
             for buffer in buffers:
                 ranks.broadcast(buffer, TIMEOUTS.of(buffer.nbytes))
