@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from offbeat.config.clash import Clash
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.rollout import RolloutConfig
 
 
@@ -26,6 +27,8 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
             f"Leave environment.{other} out, and pass arguments in environment.command; or leave "
             "environment.command out.",
         )
+    if environment.episodes_per_child is not None:
+        yield from _episodes_per_child_clashes(environment)
     if environment.is_agent and environment.max_turns > 1:
         yield Clash(
             ("environment.max_turns", "environment.name"),
@@ -39,6 +42,24 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
             f"environment.variables={list(environment.variables)} is not used: only the processes of "
             "an agent are kept from the variables of the worker",
             "Leave environment.variables out.",
+        )
+
+
+def _episodes_per_child_clashes(environment: EnvironmentConfig) -> Iterator[Clash]:
+    key = f"environment.episodes_per_child={environment.episodes_per_child}"
+    if environment.name != "agent":
+        yield Clash(
+            ("environment.episodes_per_child", "environment.name"),
+            f"{key} is not used: only the processes of name=agent play several episodes at once",
+            "Leave environment.episodes_per_child out; environment.reward_concurrency is for calls "
+            "of an async reward.",
+        )
+    elif environment.command and environment.episodes_per_child != 1:
+        yield Clash(
+            ("environment.episodes_per_child", "environment.command"),
+            f"{key} cannot be: with each episode of a program its process group ends, and whatever it "
+            "has left in it",
+            "Leave environment.episodes_per_child out, and raise environment.reward_workers.",
         )
 
 

@@ -20,6 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from offbeat.endpoint.descriptors import raise_descriptor_limit
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import Branch, SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
@@ -66,8 +67,10 @@ class AgentGroups:
         """Start the agent processes, then listen.
 
         Raises:
+            TooFewDescriptors: For a connection of every episode.
             RewardFailed: The agent cannot be imported.
         """
+        raise_descriptor_limit(self._agent.episodes)
         await self._agent.start()
         await self._endpoint.start()
 

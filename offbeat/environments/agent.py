@@ -3,10 +3,10 @@
     ``async def run(task: dict, client: AgentClient, **options) -> float | {"reward": float, ...}``
 
 ``task`` is the row of the data file; ``client`` has the address, the key and the name of the model
-for this sample. The function runs in child processes (``killable``), one episode at a time in each:
-a call that is cancelled, or whose process dies, costs one sample. A child inherits only variables
-of an allow-list, so that no token of the worker is in the hands of code that a model may have
-written.
+for this sample. The function runs in child processes, many episodes at once in each
+(``episode_process``): a call that is cancelled costs one sample, and so does a process that dies,
+because the others in it are played again. A child inherits only variables of an allow-list, so that
+no token of the worker is in the hands of code that a model may have written.
 """
 
 from typing import Final
@@ -14,7 +14,9 @@ from typing import Final
 import msgspec
 
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.episode_pool import EpisodePool
+from offbeat.environments.episode_process import EpisodeLimits
+from offbeat.environments.killable import RewardFailed, RewardTarget
 from offbeat.environments.reward_failure import group_failure
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.groups import RolloutTask
@@ -45,8 +47,10 @@ _REASONS: Final = {
 class AgentFunction:
     """Runs a user's agent function in killable children."""
 
-    def __init__(self, target: RewardTarget, workers: int) -> None:
-        self._pool = RewardPool(target, workers)
+    def __init__(self, target: RewardTarget, workers: int, limits: EpisodeLimits) -> None:
+        self.episodes = workers * limits.at_once
+        """Episodes that run at once."""
+        self._pool = EpisodePool(target, workers, limits)
 
     async def start(self) -> None:
         """Start all children.
@@ -61,18 +65,16 @@ class AgentFunction:
         await self._pool.close()
 
     async def run(self, task: RolloutTask, client: AgentClient) -> NamedRewards:
-        """Play one episode and return its rewards; an episode that is cancelled is killed.
+        """Play one episode and return its rewards; an episode that is cancelled is ended.
 
         Raises:
             EnvironmentUnavailable: The agent raised it.
             RolloutFailed: ``agent_raised``, ``agent_process_died``, ``agent_answered_twice``,
                 ``reward_none``, ``reward_wrong_type``, ``reward_not_finite``: of kind DATA.
-                ``reward_import_failed`` is a BUG.
+                ``agent_process_lost`` is INFRASTRUCTURE, ``reward_import_failed`` is a BUG.
         """
         try:
-            (answer,) = await self._pool.answers(
-                task.prompt.data, [msgspec.json.encode(client).decode()]
-            )
+            answer = await self._pool.play(task.prompt.data, msgspec.json.encode(client).decode())
         except RewardFailed as error:
             reason = _REASONS.get(error.reason, error.reason)
             raise group_failure(task, error, reason) from error

@@ -1,6 +1,5 @@
 """One call of a user's agent function, in its child process."""
 
-import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,8 +20,7 @@ _MOST_NAMES: Final = 32
 def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]:
     """Return an async agent function in the form of an async reward function.
 
-    What a reward function gets as response is here an ``AgentClient`` as JSON. Tasks that the agent
-    leaves running are cancelled before its reward counts: the next call is another sample's.
+    What a reward function gets as response is here an ``AgentClient`` as JSON.
 
     Raises:
         TypeError: The function is not ``async def``.
@@ -31,13 +29,10 @@ def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]
         raise TypeError("it is not async: write async def run(task, client)")
 
     async def scored(row: dict[str, Any], client: str, **options: Any) -> object:  # noqa: ANN401
-        before = asyncio.all_tasks()
         try:
             value = await run(row, msgspec.json.decode(client, type=AgentClient), **options)
         except EnvironmentUnavailable as error:
             return unavailable(describe(error))
-        finally:
-            await _cancelled(asyncio.all_tasks() - before)
         return _reward_in(value)
 
     return scored
@@ -66,9 +61,3 @@ def _reward_in(value: object) -> object:
             return BadReward(reward.reason, f"{name}: {reward.detail}")
         by_name[str(name)] = reward
     return NamedRewards(by_name.pop(_REWARD), by_name)
-
-
-async def _cancelled(left: set[asyncio.Task[Any]]) -> None:
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)

@@ -21,6 +21,7 @@ from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.demonstrations import row_problem as demonstration_problem
+from offbeat.environments.episode_process import EpisodeLimits
 from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
@@ -269,8 +270,7 @@ def make_agent(
             raise BadEnvironment("environment.command", problem)
         target = _reward_target(config, agent_program.TARGET, working_dir, "")
         command = [program, *config.command[1:]]
-        # Its process group ends with each episode, and whatever the program has left in it.
-        target = replace(target, options={"command": command}, calls_per_child=1)
+        target = replace(target, options={"command": command})
     elif config.target is not None:
         source = began_with.get(ENVIRONMENT, "")
         target = _reward_target(config, config.target, working_dir, source)
@@ -295,12 +295,13 @@ def make_verifiers(config: EnvironmentConfig, working_dir: Path, model_path: str
 def _agent(config: EnvironmentConfig, target: RewardTarget) -> AgentFunction:
     agent = replace(
         target,
-        is_agent=True,
         limits=None,
         deadline_s=None,
         variables=(*INHERITED, *config.variables),
     )
-    return AgentFunction(agent, config.reward_workers)
+    # The process group of a program ends with each episode, and whatever it has left in it.
+    limits = EpisodeLimits(config.episodes_at_once, 1 if config.command else None)
+    return AgentFunction(agent, config.reward_workers, limits)
 
 
 def _file_prompts(

@@ -1,7 +1,8 @@
 """Messages between a reward child and its parent: length-prefixed JSON, never pickle.
 
-Parent: ``Hello`` once, then one ``RewardCall`` per group. Child: ``Ready`` or ``Refused`` once,
-then one ``RewardReply`` per sample. JSON rather than MessagePack, because a row may hold integers
+Parent: ``Hello`` once, then one ``RewardCall`` per group, or per episode of an agent, which
+``CancelCall`` may end. Child: ``Ready`` or ``Refused`` once, then one ``RewardReply`` per sample.
+JSON rather than MessagePack, because a row may hold integers
 of any size.
 """
 
@@ -22,16 +23,25 @@ class Hello(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     memory_mib: int
     source: str = ""  # digest that the target's source has to have; empty: any
-    is_agent: bool = False  # the target takes an ``AgentClient`` where a reward takes a response
+    mark_fd: int | None = None  # of an ``EpisodeMark``: the target is an agent; None: a reward
     limits: CallLimits | None = None  # of an async function's calls; None: none
 
 
-class RewardCall(msgspec.Struct, frozen=True):
-    """Request to score responses to one prompt. Calls of a child are numbered from 1."""
+class RewardCall(msgspec.Struct, frozen=True, tag=True):
+    """Request to score responses to one prompt. Calls of a child are numbered from 1.
+
+    To an agent it is an episode: the prompt is its task, the one response an ``AgentClient``.
+    """
 
     number: int
     prompt: msgspec.Raw  # the row as JSON
     responses: list[str]
+
+
+class CancelCall(msgspec.Struct, frozen=True, tag=True):
+    """Request to end an episode, which is replied to as at any other end."""
+
+    number: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

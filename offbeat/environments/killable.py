@@ -22,6 +22,7 @@ import msgspec
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.frames import (
     LONGEST_ANSWER_BYTES,
+    CancelCall,
     Hello,
     Ready,
     Refused,
@@ -63,9 +64,7 @@ class RewardTarget:
     deadline_s: float | None  # of one sample's call; None: the caller cancels late calls
     start_s: float  # to start the process and import the target in it
     source: str = ""  # digest of the target's source when the run began; empty: not known
-    is_agent: bool = False  # see ``Hello``
     variables: tuple[str, ...] | None = None  # of the environment, that it inherits; None: all
-    calls_per_child: int | None = None  # after so many a child is replaced; None: never
     limits: CallLimits | None = None  # of an async function's calls; None: none
 
 
@@ -81,8 +80,8 @@ class RewardChild:
     calls: int = 0  # number of calls begun
 
     @classmethod
-    async def start(cls, target: RewardTarget) -> Self:
-        """Start a process and import the target in it.
+    async def start(cls, target: RewardTarget, mark_fd: int | None = None) -> Self:
+        """Start a process and import the target in it; ``mark_fd`` is for an agent, see ``Hello``.
 
         Raises:
             RewardFailed: ``reward_import_failed``, or the process died or hung in its imports.
@@ -96,13 +95,13 @@ class RewardChild:
             raise
         try:
             with theirs:
-                process = await _spawn(theirs, target)
+                process = await _spawn(theirs, target, mark_fd)
         except BaseException:
             writer.close()
             raise
         child = cls(target, process, reader, writer)
         try:
-            await child._greet()
+            await child._greet(mark_fd)
         except BaseException:
             await child.close()
             raise
@@ -123,9 +122,9 @@ class RewardChild:
         deadline_s, loop = self.target.deadline_s, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(deadline_s) as deadline:
-                self.writer.write(framed(call))
+                self.send(call)
                 for _ in call.responses:
-                    answer = await self._receive()
+                    answer = await self.receive()
                     if not isinstance(answer, RewardReply) or answer.sample >= len(responses):
                         raise RewardFailed("reward_process_died", f"it sent {answer!r}, no answer")
                     if answer.call != call.number or answer.sample in answers:
@@ -145,6 +144,9 @@ class RewardChild:
             ) from None
         return [answers[sample] for sample in range(len(responses))]
 
+    def send(self, message: Hello | RewardCall | CancelCall) -> None:
+        self.writer.write(framed(message))
+
     async def close(self) -> None:
         """Kill the process group and wait until the process is gone."""
         self.kill()
@@ -157,7 +159,7 @@ class RewardChild:
         with suppress(ProcessLookupError):  # it has already ended
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    async def _greet(self) -> None:
+    async def _greet(self, mark_fd: int | None) -> None:
         target = self.target
         hello = Hello(
             target.target,
@@ -165,13 +167,13 @@ class RewardChild:
             target.options,
             target.memory_mib,
             target.source,
-            target.is_agent,
+            mark_fd,
             target.limits,
         )
         try:
             async with asyncio.timeout(target.start_s):
-                self.writer.write(framed(hello))
-                reply = await self._receive()
+                self.send(hello)
+                reply = await self.receive()
         except TimeoutError:
             limit = f"environment.reward_start_s={target.start_s:g}"
             detail = f"importing {target.target} took longer than {limit}; raise it"
@@ -180,7 +182,12 @@ class RewardChild:
             raise RewardFailed(_IMPORT_FAILED, reply.detail, RewardFault.IMPORT)
         self.concurrent = isinstance(reply, Ready) and reply.concurrent
 
-    async def _receive(self) -> Ready | Refused | RewardReply:
+    async def receive(self) -> Ready | Refused | RewardReply:
+        """Return the next message.
+
+        Raises:
+            RewardFailed: ``reward_process_died``, also of a message beyond any size.
+        """
         try:
             nbytes = body_length(await self.reader.readexactly(LENGTH.size))
             if nbytes > LONGEST_ANSWER_BYTES:
@@ -191,6 +198,8 @@ class RewardChild:
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
             detail = f"the process of {self.target.target} ended with {how}"
             raise RewardFailed("reward_process_died", detail) from None
+        except msgspec.DecodeError as error:
+            raise RewardFailed("reward_process_died", f"it sent no answer: {error}") from None
 
 
 @dataclass(slots=True)
@@ -225,8 +234,7 @@ class RewardPool:
     async def answers(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:
         """Return one answer with a reward per response.
 
-        A child whose call failed or was cancelled is killed and replaced; so is one that has
-        answered ``calls_per_child`` calls.
+        A child whose call failed or was cancelled is killed and replaced.
 
         Raises:
             RewardFailed: With the reason of the first sample that has no reward.
@@ -236,7 +244,7 @@ class RewardPool:
         try:
             child = await slot.child()
             answers = await child.answers(prompt, responses)
-            fit = self.target.calls_per_child is None or child.calls < self.target.calls_per_child
+            fit = True
         finally:
             if not fit:
                 slot.replace()
@@ -301,7 +309,8 @@ async def _ended(start: asyncio.Task[RewardChild]) -> None:
         await start.result().close()
 
 
-async def _spawn(theirs: socket.socket, target: RewardTarget) -> Process:
+async def _spawn(theirs: socket.socket, target: RewardTarget, mark_fd: int | None) -> Process:
+    passed = (theirs.fileno(),) if mark_fd is None else (theirs.fileno(), mark_fd)
     return await create_subprocess_exec(
         sys.executable,
         "-P",  # the working directory must not shadow the child's own imports
@@ -309,7 +318,7 @@ async def _spawn(theirs: socket.socket, target: RewardTarget) -> Process:
         "offbeat.environments.reward_child",
         str(theirs.fileno()),
         str(os.getpid()),
-        pass_fds=(theirs.fileno(),),
+        pass_fds=passed,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=_STDERR,
         start_new_session=True,

@@ -18,18 +18,12 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from offbeat.config.user_code import TargetNotFound, describe, load_target
+from offbeat.config.user_code import TargetNotFound, load_target
 from offbeat.environments.async_calls import AsyncCalls
-from offbeat.environments.frames import (
-    Hello,
-    Ready,
-    Refused,
-    RewardCall,
-    RewardReply,
-    framed,
-)
+from offbeat.environments.episode_mark import EpisodeMark
+from offbeat.environments.frames import Hello, Ready, Refused, RewardCall, framed
 from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
-from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of
+from offbeat.environments.reward_replies import reply_to_raise, reply_with, row_of
 from offbeat.messages.framing import LENGTH, body_length
 from offbeat.messages.parent_death import die_with_parent
 
@@ -49,10 +43,13 @@ def main() -> None:
     if hello is None:
         return
     _limit_memory(hello.memory_mib)
-    _serve(hello, frames, lambda message: channel.sendall(framed(message)))
+    _serve(hello, channel, frames)
 
 
-def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
+def _serve(hello: Hello, channel: socket.socket, frames: BinaryIO) -> None:
+    def send(message: msgspec.Struct) -> None:
+        channel.sendall(framed(message))
+
     working_dir = Path(hello.working_dir)
     try:
         reward = partial(_function_of(hello, working_dir), **hello.options)
@@ -65,14 +62,21 @@ def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
         return
     concurrent = inspect.iscoroutinefunction(reward.func)
     at_once = AsyncCalls(reward, hello.limits).call if concurrent and hello.limits else reward
-    send = _of_this_process(send)
     send(Ready(concurrent))
+    if hello.mark_fd is not None:
+        from offbeat.environments.episode_serving import serve_episodes  # noqa: PLC0415 - agents
+
+        mark = EpisodeMark(hello.mark_fd)
+        os.close(hello.mark_fd)
+        asyncio.run(serve_episodes(reward, channel, mark, working_dir, _of_this_process))
+        return
+    reply = _of_this_process(send)
     with asyncio.Runner() as runner:
         while (call := _receive(frames, RewardCall)) is not None:
             if concurrent:
-                runner.run(_answer_at_once(at_once, call, working_dir, send))
+                runner.run(_answer_at_once(at_once, call, working_dir, reply))
             else:
-                _answer_in_turn(reward, call, working_dir, send)
+                _answer_in_turn(reward, call, working_dir, reply)
 
 
 def _function_of(hello: Hello, working_dir: Path) -> Callable[..., Any]:
@@ -82,7 +86,7 @@ def _function_of(hello: Hello, working_dir: Path) -> Callable[..., Any]:
         TargetNotFound: For any failure; also of an agent that is not async.
     """
     function = load_target(hello.target, working_dir)
-    if not hello.is_agent:
+    if hello.mark_fd is None:
         return function
     from offbeat.environments.agent_call import agent_as_reward  # noqa: PLC0415 - imports numpy
 
@@ -113,11 +117,11 @@ def _answer_in_turn(
     """Answer sample by sample: each reply shows the parent that the next call has begun."""
     for sample, response in enumerate(call.responses):
         try:
-            value = reward(_row_of(call), response)
+            value = reward(row_of(call), response)
         except BaseException as error:  # noqa: BLE001 - whatever user code raises, the answer says it
-            send(_raised(call, sample, error, working_dir))
+            send(reply_to_raise(call, sample, error, working_dir))
         else:
-            send(_answer(call, sample, value))
+            send(reply_with(call, sample, value))
 
 
 async def _answer_at_once(
@@ -125,38 +129,20 @@ async def _answer_at_once(
 ) -> None:
     async def answer(sample: int, response: str) -> None:
         try:
-            value = await reward(_row_of(call), response)
+            value = await reward(row_of(call), response)
         except asyncio.CancelledError as error:
             running = asyncio.current_task()
             if running is None or running.cancelling():
                 raise
-            send(_raised(call, sample, error, working_dir))
+            send(reply_to_raise(call, sample, error, working_dir))
         except BaseException as error:  # noqa: BLE001 - as above
-            send(_raised(call, sample, error, working_dir))
+            send(reply_to_raise(call, sample, error, working_dir))
         else:
-            send(_answer(call, sample, value))
+            send(reply_with(call, sample, value))
 
     async with asyncio.TaskGroup() as samples:
         for sample, response in enumerate(call.responses):
             samples.create_task(answer(sample, response), name=f"reward-{sample}")
-
-
-def _row_of(call: RewardCall) -> dict[str, Any]:
-    """Return a copy of the row for one sample, so that the function's changes affect no other."""
-    return msgspec.json.decode(call.prompt, type=dict[str, Any])
-
-
-def _answer(call: RewardCall, sample: int, value: object) -> RewardReply:
-    if isinstance(value, NamedRewards):
-        return RewardReply(call.number, sample, value.reward, by_name=value.by_name)
-    reward = value if isinstance(value, BadReward) else reward_of(value)
-    if isinstance(reward, BadReward):
-        return RewardReply(call.number, sample, None, reward.reason, reward.detail, reward.fault)
-    return RewardReply(call.number, sample, reward)
-
-
-def _raised(call: RewardCall, sample: int, error: BaseException, working_dir: Path) -> RewardReply:
-    return RewardReply(call.number, sample, None, "reward_raised", describe(error, working_dir))
 
 
 def _receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:

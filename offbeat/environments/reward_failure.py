@@ -5,7 +5,7 @@ from typing import assert_never
 from offbeat.environments.killable import RewardFailed
 from offbeat.environments.reward_value import RewardFault
 from offbeat.environments.unavailable import EnvironmentUnavailable
-from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
 
 
@@ -16,10 +16,14 @@ def group_failure(
     match error.fault:
         case RewardFault.SERVICE:
             return EnvironmentUnavailable(error.detail)
+        case RewardFault.SHARED:
+            kind = FailureKind.INFRASTRUCTURE
         case RewardFault.IMPORT:
             kind = FailureKind.BUG
         case RewardFault.SAMPLE:
             kind = FailureKind.DATA
         case _:
             assert_never(error.fault)
-    return RolloutFailed(kind, task.prompt_index, task.attempt, reason, error.detail)
+    return RolloutFailed(
+        kind, task.prompt_index, task.attempt, reason, error.detail, Component.ENVIRONMENT
+    )

@@ -15,6 +15,7 @@ class RewardFault(enum.StrEnum):
 
     SAMPLE = "sample"  # the row, the response, or user code that fails on them
     SERVICE = "service"  # what user code depends on is out of service: another moment will do
+    SHARED = "shared"  # another episode ended the process, or nobody knows which one
     IMPORT = "import"  # user code cannot be imported: no sample will get a reward
 
 

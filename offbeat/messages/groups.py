@@ -78,6 +78,9 @@ OUT_OF_TURNS: Final = "turns"
 LATE: Final = "deadline"
 """The finish reason of a masked sample whose environment had not answered in time."""
 
+PROCESS_LOST: Final = "agent_process_lost"
+"""The reason of an episode whose process ended through no fault of its own."""
+
 
 class SampleStatus(enum.StrEnum):
     """Says whether a sample counts in what is trained, compared and reported of its group."""

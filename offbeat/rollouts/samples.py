@@ -18,6 +18,7 @@ from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import (
     LATE,
+    PROCESS_LOST,
     Receipt,
     RolloutTask,
     SampleFailure,
@@ -39,6 +40,9 @@ BRANCHES: Final = "branches"
 
 _NOT_RETRIED: Final = (LATE, BRANCHES)
 """No time is left for another try, or the agent would do the same again."""
+
+_UNCOUNTED: Final = 3
+"""Further tries of a sample whose process was lost by another one; later losses count as its own."""
 
 _KINDS: Final = {
     FailureKind.INFRASTRUCTURE: SampleFailure.INFRASTRUCTURE,
@@ -123,8 +127,9 @@ class SampleDraws:
             transcript = Transcript()
             await draw(transcript, 0, self.generate)
             return DrawnSample(transcript, SampleStatus.VALID)
-        retry, transcript, failure = 0, Transcript(), None
-        for retry in range(self.policy.tries):
+        retry, uncounted, transcript, failure = -1, 0, Transcript(), None
+        while retry + 1 < self.policy.tries + uncounted:
+            retry += 1
             transcript = Transcript()
             try:
                 await self._within_time(partial(draw, transcript, retry))
@@ -134,6 +139,8 @@ class SampleDraws:
                 failure = error
                 if error.reason in _NOT_RETRIED:
                     break
+                if error.reason == PROCESS_LOST and uncounted < _UNCOUNTED:
+                    uncounted += 1
             else:
                 return DrawnSample(transcript, SampleStatus.VALID, failure, retry)
         return DrawnSample(transcript, SampleStatus.MASKED, failure, retry)

@@ -9,6 +9,7 @@ from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.groups import (
+    PROCESS_LOST,
     Receipt,
     RolloutTask,
     SampleFailure,
@@ -26,6 +27,10 @@ _TOKEN_BYTES: Final = 13
 _MULTIPLIER: Final = 6364136223846793005
 _MASK: Final = 2**64 - 1
 _FUTURE: Final = 1000
+_MOST_LOST: Final = 3
+"""Tries of a sample that cost it no retry, because another episode ended its process."""
+
+_LOST_SHARE: Final = 0.25  # of the tries that fail
 
 
 class Content:
@@ -126,13 +131,27 @@ def with_failed_samples(
     policy = on_failed_sample(config)
     tries = 1 + config.rollout.sample_retries if policy == "retry" else 1
     failed = [0] * task.samples  # tries of each sample
+    lost = [0] * task.samples  # further ones, with a process that another episode ended
     kinds = [SampleFailure.NONE] * task.samples
     for sample in range(task.samples):
         while failed[sample] < tries and dice.random() < share:
+            if lost[sample] < _MOST_LOST and dice.random() < _LOST_SHARE:
+                lost[sample] += 1
+                kinds[sample] = SampleFailure.INFRASTRUCTURE
+                continue
             failed[sample] += 1
             kinds[sample] = dice.choice((SampleFailure.MODEL, SampleFailure.INFRASTRUCTURE))
     masked = [count == tries for count in failed]
     fails = any(failed) and policy == "fail_group"
+    if any(lost) and policy == "fail_group" and not fails:
+        return RolloutFailed(
+            FailureKind.INFRASTRUCTURE,
+            task.prompt_index,
+            task.attempt,
+            PROCESS_LOST,
+            "another episode ended the process",
+            Component.ENVIRONMENT,
+        )
     if fails or task.samples - sum(masked) < task.min_valid_samples:
         reason = "environment_raised" if fails else "too_few_valid_samples"
         by_model = SampleFailure.INFRASTRUCTURE not in kinds
@@ -151,7 +170,9 @@ def with_failed_samples(
         finish_reasons=_where(masked, "environment_raised", receipt.finish_reasons),
         statuses=_where(masked, SampleStatus.MASKED, (SampleStatus.VALID,) * task.samples),
         failures=tuple(kinds),
-        retries=tuple(count - gone for count, gone in zip(failed, masked, strict=True)),
+        retries=tuple(
+            own + others - gone for own, others, gone in zip(failed, lost, masked, strict=True)
+        ),
     )
 
 

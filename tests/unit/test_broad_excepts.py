@@ -50,6 +50,9 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "endpoint/server.py _Entry.open_request",
         "endpoint/server.py _answer",
         "endpoint/session.py SampleSession._generated",
+        "environments/episode_pool.py EpisodePool.play",
+        "environments/episode_pool.py EpisodePool.start",
+        "environments/episode_process.py EpisodeProcess.start",
         "environments/exits.py exits_as_errors",  # Exception, which passes as it is
         "environments/exits.py exits_as_errors",
         "environments/killable.py RewardChild.start",  # before there is a socket
@@ -94,6 +97,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "queue_service/server/request_handler.py RequestHandler.take",
     ),
     USER_CODE: (
+        "environments/episode_serving.py serve_episodes",
         "environments/reward_child.py _answer_at_once",
         "environments/reward_child.py _answer_in_turn",
         "environments/verifiers_tasks.py main",

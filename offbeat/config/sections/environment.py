@@ -12,6 +12,9 @@ MAKE_PROMPTS: Final = ("arithmetic", "reasoning_gym", "verifiers")
 AGENTS: Final = ("agent", "verifiers")
 """Environments whose episodes call the model over HTTP, from processes of their own."""
 
+EPISODES_PER_CHILD: Final = 64
+"""Episodes that share a child process, of an agent that is a function."""
+
 
 class RewardConfig(Config):
     """One of several functions that score each sample."""
@@ -79,8 +82,13 @@ class EnvironmentConfig(Config):
 
     reward_workers: Annotated[int, Field(ge=1)] = 1
     """Killable child processes that run user reward code, for each environment worker; with
-    name=agent or verifiers, the episodes that run at once. More grade in parallel, at a core and the memory of
+    name=agent or verifiers, each plays one episode at a time, or ``episodes_per_child``. More grade in parallel, at a core and the memory of
     their imports each."""
+
+    episodes_per_child: Annotated[int, Field(ge=1)] | None = None
+    """name=agent: episodes that share a child process, on one event loop; None: 64 of a function,
+    and always one of a program. More take less memory; a crash, or code that blocks, then
+    interrupts more of them, which are played again."""
 
     reward_concurrency: Annotated[int, Field(ge=1)] = 64
     """Calls of an async reward that each reward process has open at once. More wait for a slow judge
@@ -120,6 +128,13 @@ class EnvironmentConfig(Config):
     def is_agent(self) -> bool:
         """Return whether episodes call the model over HTTP, from processes of their own."""
         return self.name in AGENTS
+
+    @property
+    def episodes_at_once(self) -> int:
+        """Return how many episodes of an agent share a child process."""
+        if self.command or self.name != "agent":
+            return 1
+        return self.episodes_per_child or EPISODES_PER_CHILD
 
     @property
     def targets(self) -> dict[str, str]:

@@ -33,7 +33,7 @@ def check_agent(config: RunConfig) -> Iterator[Finding]:
             "Take a model that was trained on conversations, or add chat_template.jinja to it.",
         )
         return
-    episodes = environment.workers * environment.reward_workers
+    episodes = environment.workers * environment.reward_workers * environment.episodes_at_once
     seen = f"{episodes} episodes run at once; a group has {config.samples_per_group}"
     if episodes < config.samples_per_group:
         yield warning(

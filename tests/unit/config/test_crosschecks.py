@@ -348,6 +348,13 @@ def test_variables_are_kept_from_agents_alone() -> None:
     assert "environment.variables=['SEARCH_KEY'] is not used" in text
 
 
+def test_episodes_share_a_process_where_an_agent_is_a_function() -> None:
+    text = only({"environment": {"name": "arithmetic", "episodes_per_child": 4}})
+    assert "environment.episodes_per_child=4 is not used" in text
+    program = {"name": "agent", "command": ["./agent"], "episodes_per_child": 4}
+    assert "environment.episodes_per_child=4 cannot be" in only({"environment": program}, DATA)
+
+
 def test_an_agent_is_a_function_or_a_program() -> None:
     program = {"name": "agent", "command": ["./agent", "--fast"]}
     assert not messages({"environment": program}, DATA)

@@ -62,7 +62,7 @@ def test_what_a_program_prints_is_no_result() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nothing"], "agent_no_result: sample 0: "),
+        (["nothing"], "agent_no_result: "),
         (["writes-much"], "a result of more than 65536 bytes"),
         (["writes-text"], "a result that is not JSON"),
         (["exits", "3"], "ended with exit code 3"),

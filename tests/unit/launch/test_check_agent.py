@@ -12,8 +12,13 @@ from offbeat.launch.dry_run import dry
 from tests.support.agent_endpoint import CHATML, byte_tokenizer
 
 
-def recipe(model: Path, reward_workers: int = 8) -> RunConfig:
-    agent = {"name": "agent", "target": "a:b", "reward_workers": reward_workers, "variables": ["K"]}
+def recipe(model: Path, episodes_per_child: int = 8) -> RunConfig:
+    agent = {
+        "name": "agent",
+        "target": "a:b",
+        "episodes_per_child": episodes_per_child,
+        "variables": ["K"],
+    }
     return RunConfig.model_validate(
         {
             "steps": 1,
@@ -26,11 +31,11 @@ def recipe(model: Path, reward_workers: int = 8) -> RunConfig:
     )
 
 
-def finding(model: Path, chat_template: str | None, reward_workers: int = 8) -> Finding:
+def finding(model: Path, chat_template: str | None, episodes_per_child: int = 8) -> Finding:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(model)
-    (found,) = check_agent(recipe(model, reward_workers))
+    (found,) = check_agent(recipe(model, episodes_per_child))
     return found
 
 
@@ -39,8 +44,8 @@ def test_without_a_chat_template_no_conversation_can_be_encoded(tmp_path: Path) 
     assert found.level is Level.ERROR and "has no chat template" in found.message
 
 
-def test_fewer_processes_than_samples_are_told(tmp_path: Path) -> None:
-    found = finding(tmp_path, CHATML, reward_workers=1)
+def test_fewer_episodes_at_once_than_samples_are_told(tmp_path: Path) -> None:
+    found = finding(tmp_path, CHATML, episodes_per_child=1)
     assert found.level is Level.WARNING
     assert "1 episodes run at once; a group has 8" in found.message
     assert finding(tmp_path, CHATML).level is Level.OK

@@ -18,7 +18,14 @@ from offbeat.environments.protocol import (
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
+from offbeat.messages.groups import (
+    PROCESS_LOST,
+    Prompt,
+    Receipt,
+    RolloutTask,
+    SampleFailure,
+    SampleStatus,
+)
 from offbeat.rollouts.calls import Generate
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.group import run_group
@@ -88,6 +95,11 @@ def unavailable() -> None:
     raise EnvironmentUnavailable("the sandbox answers 503")
 
 
+def loses_its_process() -> None:
+    detail, source = "another episode ended it", Component.ENVIRONMENT
+    raise RolloutFailed(FailureKind.INFRASTRUCTURE, 7, 1, PROCESS_LOST, detail, source)
+
+
 def hangs() -> Any:
     return asyncio.Event().wait()
 
@@ -155,6 +167,17 @@ def test_a_sample_that_fails_again_is_masked_and_keeps_its_place() -> None:
     assert receipt.valid_rewards == (1.0, 1.0)
     assert receipt.valid_tokens == (2, 0, 2)
     assert columns["loss_mask"].tolist() == [True, True, False, False, True, True]
+
+
+@pytest.mark.parametrize("policy", [RETRY, MASK])
+def test_losses_of_its_process_cost_a_sample_no_retry_up_to_a_bound(
+    policy: SampleFailurePolicy,
+) -> None:
+    environment = Flaky({1: [loses_its_process] * 3})
+    assert rolled_out(environment, policy)[0].retries == (0, 3, 0)
+    environment = Flaky({1: [loses_its_process] * 99})
+    assert rolled_out(environment, policy)[0].statuses == (VALID, MASKED, VALID)
+    assert environment.begun.count(1) == policy.tries + 3
 
 
 def test_with_mask_no_sample_is_drawn_again() -> None:
