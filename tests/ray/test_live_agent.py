@@ -63,7 +63,8 @@ def test_kills_in_the_middle_of_turns_lose_no_group_and_train_none_twice(
     """``kill -9`` of an agent's process, its engine and its worker, each between two turns."""
     stops_at = project / "stop"
     waits = f"environment.options={{stops_at: {stops_at}}}"
-    with start("kills", RECIPE, ENDLESS, waits, cwd=project) as run:
+    alone = "environment.episodes_per_child=1"  # so that a killed process is one sample's failure
+    with start("kills", RECIPE, ENDLESS, waits, alone, cwd=project) as run:
         run.trained_steps(2, within_s=_SLOW_S)
         os.kill(_between_its_turns(run, stops_at), signal.SIGKILL)
         run.trains_on(within_s=_SLOW_S)
