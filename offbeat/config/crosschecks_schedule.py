@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
 from offbeat.config.run import RunConfig
+from offbeat.config.schedule_in_steps import schedule_in_steps
+from offbeat.config.sections.optimizer import OptimizerConfig
 
 _OPTIMIZER = "trainer.optimizer"
 
@@ -12,7 +14,9 @@ def schedule_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield a minimum above the peak, and keys that the schedule does not read or lacks."""
     if config.trainer.backend == "stub":
         return
-    optimizer = config.trainer.optimizer
+    given = config.trainer.optimizer
+    yield from _counted_once(given)
+    optimizer = schedule_in_steps(config, given)
     least, decay = optimizer.min_learning_rate, optimizer.decay_steps
     if least > optimizer.learning_rate:
         yield Clash(
@@ -32,7 +36,7 @@ def schedule_clashes(config: RunConfig) -> Iterator[Clash]:
         is_missing = decay is None
         yield Clash(
             (f"{_OPTIMIZER}.decay_steps", f"{_OPTIMIZER}.schedule"),
-            f"{_OPTIMIZER}.schedule=wsd needs {_OPTIMIZER}.decay_steps"
+            f"{_OPTIMIZER}.schedule=wsd needs {_OPTIMIZER}.decay_steps or decay_samples"
             if is_missing
             else f"{_OPTIMIZER}.decay_steps={decay} is not used: "
             f"{_OPTIMIZER}.schedule={optimizer.schedule}",
@@ -47,3 +51,18 @@ def schedule_clashes(config: RunConfig) -> Iterator[Clash]:
             f"{optimizer.warmup_steps} are more than steps={config.steps}: the peak is never reached",
             f"Set {_OPTIMIZER}.decay_steps to {max(1, config.steps - optimizer.warmup_steps)} or less.",
         )
+
+
+def _counted_once(optimizer: OptimizerConfig) -> Iterator[Clash]:
+    pairs = (
+        ("warmup", optimizer.warmup_steps, optimizer.warmup_samples),
+        ("decay", optimizer.decay_steps, optimizer.decay_samples),
+    )
+    for what, steps, samples in pairs:
+        if steps and samples:
+            yield Clash(
+                (f"{_OPTIMIZER}.{what}_steps", f"{_OPTIMIZER}.{what}_samples"),
+                f"{_OPTIMIZER}.{what}_steps={steps} and {_OPTIMIZER}.{what}_samples={samples} are two "
+                "lengths of one phase",
+                "Leave one of them out.",
+            )

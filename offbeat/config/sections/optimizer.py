@@ -33,6 +33,13 @@ class OptimizerConfig(Config):
     """Steps of linear warm-up from 0. They keep the first steps small while AdamW's averages
     are poor, and learn little themselves."""
 
+    decay_samples: Annotated[int, Field(ge=1)] | None = None
+    """In place of ``decay_steps``: samples, of ``groups_per_step * samples_per_group`` a step, rounded
+    up to whole steps. It keeps its meaning when batches change; steps are what curves show."""
+
+    warmup_samples: Annotated[int, Field(ge=1)] | None = None
+    """In place of ``warmup_steps``: samples, as ``decay_samples``."""
+
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay. It pulls all weights to 0, which limits their growth; fine-tuning
     by RL mostly leaves it off."""

@@ -6,6 +6,7 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
+from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.trainers.expert_names import ExpertNames, Meta, Named
@@ -46,9 +47,10 @@ def trainer_of(
 ) -> T_co:
     """Build the trainer of one rank."""
     config = spec.config
+    optimizer = schedule_in_steps(config, trainer.optimizer)
     return kind(
         config.model.path,
-        trainer=trainer,
+        trainer=trainer.model_copy(update={"optimizer": optimizer}),
         model=config.model,
         total_steps=config.steps,
         seed=config.seed,

@@ -127,6 +127,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "trainer.optimizer.schedule": st.sampled_from(["constant", "linear", "cosine"]),
     "trainer.optimizer.min_learning_rate": st.just(0.0),
     "trainer.optimizer.decay_steps": st.none(),
+    "trainer.optimizer.decay_samples": st.none(),
+    "trainer.optimizer.warmup_samples": st.none(),
     "trainer.expert_parallel": st.just(
         1
     ),  # this one and the next two go with the sizes of the others

@@ -64,6 +64,8 @@ SCHEDULES = [
     ({"schedule": "wsd"}, "schedule=wsd needs trainer.optimizer.decay_steps"),
     ({"schedule": "linear", "decay_steps": 2}, "is not used: trainer.optimizer.schedule=linear"),
     ({"schedule": "wsd", "decay_steps": 2, "warmup_steps": 1}, "are more than steps=2"),
+    ({"schedule": "wsd", "decay_steps": 1, "decay_samples": 8}, "two lengths of one phase"),
+    ({"warmup_steps": 1, "warmup_samples": 8}, "two lengths of one phase"),
 ]
 
 
