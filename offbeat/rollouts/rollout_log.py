@@ -13,6 +13,8 @@ rollout or memory: groups that are not logged are counted in the worker's log.
 
 import asyncio
 import contextlib
+import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +40,7 @@ FILE_WAITS_S: Final = (30.0, 600.0)
 _WAIT_OF_AGE: Final = 0.01
 # Groups in memory, written or not; beyond it, groups are not logged
 HELD_BYTES: Final = 256 * 2**20
+ROW_CHARACTERS: Final = 4096  # of a row's other keys, for each of its samples
 _LOGGED: Final = (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS)
 
 _Row = tuple[RolloutTask, Receipt, Columns]
@@ -189,13 +192,14 @@ def table(rows: list[_Row]) -> pa.Table:
     """Return a table with one row per branch of a sample: most samples are one.
 
     ``response_ids`` are the tokens of the branch; the other fields are those of the sample. The
-    prompt is text if the row has text.
+    prompt is text if the row has text, ``prompt_row`` what else the row has, such as the answer.
     """
     columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
     for task, receipt, packed in rows:
         offsets = packed[RESPONSE_OFFSETS].tolist()
         responses = packed[RESPONSE_IDS]
         branches = receipt.branches or (1,) * receipt.samples
+        rest = rest_of_row(task.prompt.data)
         of_rows = ((sample, at) for sample, count in enumerate(branches) for at in range(count))
         for row, (sample, branch) in enumerate(of_rows):
             spans = receipt.version_spans[sample]
@@ -221,6 +225,7 @@ def table(rows: list[_Row]) -> pa.Table:
                 [(name, values[sample]) for name, values in receipt.rewards_by_name],
                 branch,
                 receipt.environment,
+                rest,
             )
             for name, value in zip(_FIELDS, values, strict=True):
                 columns[name].append(value)
@@ -249,4 +254,14 @@ _FIELDS: Final = {
     "rewards_by_name": pa.map_(pa.string(), pa.float64()),
     "branch": pa.int32(),  # 0 of the first branch of each sample
     "environment": pa.string(),
+    "prompt_row": pa.string(),  # JSON, cut
 }
+
+
+def rest_of_row(data: Mapping[str, Any]) -> str | None:
+    """Return the keys of a prompt's row besides its text as JSON, cut to ``ROW_CHARACTERS``."""
+    rest = {key: value for key, value in data.items() if key not in {"prompt", "messages"}}
+    if not rest:
+        return None
+    text = json.dumps(rest, ensure_ascii=False, default=str)[:ROW_CHARACTERS]
+    return text.encode(errors="replace").decode()  # a lone surrogate is no UTF-8

@@ -144,7 +144,7 @@ class ShownRun:
         return made
 
     def _log(self, made: Receipt, prompt: str, answers: list[str]) -> None:
-        data = Prompt(made.prompt_index, 0, made.prompt_index, {"prompt": prompt})
+        data = Prompt(made.prompt_index, 0, made.prompt_index, {"prompt": prompt, "answer": prompt})
         task = RolloutTask(data, made.attempt, SAMPLES, made.engine, 0, 60.0)
         # The digits of the tiny model's vocabulary follow its four special tokens.
         ids = [[_DIGITS.index(digit) + 4 for digit in answer] + [1] for answer in answers]

@@ -13,7 +13,7 @@ from offbeat.runs.past_run import clock_time
 from offbeat.runs.report.steps import binned, last_of_bins
 from offbeat.runs.report.story import RunStory
 from offbeat.runs.report.timeline import as_bytes
-from offbeat.runs.report.told import prompt_of, told_samples
+from offbeat.runs.report.told import prompt_of, rest_of, told_samples
 from offbeat.runs.report.verdicts import NOTHING, duration, verdict_of
 from offbeat.telemetry.metric_table import ROWS
 from offbeat.telemetry.summary import Summary
@@ -140,6 +140,7 @@ def _told(story: RunStory) -> Iterator[tuple[str, Facts]]:
             "name": group_id(prompt_index),
             "now": history.now,
             "prompt": prompt_of(rows, story.text),
+            "row": rest_of(rows),
             "samples": msgspec.to_builtins(samples),
             "moments": [
                 [each.unix_s - story.began_unix_s if each.unix_s else None, each.what, each.detail]
@@ -147,7 +148,8 @@ def _told(story: RunStory) -> Iterator[tuple[str, Facts]]:
             ],
         }
         left -= sum(len(text) for sample in samples for _, text in sample.spans)
-        left -= len(facts["prompt"] or "") + sum(len(each.detail) for each in history.moments)
+        left -= len(facts["prompt"] or "") + len(facts["row"] or "")
+        left -= sum(len(each.detail) for each in history.moments)
         if left < 0:
             return
         yield str(prompt_index), facts

@@ -26,7 +26,10 @@ from offbeat.runs.report.limits import (
     regular_bytes,
 )
 
-_COLUMNS: Final = ("prompt_index", "attempt", "sample", "prompt", "prompt_ids", "response_ids")
+_COLUMNS: Final = (
+    *("prompt_index", "attempt", "sample", "prompt", "prompt_ids", "response_ids"),
+    "prompt_row",
+)
 _SAMPLE_CHARACTERS: Final = 4000
 _SAMPLES: Final = 64  # of a group
 _TOKENS: Final = 20_000  # of a sample that are decoded
@@ -149,6 +152,14 @@ def prompt_of(rows: BranchesBySample | None, text: TokenText) -> str | None:
     row = next(iter(rows.values()))[0]
     prompt = row["prompt"] or text.of((row["prompt_ids"] or [])[:_TOKENS])
     return prompt[:_SAMPLE_CHARACTERS]
+
+
+def rest_of(rows: BranchesBySample | None) -> str | None:
+    """Return what the prompt's row has besides its text, as it was logged: such as the answer."""
+    if not rows:
+        return None
+    rest = next(iter(rows.values()))[0].get("prompt_row")  # an older log has no such column
+    return None if rest is None else str(rest)[:_SAMPLE_CHARACTERS]
 
 
 def _spans(

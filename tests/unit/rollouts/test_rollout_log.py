@@ -8,7 +8,13 @@ import pyarrow.parquet as pq
 from structlog.testing import capture_logs
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
-from offbeat.rollouts.rollout_log import RolloutLog, file_wait_s, table
+from offbeat.rollouts.rollout_log import (
+    ROW_CHARACTERS,
+    RolloutLog,
+    file_wait_s,
+    rest_of_row,
+    table,
+)
 
 
 def finished(prompt_index: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
@@ -66,6 +72,17 @@ def test_every_sample_is_one_row_with_its_text_tokens_reward_and_versions(tmp_pa
     assert [row["status"] for row in rows] == ["masked", "valid"]
     assert [row["failure"] for row in rows] == ["model", "none"]
     assert [(row["retries"], row["turns"]) for row in rows] == [(1, 2), (0, 1)]
+
+
+def test_what_a_row_has_besides_its_prompt_is_logged_as_text_whatever_it_is() -> None:
+    task, receipt, columns = finished(0)
+    assert table([(task, receipt, columns)])["prompt_row"].to_pylist() == [None, None]
+    data = {"prompt": "1+1=", "messages": [], "answer": 2, "when": object, "odd": "\ud800é"}
+    prompt = msgspec.structs.replace(task.prompt, data=data)
+    with_row = msgspec.structs.replace(task, prompt=prompt)
+    (text, again) = table([(with_row, receipt, columns)])["prompt_row"].to_pylist()
+    assert text == again == '{"answer": 2, "when": "<class \'object\'>", "odd": "?é"}'
+    assert len(rest_of_row({"answer": "x" * 10_000}) or "") == ROW_CHARACTERS
 
 
 def test_every_branch_of_a_sample_is_a_row_of_its_own() -> None:

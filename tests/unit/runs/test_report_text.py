@@ -11,7 +11,14 @@ from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.rollout_log import table
 from offbeat.runs.inputs import keep_tokenizer
 from offbeat.runs.report import told
-from offbeat.runs.report.told import TokenText, logged_rows, prompt_of, token_text, told_samples
+from offbeat.runs.report.told import (
+    TokenText,
+    logged_rows,
+    prompt_of,
+    rest_of,
+    token_text,
+    told_samples,
+)
 from tests.support.recorded_runs import receipt
 
 IDS = TokenText(None)
@@ -19,7 +26,7 @@ IDS = TokenText(None)
 
 def logged(directory: Path, made: Receipt, branches: list[list[int]]) -> Path:
     """Write one group as a worker does, a row per branch."""
-    data = Prompt(made.prompt_index, 0, 0, {"prompt": "1+1="})
+    data = Prompt(made.prompt_index, 0, 0, {"prompt": "1+1=", "answer": 2})
     task = RolloutTask(data, made.attempt, made.samples, made.engine, 0, 60.0)
     columns: dict[str, Any] = {
         "prompt_ids": np.array([1], dtype=np.int32),
@@ -71,6 +78,19 @@ def test_a_long_response_is_cut_and_says_so(tmp_path: Path) -> None:
     long, short = told_samples(made, rows[3, 1], IDS)
     assert sum(len(text) for _, text in long.spans) == 4000
     assert (long.is_cut, short.is_cut) == (True, False)
+
+
+def test_a_group_is_shown_with_the_rest_of_its_row_and_without_where_an_older_log_has_none(
+    tmp_path: Path,
+) -> None:
+    made = receipt(3, 1, 7)
+    path = logged(tmp_path, made, [[7], [8]])
+    rows, _ = logged_rows(tmp_path, [3])
+    assert rest_of(rows[3, 1]) == '{"answer": 2}'
+    older = pq.read_table(path).drop_columns(["prompt_row"])
+    pq.write_table(older, path)
+    rows, skipped = logged_rows(tmp_path, [3])
+    assert (rest_of(rows[3, 1]), rest_of(None), skipped) == (None, None, 0)
 
 
 def test_the_tokenizer_is_the_run_s_copy_or_that_of_its_exported_model_or_recipe(

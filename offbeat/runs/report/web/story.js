@@ -10,6 +10,7 @@ function drawStory(run, index) {
   }
   box.append(el('p', {}, told.now));
   if (told.prompt != null) box.append(el('h4', {}, 'Prompt'), el('pre', { class: 'text' }, told.prompt || '(empty)'));
+  if (told.row != null) box.append(el('h4', {}, 'Its row besides the text'), el('pre', { class: 'text' }, told.row));
   const oldest = Math.min(...told.samples.flatMap(sample => sample.spans.map(([version]) => version)));
   if (told.samples.length) {
     box.append(el('h4', {}, `${told.samples.length} samples`), versionKey(told.samples, oldest));
