@@ -28,6 +28,7 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
         yield from _a_deviation_is_of_the_whole_step(config, loss)
     if isinstance(loss, PessimisticLossConfig):
         yield from _dual_clip_is_outside_the_clip_range(loss)
+    yield from _a_kl_penalty_is_there(loss)
     yield from _a_constant_has_a_use(loss)
     yield from _tries_leave_one_out(config)
     yield from _minibatches_have_groups(config)
@@ -143,6 +144,19 @@ def _a_kl_gradient_has_a_use(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
             "not the KL, and its own gradient already pulls as the KL does",
             f"Set {_LOSS}.kl_kind to k3, or {_LOSS}.kl_gradient to estimator.",
         )
+
+
+def _a_kl_penalty_is_there(loss: AnyLossConfig) -> Iterator[Clash]:
+    if loss.kl_coef:
+        return
+    for name in ("kl_kind", "kl_clamp"):
+        value = getattr(loss, name)
+        if value != type(loss).model_fields[name].default:
+            yield Clash(
+                (f"{_LOSS}.{name}", f"{_LOSS}.kl_coef"),
+                f"{_LOSS}.{name}={value} is not used: {_LOSS}.kl_coef=0",
+                f"Set {_LOSS}.kl_coef to more than 0, or leave {_LOSS}.{name} out.",
+            )
 
 
 def _a_constant_has_a_use(loss: AnyLossConfig) -> Iterator[Clash]:

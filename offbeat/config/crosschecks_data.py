@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
-from offbeat.config.hub_path import FORM, hub_path, is_on_hub
+from offbeat.config.hub_path import FORM, READABLE, hub_path, is_on_hub
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import MAKE_PROMPTS
 
@@ -16,11 +16,22 @@ def data_clashes(config: RunConfig) -> Iterator[Clash]:
 
 def _paths_on_the_hub_name_files(config: RunConfig) -> Iterator[Clash]:
     for key, path in {"data.path": config.data.path, **config.eval.paths}.items():
-        if path is not None and is_on_hub(path) and hub_path(path) is None:
+        if path is None or not is_on_hub(path):
+            continue
+        wanted = hub_path(path)
+        if wanted is None:
             yield Clash(
                 (key,),
                 f"{key}={path} names no files on the hub",
                 f"Write {FORM}, where FILES may hold *; a slash in REVISION is %2F.",
+            )
+        elif not wanted.is_readable:
+            yield Clash(
+                (key,),
+                f"{key}={path} names files that cannot be read: prompts are Parquet or JSON Lines, "
+                f"{', '.join(READABLE)}",
+                "Name such files. The hub keeps Parquet files of most datasets under the revision "
+                "refs%2Fconvert%2Fparquet.",
             )
 
 

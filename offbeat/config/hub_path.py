@@ -8,6 +8,9 @@ from urllib.parse import unquote
 HUB: Final = "hf://"
 FORM: Final = "hf://datasets/OWNER/NAME[@REVISION]/FILES"
 
+READABLE: Final = (".parquet", ".jsonl", ".json", ".ndjson")
+"""Endings of the files that can be read, Parquet or JSON Lines."""
+
 _NAME: Final = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 
 
@@ -18,6 +21,11 @@ class HubPath:
     dataset: str  # OWNER/NAME
     revision: str | None  # None: the dataset's default branch
     pattern: str  # a file, or with * several
+
+    @property
+    def is_readable(self) -> bool:
+        """Return whether files of such a name may be Parquet or JSON Lines."""
+        return self.pattern.endswith((*READABLE, "*"))
 
 
 def is_on_hub(path: str | None) -> bool:

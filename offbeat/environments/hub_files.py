@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from offbeat.config.hub_path import FORM, HubPath, hub_path, is_on_hub
+from offbeat.config.hub_path import FORM, READABLE, HubPath, hub_path, is_on_hub
 from offbeat.config.mixture import prompt_paths
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
@@ -23,7 +23,6 @@ NO_COMMITS: Final[Mapping[str, str]] = MappingProxyType({})
 """Nothing is pinned: each path on the hub is read as it is now."""
 
 _SHOWN_FILES: Final = 12
-_READABLE: Final = (".parquet", ".jsonl")
 
 
 class HubFilesError(OffbeatError):
@@ -102,7 +101,7 @@ def _parsed(path: str) -> HubPath:
 
 
 def _those_there(names: list[str]) -> str:
-    readable = [name for name in names if name.endswith(_READABLE)]
+    readable = [name for name in names if name.endswith(READABLE)]
     if not readable:
         return f"It has no Parquet and no JSON Lines files, but: {_listing(names)}"
     return f"It has {_listing(readable)}"

@@ -11,7 +11,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +27,7 @@ from rich.console import Console
 from offbeat.actors.call import cause_of, lost
 from offbeat.actors.handles import Handle
 from offbeat.config.loader import LoadedRecipe
-from offbeat.config.run import RunConfig
-from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover
+from offbeat.controller.journal import JournalCorrupt, JournalVersion
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.launch.checks.hub import fetched_commits
 from offbeat.launch.checks.report import problems_before_start
@@ -44,11 +43,12 @@ from offbeat.launch.cluster import (
     watch_gcs,
 )
 from offbeat.launch.composition import Actors, RunSpec
-from offbeat.launch.control import CommandInbox, take_commands
+from offbeat.launch.control import CommandInbox
 from offbeat.launch.dry_run import dry
 from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
 from offbeat.launch.gcs_watch import GcsWatch
 from offbeat.launch.heartbeat import HeartbeatTimeout
+from offbeat.launch.opened_run import OpenedRun, open_run
 from offbeat.launch.read_backs import ReadBacks
 from offbeat.launch.screen import screen
 from offbeat.launch.written_files import written_files
@@ -57,11 +57,7 @@ from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line, printable
 from offbeat.run_files.shared_directory import RunDirToken, new_token
 from offbeat.runs.directory import (
-    JOURNAL,
     RunDirUnusable,
-    locked,
-    make_run_dir,
-    reopen_run_dir,
 )
 from offbeat.runs.inputs import read_inputs
 from offbeat.runs.unfinished import Outcome, last_summary
@@ -162,55 +158,32 @@ def drive(
         return REFUSED
     with ExitStack() as ours:
         try:
-            run_id, directory = _opened(
-                config, run_dir, resume, ours, commits, changed_code=changed_code
-            )
+            opened = open_run(config, run_dir, resume, ours, commits, changed_code=changed_code)
         except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
             _print_error(errors, error)
             return REFUSED
         spec = RunSpec(
             config,
-            run_id,
-            directory,
+            opened.run_id,
+            opened.directory,
             Path.cwd(),
             driver=secrets.token_hex(4),
-            inputs=read_inputs(directory),
+            inputs=opened.inputs,
             evaluates_only=evaluates_only,
         )
-        return _driven(spec, console, errors, resumed=resume is not None)
+        return _driven(spec, console, errors, opened)
 
 
-def _opened(
-    config: RunConfig,
-    run_dir: Path | None,
-    resume: Path | None,
-    ours: ExitStack,
-    commits: Mapping[str, str],
-    *,
-    changed_code: bool,
-) -> tuple[str, Path]:
-    """Open a new or resumed run; return its name and its directory, locked until ``ours`` ends."""
-    new_id = f"{config.name}-{secrets.token_hex(4)}"
-    if resume is None:
-        directory = make_run_dir(config, run_dir, commits)
-        ours.enter_context(locked(directory))
-        return new_id, directory
-    ours.enter_context(locked(resume.absolute()))
-    directory = reopen_run_dir(config, resume, changed_code=changed_code, commits=commits)
-    take_commands(directory)  # discard commands for an earlier driver
-    return recover(directory / JOURNAL).run_id or new_id, directory
-
-
-def _driven(spec: RunSpec, console: Console, errors: Console, *, resumed: bool) -> int:
+def _driven(spec: RunSpec, console: Console, errors: Console, opened: OpenedRun) -> int:
     directory = spec.run_dir
     redactor = Redactor.from_environment(config=spec.config)
     configure_logging("driver", directory / "logs", run_id=spec.run_id, redactor=redactor)
     console.print(f"{spec.run_id} writes to {directory}", highlight=False, soft_wrap=True)
-    log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=resumed)
+    log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=opened.resumed is not None)
     signals = Signals()
     try:
         with signals.installed(), new_token(directory) as token:
-            summary = _run(spec, token, console, signals)
+            summary = _run(spec, token, console, signals, opened)
     except Interrupted as interrupted:
         summary = _lost_controller_summary(spec, "aborted", f"{interrupted} before an orderly end")
     except (OffbeatError, RayError, RuntimeError, OSError) as error:
@@ -253,7 +226,9 @@ def _print_error(errors: Console, error: object) -> None:
     errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _run(spec: RunSpec, token: RunDirToken, console: Console, signals: Signals) -> Summary:
+def _run(
+    spec: RunSpec, token: RunDirToken, console: Console, signals: Signals, opened: OpenedRun
+) -> Summary:
     """Do everything between starting Ray and leaving it; the actors end with this function."""
     handles = list[Handle]()
     orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
@@ -270,7 +245,14 @@ def _run(spec: RunSpec, token: RunDirToken, console: Console, signals: Signals) 
             handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
             with ProgressDisplay(console, StatusFile(spec.run_dir, spec.run_id)) as display:
                 read_backs = ReadBacks(spec.run_dir, actors.engines)
-                return _incarnations(spec, actors, handles, display, signals, orders, read_backs)
+
+                def look() -> None:
+                    read_backs.poll()
+                    opened.has_begun(display.phase)
+
+                summary = _incarnations(spec, actors, handles, display, signals, orders, look)
+            opened.has_begun(summary.outcome)  # of a run that was too short to be seen
+            return summary
     finally:
         stop_ray(handles)
 
@@ -282,9 +264,11 @@ def _incarnations(
     display: ProgressDisplay,
     signals: Signals,
     orders: CommandInbox,
-    read_backs: ReadBacks,
+    look: Callable[[], None],
 ) -> Summary:
     """Run controllers one after another, until one of them reaches the end of the run.
+
+    ``look`` is called about twice a second while one runs.
 
     All other actors stay alive: the next controller reads the journal and continues with them.
     """
@@ -293,7 +277,7 @@ def _incarnations(
         controller = make_controller(spec, actors)
         handles.append(controller)
         try:
-            return _watch(spec, controller, display, signals, orders, read_backs)
+            return _watch(spec, controller, display, signals, orders, look)
         except (ActorLost, DeadlineExceeded) as gone:
             ray.kill(controller)  # a frozen one must not resume
             if not left or signals.received is not None:
@@ -308,7 +292,7 @@ def _watch(
     display: ProgressDisplay,
     signals: Signals,
     orders: CommandInbox,
-    read_backs: ReadBacks,
+    look: Callable[[], None],
 ) -> Summary:
     """Show progress and pass commands on, until the run has ended."""
     ended = controller.run.remote()
@@ -328,7 +312,7 @@ def _watch(
             return _lost_controller_summary(spec, "aborted", "the controller did not end in time")
         for order in orders.take_commands():
             controller.control.remote(order)
-        read_backs.poll()
+        look()
         _check_there(controller, display, signals, gcs, silence)
     try:
         return Summary.from_json(cast("bytes", ray.get(ended)))

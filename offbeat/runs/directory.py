@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -12,7 +13,13 @@ import yaml
 
 from offbeat.config.base import is_uri
 from offbeat.config.dump import to_yaml
-from offbeat.config.mixture import SECTION, evaluation_paths, prompt_paths
+from offbeat.config.mixture import (
+    SECTION,
+    environment_views,
+    evaluation_paths,
+    key_in,
+    prompt_paths,
+)
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import redacted_keys
 from offbeat.environments.hub_files import NO_COMMITS
@@ -21,9 +28,11 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.runs.inputs import (
     MODEL,
     WORKING_DIR,
+    all_inputs,
     input_digests,
     keep_tokenizer,
     read_inputs,
+    replace_inputs,
     targets,
     write_inputs,
 )
@@ -87,20 +96,46 @@ def make_run_dir(
     raise RunDirUnusable(str(wanted), "it holds another run", fix)
 
 
+@dataclass(slots=True)
+class ResumedDirectory:
+    """Directory of a run to resume; its stored recipe and inputs are those of the last start."""
+
+    path: Path
+    inputs: Mapping[str, str]
+    """Inputs with which the run goes on."""
+
+    _config: str
+    _recorded: frozenset[str]  # keys of the inputs that were stored
+    _is_accepted: bool = False
+
+    def accept(self) -> None:
+        """Replace the stored recipe and inputs; what the run has recorded meanwhile stays. Once.
+
+        Raises:
+            OSError: The directory cannot be written.
+        """
+        if self._is_accepted:
+            return
+        since = {k: v for k, v in read_inputs(self.path).items() if k not in self._recorded}
+        replace_inputs(self.path, {**since, **self.inputs})
+        write_atomically(self.path / CONFIG, self._config.encode())
+        self._is_accepted = True
+
+
 def reopen_run_dir(
     config: RunConfig,
     run_dir: Path,
     *,
     changed_code: bool = False,
     commits: Mapping[str, str] = NO_COMMITS,
-) -> Path:
+) -> ResumedDirectory:
     """Check the directory of a run to resume against the recipe, and return it.
 
     ``changed_code`` allows changes in the source of the user's modules since the run began.
     ``commits`` are those of paths on the hub that the run did not name before.
 
-    The stored config is replaced by this one. The summary of a run that has ended is removed. A run
-    that ended before its first record is started anew.
+    The stored config stays until ``ResumedDirectory.accept``. The summary of a run that has ended is
+    removed. A run that ended before its first record is started anew.
 
     Raises:
         RunDirUnusable: It contains no run, or one that this recipe cannot continue: the message
@@ -115,19 +150,20 @@ def reopen_run_dir(
     content = to_yaml(config, os.environ)
     try:
         before = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
-        known = {**commits, **read_inputs(directory)}
+        recorded = read_inputs(directory)
+        known = {**commits, **recorded}
         inputs = _changed_inputs(config, known, before, changed_code=changed_code)
         _check_fixed(before, yaml.safe_load(content), directory, inputs)
         _check_journal(directory)
         _check_unfinished(config, directory)
         (directory / JOURNAL).mkdir(exist_ok=True)
-        write_atomically(directory / CONFIG, content.encode())
-        write_inputs(config, directory, Path.cwd(), _still_named(known, before, config))
+        kept = {**_still_named(known, before, config), **_of_tasks(known, config)}
+        now = all_inputs(config, Path.cwd(), kept)
         (directory / SUMMARY).unlink(missing_ok=True)
     except (OSError, yaml.YAMLError) as error:
         fix = "Make it readable and writable, or start a new run"
         raise RunDirUnusable(str(directory), str(error), fix) from error
-    return directory
+    return ResumedDirectory(directory, now, content, frozenset(recorded))
 
 
 _DONE: Final = ("rollouts", "checkpoints")
@@ -201,10 +237,11 @@ _FIXED: Final = (
     "environment.options",
     "environment.rewards",
     "weight",
+    "algorithm.loss.teacher",
     "trainer.backend",
     "trainer.lora",
 )
-"""Keys that define prompts, steps and the weights that are trained, and cannot change when a run resumes."""
+"""Keys that define prompts, steps, the teacher and the weights that are trained, and cannot change when a run resumes."""
 
 
 def _changed_inputs(
@@ -255,6 +292,16 @@ def _still_named(known: Mapping[str, str], before: object, config: RunConfig) ->
     same = {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}
     paths = prompt_paths(config).values()
     return same | {path: known[path] for path in paths if path in known}
+
+
+def _of_tasks(known: Mapping[str, str], config: RunConfig) -> dict[str, str]:
+    """Return the digests of prompts that an environment makes by code, which the controller reads."""
+    keys = (
+        key_in(name, DATA)
+        for name, view in environment_views(config).items()
+        if view.environment.name == "verifiers"
+    )
+    return {key: known[key] for key in keys if key in known}
 
 
 def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str, str]) -> None:

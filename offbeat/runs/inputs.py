@@ -88,14 +88,18 @@ def write_inputs(
     working_dir: Path,
     before: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the digests of the run's inputs into its directory.
+    """Write the digests of the run's inputs into its directory, as ``all_inputs`` has them."""
+    replace_inputs(directory, all_inputs(config, working_dir, before or {}))
+
+
+def all_inputs(config: RunConfig, working_dir: Path, before: Mapping[str, str]) -> dict[str, str]:
+    """Return the digests of the run's inputs, and the directory its modules are imported from.
 
     ``before`` provides the digests of inputs that cannot be read now, and the commits of paths on the
     hub.
     """
-    before = before or {}
     inputs = {**before, **input_digests(config, working_dir, before)}
-    _write(directory, inputs | {WORKING_DIR: str(working_dir)})
+    return inputs | {WORKING_DIR: str(working_dir)}
 
 
 def keep_tokenizer(model: Path, directory: Path) -> None:
@@ -112,7 +116,7 @@ def record_input(directory: Path, key: str, digest: str) -> None:
     """Record the digest of an input that the driver could not read, once another process has."""
     inputs = read_inputs(directory)
     if key not in inputs:
-        _write(directory, inputs | {key: digest})
+        replace_inputs(directory, inputs | {key: digest})
 
 
 def read_inputs(directory: Path) -> dict[str, str]:
@@ -121,6 +125,7 @@ def read_inputs(directory: Path) -> dict[str, str]:
     return yaml.safe_load(path.read_bytes()) if path.exists() else {}
 
 
-def _write(directory: Path, inputs: Mapping[str, str]) -> None:
+def replace_inputs(directory: Path, inputs: Mapping[str, str]) -> None:
+    """Write the inputs of a run in place of those in its directory."""
     content = json.dumps(dict(inputs), indent=1, sort_keys=True)
     write_atomically(directory / INPUTS, f"{content}\n".encode())

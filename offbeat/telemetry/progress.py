@@ -40,6 +40,7 @@ class ProgressDisplay:
             if console.is_terminal
             else None
         )
+        self.phase = "starting"  # of the last status
         self._shown: Status | None = None
         self._shown_at = 0.0
 
@@ -59,6 +60,7 @@ class ProgressDisplay:
 
     def update(self, status: Status) -> None:
         """Show the status, if it is due."""
+        self.phase = status.phase
         if self._file is not None:
             self._file.update(status)
         if self._live is not None:

@@ -19,6 +19,7 @@ from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_ru
 from offbeat.launch.checks.finding import Finding, Level, error, ok
 from offbeat.launch.checks.gym import check_gym
 from offbeat.launch.checks.hub import fetched_commits
+from offbeat.launch.checks.kl import check_kl
 from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.machine import (
     check_cores,
@@ -105,6 +106,7 @@ def find(
         _of_each_environment(config, commits, has_model=model is not None),
         check_checkpoints(config),
         check_failed_samples(config),
+        check_kl(config),
         check_sampler(config, Path.cwd()),
         check_secrets(config),
         check_cores(config, machine),

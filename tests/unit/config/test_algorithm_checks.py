@@ -6,6 +6,7 @@ import pytest
 
 from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
+from offbeat.launch.checks.kl import check_kl
 
 
 def messages(samples: int = 8, filters: dict[str, Any] | None = None, **section: Any) -> list[str]:
@@ -157,6 +158,30 @@ def test_an_unbiased_gradient_is_of_a_penalty_whose_mean_is_the_kl() -> None:
     assert "does not go with algorithm.loss.kl_kind=k2" in text
     for kind in ("k1", "k3"):
         assert not messages(loss={"kl_gradient": "unbiased", "kl_coef": 0.1, "kl_kind": kind})
+
+
+@pytest.mark.parametrize("key", [{"kl_kind": "k2"}, {"kl_clamp": 10.0}])
+def test_keys_of_a_kl_penalty_need_one(key: dict[str, Any]) -> None:
+    (text,) = messages(loss=key)
+    assert "is not used: algorithm.loss.kl_coef=0" in text
+    assert not messages(loss={"kl_coef": 0.1, **key})
+
+
+@pytest.mark.parametrize(
+    ("loss", "warns"),
+    [
+        ({"kl_coef": 0.1, "kl_kind": "k1"}, True),
+        ({"kl_coef": 0.1, "kl_kind": "k1", "kl_gradient": "unbiased"}, False),
+        ({"kl_coef": 0.1, "kl_kind": "k2"}, False),
+        ({"kl_reward_coef": 0.1}, False),
+    ],
+)
+def test_a_kl_penalty_without_a_gradient_on_average_is_warned_of(
+    loss: dict[str, Any], warns: bool
+) -> None:
+    recipe = {"steps": 1, "model": {"path": "m"}, "algorithm": {"loss": loss}}
+    found = [finding.message for finding in check_kl(RunConfig.model_validate(recipe))]
+    assert ["is zero on average" in text for text in found] == [True] * warns
 
 
 def test_a_deviation_divides_advantages_that_cancel_and_nothing_else() -> None:

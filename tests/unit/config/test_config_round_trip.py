@@ -110,6 +110,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "algorithm.loss.dual_clip": st.none(),
     "algorithm.loss.sequence_cap": st.none(),
     "algorithm.loss.kl_gradient": st.just("estimator"),
+    "algorithm.loss.kl_kind": st.just("k3"),
+    "algorithm.loss.kl_clamp": st.none(),
     "algorithm.loss.icepop_band": st.none(),
     "algorithm.loss.sequence_band": st.none(),
     "algorithm.loss.sequence_weights": st.just(value=False),

@@ -326,6 +326,13 @@ def test_a_path_on_the_hub_names_files_of_a_dataset(path: str) -> None:
     assert not messages(function, {"data": {"path": good}})
 
 
+@pytest.mark.parametrize("file", ["train.csv", "data/*.arrow", "train.jsonl.gz"])
+def test_a_path_on_the_hub_names_files_that_can_be_read(file: str) -> None:
+    path = {"data": {"path": f"hf://datasets/owner/name/{file}"}}
+    text = only({"environment": {"name": "function", "target": "a:b"}}, path)
+    assert "names files that cannot be read: prompts are Parquet or JSON Lines" in text
+
+
 def test_questions_come_from_a_file() -> None:
     text = only({"environment": {"name": "gsm8k"}})
     assert "Set data.path to a file with `question` and `answer` in each row" in text

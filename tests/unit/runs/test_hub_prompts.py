@@ -60,7 +60,9 @@ if mode == "online":
     found["revision"] = said(input_digests, config(f"{HUB}@v9/train-*.jsonl"), run_dir)
     found["other"] = said(reopen_run_dir, config(f"{HUB}@{sys.stdin.read()}/train-*.jsonl"), run_dir)
     found["new run"] = input_digests(wanted, run_dir)
-run_dir = reopen_run_dir(wanted, Path(place))
+resumed = reopen_run_dir(wanted, Path(place))
+resumed.accept()
+run_dir = resumed.path
 inputs = found["resumed"] = read_inputs(run_dir)
 found["rows"] = rows(make_prompts(wanted, inputs))
 found["held out"] = rows(make_evaluation_sets(wanted, inputs)[""])

@@ -13,6 +13,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED
 from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.journal import recover
+from offbeat.launch.opened_run import OpenedRun
 from offbeat.runs.directory import (
     CONFIG,
     SUMMARY,
@@ -21,6 +22,14 @@ from offbeat.runs.directory import (
     make_run_dir,
     reopen_run_dir,
 )
+from offbeat.runs.inputs import INPUTS, read_inputs, record_input
+
+
+def reopen(recipe: RunConfig, run_dir: Path, *, changed_code: bool = False) -> Path:
+    """Resume a run that goes on."""
+    resumed = reopen_run_dir(recipe, run_dir, changed_code=changed_code)
+    resumed.accept()
+    return resumed.path
 
 
 def config(run_dir: Path | str, *, name: str = "demo", **changes: object) -> RunConfig:
@@ -135,20 +144,47 @@ def test_braces_that_mean_nothing_stay_as_they_are(tmp_path: Path) -> None:
 def test_a_run_goes_on_with_its_own_config_as_it_stands(run_dir: Path) -> None:
     before = (run_dir / CONFIG).read_bytes()
     again = load_recipe(run_dir / CONFIG, dry_run=True).config
-    assert reopen_run_dir(config("unused"), run_dir) == run_dir
+    assert reopen(config("unused"), run_dir) == run_dir
     assert (run_dir / CONFIG).read_bytes() == before
     assert again.seed == config("unused").seed
 
 
 def test_what_may_change_is_written_down_for_the_next_time(run_dir: Path) -> None:
-    reopen_run_dir(config("unused", steps=40), run_dir)
+    reopen(config("unused", steps=40), run_dir)
     assert yaml.safe_load((run_dir / CONFIG).read_text())["steps"] == 40
     assert not [path for path in run_dir.iterdir() if path.name.startswith(".")]
 
 
+def test_a_resume_that_does_not_start_leaves_the_recipe_as_it_was(run_dir: Path) -> None:
+    before = [(run_dir / name).read_bytes() for name in (CONFIG, INPUTS)]
+    run = OpenedRun("demo", run_dir, {}, reopen_run_dir(config("unused", steps=40), run_dir))
+    for phase in ("starting", "failed"):
+        run.has_begun(phase)
+        assert [(run_dir / name).read_bytes() for name in (CONFIG, INPUTS)] == before
+    run.has_begun("running")
+    assert yaml.safe_load((run_dir / CONFIG).read_text())["steps"] == 40
+
+
+def test_what_a_resumed_run_records_before_it_is_accepted_stays(run_dir: Path) -> None:
+    resumed = reopen_run_dir(config("unused"), run_dir)
+    record_input(run_dir, "data.path", "digest")
+    resumed.accept()
+    assert read_inputs(run_dir)["data.path"] == "digest"
+
+
+def test_tasks_that_an_environment_makes_are_compared_by_every_resume(tmp_path: Path) -> None:
+    recipe = config("unused", environment={"name": "verifiers"})
+    made = make_run_dir(recipe, tmp_path / "run")
+    record_input(made, "data.path", "digest")
+    for _ in range(2):
+        resumed = reopen_run_dir(recipe, made)
+        assert resumed.inputs["data.path"] == "digest"
+        resumed.accept()
+
+
 def test_a_run_that_goes_on_has_no_summary(run_dir: Path) -> None:
     """What a former incarnation told of its end would be taken for this one's."""
-    reopen_run_dir(config("unused"), run_dir)
+    reopen(config("unused"), run_dir)
     assert not (run_dir / SUMMARY).exists()
 
 
@@ -159,9 +195,9 @@ def test_a_finished_run_goes_on_only_for_more_steps(
     (run_dir / SUMMARY).write_text('{"outcome": "finished", "steps": 3}')
     if refused:
         with pytest.raises(RunDirUnusable, match=r"finished step 3.*steps=6"):
-            reopen_run_dir(config("unused", steps=steps), run_dir)
+            reopen(config("unused", steps=steps), run_dir)
     else:
-        reopen_run_dir(config("unused", steps=steps), run_dir)
+        reopen(config("unused", steps=steps), run_dir)
     assert (run_dir / SUMMARY).exists() is refused
 
 
@@ -180,6 +216,10 @@ def test_a_finished_run_goes_on_only_for_more_steps(
             "environment.options.digits is 2, the run has None",
         ),
         (
+            {"algorithm": {"loss": {"teacher": "t"}}},
+            "algorithm.loss.teacher is 't', the run has None",
+        ),
+        (
             {"trainer": {"backend": "torch", "lora": {"rank": 4}}},
             (
                 "trainer.lora.rank is 4, the run has None; "
@@ -188,14 +228,14 @@ def test_a_finished_run_goes_on_only_for_more_steps(
             ),
         ),
     ],
-    ids=["seed", "model", "sampler", "data", "options", "lora"],
+    ids=["seed", "model", "sampler", "data", "options", "teacher", "lora"],
 )
 def test_what_the_ledger_is_made_of_must_be_as_it_was(
     run_dir: Path, changes: dict[str, object], told: str
 ) -> None:
     before = (run_dir / CONFIG).read_bytes()
     with pytest.raises(RunDirUnusable) as refused:
-        reopen_run_dir(config("unused", name="demo", **changes), run_dir)
+        reopen(config("unused", name="demo", **changes), run_dir)
     assert refused.value.problem == told
     assert "offbeat train --resume RUN alone does" in refused.value.fix
     assert (run_dir / CONFIG).read_bytes() == before
@@ -225,24 +265,24 @@ def test_what_decides_which_environment_a_prompt_is_of_must_be_as_it_was(
 ) -> None:
     made = make_run_dir(config("unused", environments=MIX), tmp_path / "run")
     with pytest.raises(RunDirUnusable) as refused:
-        reopen_run_dir(config("unused", environments=MIX | changes), made)
+        reopen(config("unused", environments=MIX | changes), made)
     assert told in refused.value.problem
     workers = {
         "small": {"environment": {"workers": 2, "reward_deadline_s": 5}},
         "large": MIX["large"],
     }
-    assert reopen_run_dir(config("unused", environments=workers), made) == made
+    assert reopen(config("unused", environments=workers), made) == made
 
 
 def test_every_difference_is_told_at_once(run_dir: Path) -> None:
     with pytest.raises(RunDirUnusable, match=r"seed is 5, .*; groups_per_step is 2, "):
-        reopen_run_dir(config("unused", seed=5, groups_per_step=2), run_dir)
+        reopen(config("unused", seed=5, groups_per_step=2), run_dir)
 
 
 def test_a_directory_without_a_run_cannot_be_gone_on_with(run_dir: Path) -> None:
     (run_dir / CONFIG).unlink()
     with pytest.raises(RunDirUnusable, match="it holds no run to resume"):
-        reopen_run_dir(config("unused"), run_dir)
+        reopen(config("unused"), run_dir)
 
 
 def test_a_run_that_was_ended_before_its_first_record_begins(tmp_path: Path) -> None:
@@ -250,11 +290,11 @@ def test_a_run_that_was_ended_before_its_first_record_begins(tmp_path: Path) -> 
     made = make_run_dir(config("unused"), tmp_path / "run")
     (made / "logs").mkdir()
     (made / SUMMARY).write_text("{}")
-    assert reopen_run_dir(config("unused"), made) == made
+    assert reopen(config("unused"), made) == made
     assert recover(made / "journal").run_id == ""
     (made / "journal" / "events-000001.bin").write_bytes(b"")
     (made / "metrics.jsonl").write_bytes(b"")
-    assert reopen_run_dir(config("unused"), made) == made
+    assert reopen(config("unused"), made) == made
 
 
 def test_a_secret_that_was_left_out_of_the_config_has_to_be_given_again(run_dir: Path) -> None:
@@ -262,13 +302,13 @@ def test_a_secret_that_was_left_out_of_the_config_has_to_be_given_again(run_dir:
     with pytest.raises(
         RunDirUnusable, match=r"environment\.options\.api_key is not known\. Give it"
     ):
-        reopen_run_dir(unknown, run_dir)
+        reopen(unknown, run_dir)
 
 
 def test_a_damaged_config_is_named_with_the_reason(run_dir: Path) -> None:
     (run_dir / CONFIG).write_text("steps: [")
     with pytest.raises(RunDirUnusable, match="Make it readable and writable"):
-        reopen_run_dir(config("unused"), run_dir)
+        reopen(config("unused"), run_dir)
 
 
 def test_a_run_directory_is_held_by_one_driver_at_a_time(run_dir: Path) -> None:
@@ -299,7 +339,7 @@ def test_a_run_that_lost_its_journal_is_not_begun_again_from_nothing(
     if lost == "gone":
         (run_dir / "journal").rename(run_dir / "elsewhere")
     with pytest.raises(RunDirUnusable, match="its journal is empty or gone"):
-        reopen_run_dir(config("unused"), run_dir)
+        reopen(config("unused"), run_dir)
 
 
 # --- what a run is made of, by content -------------------------------------------------------------
@@ -327,7 +367,7 @@ def test_a_run_goes_on_with_its_prompts_wherever_they_have_moved(
     begun: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").rename(tmp_path / "moved.jsonl")
-    assert reopen_run_dir(over(tmp_path, "moved.jsonl"), begun) == begun
+    assert reopen(over(tmp_path, "moved.jsonl"), begun) == begun
 
 
 def test_a_run_does_not_go_on_with_other_prompts_of_the_same_name(
@@ -335,7 +375,7 @@ def test_a_run_does_not_go_on_with_other_prompts_of_the_same_name(
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "2+2"}\n')
     with pytest.raises(RunDirUnusable, match=r"data\.path has other prompts than those"):
-        reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
+        reopen(over(tmp_path, "rows.jsonl"), begun)
 
 
 def test_a_repaired_generation_config_keeps_no_run_from_going_on_unless_samples_end_otherwise(
@@ -344,39 +384,39 @@ def test_a_repaired_generation_config_keeps_no_run_from_going_on_unless_samples_
     """Transformers loads a temperature without sampling and refuses to write it: people repair it."""
     file, recipe = tmp_path / "model" / "generation_config.json", over(tmp_path, "rows.jsonl")
     file.write_text('{"temperature": 0.6}')
-    reopen_run_dir(recipe, begun)
+    reopen(recipe, begun)
     file.write_text('{"temperature": 0.6, "do_sample": true}')
-    reopen_run_dir(recipe, begun)
+    reopen(recipe, begun)
     file.write_text('{"eos_token_id": [1, 2]}')
     with pytest.raises(RunDirUnusable, match=r"model\.path has another config, tokenizer or code"):
-        reopen_run_dir(recipe, begun)
+        reopen(recipe, begun)
 
 
 def test_a_run_does_not_go_on_with_another_tokenizer_of_the_same_name(
     begun: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "model" / "model.safetensors").write_text("what the trainer has to verify")
-    reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
+    reopen(over(tmp_path, "rows.jsonl"), begun)
     (tmp_path / "model" / "tokenizer.json").write_text('{"version": "2"}')
     with pytest.raises(RunDirUnusable, match=r"model\.path has another config, tokenizer or code"):
-        reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
+        reopen(over(tmp_path, "rows.jsonl"), begun)
 
 
 def test_a_run_that_recorded_no_inputs_is_held_to_their_names(begun: Path, tmp_path: Path) -> None:
     (begun / "inputs.json").unlink()
     (tmp_path / "moved.jsonl").write_bytes((tmp_path / "rows.jsonl").read_bytes())
     with pytest.raises(RunDirUnusable, match=r"data\.path is .*moved\.jsonl"):
-        reopen_run_dir(over(tmp_path, "moved.jsonl"), begun)
+        reopen(over(tmp_path, "moved.jsonl"), begun)
 
 
 def test_prompts_that_cannot_be_read_for_a_while_keep_their_digest(
     begun: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").rename(tmp_path / "unmounted.jsonl")
-    reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
+    reopen(over(tmp_path, "rows.jsonl"), begun)
     (tmp_path / "rows.jsonl").write_text('{"text": "2+2"}\n')
     with pytest.raises(RunDirUnusable, match=r"data\.path has other prompts than those"):
-        reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
+        reopen(over(tmp_path, "rows.jsonl"), begun)
 
 
 def test_held_out_prompts_may_be_others_by_another_name_alone(tmp_path: Path) -> None:
@@ -388,8 +428,8 @@ def test_held_out_prompts_may_be_others_by_another_name_alone(tmp_path: Path) ->
     made = make_run_dir(scored_on("held"), tmp_path / "run")
     (tmp_path / "held").write_text('{"prompt": "other"}\n')
     with pytest.raises(RunDirUnusable, match=r"eval\.path has other prompts under the same name"):
-        reopen_run_dir(scored_on("held"), made)
-    assert reopen_run_dir(scored_on("new"), made) == made
+        reopen(scored_on("held"), made)
+    assert reopen(scored_on("new"), made) == made
 
 
 REWARD = "from mine_helpers.parse import parsed\n\ndef reward(prompt, response):\n    return 1.0\n"
@@ -417,7 +457,7 @@ def test_a_run_goes_on_from_another_folder_that_holds_the_same_code(
 ) -> None:
     made = make_run_dir(rewarded(), tmp_path / "run")
     with chdir(coded[1]):
-        assert reopen_run_dir(rewarded(), made) == made
+        assert reopen(rewarded(), made) == made
 
 
 @pytest.mark.parametrize("file", ["mine_reward.py", "mine_helpers/parse.py"])
@@ -427,7 +467,7 @@ def test_a_run_does_not_go_on_with_code_of_the_same_name_in_another_folder(
     made = make_run_dir(rewarded(), tmp_path / "run")
     (coded[1] / file).write_text("def reward(prompt, response):\n    return 2.0\n")
     with pytest.raises(RunDirUnusable) as caught, chdir(coded[1]):
-        reopen_run_dir(rewarded(), made)
+        reopen(rewarded(), made)
     assert "environment.target leads to other source code" in str(caught.value)
     assert f"imported from {coded[0]}, this is {coded[1]}. Resume from there" in str(caught.value)
 
@@ -438,13 +478,13 @@ def test_code_that_was_changed_on_purpose_is_gone_on_with_when_it_is_said(
     made = make_run_dir(rewarded(), tmp_path / "run")
     (coded[0] / "mine_reward.py").write_text("def reward(prompt, response):\n    return 2.0\n")
     with pytest.raises(RunDirUnusable, match="add --changed-code"):
-        reopen_run_dir(rewarded(), made)
-    assert reopen_run_dir(rewarded(), made, changed_code=True) == made
-    assert reopen_run_dir(rewarded(), made) == made, "it is what the run goes on with"
+        reopen(rewarded(), made)
+    assert reopen(rewarded(), made, changed_code=True) == made
+    assert reopen(rewarded(), made) == made, "it is what the run goes on with"
 
 
 @pytest.mark.parametrize("hidden", [[REDACTED], [{"key": REDACTED}], {"a": [[REDACTED]]}])
 def test_a_secret_in_a_list_is_asked_for_again_too(tmp_path: Path, hidden: object) -> None:
     made = make_run_dir(config("unused"), tmp_path / "run")
     with pytest.raises(RunDirUnusable, match=r"environment\.options\.credentials"):
-        reopen_run_dir(config("unused", environment={"options": {"credentials": hidden}}), made)
+        reopen(config("unused", environment={"options": {"credentials": hidden}}), made)

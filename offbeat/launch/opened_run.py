@@ -1,0 +1,63 @@
+"""Opens the directory of a run that is to start, or to be resumed."""
+
+import secrets
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from offbeat.config.run import RunConfig
+from offbeat.controller.journal import recover
+from offbeat.launch.control import take_commands
+from offbeat.runs.directory import (
+    JOURNAL,
+    ResumedDirectory,
+    locked,
+    make_run_dir,
+    reopen_run_dir,
+)
+from offbeat.runs.inputs import read_inputs
+
+_NOT_BEGUN: Final = ("starting", "aborted", "failed")
+"""Phases, and outcomes, of a run that may never have trained under its recipe."""
+
+
+class OpenedRun(NamedTuple):
+    """A run whose directory is locked."""
+
+    run_id: str
+    directory: Path
+    inputs: Mapping[str, str]
+    resumed: ResumedDirectory | None = None
+
+    def has_begun(self, phase: str) -> None:
+        """Record the recipe of a resumed run, once its trainer and engines have taken it up."""
+        if self.resumed is not None and phase not in _NOT_BEGUN:
+            self.resumed.accept()
+
+
+def open_run(
+    config: RunConfig,
+    run_dir: Path | None,
+    resume: Path | None,
+    ours: ExitStack,
+    commits: Mapping[str, str],
+    *,
+    changed_code: bool,
+) -> OpenedRun:
+    """Open a new or resumed run, whose directory is locked until ``ours`` ends.
+
+    Raises:
+        RunDirUnusable: As ``make_run_dir`` and ``reopen_run_dir``.
+        JournalCorrupt, JournalVersion: The journal of the run to resume cannot be read.
+    """
+    new_id = f"{config.name}-{secrets.token_hex(4)}"
+    if resume is None:
+        directory = make_run_dir(config, run_dir, commits)
+        ours.enter_context(locked(directory))
+        return OpenedRun(new_id, directory, read_inputs(directory))
+    ours.enter_context(locked(resume.absolute()))
+    resumed = reopen_run_dir(config, resume, changed_code=changed_code, commits=commits)
+    take_commands(resumed.path)  # discard commands for an earlier driver
+    run_id = recover(resumed.path / JOURNAL).run_id or new_id
+    return OpenedRun(run_id, resumed.path, resumed.inputs, resumed)
