@@ -54,3 +54,29 @@ def test_a_live_page_draws_again_when_the_run_has_written(
     assert {url.split("/")[2] for url in requests} == {f"127.0.0.1:{port}"}
     assert messages == []
     context.close()
+
+
+def test_a_live_page_says_since_when_its_server_has_not_answered(
+    browser: Any, pages: dict[str, Path], server: WatchServer, looks: threading.Semaphore
+) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(server.url)
+    page.wait_for_selector("body[data-ready='1']")
+    assert page.locator("#connection").is_hidden()
+    context.set_offline(True)
+    page.evaluate("listRuns()")
+    page.get_by_text("Disconnected since").wait_for()
+    context.set_offline(False)
+    page.evaluate("listRuns()")
+    page.wait_for_selector("#connection", state="hidden")
+    page.get_by_role("link", name="running", exact=True).click()
+    page.wait_for_selector("#made[data-live='1']", state="attached")
+    page.route("**/data", lambda route: route.abort())
+    with (pages["running"].parent / "metrics.jsonl").open("ab") as file:
+        file.write(b"\n")
+    looks.release()
+    page.get_by_text("Disconnected since").wait_for()
+    page.unroute("**/data")
+    page.wait_for_selector("#connection", state="hidden")
+    context.close()

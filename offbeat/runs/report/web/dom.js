@@ -16,6 +16,16 @@ function el(tag, attributes = {}, ...children) {
   return node;
 }
 
+/* A live page says since when its server has not answered: what it shows is older than that. */
+let lostAt = null;
+function connected(isConnected) {
+  lostAt = isConnected ? null : lostAt ?? new Date();
+  const line = $('connection');
+  line.hidden = isConnected;
+  line.textContent = isConnected ? '' : `Disconnected since ${lostAt.toLocaleTimeString('en-GB')}: `
+    + 'what is shown is from before. The page asks again; if offbeat watch was started anew, open its new address.';
+}
+
 const cssValue = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 const isNumber = value => value != null && Number.isFinite(value);

@@ -53,6 +53,7 @@ function listen() {
 async function follow(run) {
   const refresh = async () => {
     const answer = await fetch(`${run}/data`);
+    connected(true);
     if (answer.ok) draw(await unpack(await answer.text()));
     else $('problems').replaceChildren(el('li', {}, await answer.text()));
     document.body.dataset.draws = Number(document.body.dataset.draws || 0) + 1;
@@ -66,14 +67,18 @@ async function follow(run) {
     // A run writes many times a second: one reading at a time, with a pause between two.
     while (again) {
       again = false;
-      await refresh().catch(() => {});
+      await refresh().catch(() => { connected(false); again = true; });
       await new Promise(done => setTimeout(done, 2500));
     }
     busy = false;
   };
   const events = new EventSource(`${run}/events`);
   events.addEventListener('changed', changed);
-  events.addEventListener('open', () => { $('made').dataset.live = '1'; });
+  events.addEventListener('open', () => {
+    $('made').dataset.live = '1';
+    if (lostAt) changed(); // what was written meanwhile
+  });
+  events.addEventListener('error', () => connected(false));
 }
 
 async function start() {

@@ -1,8 +1,9 @@
 /* The list of runs, asked for every few seconds; the one that was written last stands first. */
 
 async function listRuns() {
-  const answer = await fetch('/runs');
-  if (answer.ok) {
+  const answer = await fetch('/runs').catch(() => null);
+  connected(Boolean(answer?.ok));
+  if (answer?.ok) {
     const runs = await answer.json(), now = Date.now() / 1000;
     $('count').textContent = `${runs.length} in this directory`;
     $('list').replaceChildren(table(['run', 'state', '#last written'], runs.map(run => el('tr', {},
