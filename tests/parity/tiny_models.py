@@ -10,15 +10,17 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
-NORMS = (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm)
+NORMS = (LlamaRMSNorm, Qwen2RMSNorm, Qwen2MoeRMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm)
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -47,6 +49,14 @@ CONFIGS: dict[str, Any] = {
     "llama-linear": LlamaConfig(**SIZES, rope_parameters=LINEAR, tie_word_embeddings=False),
     "llama-llama3": LlamaConfig(**SIZES, rope_parameters=LLAMA3, tie_word_embeddings=False),
     "qwen3-yarn": Qwen3Config(**SIZES, rope_parameters=YARN, tie_word_embeddings=False),
+    "qwen2-moe": Qwen2MoeConfig(
+        **{name: value for name, value in SIZES.items() if name != "head_dim"}
+        | {"num_hidden_layers": 3},
+        **EXPERTS,
+        shared_expert_intermediate_size=40,
+        mlp_only_layers=[0],
+        tie_word_embeddings=False,
+    ),
     "moe": Qwen3MoeConfig(**SIZES, **EXPERTS, tie_word_embeddings=False, norm_topk_prob=True),
 }
 
@@ -72,5 +82,5 @@ def compute_in_float64(model: Any) -> None:
                 exact = nn.RMSNorm(norm.weight.shape[0], eps=norm.variance_epsilon)
                 exact.weight = norm.weight
                 setattr(parent, name, exact)
-    if model.config.model_type == "qwen3_moe":
+    if model.config.model_type in ("qwen2_moe", "qwen3_moe"):
         model.set_experts_implementation("eager")

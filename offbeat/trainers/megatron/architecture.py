@@ -14,7 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from offbeat.trainers.errors import UntrainableModel
 
-_FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen3_moe")
+_FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe")
+_WITH_EXPERTS: Final = ("qwen2_moe", "qwen3_moe")
 _ROPES: Final = ("default", "linear", "llama3", "yarn")  # the same angles in rows of any length
 _TORCH: Final = "Train it with trainer.backend: torch"
 
@@ -29,7 +30,7 @@ class Architecture:
     heads: int
     groups: int  # key-value heads
     head_dim: int
-    intermediate: int  # of the MLP, or of each expert
+    intermediate: int  # of the MLP of layers without experts
     vocabulary: int
     max_positions: int
     norm_eps: float
@@ -38,17 +39,37 @@ class Architecture:
     qkv_bias: bool = False
     qk_norm: bool = False
     experts: int = 0
+    expert_intermediate: int = 0  # of each expert
+    shared_intermediate: int = (
+        0  # of an expert that all tokens pass, behind a gate; 0: there is none
+    )
+    dense_layers: tuple[int, ...] = ()  # layers without experts, in a model that has some
     rope_frequencies: tuple[float, ...] | None = None
     """Angle of each pair of a head's dimensions per position; None: the plain powers of ``rope_theta``."""
     rope_scale: float = 1.0  # factor of rotated queries and keys
     experts_per_token: int = 0
     normalise_routing: bool = True  # whether the weights of a token's experts sum to 1
 
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer has experts in the place of one MLP."""
+        return self.experts > 0 and layer not in self.dense_layers
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Return whether a layer has one MLP."""
+        return not self.experts or bool(self.dense_layers)
+
     @property
     def layer_weights(self) -> int:
-        """Return the number of elements of one layer's matrices that a token is multiplied with."""
+        """Return the number of elements of one layer's matrices that a token is multiplied with.
+
+        Of several kinds of layers, a layer of experts is taken.
+        """
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.groups)
-        return attention + 3 * self.hidden * self.intermediate * max(1, self.experts_per_token)
+        wide = self.intermediate
+        if self.experts:
+            wide = self.expert_intermediate * self.experts_per_token + self.shared_intermediate
+        return attention + 3 * self.hidden * wide
 
 
 def read_architecture(path: str | Path) -> Architecture:
@@ -68,16 +89,20 @@ def read_architecture(path: str | Path) -> Architecture:
         raise UntrainableModel(name, f"is none of {', '.join(_FAMILIES)}", _TORCH)
     for problem in _problems(values):
         raise UntrainableModel(name, problem, _TORCH)
-    experts = config.num_experts if family == "qwen3_moe" else 0
+    layers: int = values["num_hidden_layers"]
+    experts: int = config.num_experts if family in _WITH_EXPERTS else 0
+    dense = _dense_layers(values) if experts else ()
+    if len(dense) == layers:
+        experts, dense = 0, ()
     frequencies, scale = _rotation(config)
     return Architecture(
         name=name,
-        layers=values["num_hidden_layers"],
+        layers=layers,
         hidden=values["hidden_size"],
         heads=values["num_attention_heads"],
         groups=values["num_key_value_heads"],
         head_dim=values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"],
-        intermediate=values["moe_intermediate_size" if experts else "intermediate_size"],
+        intermediate=values["intermediate_size"],
         vocabulary=values["vocab_size"],
         max_positions=values["max_position_embeddings"],
         norm_eps=values["rms_norm_eps"],
@@ -85,12 +110,21 @@ def read_architecture(path: str | Path) -> Architecture:
         rope_frequencies=frequencies,
         rope_scale=scale,
         tied=bool(values["tie_word_embeddings"]),
-        qkv_bias=family == "qwen2",
+        qkv_bias=bool(values.get("qkv_bias", family == "qwen2")),
         qk_norm=family in ("qwen3", "qwen3_moe"),
         experts=experts,
+        expert_intermediate=values["moe_intermediate_size"] if experts else 0,
+        shared_intermediate=values.get("shared_expert_intermediate_size", 0) if experts else 0,
+        dense_layers=dense,
         experts_per_token=values["num_experts_per_tok"] if experts else 0,
         normalise_routing=bool(values.get("norm_topk_prob", True)),
     )
+
+
+def _dense_layers(values: dict[str, Any]) -> tuple[int, ...]:
+    only, every = values.get("mlp_only_layers") or (), values.get("decoder_sparse_step", 1)
+    layers = range(values["num_hidden_layers"])
+    return tuple(layer for layer in layers if layer in only or (layer + 1) % every)
 
 
 def _rotation(config: PretrainedConfig) -> tuple[tuple[float, ...] | None, float]:
@@ -114,7 +148,5 @@ def _problems(values: dict[str, Any]) -> list[str]:
         f"computes its MLP with {values['hidden_act']!r}": values["hidden_act"] != "silu",
         "has biases in attention": bool(values.get("attention_bias")),
         "has biases in the MLP": bool(values.get("mlp_bias")),
-        "mixes dense layers and layers of experts": bool(values.get("mlp_only_layers"))
-        or values.get("decoder_sparse_step", 1) != 1,
     }
     return [problem for problem, found in checks.items() if found]

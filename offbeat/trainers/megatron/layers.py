@@ -42,8 +42,20 @@ class Norm(nn.RMSNorm):
 
 def block_of(architecture: Architecture, layout: ParallelLayout) -> ModuleSpec:
     """Return the specification of the layers of one stage, without Transformer Engine."""
+    here = layout.grid.layers_of(layout.pipeline_rank, architecture.layers)
+    layers = [
+        _layer_of(architecture, layout, has_experts=architecture.has_experts(layer))
+        for layer in here
+    ]
+    block = TransformerBlockSubmodules(layers, layer_norm=ModuleSpec(module=Norm))
+    return ModuleSpec(module=TransformerBlock, submodules=block)
+
+
+def _layer_of(
+    architecture: Architecture, layout: ParallelLayout, *, has_experts: bool
+) -> ModuleSpec:
     layer: ModuleSpec = get_gpt_layer_local_spec(
-        num_experts=architecture.experts or None,
+        num_experts=architecture.experts if has_experts else None,
         qk_layernorm=architecture.qk_norm,
         normalization="RMSNorm",
     )
@@ -55,9 +67,7 @@ def block_of(architecture: Architecture, layout: ParallelLayout) -> ModuleSpec:
         inner.q_layernorm = inner.k_layernorm = Norm
     if layout.grid.context > 1:
         inner.core_attention = ContextAttention
-    here = len(layout.grid.layers_of(layout.pipeline_rank, architecture.layers))
-    block = TransformerBlockSubmodules([layer] * here, layer_norm=ModuleSpec(module=Norm))
-    return ModuleSpec(module=TransformerBlock, submodules=block)
+    return layer
 
 
 def mark_weights(model: nn.Module) -> None:

@@ -27,13 +27,15 @@ def _divisibility(a: Architecture, grid: ModelGrid) -> Iterator[UnsupportedLayou
         ("trainer.tensor_parallel", grid.tensor, "heads", a.heads),
         ("trainer.expert_parallel", grid.expert, "experts", a.experts or 1),
     ]
-    within = "trainer.expert_tensor_parallel"
+    tensor, within = "trainer.tensor_parallel", "trainer.expert_tensor_parallel"
     if a.experts:
         columns = "columns of an expert"
-        rules.append((within, grid.expert_tensor_ranks, columns, a.intermediate))
+        rules.append((within, grid.expert_tensor_ranks, columns, a.expert_intermediate))
+        rules.append((tensor, grid.tensor, "columns of the shared expert", a.shared_intermediate))
     else:
         rules.append((within, grid.expert_tensor_ranks, "experts", 1))
-        rules.append(("trainer.tensor_parallel", grid.tensor, "columns of the MLP", a.intermediate))
+    if a.has_dense_layers:
+        rules.append((tensor, grid.tensor, "columns of the MLP", a.intermediate))
     for setting, ranks, what, count in rules:
         if count % ranks:
             yield UnsupportedLayout(setting, str(ranks), f"a divisor of the model's {count} {what}")

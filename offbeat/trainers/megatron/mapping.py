@@ -5,7 +5,7 @@ columns, or the heads of some key-value groups. Loading, export, checkpoints, di
 sync all use the same boxes, so that they cannot disagree, and a state written under one layout can
 be read under another.
 
-    direct      every rank holds the whole tensor              norms, the router
+    direct      every rank holds the whole tensor              norms, routers, gates of shared experts
     row         columns are sharded over tensor-parallel ranks output of attention, of the MLP
     gated       gate's rows, then up's rows                    input of a gated MLP
     qkv         for each key-value group: its queries' rows, its key's, its value's
@@ -117,6 +117,15 @@ def _layer_rule(
         "self_attention.linear_proj.weight": partial(_row, name, f"{attention}o_proj.weight", part),
         "mlp.linear_fc1.weight": partial(_gated, name, f"{prefix}mlp.", part),
         "mlp.linear_fc2.weight": partial(_row, name, f"{prefix}mlp.down_proj.weight", part),
+        "mlp.shared_experts.linear_fc1.weight": partial(
+            _gated, name, f"{prefix}mlp.shared_expert.", part
+        ),
+        "mlp.shared_experts.linear_fc2.weight": partial(
+            _row, name, f"{prefix}mlp.shared_expert.down_proj.weight", part
+        ),
+        "mlp.shared_experts.gate_weight": partial(
+            _direct, name, f"{prefix}mlp.shared_expert_gate.weight"
+        ),
         "mlp.router.weight": partial(_direct, name, f"{prefix}mlp.gate.weight"),
     }
     if within in rules:

@@ -94,7 +94,10 @@ def transformer_config(
     if a.experts:
         options |= {
             "num_moe_experts": a.experts,
-            "moe_ffn_hidden_size": a.intermediate,
+            "moe_ffn_hidden_size": a.expert_intermediate,
+            "moe_layer_freq": [int(a.has_experts(layer)) for layer in range(a.layers)],
+            "moe_shared_expert_intermediate_size": a.shared_intermediate or None,
+            "moe_shared_expert_gate": a.shared_intermediate > 0,
             "moe_router_topk": a.experts_per_token,
             "moe_router_pre_softmax": not a.normalise_routing,
             "moe_router_load_balancing_type": "none",

@@ -69,8 +69,8 @@ def rank_parameters(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]
     rows = padded_vocabulary(a, layout) // tensor
     if layout.is_first_stage:
         shapes["embedding.word_embeddings.weight"] = (rows, a.hidden)
-    for layer in range(len(layout.grid.layers_of(layout.pipeline_rank, a.layers))):
-        shapes |= _layer(f"decoder.layers.{layer}.", a, layout)
+    for index, layer in enumerate(layout.grid.layers_of(layout.pipeline_rank, a.layers)):
+        shapes |= _layer(f"decoder.layers.{index}.", a, layout, has_experts=a.has_experts(layer))
     if layout.is_last_stage:
         shapes["decoder.final_layernorm.weight"] = (a.hidden,)
         if not (a.tied and layout.is_first_stage):
@@ -78,7 +78,9 @@ def rank_parameters(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]
     return shapes
 
 
-def _layer(at: str, a: Architecture, layout: ParallelLayout) -> dict[str, Shape]:
+def _layer(
+    at: str, a: Architecture, layout: ParallelLayout, *, has_experts: bool
+) -> dict[str, Shape]:
     tensor = layout.grid.tensor
     rows = (a.heads + 2 * a.groups) * a.head_dim // tensor
     shapes: dict[str, Shape] = {
@@ -92,12 +94,18 @@ def _layer(at: str, a: Architecture, layout: ParallelLayout) -> dict[str, Shape]
     if a.qk_norm:
         shapes[f"{at}self_attention.q_layernorm.weight"] = (a.head_dim,)
         shapes[f"{at}self_attention.k_layernorm.weight"] = (a.head_dim,)
-    mlps, parts = [f"{at}mlp."], tensor
-    if a.experts:
-        here, parts = range(a.experts // layout.grid.expert), layout.grid.expert_tensor_ranks
-        mlps = [f"{at}mlp.experts.local_experts.{expert}." for expert in here]
-        shapes[f"{at}mlp.router.weight"] = (a.experts, a.hidden)
-    for mlp in mlps:
-        shapes[f"{mlp}linear_fc1.weight"] = (2 * a.intermediate // parts, a.hidden)
-        shapes[f"{mlp}linear_fc2.weight"] = (a.hidden, a.intermediate // parts)
+    if not has_experts:
+        return shapes | _mlp(f"{at}mlp.", a.hidden, a.intermediate // tensor)
+    shapes[f"{at}mlp.router.weight"] = (a.experts, a.hidden)
+    wide = a.expert_intermediate // layout.grid.expert_tensor_ranks
+    for expert in range(a.experts // layout.grid.expert):
+        shapes |= _mlp(f"{at}mlp.experts.local_experts.{expert}.", a.hidden, wide)
+    if a.shared_intermediate:
+        shared = f"{at}mlp.shared_experts."
+        shapes |= _mlp(shared, a.hidden, a.shared_intermediate // tensor)
+        shapes[f"{shared}gate_weight"] = (1, a.hidden)
     return shapes
+
+
+def _mlp(at: str, hidden: int, wide: int) -> dict[str, Shape]:
+    return {f"{at}linear_fc1.weight": (2 * wide, hidden), f"{at}linear_fc2.weight": (hidden, wide)}

@@ -136,6 +136,24 @@ def test_experts_train_as_in_the_torch_trainer_and_as_on_one_rank(
         check(outcomes, experts_alone)  # both round the router's probabilities alike
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Ranks(),
+        Ranks(tensor=2, expert=2, sequence=True),
+        Ranks(context=2, expert=2),
+        Ranks(pipeline=2, stages=(2, 1)),
+    ],
+    ids=["one rank", "ep2 of tp2, sequence", "ep2 of cp2", "pp2 of 2 + 1 layers"],
+)
+def test_shared_experts_and_layers_without_experts_train_as_in_the_torch_trainer(
+    megatron_world: MegatronWorld, models: Models, torch_step: TorchStep, step: Step, cut: Ranks
+) -> None:
+    given = {"path": models("qwen2-moe"), "cut": cut, "step": JobStep.of(step, TOKENS)}
+    for outcomes in megatron_world.run(cut.ranks, "split", chunks=CHUNKS, **given):
+        check(outcomes, torch_step(TOKENS, "qwen2-moe"))
+
+
 @pytest.fixture(scope="module")
 def experts_alone(megatron_world: MegatronWorld, models: Models, step: Step) -> Told:
     """The step of one rank in one chunk."""

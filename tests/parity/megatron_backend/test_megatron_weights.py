@@ -114,16 +114,17 @@ def plain_logprobs(model: Any, group: dict[str, Any], temperature: float) -> Any
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-tied", "qwen2", "llama-tied", "moe"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-tied", "qwen2", "llama-tied", "moe", "qwen2-moe"])
 def test_weights_come_out_as_they_went_in(
     megatron_world: MegatronWorld, models: Models, tmp_path: Path, name: str, dtype: str
 ) -> None:
     path = models(name)
     model = hf_model(path).to(getattr(torch, dtype))
     want = {n: each.float().numpy() for n, each in saved_names(model, tmp_path / "hf").items()}
-    cuts = [Cut(), Cut(pipeline=2)]
-    cuts += [Cut(tensor=2, sequence=name == "moe")]
-    if name == "moe":
+    has_experts = name in ("moe", "qwen2-moe")
+    cuts = [Cut(), Cut(pipeline=2, stages=(2, 1) if name == "qwen2-moe" else None)]
+    cuts += [Cut(tensor=2, sequence=has_experts)]
+    if has_experts:
         cuts += [Cut(data=2, expert=2), Cut(tensor=2, expert=2, sequence=True)]
         cuts += [Cut(tensor=2, expert_tensor=2, sequence=True)]
     else:
@@ -228,8 +229,9 @@ def test_a_vllm_engine_is_sent_the_names_of_the_models_files(
         ("qwen3-tied", Cut(pipeline=2, dtype="float32")),
         ("moe", Cut(tensor=2, expert=2, sequence=True, dtype="float32")),
         ("moe", Cut(tensor=2, expert_tensor=2, sequence=True, dtype="float32")),
+        ("qwen2-moe", Cut(tensor=2, expert=2, sequence=True)),
     ],
-    ids=["t2", "p2 of 2 + 1", "p2 tied", "t2e2", "t2et2"],
+    ids=["t2", "p2 of 2 + 1", "p2 tied", "t2e2", "t2et2", "shared"],
 )
 def test_a_rank_holds_the_bytes_that_are_declared(
     megatron_world: MegatronWorld, models: Models, step: Step, model: str, cut: Cut

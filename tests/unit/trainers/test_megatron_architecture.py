@@ -4,7 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import DeepseekV3Config, GPT2Config, Qwen3Config, Qwen3MoeConfig
+import torch
+from transformers import (
+    DeepseekV3Config,
+    GPT2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from offbeat.trainers.errors import UntrainableModel
@@ -39,7 +47,7 @@ def test_an_expert_has_the_size_of_one_expert(tmp_path: Path) -> None:
     }
     Qwen3MoeConfig(**SIZES, **experts, norm_topk_prob=False).save_pretrained(tmp_path)
     read = read_architecture(tmp_path)
-    assert (read.experts, read.experts_per_token, read.intermediate) == (4, 3, 12)
+    assert (read.experts, read.experts_per_token, read.expert_intermediate) == (4, 3, 12)
     assert not read.normalise_routing
     assert read.layer_weights == 2 * 16 * 8 * (4 + 2) + 3 * 16 * 12 * 3
 
@@ -67,10 +75,26 @@ def test_a_feature_that_it_would_compute_wrongly_is_refused_by_name(
         read_architecture(tmp_path)
 
 
-def test_a_mixture_of_dense_layers_and_experts_is_refused(tmp_path: Path) -> None:
-    Qwen3MoeConfig(**SIZES, num_experts=4, decoder_sparse_step=2).save_pretrained(tmp_path)
-    with pytest.raises(UntrainableModel, match="mixes dense layers and layers of experts"):
-        read_architecture(tmp_path)
+def test_layers_without_experts_are_those_of_transformers(tmp_path: Path) -> None:
+    sparse: dict[str, Any] = {"decoder_sparse_step": 2, "mlp_only_layers": [1]}
+    sizes: dict[str, Any] = SIZES | {"num_hidden_layers": 6, "num_experts": 4, **sparse}
+    config = Qwen3MoeConfig(**sizes)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        layers: Any = Qwen3MoeForCausalLM(config).model.layers
+    read = read_architecture(tmp_path)
+    has_experts = [hasattr(layer.mlp, "experts") for layer in layers]
+    assert [read.has_experts(layer) for layer in range(6)] == has_experts
+    assert any(has_experts) and not all(has_experts)
+
+
+def test_a_shared_expert_has_a_size_of_its_own(tmp_path: Path) -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "head_dim"}
+    shared: dict[str, Any] = {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 20}
+    Qwen2MoeConfig(**sizes, num_experts=4, **shared).save_pretrained(tmp_path)
+    read = read_architecture(tmp_path)
+    assert (read.intermediate, read.expert_intermediate, read.shared_intermediate) == (24, 12, 20)
+    assert read.qkv_bias
 
 
 def test_scaled_positions_are_those_of_transformers(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ LARGE = {
         tensor=8, pipeline=4, context=2, expert=16, expert_tensor=1
     ),
 }
-EXPERTS = replace(SMALL, layers=92, heads=96, groups=8, intermediate=1536, experts=160)
+EXPERTS = replace(SMALL, layers=92, heads=96, groups=8, expert_intermediate=1536, experts=160)
 
 
 @st.composite
