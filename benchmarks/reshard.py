@@ -79,9 +79,9 @@ def rank_main(
     plan = plan_buckets(metas, world, chunk, needed)
     server = ReshardServer(host=HOST, incarnation=f"rank-{rank}", timeouts=TIMEOUTS)
     sender = ReshardSender(HeldShards(plan, rank, lambda: held), server, peers)
+    bare = torch.rand(chunk // 4).numpy().view(np.uint8)
     device, before = Device(HOST, 60.0), resident("VmRSS")
     shard = sum(each.values.nbytes for each in held)
-    bare = torch.rand(chunk // 4).numpy().view(np.uint8)
     while (order := told.recv()) is not None:
         if order[0] == "publish":
             started = time.perf_counter()
