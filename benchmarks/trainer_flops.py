@@ -2,37 +2,17 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from benchmarks.trainer_cases import Groups
-from offbeat.trainers.batches.packing import PADDING, PackedRows, visible
+from offbeat.trainers.batches.packing import PADDING, PackedRows, visible_in
 from offbeat.trainers.batches.planner import MicrobatchPlanner
+from offbeat.trainers.torch.flops import known_peak
 from offbeat.trainers.torch.model import linear_to_pair_ratio, vocabulary
-
-PEAKS: Final = (
-    ("H200", "bfloat16", 989e12),
-    ("H200", "float32", 67e12),
-    ("H100 PCIe", "bfloat16", 756e12),
-    ("H100 PCIe", "float32", 51e12),
-    ("H100", "bfloat16", 989e12),
-    ("H100", "float32", 67e12),
-    ("A100", "bfloat16", 312e12),
-    ("A100", "float32", 19.5e12),
-    ("L40S", "bfloat16", 362e12),
-    ("L40S", "float32", 91.6e12),
-    ("L4", "bfloat16", 121e12),
-    ("L4", "float32", 30.3e12),
-    ("RTX 4090", "bfloat16", 165e12),
-    ("RTX 4090", "float32", 82.6e12),
-)
-"""FLOP/s by part of the device's name and type, dense, from the makers' data sheets.
-
-Float32 without
-TF32. The first row that fits counts."""
 
 
 class Load(NamedTuple):
@@ -50,7 +30,7 @@ class Load(NamedTuple):
             real_RT = packed.segments_RT != PADDING
             tokens += int(real_RT.sum())
             places += len(packed.predicts_U)
-            pairs += int(visible(packed.segments_RT)[real_RT].sum())
+            pairs += int(visible_in(packed)[real_RT].sum())
         return cls(tokens, places, pairs)
 
 
@@ -99,11 +79,8 @@ def bare_matmul_flop_s(model: PreTrainedModel, load: Load, repeats: int = 3) -> 
 
 
 def known_peak_flop_s(device: torch.device, dtype: str) -> float | None:
-    """Return the maker's figure; None where this page does not have it."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, held, peak in PEAKS if part in name and held == dtype), None)
+    """Return the maker's figure; None where the trainer does not have it."""
+    return known_peak(device, getattr(torch, dtype))
 
 
 def _matrices(model: PreTrainedModel) -> tuple[list[nn.Linear], nn.Linear]:

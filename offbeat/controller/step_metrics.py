@@ -126,6 +126,7 @@ class StepMetricsBuilder:
         samples, tokens = len(rewards), sum(receipt.tokens for receipt in self.receipts)
         return {
             **self.result.metrics,
+            **self.result.speed,
             "train/reward": statistics.fmean(rewards),
             "train/reward_std": _deviation(rewards),
             "train/zero_variance_groups": flat / len(self.receipts),

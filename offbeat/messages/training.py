@@ -43,6 +43,7 @@ class StepResult(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
     reason: str = ""  # why it was not applied; empty if it was
     compute_s: float = 0.0
+    speed: dict[str, float] = msgspec.field(default_factory=dict[str, float])  # metrics of time
 
 
 class TrainerState(msgspec.Struct, frozen=True):

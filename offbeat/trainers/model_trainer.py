@@ -176,8 +176,10 @@ class ModelTrainer(TrainerBackend):
             sums.add(part)
             return part.loss
 
+        started = time.perf_counter()
         chunk, microbatches, result = self._read(groups, advantages, sums)
         self._add_gradients(microbatches, loss_of, sums.loss.temperature)
+        self._count_work(microbatches[: result.microbatches], time.perf_counter() - started)
         return result
 
     def _checked(
@@ -232,6 +234,7 @@ class ModelTrainer(TrainerBackend):
             metrics=of_all.totals.metrics | update_metrics(outcomes),
             reason=of_all.reason,
             compute_s=sums.compute_s + took_s,
+            speed=counts.speed(self._peak),
         )
 
     def _sums_of_updates(self) -> Iterator[StepSums]:
@@ -296,6 +299,14 @@ class ModelTrainer(TrainerBackend):
     def _is_replica_leader(self) -> bool:
         """Return whether this rank contributes its replica's sums to those of the step."""
         return True
+
+    @property
+    def _peak(self) -> float | None:
+        """Return the FLOP/s that a device of this rank does at most; None if it is not known."""
+        return None
+
+    def _count_work(self, microbatches: Sequence[PackedRows], seconds: float) -> None:
+        """Count tokens and FLOPs of the passes of a chunk, if the backend knows what they are."""
 
     @abstractmethod
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -37,6 +37,7 @@ class RankSums:
     metrics: dict[str, tuple[PartialReduction, float]]
     divisor: tuple[float, ...]  # the sums that ``divisors.denominator`` takes
     spread: SpreadRows | None = None  # None: no staleness was known
+    work: tuple[int, float, float] | None = None  # tokens, FLOPs and seconds of its passes
 
 
 _RANK_SUMS: Final = msgspec.msgpack.Decoder[RankSums | None](RankSums | None)
@@ -61,6 +62,23 @@ class StepTotals:
     def denominator(self) -> float:
         """Return the divisor of loss and gradients; 0 without valid tokens."""
         return denominator(self.config, (each.divisor for each in self.ranks))
+
+    def speed(self, peak: float | None) -> dict[str, float]:
+        """Return metrics of the speed of a device, mean over the ranks; empty if it is not known.
+
+        ``peak``: FLOP/s of a device at most; None: not known.
+        """
+        work = [each.work for each in self.ranks if each.work is not None]
+        seconds = sum(each for _, _, each in work)
+        if not seconds:
+            return {}
+        flop_s = sum(each for _, each, _ in work) / seconds
+        named = {"throughput/device_tokens_per_s": sum(each for each, _, _ in work) / seconds}
+        if flop_s:
+            named["throughput/device_flop_per_s"] = flop_s
+            if peak is not None:
+                named["throughput/mfu"] = flop_s / peak
+        return named
 
     @property
     def loss(self) -> float:
@@ -115,6 +133,7 @@ class StepSums:
     sequences: int = 0  # with a valid token
     chunks: int = 0
     compute_s: float = 0.0
+    work: tuple[int, float, float] | None = None  # tokens, FLOPs and seconds of its passes
     _loss: list[Tensor] = field(default_factory=list[Tensor])
     _divisor: Tensor | None = None
     _metrics: dict[str, PartialMetric] = field(default_factory=dict[str, PartialMetric])
@@ -138,6 +157,11 @@ class StepSums:
         self.tokens, self.sequences = self.tokens + tokens, self.sequences + sequences
         self.chunks, self.compute_s = self.chunks + 1, self.compute_s + compute_s
 
+    def add_work(self, tokens: int, flops: float, seconds: float) -> None:
+        """Add what forward and backward passes computed, padding left out, and their time."""
+        before = self.work or (0, 0.0, 0.0)
+        self.work = (before[0] + tokens, before[1] + flops, before[2] + seconds)
+
     def totals(self, peers: Peers, *, contributes: bool = True) -> StepTotals:
         """Return the sums over all ranks that contribute; all ranks call it together, once."""
         gathered = peers.all_gather(self.own() if contributes else None, _RANK_SUMS)
@@ -146,7 +170,9 @@ class StepSums:
     def own(self) -> RankSums:
         """Return the sums of this rank as numbers."""
         if self._divisor is None:
-            return RankSums(self.tokens, self.sequences, 0.0, {}, NOTHING)
+            return RankSums(
+                self.tokens, self.sequences, 0.0, {}, NOTHING, spread=None, work=self.work
+            )
         loss = sum(self._loss, start=self._loss[0].new_zeros(()))
         loss, *values = torch.stack(
             [loss, *(metric.value for metric in self._metrics.values())]
@@ -155,4 +181,4 @@ class StepSums:
         metrics = {name: (kind, value) for (name, kind), value in zip(kinds, values, strict=True)}
         spread = None if self._spread is None else self._spread.tolist()
         divisor = tuple(self._divisor.tolist())
-        return RankSums(self.tokens, self.sequences, loss, metrics, divisor, spread)
+        return RankSums(self.tokens, self.sequences, loss, metrics, divisor, spread, work=self.work)

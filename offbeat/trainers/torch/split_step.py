@@ -30,6 +30,7 @@ from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.dispatch import pad_microbatches
 from offbeat.trainers.ranks.peers import Peers, all_reduce_max_or_fail, run_on_all_ranks
 from offbeat.trainers.teacher import check_tokenizers
+from offbeat.trainers.torch.flops import known_peak, model_flops, tokens_and_pairs
 from offbeat.trainers.torch.forward import (
     packed_logprobs,
     packed_logprobs_and_entropies,
@@ -118,6 +119,7 @@ class TorchTrainer(ReloadableTrainer):
             vocabulary(self._model),
             call_pairs=call_to_pair_ratio(self._model) if rows.split else None,
         )
+        self._flops = model_flops(self._model)
         self._identity = identity(self._model)
         self._weights = self._cut(self._model, whole)
         del whole
@@ -227,6 +229,15 @@ class TorchTrainer(ReloadableTrainer):
     @property
     def _device(self) -> torch.device:
         return self._model.device
+
+    @property
+    def _peak(self) -> float | None:
+        return known_peak(self._device, self._dtype)
+
+    def _count_work(self, microbatches: Sequence[PackedRows], seconds: float) -> None:
+        tokens = sum(tokens_and_pairs(each)[0] for each in microbatches)
+        flops = 0.0 if self._flops is None else sum(map(self._flops.of, microbatches))
+        self._step.add_work(tokens, flops, seconds)
 
     def _begin_gradients(self) -> None:
         self._rng_at_begin = torch.get_rng_state()
