@@ -39,7 +39,8 @@ class AuditedSamples:
     ) -> None:
         self._config, self._groups, self._world, self._findings = config, groups, world, findings
         self._steps: list[tuple[int, int]] = []  # valid and masked samples of versions 1, 2, ...
-        # What may be reported of a version: it may have been made several times, after rewinds.
+        # What may be reported of a version: it may have been made several times, after rewinds. Of
+        # what the trainer made, because a report may outlive the controller's record of its step.
         self._recounts = defaultdict[int, list[SampleCounts]](list)
 
     def committed(self, receipt: Receipt) -> None:
@@ -84,14 +85,15 @@ class AuditedSamples:
                 f"ones; its receipts have {valid} and {masked}",
             )
         self._steps.append((event.samples, event.masked_samples))
-        if has_all:
-            self._recounts[len(self._steps)].append(SampleCounts.of(receipts))
 
     def rewound(self, to_version: int) -> None:
         del self._steps[to_version:]
 
     def check_trained(self, record: TrainerApplied, receipts: dict[int, Receipt | None]) -> None:
         """Compare what the trainer got of each sample with the receipt of its group."""
+        known = [each for at in record.prompt_indices if (each := receipts.get(at)) is not None]
+        if len(known) == len(record.prompt_indices):
+            self._recounts[record.version].append(SampleCounts.of(known))
         groups = zip(
             record.prompt_indices, record.masked, record.branches, record.advantages, strict=True
         )

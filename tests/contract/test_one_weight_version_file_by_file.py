@@ -18,6 +18,7 @@ from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.source import GatheredSource
 from tests.support.architecture import traced
 from tests.support.following import Follower
 from tests.support.world import World
@@ -49,6 +50,7 @@ class FirstVersion:
 
     def __init__(self, spec: TrainerSpec) -> None:
         _, source = make(spec, SingleRank())
+        assert isinstance(source, GatheredSource)
         packed = list(source.chunks())
         digests = [digest for _, digest in packed]
         self.sizes = {chunk.nbytes for chunk, _ in packed}

@@ -39,7 +39,9 @@ YARN = {
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 CONFIGS: dict[str, Any] = {
     "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=False),
-    "qwen3-3": Qwen3Config(**SIZES | {"num_hidden_layers": 3}, tie_word_embeddings=False),
+    "qwen3-3": Qwen3Config(
+        **SIZES | dict[str, Any](num_hidden_layers=3), tie_word_embeddings=False
+    ),
     "qwen3-tied": Qwen3Config(**SIZES, tie_word_embeddings=True),
     "qwen2": Qwen2Config(
         **{name: value for name, value in SIZES.items() if name != "head_dim"},
@@ -51,7 +53,7 @@ CONFIGS: dict[str, Any] = {
     "qwen3-yarn": Qwen3Config(**SIZES, rope_parameters=YARN, tie_word_embeddings=False),
     "qwen2-moe": Qwen2MoeConfig(
         **{name: value for name, value in SIZES.items() if name != "head_dim"}
-        | {"num_hidden_layers": 3},
+        | dict[str, Any](num_hidden_layers=3),
         **EXPERTS,
         shared_expert_intermediate_size=40,
         mlp_only_layers=[0],

@@ -4,7 +4,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from audit_history import GROUPS_PER_STEP, History, broken, killed, started, whole_run
+from audit_history import (
+    GROUPS_PER_STEP,
+    NOTHING_FAILED,
+    History,
+    broken,
+    killed,
+    started,
+    whole_run,
+)
 
 from offbeat.controller.events import (
     Admitted,
@@ -17,7 +25,13 @@ from offbeat.controller.events import (
     StepApplied,
 )
 from offbeat.messages.groups import SampleStatus
-from offbeat.simulation.records import Ended, PermitsUsed
+from offbeat.simulation.records import (
+    Ended,
+    Generated,
+    PermitsUsed,
+    StepReported,
+    TrainerApplied,
+)
 
 
 def test_a_whole_legal_run_has_no_violation() -> None:
@@ -311,6 +325,41 @@ def test_a_masked_sample_where_none_may_be_breaks_the_account_of_samples() -> No
     history = started()
     with_masked(history, history.admit())
     assert broken(killed(history)) == {"I18"}
+
+
+@pytest.mark.parametrize(("branches_mean", "violated"), [(1.5, set[str]()), (1.25, {"I18"})])
+def test_a_reported_step_whose_record_was_lost_is_recounted_from_what_the_trainer_made(
+    branches_mean: float, violated: set[str]
+) -> None:
+    history = started()
+    history.step()
+    history.checkpoint()
+    history.claim(branched(history))
+    history.intend()
+    history.trainer_applies()
+    history.change(TrainerApplied, branches=((2, 1), (2, 1)))
+    history.records.append(StepReported(0.0, 2, 2, 0.0, 0.0, branches_mean, 0.5))
+    history.open()
+    history.rewind(1)
+    history.sync()
+    history.train(history.ready())
+    history.records.append(StepReported(0.0, 2, 2, 0.0, 0.0, 1.0, 0.0))
+    assert broken(killed(history)) == violated
+
+
+def branched(history: History) -> list[int]:
+    """Roll out the groups of a step; the first sample of each has two branches."""
+    groups = [history.admit() for _ in range(GROUPS_PER_STEP)]
+    for prompt_index in groups:
+        history.dispatch(prompt_index)
+        history.generate(prompt_index)
+        branches = (2, 1)
+        receipt = msgspec.structs.replace(history.receipts[prompt_index], branches=branches)
+        history.receipts[prompt_index] = receipt
+        drawn = msgspec.structs.replace(NOTHING_FAILED, branches=branches)
+        history.change(Generated, samples=drawn)
+        history.commit(prompt_index)
+    return groups
 
 
 def test_a_sample_that_the_trainer_got_unmasked_is_found() -> None:
