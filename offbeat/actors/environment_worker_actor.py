@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 import ray
@@ -41,9 +41,10 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.text import first_line
-from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests
+from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.group import run_group
+from offbeat.rollouts.response_text import response_texts
 from offbeat.rollouts.rollout_log import RolloutLog
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
@@ -204,6 +205,7 @@ class EnvironmentRunner:
     config: RunConfig  # the view of this environment
     sampling: SamplingParams
     environment: "Environment | AgentGroups"
+    tokenizer: Tokenizer | None = None  # None: the environment needs none
 
     @classmethod
     def made(cls, view: RunConfig, working_dir: Path, began_with: Mapping[str, str]) -> Self:
@@ -219,12 +221,12 @@ class EnvironmentRunner:
             max_new_tokens=section.max_new_tokens,
             stop_token_ids=section.stop_token_ids,
         )
-        if view.environment.is_agent:
-            agents = _agents(view, working_dir, began_with, sampling.stop_token_ids)
-            return cls(view, sampling, agents)
         tokenizer = _tokenizer(view)
+        if view.environment.is_agent:
+            agents = _agents(view, tokenizer, working_dir, began_with, sampling.stop_token_ids)
+            return cls(view, sampling, agents, tokenizer)
         environment = make_environment(view.environment, tokenizer, working_dir, began_with)
-        return cls(view, sampling, environment)
+        return cls(view, sampling, environment, tokenizer)
 
     async def start(self) -> None:
         """Start the environment. Called once, before any other method."""
@@ -235,11 +237,19 @@ class EnvironmentRunner:
         await self.environment.close()
 
     async def run_group(self, task: RolloutTask, generate: Generate) -> tuple[Receipt, Columns]:
-        """Roll one group out.
+        """Roll one group out; one of an evaluation also gets the text of its responses.
 
         Raises:
             RolloutFailed: As ``offbeat.rollouts.group.run_group``.
         """
+        receipt, columns = await self._rolled_out(task, generate)
+        if task.evaluation and self.tokenizer is not None:
+            with environment_code(task):  # a tokenizer may come with the model, as code
+                texts = response_texts(self.tokenizer, receipt, columns)
+            receipt = msgspec.structs.replace(receipt, texts=texts)
+        return receipt, columns
+
+    async def _rolled_out(self, task: RolloutTask, generate: Generate) -> tuple[Receipt, Columns]:
         config = self.config
         policy = SampleFailurePolicy(on_failed_sample(config), config.rollout.sample_retries)
         max_model_len = config.generator.max_model_len
@@ -257,7 +267,7 @@ class EnvironmentRunner:
         )
 
 
-def _tokenizer(config: RunConfig) -> Tokenizer | None:
+def _tokenizer(config: RunConfig) -> Any:  # noqa: ANN401 -- a tokenizer of transformers, or None
     """Load the model's tokenizer; a stub environment needs none, and no import of it."""
     if config.environment.name == "stub":
         return None
@@ -272,6 +282,7 @@ def _tokenizer(config: RunConfig) -> Tokenizer | None:
 
 def _agents(
     config: RunConfig,
+    tokenizer: Any,  # noqa: ANN401 -- of transformers
     working_dir: Path,
     began_with: Mapping[str, str],
     stop_token_ids: Sequence[int],
@@ -281,19 +292,12 @@ def _agents(
     Raises:
         BadEnvironment: The tokenizer has no chat template, so that no conversation can be encoded.
     """
-    # Seconds, and packages that other environments do without.
-    from transformers import AutoTokenizer  # noqa: PLC0415
-
+    # Packages that other environments do without.
     from offbeat.endpoint.agent_groups import AgentGroups  # noqa: PLC0415
     from offbeat.endpoint.session import SessionLimits  # noqa: PLC0415
     from offbeat.endpoint.template_bridge import TemplateBridge  # noqa: PLC0415
     from offbeat.endpoint.tokenizer_template import TokenizerTemplate  # noqa: PLC0415
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        config.model.path,
-        local_files_only=True,
-        trust_remote_code=config.model.trust_remote_code,
-    )
     if not tokenizer.chat_template:
         problem = f"environment {config.environment.name!r} needs a tokenizer with a chat template, and it has none"
         raise BadEnvironment("model.path", problem)

@@ -250,4 +250,5 @@ def _samples(
                 finish_reason=receipt.finish_reasons[sample],
                 response_tokens=receipt.valid_tokens[sample],
                 turns=receipt.turns[sample] if receipt.turns else 1,
+                response=receipt.texts[sample] if receipt.texts else None,
             )

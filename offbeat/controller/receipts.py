@@ -46,6 +46,7 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
         *(len(values) for _, values in receipt.rewards_by_name),
         len(receipt.answers or receipt.rewards),
         len(receipt.branches or receipt.rewards),
+        len(receipt.texts or receipt.rewards),
     }
     if sizes != {task.samples}:
         return f"group of {sorted(sizes)} samples, asked for {task.samples}"

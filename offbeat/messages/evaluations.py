@@ -17,6 +17,8 @@ class ScoredSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish_reason: str
     response_tokens: int
     turns: int
+    # Text of the response, bounded; None: the environment has no tokenizer, or an older file
+    response: str | None = None
 
 
 class EvaluatedVersion(msgspec.Struct, frozen=True):

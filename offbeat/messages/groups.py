@@ -136,6 +136,8 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # Of each sample, rows of the columns: the branches of an agent's sample; empty: one each
     branches: tuple[int, ...] = ()
     environment: str = ""  # of several environments, the name of its own
+    # Of each sample of an evaluation, its response as bounded text; empty: not decoded
+    texts: tuple[str, ...] = ()
 
     @property
     def truncated(self) -> tuple[bool, ...]:

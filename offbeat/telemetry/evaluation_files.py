@@ -91,7 +91,8 @@ def read_evaluation(path: Path) -> EvaluatedVersion:
 
     rows = pq.read_table(path).to_pylist()
     samples = tuple(
-        ScoredSample(**{key: row[key] for key in ScoredSample.__struct_fields__}) for row in rows
+        ScoredSample(**{key: row[key] for key in ScoredSample.__struct_fields__ if key in row})
+        for row in rows
     )
     return EvaluatedVersion(rows[0]["due"], rows[0]["version"], samples)
 

@@ -17,7 +17,9 @@ def test_a_recipe_is_evaluated_alone(start: Start, dry: bool) -> None:
     with start(f"alone{dry:d}", recipe, *sets, *how, command="eval") as run:
         assert run.exit_code() == 0, run.err
         ((due, path),) = evaluation_files(Path(run.run_dir))
-        scores = scores_by_set(read_evaluation(path).samples)
+        samples = read_evaluation(path).samples
+        assert all((sample.response is None) == dry for sample in samples), "a stub has no text"
+        scores = scores_by_set(samples)
         sizes = {name: (each.prompts, each.samples) for name, each in scores.items()}
         assert (due, sizes) == (0, {"few": (4, 8), "more": (9, 9)})
         assert (scores["few"].majority is None) == dry, "a stub has no answers"

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from offbeat.actors.call_batching import BatchedReply, CallBatcher
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.config.run import RunConfig
+from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.factory import BadEnvironment
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.killable import RewardTarget
@@ -36,11 +38,13 @@ _own_logging = pytest.fixture(autouse=True)(own_logging)
 class Worker(EnvironmentActor):
     """Of an environment made here, and an engine that answers at once."""
 
-    def __init__(self, run_dir: Path, environment: Environment) -> None:
+    def __init__(
+        self, run_dir: Path, environment: Environment, tokenizer: CharTokenizer | None = None
+    ) -> None:
         folder = str(run_dir)
         super().__init__(EnvironmentSpec("environment-0", CONFIG, folder, folder, {}))
         runner = self._environments[""]
-        self._environments = {"": replace(runner, environment=environment)}
+        self._environments = {"": replace(runner, environment=environment, tokenizer=tokenizer)}
         self._engines = {"engine-0": CallBatcher(exchange)}
 
 
@@ -76,6 +80,21 @@ def test_a_worker_may_be_closed_while_a_reward_is_computed(tmp_path: Path) -> No
         await worker.close()
         assert await rollout == ((await worker.ping(), []), [])
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("evaluation", [True, False])
+def test_only_the_responses_of_an_evaluation_are_sent_as_text(
+    tmp_path: Path, evaluation: bool
+) -> None:
+    async def main() -> None:
+        tokenizer = CharTokenizer()
+        worker: Any = Worker(tmp_path, Arithmetic(tokenizer), tokenizer)
+        a_task = msgspec.structs.replace(task(), evaluation=evaluation)
+        (_, (reply,)), _ = await worker.exchange(Fence("run", 1), [(0, a_task)], [])
+        assert reply.value.texts == (("7</s>", "hang</s>") if evaluation else ())
+        await worker.close()
 
     asyncio.run(main())
 

@@ -62,6 +62,7 @@ def test_an_honest_receipt_may_enter() -> None:
         ({"retries": (1, 0, 0)}, "group of [2, 3] samples"),
         ({"turns": (1,)}, "group of [1, 2] samples"),
         ({"branches": (2,)}, "group of [1, 2] samples"),
+        ({"texts": ("7",)}, "group of [1, 2] samples"),
         ({"branches": (1, 0)}, "(1, 0) branches of samples with (2, 4) response tokens"),
         ({"branches": (3, 1)}, "(3, 1) branches of samples with (2, 4) response tokens"),
         ({"rewards_by_name": (("style", (0.5,)),)}, "group of [1, 2] samples"),

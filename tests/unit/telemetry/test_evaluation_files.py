@@ -29,6 +29,7 @@ def evaluated(due: int = 120) -> EvaluatedVersion:
             finish_reason="stop",
             response_tokens=3,
             turns=1,
+            response=f"= {answer}</s>" if name else None,
         )
         for name in ("math", "")
         for prompt, number, reward, answer in rows
@@ -42,7 +43,18 @@ def test_an_evaluation_is_read_as_it_was_written(tmp_path: Path) -> None:
     files.close()
     ((due, path),) = evaluation_files(tmp_path)
     assert (due, path.name, read_evaluation(path)) == (120, "000120.parquet", evaluated())
-    assert pq.read_table(path).column("answer").to_pylist()[2:5] == ["", "8", None]
+    table = pq.read_table(path)
+    assert table.column("answer").to_pylist()[2:5] == ["", "8", None]
+    assert table.column("response").to_pylist()[2:5] == ["= </s>", "= 8</s>", None]
+
+
+def test_a_file_without_responses_is_read(tmp_path: Path) -> None:
+    files = EvaluationFiles(tmp_path)
+    files.take(evaluated())
+    files.close()
+    ((_, path),) = evaluation_files(tmp_path)
+    pq.write_table(pq.read_table(path).drop_columns("response"), path)
+    assert {sample.response for sample in read_evaluation(path).samples} == {None}
 
 
 def test_the_next_controller_knows_what_is_done_and_what_was_cut_short(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""The text of an evaluation's responses."""
+
+import msgspec
+import numpy as np
+
+from offbeat.messages.groups import Receipt
+from offbeat.rollouts.columns import Columns
+from offbeat.rollouts.response_text import RESPONSE_CHARACTERS, bounded, response_texts
+from offbeat.transfer_queue.schema import RESPONSE_IDS, RESPONSE_OFFSETS
+from tests.support.environment_fakes import CharTokenizer
+
+RECEIPT = Receipt(
+    prompt_index=0,
+    attempt=1,
+    engine="engine-0",
+    engine_incarnation="engine-0-a",
+    rewards=(1.0, 0.0),
+    prompt_tokens=(3, 3),
+    response_tokens=(2, 1),
+    valid_tokens=(2, 1),
+    finish_reasons=("stop", "stop"),
+    version_spans=(((1, 2),), ((1, 1),)),
+    columns=(),
+    payload_bytes=0,
+)
+
+
+def columns(*rows: str) -> Columns:
+    ids = [ord(character) for row in rows for character in row]
+    ends = np.cumsum([0, *map(len, rows)])
+    return {RESPONSE_IDS: np.array(ids, dtype=np.int32), RESPONSE_OFFSETS: ends}
+
+
+def test_special_tokens_are_in_the_text() -> None:
+    assert response_texts(CharTokenizer(), RECEIPT, columns("7\0", "8")) == ("7</s>", "8")
+
+
+def test_a_sample_with_several_branches_has_the_text_of_the_last() -> None:
+    branched = msgspec.structs.replace(RECEIPT, branches=(2, 1))
+    assert response_texts(CharTokenizer(), branched, columns("a", "bc", "d")) == ("bc", "d")
+
+
+def test_the_placeholder_of_a_sample_without_a_turn_is_no_text() -> None:
+    masked = msgspec.structs.replace(RECEIPT, turns=(0, 1))
+    assert response_texts(CharTokenizer(), masked, columns("=", "8")) == ("", "8")
+
+
+def test_a_long_text_keeps_its_ends_and_says_what_is_missing() -> None:
+    half = RESPONSE_CHARACTERS // 2
+    text = "a" * half + "b" * 3 + "c" * half
+    assert bounded(text) == "a" * half + " [... 3 characters left out ...] " + "c" * half
+    assert bounded("x" * RESPONSE_CHARACTERS) == "x" * RESPONSE_CHARACTERS
+
+
+def test_a_lone_surrogate_becomes_a_character_that_a_file_can_hold() -> None:
+    assert bounded("7\ud800") == "7?"
