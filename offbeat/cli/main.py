@@ -157,7 +157,7 @@ def evaluate(
 @app.command()
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIRECTORY]", help="Made if it is not there.")
+        Path, typer.Argument(metavar="DIRECTORY", help="Made if it is not there.")
     ] = Path(),
 ) -> None:
     """Write a recipe, a reward with its test, prompts and a tiny model: a directory that trains."""
@@ -170,7 +170,7 @@ def init(
 def check(
     recipe: Annotated[
         Path | None,
-        typer.Argument(metavar="[RECIPE]", help="YAML recipe; without one, versions alone."),
+        typer.Argument(metavar="RECIPE", help="YAML recipe; without one, versions alone."),
     ] = None,
     overrides: OverridesArgument = None,
     run_dir: RunDirOption = None,
@@ -304,7 +304,7 @@ def verify_weights(
 @config_app.command("explain")
 def config_explain(
     key: Annotated[
-        str, typer.Argument(metavar="[KEY]", help="Dotted key, as in sampler.max_staleness.")
+        str, typer.Argument(metavar="KEY", help="Dotted key, as in sampler.max_staleness.")
     ] = "",
 ) -> None:
     """Type, range, default and meaning of a key, or of all keys of a section."""

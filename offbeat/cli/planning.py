@@ -14,7 +14,7 @@ planning_app = typer.Typer(rich_markup_mode=None)
 def plan_sync(
     recipe: Annotated[
         Path | None,
-        typer.Argument(metavar="[RECIPE]", help="YAML recipe; gives what no option does."),
+        typer.Argument(metavar="RECIPE", help="YAML recipe; gives what no option does."),
     ] = None,
     overrides: OverridesArgument = None,
     model: Annotated[

@@ -83,7 +83,7 @@ def export(
 @reading_app.command()
 def watch(
     runs: Annotated[
-        Path, typer.Argument(metavar="[RUNS_DIR]", help="Directory of runs, or one run.")
+        Path, typer.Argument(metavar="RUNS_DIR", help="Directory of runs, or one run.")
     ] = Path("runs"),
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; default: this machine alone.")

@@ -1,9 +1,11 @@
 """``offbeat init``: a directory that trains at once, with everything that a first user changes."""
 
+import os
+import shlex
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import typer
 
@@ -25,7 +27,11 @@ def write_starter(folder: Path) -> None:
     content = {
         name: source for name, source in _walk(starter, "") if not name.startswith("__pycache__/")
     }
-    taken = [name for name in content if (folder / name).exists()]
+    try:
+        taken = [name for name in content if os.path.lexists(folder / name)]
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _refuse(folder, error)
     if taken:
         more = f" and {len(taken) - _MOST_NAMED} more" if len(taken) > _MOST_NAMED else ""
         typer.echo(
@@ -41,9 +47,17 @@ def write_starter(folder: Path) -> None:
             with target.open("xb") as file:
                 file.write(source.read_bytes())
     except OSError as error:
-        typer.echo(f"{folder} cannot be written: {error.strerror}: {error.filename}", err=True)
-        raise typer.Exit(REFUSED) from error
+        _refuse(folder, error)
     typer.echo(_next_steps(folder, len(content)))
+
+
+def _refuse(folder: Path, error: OSError) -> NoReturn:
+    typer.echo(
+        f"{folder} cannot be written: {error.strerror}: {error.filename}. "
+        "Name another directory: offbeat init DIRECTORY",
+        err=True,
+    )
+    raise typer.Exit(REFUSED) from error
 
 
 def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
@@ -55,7 +69,7 @@ def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
 
 
 def _next_steps(folder: Path, written: int) -> str:
-    start = [] if folder.resolve() == Path.cwd() else [f"  cd {folder}"]
+    start = [] if folder.resolve() == Path.cwd() else [f"  cd {shlex.quote(str(folder))}"]
     return "\n".join(
         [
             f"{folder}: {written} files",

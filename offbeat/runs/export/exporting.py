@@ -51,7 +51,7 @@ def export(run_dir: Path, tool: Tool, output: str | None, *, in_samples: bool = 
 
     Raises:
         NotARun, JournalCorrupt, JournalVersion: As ``read_events``.
-        NotExported: The place is taken, or the x axis is not known.
+        NotExported: The place is taken or cannot be one, or the x axis is not known.
         SinkUnusable: The tool is not installed, or does not answer.
         OSError: The place cannot be written.
     """
@@ -62,10 +62,10 @@ def export(run_dir: Path, tool: Tool, output: str | None, *, in_samples: bool = 
     match tool:
         case "csv":
             where = output or str(run_dir / "metrics.csv")
-            write_csv(records, Path(where))
+            write_csv(records, _table(where, tool))
         case "parquet":
             where = output or str(run_dir / "metrics.parquet")
-            write_parquet(records, Path(where))
+            write_parquet(records, _table(where, tool))
         case "tensorboard":
             folder = Path(output) / run_dir.resolve().name if output else run_dir / "tensorboard"
             per_version = _samples_per_step(recipe) if in_samples else 1
@@ -94,6 +94,19 @@ def export(run_dir: Path, tool: Tool, output: str | None, *, in_samples: bool = 
             )
             _write(records, sink)
     return Exported(len(records), len(records.names), where, look, records.unreadable_lines)
+
+
+def _table(where: str, tool: Tool) -> Path:
+    """Return the path of a table, whose ending keeps ``--output`` from replacing another file."""
+    path = Path(where)
+    if path.suffix != f".{tool}" or (path.exists() and not path.is_file()):
+        raise NotExported(
+            f"--output {where} is no name for a {tool} file",
+            f"Name a file that ends in .{tool}: one that is there is replaced",
+        )
+    if not path.parent.is_dir():
+        raise NotExported(f"--output {where}: {path.parent} is no directory", "Make it first")
+    return path
 
 
 def _write(records: StepRecords, sink: Sink) -> None:

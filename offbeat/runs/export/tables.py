@@ -4,7 +4,10 @@
 """Metrics as a table: CSV and Parquet, one row per step and one column per metric."""
 
 import csv
-from collections.abc import Iterator
+import os
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -15,18 +18,43 @@ from offbeat.runs.export.step_records import StepRecords
 
 _HEAD: Final = ("step", "version", "time_s")
 _BATCH_ROWS: Final = 10_000
+_NAME_KEPT: Final = 100  # characters; file systems allow 255 bytes
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of a field that spreadsheets evaluate."""
 
 
 def write_csv(records: StepRecords, path: Path) -> None:
     """Write the table as UTF-8 text. An empty field: the step has no such metric."""
-    beside = path.with_name(f"{path.name}.part")
-    with beside.open("w", encoding="utf-8", newline="") as file:
+    with _replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow([*_HEAD, *records.names])
+        rows.writerow([*_HEAD, *map(_no_formula, records.names)])
         for record in records:
             values = (record.metrics.get(name) for name in records.names)
             rows.writerow([record.step, record.version, record.time_s, *map(_text, values)])
-    beside.replace(path)
+
+
+@contextmanager
+def _replacing(path: Path) -> Generator[Path, None, None]:
+    """Yield a new file beside ``path``, which replaces it at the end and is removed on an error.
+
+    Its name is its own: two exports to one path do not write into each other's file.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:_NAME_KEPT]}.", dir=path.parent)
+    os.close(handle)
+    beside = Path(name)
+    try:
+        yield beside
+        mask = os.umask(0)
+        os.umask(mask)
+        beside.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner reads
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _no_formula(name: str) -> str:
+    """Return a column's name as text that no spreadsheet evaluates; a run may be a stranger's."""
+    return f"'{name}" if name.startswith(_FORMULA) else name
 
 
 def _text(value: float | None) -> str:
@@ -44,11 +72,9 @@ def write_parquet(records: StepRecords, path: Path) -> None:
         ],
         metadata={"offbeat.run_id": records.run_id},
     )
-    beside = path.with_name(f"{path.name}.part")
-    with pq.ParquetWriter(beside, schema) as writer:
+    with _replacing(path) as beside, pq.ParquetWriter(beside, schema) as writer:
         for rows in _batches(records):
             writer.write_table(pa.Table.from_pylist(rows, schema))
-    beside.replace(path)
 
 
 def _batches(records: StepRecords) -> Iterator[list[dict[str, float]]]:

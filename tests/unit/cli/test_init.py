@@ -53,6 +53,25 @@ def test_no_file_is_replaced_and_none_is_written_beside_it(tmp_path: Path) -> No
     assert mine.read_text() == "mine"
 
 
+def test_what_a_starter_says_to_type_is_for_a_shell(tmp_path: Path) -> None:
+    printed = offbeat("init", str(tmp_path / "my task")).output
+    assert f"  cd '{tmp_path / 'my task'}'\n" in printed
+
+
+def test_a_link_to_nothing_is_a_file_that_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").symlink_to(tmp_path / "nothing")
+    result = offbeat("init", str(tmp_path))
+    assert result.exit_code == 2
+    assert "rewards.py already" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["rewards.py"]
+
+
+def test_a_name_that_is_too_long_is_refused_in_one_line(tmp_path: Path) -> None:
+    result = offbeat("init", str(tmp_path / ("x" * 300)))
+    assert result.exit_code == 2
+    assert "cannot be written: File name too long" in result.stderr
+
+
 def test_a_directory_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = offbeat("init", str(tmp_path / "file" / "below"))

@@ -1,7 +1,9 @@
 """``offbeat export``: the steps that stand, as tables; other tools in tests/export."""
 
 import csv
+import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,7 +13,8 @@ from typer.testing import CliRunner, Result
 from offbeat.cli.main import app
 from offbeat.runs.export.mlflow_sink import MlflowSink
 from offbeat.runs.export.step_records import StepRecords
-from offbeat.telemetry.records import read_metrics
+from offbeat.runs.export.tables import write_csv
+from offbeat.telemetry.records import MetricRecord, read_metrics
 from offbeat.telemetry.tensorboard_sink import TensorBoardSink
 from tests.support.shown_run import ShownRun, empty, running, with_losses, without_numbers
 
@@ -70,7 +73,50 @@ def test_an_export_goes_into_the_run_directory_unless_told_otherwise(tmp_path: P
     run = running(tmp_path / "run")
     done = offbeat("export", run, "--to", "csv")
     assert done.stdout.startswith(f"{run / 'metrics.csv'}  40 steps of ")
-    assert not (run / "metrics.csv.part").exists()
+    assert {path.name for path in run.iterdir() if "csv" in path.name} == {"metrics.csv"}
+
+
+@pytest.mark.parametrize("place", ["run/metrics.jsonl", "run/config.yaml", "metrics.txt", "a.csv"])
+def test_a_table_replaces_no_file_that_is_none_and_no_directory(tmp_path: Path, place: str) -> None:
+    run = with_losses(tmp_path / "run", steps=2)
+    (tmp_path / "a.csv").mkdir()
+    (run / "config.yaml").write_text("steps: 2\n")
+    before = (run / "metrics.jsonl").read_bytes()
+    done = offbeat("export", run, "--to", "csv", "-o", tmp_path / place)
+    assert done.exit_code == 2
+    assert "Name a file that ends in .csv" in done.stderr
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert (run / "config.yaml").read_text() == "steps: 2\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "a.csv"}
+
+
+def test_a_name_that_a_spreadsheet_would_evaluate_is_text_in_a_csv_file(tmp_path: Path) -> None:
+    run = with_losses(tmp_path / "run", steps=2)
+    metrics = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    hostile = "".join(f"{json.dumps({**line, '=cmd/calc': 1.0})}\n" for line in lines)
+    metrics.write_text(hostile)
+    assert offbeat("export", run, "--to", "csv").exit_code == 0
+    with (run / "metrics.csv").open() as file:
+        head = next(csv.reader(file))
+    assert "'=cmd/calc" in head
+    assert "=cmd/calc" not in head
+
+
+def test_an_export_to_a_table_that_another_export_writes_is_whole(tmp_path: Path) -> None:
+    records = StepRecords(with_losses(tmp_path / "run", steps=3))
+    path = tmp_path / "a.csv"
+    rows = iter(records)
+
+    class Meanwhile(StepRecords):
+        def __iter__(self) -> Iterator[MetricRecord]:
+            for row in rows:
+                write_csv(records, path)
+                yield row
+
+    write_csv(Meanwhile(tmp_path / "run"), path)
+    assert len(path.read_text().splitlines()) == 1 + len(records)
+    assert {each.name for each in tmp_path.iterdir()} == {"run", "a.csv"}
 
 
 def test_numbers_that_are_none_and_a_run_without_steps_are_exported(tmp_path: Path) -> None:
@@ -90,7 +136,7 @@ def test_numbers_that_are_none_and_a_run_without_steps_are_exported(tmp_path: Pa
         (("--to", "csv", "--x-axis", "samples"), "--x-axis samples is of --to tensorboard"),
         (("--to", "tensorboard", "--x-axis", "days"), "Use steps or samples."),
         (("--to", "tensorboard", "--x-axis", "samples"), "does not say how many samples"),
-        (("--to", "csv", "-o", "/dev/null/metrics.csv"), "Not a directory"),
+        (("--to", "csv", "-o", "/dev/null/metrics.csv"), "/dev/null is no directory. Make it"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_in_one_line(
