@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from offbeat.trainers.checkpoints.state_files import opened_tensors
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import (
     APART,
@@ -87,7 +87,7 @@ def file_shapes(path: str | Path) -> Shapes:
     """Return name and shape of every tensor of a directory's safetensors files, from their headers."""
     shapes = dict[str, tuple[int, ...]]()
     for file in sorted(Path(path).glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
+        with opened_tensors(file) as opened:
             for name in opened.keys():  # noqa: SIM118 -- no mapping
                 shapes[name] = tuple(opened.get_slice(name).get_shape())
     return shapes

@@ -13,13 +13,13 @@ adapter   PEFT's files, and a state of a trainer of adapters: the names of PEFT'
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.trainers.checkpoints.state_files import opened_tensors
 from offbeat.trainers.expert_names import Named
 from offbeat.trainers.megatron.state import SavedShares
 from offbeat.trainers.ranks.peers import SingleRank
@@ -97,7 +97,7 @@ def readers(path: Path) -> dict[str, Callable[[], Tensor]]:
     """
     found = dict[str, Callable[[], Tensor]]()
     for file in sorted(path.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
+        with opened_tensors(file) as opened:
             for name in opened.keys():  # noqa: SIM118 -- no mapping
                 found[name] = _reader(file, name)
     if _is_tied(path):
@@ -107,7 +107,7 @@ def readers(path: Path) -> dict[str, Callable[[], Tensor]]:
 
 def _reader(file: Path, name: str) -> Callable[[], Tensor]:
     def read() -> Tensor:
-        with safe_open(file, framework="pt") as opened:
+        with opened_tensors(file) as opened:
             return opened.get_tensor(name)
 
     return read
@@ -117,8 +117,11 @@ def _is_tied(path: Path) -> bool:
     config = path / _CONFIG
     if not config.is_file():
         return False
-    values: dict[str, Any] = json.loads(config.read_text())
-    return bool(values.get("tie_word_embeddings", False))
+    try:
+        values: object = json.loads(config.read_bytes())
+    except ValueError as error:
+        raise OSError(f"{config} is not JSON: {error}. Copy it again") from error
+    return isinstance(values, dict) and bool(values.get("tie_word_embeddings", False))
 
 
 def _torch_shapes(path: Path) -> Shapes:

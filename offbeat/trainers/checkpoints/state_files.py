@@ -31,6 +31,21 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 @contextmanager
+def opened_tensors(file: Path) -> Generator[Any]:
+    """Yield safetensors' own reader of a file.
+
+    Raises:
+        OSError: The file cannot be read, or is damaged; safetensors names no file, and has an error
+            class of its own.
+    """
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"{file} cannot be read: {error}. Copy it again, or name another") from error
+
+
+@contextmanager
 def saved_tensors(file: Path) -> Generator[Mapping[str, Tensor]]:
     """Yield the tensors of a file by name, on the CPU; each is read on access."""
     with safe_open(file, framework="pt") as opened:

@@ -1,6 +1,7 @@
 """`offbeat verify-weights`: which tensor and region differ first, and in which leg."""
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -152,6 +153,18 @@ def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
     result = verify(tmp_path)
     assert result.exit_code == 2
     assert "holds no weights" in result.output
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_damaged_file_is_named_with_the_code_of_what_cannot_be_compared(
+    tiny: Path, tmp_path: Path, name: str
+) -> None:
+    damaged = shutil.copytree(tiny, tmp_path / "damaged")
+    (damaged / name).write_bytes(b"{{")
+    found = verify(tiny, "--against", damaged)
+    assert found.exit_code == 2
+    assert str(damaged / name) in found.stderr
+    assert found.stderr.count("\n") == 1
 
 
 def test_the_adapters_of_an_export_are_compared_with_those_of_the_state(
