@@ -1,6 +1,7 @@
 """Prompts from files: JSON Lines and Parquet, their columns, and what is refused."""
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -104,6 +105,12 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
         prompts(jsonl(tmp_path, "\n  \n"))
     with pytest.raises(PromptFileError, match="No such file"):
         prompts(tmp_path / "absent.jsonl")
+
+
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PromptFileError, match="is no regular file"):
+        prompts(tmp_path / "pipe")
 
 
 def test_a_directory_of_nothing_but_folders_is_refused_with_what_it_should_hold(
