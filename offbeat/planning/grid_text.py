@@ -14,13 +14,15 @@ def parse_grid(text: str) -> ModelGrid:
     """Return the grid of a text; ``stages`` takes its numbers as ``stages=10+9+9``.
 
     Raises:
-        LayoutRefused: An unknown name, or what is no number.
+        LayoutRefused: An unknown name, one that stands twice, or what is no number.
     """
     values = dict[str, int | tuple[int, ...]]()
     for item in filter(None, text.replace(" ", "").split(",")):
         name, _, value = item.partition("=")
         if name not in _NAMES:
             raise LayoutRefused("size", repr(name), f"one of {', '.join(_NAMES)}")
+        if name in values:
+            raise LayoutRefused(name, f"given twice in {text!r}", "one value")
         numbers = value.split("+")
         if not all(number.isdecimal() and int(number) for number in numbers):
             raise LayoutRefused(name, repr(value), "a positive number, as in tensor=8")

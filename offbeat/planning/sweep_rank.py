@@ -7,7 +7,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,9 @@ from offbeat.config.limits import trainer_device
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
+from offbeat.controller.minibatches import MinibatchAssigner
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.training import StepResult
 from offbeat.planning.fabricated import FabricatedGroup, fabricate, tokens_of
 from offbeat.planning.sweep_task import (
     HOST,
@@ -33,7 +35,7 @@ from offbeat.planning.sweep_task import (
 from offbeat.trainers.backend import TrainerBackend
 from offbeat.trainers.memory import PeakMemory, meter_of
 from offbeat.trainers.ranks.assembly import trainer_of
-from offbeat.trainers.ranks.dispatch import shares
+from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import GENERATION_LOGPROBS, POLICY_LOGPROBS
@@ -73,7 +75,11 @@ def _measured(task: RankTask) -> RankResult:
     with ExitStack() as stack:
         stack.enter_context(_limited(task.memory_mib))
         trainer = _trainer(task, config, _peers(task, config), stack)
-        groups = _share(task, config, trainer)
+        made = _all_groups(task, config, trainer)
+        tokens = sum(map(tokens_of, made))
+        dealt, minibatches = share_of_minibatches(made, config, task.replicas, task.rank)
+        groups = [made[at] for at in dealt]
+        del made  # memory is measured with the groups of this rank alone
         rng = np.random.default_rng(config.seed)
         advantages = [
             tuple(rng.normal(size=len(each["response_offsets"]) - 1).tolist()) for each in groups
@@ -81,35 +87,40 @@ def _measured(task: RankTask) -> RankResult:
         columns = trainer.prepare_logprobs(
             groups, policy=True, reference=False, temperature=loss.temperature
         )
-        for group, made in zip(groups, columns, strict=True):
-            group[GENERATION_LOGPROBS] = made[POLICY_LOGPROBS]
+        for group, prepared in zip(groups, columns, strict=True):
+            group[GENERATION_LOGPROBS] = prepared[POLICY_LOGPROBS]
         peaks, seconds = PeakMemory(meter), list[float]()
         for step in range(1 + task.steps):
             started = time.perf_counter()
-            _step(trainer, groups, advantages, loss, peaks)
+            one_step(trainer, groups, advantages, loss, peaks, minibatches)
             if step:  # the first one allocates gradients and moments
                 seconds.append(time.perf_counter() - started)
         phases = {
             name.removeprefix("memory/peak_").removesuffix("_bytes"): (value - before) / _MIB
             for name, value in peaks.report("sweep").items()
         }
-    made = _all_groups(task, config, trainer)
     return RankResult(
         trainer.parameters,
         statistics.median(seconds),
-        sum(map(tokens_of, made)),
+        tokens,
         max(phases.values()),
         phases,
     )
 
 
-def _step(
+def one_step(
     trainer: TrainerBackend,
     groups: list[FabricatedGroup],
     advantages: list[tuple[float, ...]],
     loss: LossSpec,
     peaks: PeakMemory,
-) -> None:
+    minibatches: Sequence[int],
+) -> StepResult:
+    """Train the groups as one step of a run; each phase of it counts in ``peaks``.
+
+    Raises:
+        ValueError: The step was not applied.
+    """
     needed = loss.config
     if needed.needs_policy_logprobs or needed.needs_reference_logprobs or needed.teacher_path:
         with peaks.during("prepare_logprobs"):
@@ -122,9 +133,10 @@ def _step(
             )
         groups = [group | made for group, made in zip(groups, columns, strict=True)]
     with peaks.during("microbatch"):
-        result = trainer.train(groups, advantages, loss)
+        result = trainer.train(groups, advantages, loss, minibatches)
     if not result.applied:
         raise ValueError(f"a step was not applied: {result.reason}")
+    return result
 
 
 def _all_groups(
@@ -134,10 +146,18 @@ def _all_groups(
     return fabricate(task.law, groups, samples, trainer.vocabulary, config.seed)
 
 
-def _share(task: RankTask, config: RunConfig, trainer: TrainerBackend) -> list[FabricatedGroup]:
-    groups = _all_groups(task, config, trainer)
-    dealt = shares(dict(enumerate(map(tokens_of, groups))), task.replicas.data)
-    return [groups[at] for at in dealt[task.replicas.share_of(task.rank)]]
+def share_of_minibatches(
+    groups: Sequence[FabricatedGroup], config: RunConfig, replicas: Replicas, rank: int
+) -> tuple[list[int], list[int]]:
+    """Return the indices of a rank's groups, and the minibatch of each, as a run assigns them."""
+    numbers = range(len(groups))
+    drawn = MinibatchAssigner(config.algorithm.minibatches, config.seed, 1).of(numbers)
+    minibatches = drawn or (0,) * len(groups)
+    assigned = minibatch_shares(
+        dict(enumerate(map(tokens_of, groups))), dict(enumerate(minibatches)), replicas.data
+    )
+    own = list(assigned[replicas.share_of(rank)])
+    return own, [minibatches[at] for at in own]
 
 
 def _peers(task: RankTask, config: RunConfig) -> Peers:

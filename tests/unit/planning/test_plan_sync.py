@@ -102,3 +102,8 @@ def test_sizes_are_read_and_told_in_the_same_words() -> None:
 def test_stages_are_the_only_size_of_several_numbers() -> None:
     with pytest.raises(LayoutRefused, match=r"tensor is '2\+2', expected one number"):
         parse_grid("tensor=2+2")
+
+
+def test_a_size_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(LayoutRefused, match="tensor is given twice in 'tensor=8,tensor=4'"):
+        parse_grid("tensor=8,tensor=4")

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from benchmarks.trainer_cases import write_model
 from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
+from offbeat.config.loss_spec import LossSpec
 from offbeat.planning.fabricated import LengthLaw, UnusableLengths, fabricate, tokens_of
 from offbeat.planning.sweep import TOKENS, largest_budget, outcome_of, run_ranks
 from offbeat.planning.sweep_points import (
@@ -27,8 +28,12 @@ from offbeat.planning.sweep_points import (
     combinations,
     table,
 )
+from offbeat.planning.sweep_rank import one_step, share_of_minibatches
 from offbeat.planning.sweep_task import RankTask
+from offbeat.trainers.memory import PeakMemory, ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.torch.choose import torch_trainer_of
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
@@ -245,6 +250,31 @@ def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(
     done = sweep(str(QUICKSTART), "--out", str(tmp_path / "points.jsonl"), *args)
     assert done.exit_code == 2
     assert sentence in done.stderr
+
+
+def test_ranks_of_a_sweep_have_groups_of_every_minibatch_as_in_a_run() -> None:
+    overrides = ["algorithm.minibatches=3", "groups_per_step=9"]
+    config = load_recipe(QUICKSTART, overrides).config
+    groups = fabricate(LengthLaw(), 9, 2, 64, seed=0)
+    shares = [share_of_minibatches(groups, config, Replicas(2), rank) for rank in (0, 1)]
+    assert sorted(at for own, _ in shares for at in own) == list(range(9))
+    assert all(set(minibatches) == {0, 1, 2} for _, minibatches in shares)
+    sizes = np.bincount([each for _, minibatches in shares for each in minibatches])
+    assert sizes.tolist() == [3, 3, 3]
+
+
+def test_a_sweep_takes_the_optimizer_steps_of_the_recipe(tmp_path: Path) -> None:
+    model = write_model("toy", tmp_path / "toy")
+    overrides = [f"model.path={model}", "algorithm.minibatches=3", "groups_per_step=3"]
+    config = load_recipe(QUICKSTART, [*overrides, "samples_per_group=2"]).config
+    groups = fabricate(LengthLaw.parse("mean=8,prompt=4"), 3, 2, 32, seed=0)
+    _, minibatches = share_of_minibatches(groups, config, Replicas(1), 0)
+    trainer = torch_trainer_of(TrainerSpec(config, str(tmp_path), 0, 1), None)
+    for group in groups:
+        group["generation_logprobs"] = np.zeros(len(group["response_ids"]), np.float32)
+    loss, peaks = LossSpec.of(config), PeakMemory(ResidentMeter())
+    result = one_step(trainer, groups, [(1.0, -1.0)] * 3, loss, peaks, minibatches)
+    assert result.metrics["train/optimizer_steps"] == 3
 
 
 def test_a_real_trainer_is_measured_until_its_memory_is_full(tmp_path: Path) -> None:
