@@ -23,7 +23,12 @@ from offbeat.config.crosschecks_schedule import schedule_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.graders import GRADERS
-from offbeat.config.limits import max_group_bytes, max_outstanding_groups
+from offbeat.config.limits import (
+    freeze_patterns,
+    lora_of,
+    max_group_bytes,
+    max_outstanding_groups,
+)
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import GeneratorConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
@@ -323,6 +328,18 @@ def _device_and_gpus(section: str, config: GeneratorConfig | TrainerConfig) -> I
         )
 
 
+def _adapters_leave_nothing_to_freeze(config: RunConfig) -> Iterator[Clash]:
+    patterns = freeze_patterns(config)
+    if patterns and lora_of(config) is not None:
+        yield Clash(
+            ("trainer.freeze", "trainer.lora"),
+            f"trainer.freeze={list(patterns)} has nothing to freeze beside trainer.lora, which trains "
+            "adapters alone: the whole model is frozen already",
+            "Leave trainer.freeze out and name modules in trainer.lora.target_modules, or leave "
+            "trainer.lora out.",
+        )
+
+
 _ALWAYS = (
     _staleness_covers_the_sync_interval,
     sync_clashes,
@@ -341,6 +358,7 @@ _ALWAYS = (
     _a_filter_lets_something_through,
     algorithm_clashes,
     schedule_clashes,
+    _adapters_leave_nothing_to_freeze,
     run_dir_clashes,
     mixture_clashes,
     in_each_environment(_user_code_is_named),

@@ -123,6 +123,12 @@ def lora_of(config: RunConfig) -> LoraConfig | None:
     return trainer.lora if isinstance(trainer, TorchTrainerConfig) else None
 
 
+def freeze_patterns(config: RunConfig) -> tuple[str, ...]:
+    """Return the patterns of names of parameters that are not trained; empty: all are trained."""
+    trainer = config.trainer
+    return trainer.freeze if isinstance(trainer, TorchTrainerConfig) else ()
+
+
 def trainer_replicas(trainer: TrainerConfig) -> int:
     """Return the number of data-parallel ranks, among which the groups of a step are divided."""
     return 1 if trainer.backend == "stub" else trainer.data_parallel

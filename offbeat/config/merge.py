@@ -8,10 +8,10 @@ from offbeat.config.tree import Leaf, Node, Section
 OPTIONS_BELONG_TO: Final = {"environment": ("options", ("name", "target"))}
 """Free-form options belong to what these keys name: another name does not inherit them."""
 
-REFUSED_BY: Final = {"trainer.lora": ("megatron",)}
-"""Sections that stay where another choice lacks them, so that the choice is refused by name.
+REFUSED_BY: Final = {"trainer.lora": ("megatron",), "trainer.freeze": ("megatron",)}
+"""Keys that stay where another choice lacks them, unless empty, so that the choice is refused by name.
 
-Without its adapters, the whole model would be trained, at a learning rate chosen for adapters.
+Without them, the whole model would be trained, where the recipe says which part is.
 """
 
 SHORTHAND: Final = {"algorithm": "preset"}
@@ -68,9 +68,14 @@ def _forget_other_choice(base: Section, top: Section, section: str, dropped: lis
         for name, node in base.children.items()
         if name not in valid
         and _known(section, name)
-        and not (isinstance(node, Section) and chosen in REFUSED_BY.get(f"{section}.{name}", ()))
+        and not (_is_set(node) and chosen in REFUSED_BY.get(f"{section}.{name}", ()))
     ]
     _drop(base, gone, section, dropped)
+
+
+def _is_set(node: Node) -> bool:
+    """Return whether ``node`` is more than null or an empty list."""
+    return isinstance(node, Section) or node.value not in (None, [])
 
 
 def _known(section: str, name: str) -> bool:

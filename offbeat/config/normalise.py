@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 from offbeat.config import schema
-from offbeat.config.merge import SHORTHAND
+from offbeat.config.merge import REFUSED_BY, SHORTHAND
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
 from offbeat.config.tree import Leaf, Node, Section
@@ -36,7 +36,7 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
         del section.children[schema.chooser(place).rpartition(".")[2]]
     for name, node in list(section.children.items()):
         key = f"{prefix}{name}"
-        if name not in valid and _is_absent_section(key, node):
+        if name not in valid and _is_absent(key, node):
             del section.children[name]
             continue
         if name not in valid:
@@ -71,11 +71,16 @@ def _known(key: schema.Key, place: str, node: Node, parent: Section) -> Problem 
     return None
 
 
-def _is_absent_section(key: str, node: Node) -> bool:
-    """Return whether ``node`` says null of a section of another choice, which is what holds anyway."""
+def _is_absent(key: str, node: Node) -> bool:
+    """Return whether ``node`` says what holds anyway of a key that another choice has.
+
+    That is null of a section, and an empty list of a key that the choice is refused by.
+    """
+    if not isinstance(node, Leaf):
+        return False
     known = schema.known(key)
     is_section = known is not None and bool(known.sections)
-    return is_section and isinstance(node, Leaf) and node.value is None
+    return (is_section and node.value is None) or (key in REFUSED_BY and node.value == [])
 
 
 def value_hint(key: schema.Key, suggestion: str = "") -> str:

@@ -240,6 +240,7 @@ _FIXED: Final = (
     "algorithm.loss.teacher",
     "trainer.backend",
     "trainer.lora",
+    "trainer.freeze",
 )
 """Keys that define prompts, steps, the teacher and the weights that are trained, and cannot change when a run resumes."""
 

@@ -79,6 +79,11 @@ class TorchTrainerConfig(_ModelTrainer):
     lora: LoraConfig | None = None
     """Train adapters, not the model: smaller releases and less memory (docs/lora.md)."""
 
+    freeze: tuple[str, ...] = ()
+    """Patterns of names of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`; `*` matches
+    dots, too. A frozen parameter keeps every bit and needs no gradient and no moments: less memory, and less that
+    a step can change. Each pattern has to match a name of the model (docs/recipes.md)."""
+
 
 class MegatronTrainerConfig(_ModelTrainer):
     """megatron-core (extra ``megatron``): models it has a mapping for, over several axes of parallelism."""

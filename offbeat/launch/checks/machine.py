@@ -8,7 +8,7 @@ from typing import Final
 
 import psutil
 
-from offbeat.config.limits import lora_of, trainer_ranks
+from offbeat.config.limits import freeze_patterns, lora_of, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 from offbeat.launch.checks.model_files import ModelFiles
@@ -59,7 +59,9 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles) -> int:
     Trainer: weights, gradients and two moments of AdamW, one more copy of the weights while they
     are published, the frozen reference if there is a KL penalty, and a teacher per rank, taken to
     be as large. Each engine: weights. Of a run that trains adapters, whose own size is left out:
-    weights in the trainer, and in each engine that merges them as loaded and as served.
+    weights in the trainer, and in each engine that merges them as loaded and as served. Of a run
+    that freezes parameters by name, gradients and moments are left out: the size that counts here
+    does not tell which are trained.
     """
     weights = model.parameters * {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
     adapts = lora_of(config) is not None
@@ -71,7 +73,7 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles) -> int:
         loss = config.algorithm.loss
         teachers = trainer_ranks(config) if loss.teacher_path is not None else 0
         frozen = loss.needs_reference_logprobs + teachers
-        trained = 1 + teachers if adapts else 4 + frozen
+        trained = 1 + teachers if adapts else (1 if freeze_patterns(config) else 4) + frozen
         copies += 0 if _on_gpu(config.trainer.device) else trained
     if config.generator.backend != "stub":
         processes += config.generator.engines

@@ -3,10 +3,10 @@
 torch and transformers, whose import takes seconds, are imported only if a recipe needs them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from offbeat.config.limits import lora_of
+from offbeat.config.limits import freeze_patterns, lora_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.launch.checks.finding import Finding, error, ok, warning
@@ -18,6 +18,7 @@ _ROWS = "packed rows"
 _DECODING = "decoding"
 _ENDS = "end of samples"
 _ADAPTERS = "adapters"
+_TRAINED = "trained parameters"
 
 
 def check_model_proof(config: RunConfig) -> Iterator[Finding]:
@@ -51,6 +52,8 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
     yield from _stop_tokens(config, model)
     if (lora := lora_of(config)) is not None:
         yield _adapters(model, lora)
+    if patterns := freeze_patterns(config):
+        yield _trained(model, patterns)
     if config.trainer.backend == "torch":
         yield _rows(config, model, shared_prompt=config.trainer.shared_prompt)
     if decodes:
@@ -67,6 +70,21 @@ def _adapters(model: "PreTrainedModel", lora: LoraConfig) -> Finding:
         return error(_ADAPTERS, f"{refused.model} {refused.problem}", f"{refused.fix}.")
     targets = ", ".join(lora.target_modules) or "every linear module but the output head"
     return ok(_ADAPTERS, f"rank {lora.rank}, alpha {lora.alpha:g}, on {targets}")
+
+
+def _trained(model: "PreTrainedModel", patterns: Sequence[str]) -> Finding:
+    from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.torch.freezing import frozen_parameters
+
+    try:
+        frozen = frozen_parameters(model, patterns)
+    except UntrainableModel as refused:
+        return error(_TRAINED, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+    every = list(model.parameters())
+    count = sum(each.numel() for each in every)
+    trained = count - sum(each.numel() for each in frozen)
+    tensors = f"{len(every) - len(frozen)} of {len(every)} tensors"
+    return ok(_TRAINED, f"{trained:,} of {count:,}, in {tensors}; trainer.freeze excludes the rest")
 
 
 def check_end_tokens(config: RunConfig) -> Iterator[Finding]:

@@ -155,7 +155,10 @@ def check_identity(directory: Path, manifest: CheckpointManifest, own: Identity)
         fix = f"Set trainer.backend to {stored.backend}, or start a new run"
         raise CheckpointMismatch(str(directory), "backend", stored.backend, own.backend, fix)
     if stored.fingerprint != own.fingerprint:
-        fix = "Set model.path, model.dtype and trainer.lora to what the run began with, or start a new run"
+        fix = (
+            "Set model.path, model.dtype, trainer.lora and trainer.freeze to what the run began with, or "
+            "start a new run"
+        )
         got, want = (f"{each.model} ({each.fingerprint[:8]})" for each in (stored, own))
         raise CheckpointMismatch(str(directory), "model", got, want, fix)
 

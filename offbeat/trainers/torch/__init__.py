@@ -3,6 +3,7 @@
 split_step     TorchTrainer: forward, backward and optimizer of a step, weights in and out
 forward        rows -> log-probabilities of the wanted tokens
 logprobs       log-probabilities from logits, with a lean backward
+freezing       parameters that are not trained
 optimizer      AdamW, clipping, master weights
 sharding       weights and gradients cut over the ranks
 sharded_state  a state on disk, each rank its part

@@ -17,6 +17,7 @@ from offbeat.model_proof.rope import freeze_rope
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.model_trainer import ModelTrainer
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
+from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.torch.model import load_model, vocabulary
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
 from offbeat.trainers.torch.sharding import ShardedWeights, Weights, world_mesh
@@ -88,6 +89,7 @@ class ReloadableTrainer(ModelTrainer):
         shell = shell_of(self.model_path, self._dtype, trust_remote_code=remote_code)
         if self._attention:
             attend_by(shell, self._attention)
+        freeze(shell, self._config.freeze)
         return shell
 
     def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
@@ -138,4 +140,5 @@ class ReloadableTrainer(ModelTrainer):
         freeze_rope(model, self._max_model_len)
         if self._attention:
             attend_by(model, self._attention)
+        freeze(model, self._config.freeze)
         return model

@@ -46,15 +46,21 @@ def load_model(
 
 
 def identity(model: PreTrainedModel) -> Identity:
-    """Return the identity of this model's state: names, shapes and dtypes of its weights, in order."""
-    digest, count = xxhash.xxh3_128(), 0
+    """Return the identity of this model's state.
+
+    It follows from names, shapes and dtypes of the weights, in order, and from which are frozen.
+    """
+    digest, count, frozen_count = xxhash.xxh3_128(), 0, 0
+    frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
     for name, tensor in named_weights(model):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        mark = " frozen" if name in frozen else ""
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}{mark}\n".encode())
         count += tensor.numel()
+        frozen_count += tensor.numel() if name in frozen else 0
     dtype = str(model.dtype).removeprefix("torch.")
-    return Identity(
-        "torch", f"{type(model).__name__} of {count:,} {dtype} weights", digest.hexdigest()
-    )
+    what = f"{type(model).__name__} of {count:,} {dtype} weights"
+    what += f", {frozen_count:,} of them frozen" if frozen else ""
+    return Identity("torch", what, digest.hexdigest())
 
 
 def linear_to_pair_ratio(model: PreTrainedModel) -> float:

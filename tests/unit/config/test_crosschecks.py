@@ -469,3 +469,9 @@ def test_sets_and_a_path_of_evaluations_exclude_each_other() -> None:
 
 def test_an_evaluation_at_the_start_needs_evaluations() -> None:
     assert "eval.at_start does nothing with eval.interval=0" in only({"eval": {"at_start": True}})
+
+
+def test_beside_adapters_nothing_is_left_to_freeze() -> None:
+    text = only({"trainer": {"lora": {}, "freeze": ["lm_head.*"]}})
+    assert "trainer.freeze=['lm_head.*'] has nothing to freeze beside trainer.lora" in text
+    assert messages({"trainer": {"freeze": ["lm_head.*"]}}) == []

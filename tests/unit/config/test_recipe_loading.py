@@ -129,6 +129,19 @@ def test_a_backend_without_adapters_is_refused_where_a_recipe_below_sets_them(wr
     assert isinstance(whole.config.trainer, MegatronTrainerConfig)
 
 
+FROZEN = f"{SMALL}trainer: {{backend: torch, freeze: [lm_head.*]}}\n"
+
+
+def test_a_backend_that_freezes_nothing_is_refused_where_a_recipe_below_freezes(
+    write: Write,
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(write(FROZEN), ["trainer.backend=megatron"])
+    assert "trainer.backend=megatron has no `freeze`" in str(refused.value)
+    whole = load_recipe(write(FROZEN), ["trainer.backend=megatron", "trainer.freeze=[]"])
+    assert isinstance(whole.config.trainer, MegatronTrainerConfig)
+
+
 def test_the_same_choice_again_drops_nothing(write: Write) -> None:
     loaded = load_recipe(write(AHEAD), ["sampler.name=in_order"])
     assert loaded.config.sampler == InOrderConfig(name="in_order", max_staleness=2, max_lookahead=1)

@@ -167,6 +167,15 @@ def test_of_a_run_with_adapters_only_what_holds_the_base_is_counted() -> None:
     assert weights(generator={"device": "cuda", "gpus": 1}) == 2 * copy
 
 
+def test_of_a_run_that_freezes_parameters_gradients_and_moments_are_not_counted() -> None:
+    def weights(**trainer: Any) -> int:
+        run = config(trainer=trainer)
+        return memory_needed_bytes(run, HUGE) - memory_needed_bytes(run, ModelFiles(0, 0, 0, ""))
+
+    copy = 4 * HUGE.parameters
+    assert weights() - weights(freeze=["lm_head.*"]) == 3 * copy
+
+
 def test_a_model_beyond_all_memory_cannot_work() -> None:
     finding = one(check_memory(config(), MACHINE, HUGE))
     assert finding.level is Level.ERROR
@@ -352,6 +361,35 @@ def test_targets_of_adapters_that_the_model_lacks_are_an_error(
     finding = one(each for each in check_model_proof(recipe) if each.subject == "adapters")
     assert told in finding.message
     assert finding.level is (Level.OK if target == "q_proj" else Level.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("model.layers.*", "in 3 of "),
+        ("lm_hed.*", "no parameter whose name matches 'lm_hed.*' of trainer.freeze"),
+        ("*", "no parameter to train"),
+    ],
+)
+def test_the_check_says_how_many_parameters_are_trained(
+    tmp_path: Path, pattern: str, told: str
+) -> None:
+    model = family_model("Llama")
+    model.save_pretrained(tmp_path)
+    recipe = config(
+        model={"path": str(tmp_path)}, trainer={"backend": "torch", "freeze": [pattern]}
+    )
+    finding = one(
+        each for each in check_model_proof(recipe) if each.subject == "trained parameters"
+    )
+    assert told in finding.message
+    assert finding.level is (Level.OK if pattern == "model.layers.*" else Level.ERROR)
+    if finding.level is Level.OK:
+        trained = sum(
+            each.numel() for name, each in model.named_parameters() if ".layers." not in name
+        )
+        whole = sum(each.numel() for each in model.parameters())
+        assert finding.message.startswith(f"{trained:,} of {whole:,}, ")
 
 
 def test_stop_tokens_outside_the_vocabulary_are_an_error(tmp_path: Path) -> None:

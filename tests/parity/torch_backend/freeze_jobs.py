@@ -1,0 +1,54 @@
+"""What the ranks of a world are asked to do with frozen parameters. Runs in workers only."""
+
+from pathlib import Path
+from typing import Any
+
+from parity_cases import TOKENS, Cut, Step
+from reshard_jobs import resharded
+from torch_backend.torch_bugs import Exact
+from torch_jobs import as_arrays, feed, gradients, make
+
+from offbeat.messages.fences import StepKey
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.torch.sharding import own
+
+FROZEN = ("model.embed_tokens.*", "model.layers.0.*", "*norm.weight")
+"""A part of the rest of the model, a whole layer, and a part of another one."""
+
+
+class Freezing(Exact):
+    """With some parameters frozen."""
+
+    def __init__(self, path: Path, *, trainer: Any, **given: Any) -> None:
+        super().__init__(path, trainer=trainer.model_copy(update={"freeze": FROZEN}), **given)
+
+
+def trained(
+    peers: Peers, path: Path, cut: Cut, step: Step, root: Path, load: Path | None = None
+) -> dict[str, Any]:
+    """Load a state or start anew, take a step, and save; return what a test compares."""
+    trainer: Any = make(peers, path, cut, Freezing)
+    seen: dict[str, Any] = {"initial": trainer.weights_digest(), "identity": trainer.identity}
+    if load is not None:
+        trainer.load_state(load)
+        seen["loaded"] = trainer.weights_digest()
+    before = as_arrays(dict(trainer.named_weights()))
+    number = trainer.steps_applied + 1
+    key = feed(trainer, step, TOKENS, 2, StepKey(number, number, 0))
+    seen["gradients"] = gradients(trainer)
+    seen["result"] = trainer.finish_train_step(key)
+    after = as_arrays(dict(trainer.named_weights()))
+    seen["moved"] = {name for name in after if (after[name] != before[name]).any()}
+    seen["digest"], seen["weights"] = trainer.weights_digest(), after
+    named = trainer.module.named_parameters()
+    seen["frozen"] = {str(own(each).dtype) for _, each in named if not each.requires_grad}
+    moments = (name for name in trainer._state() if name.startswith("exp_avg/"))  # noqa: SLF001
+    seen["moments"] = {name.removeprefix("exp_avg/") for name in moments}
+    weights = trainer.weights
+    seen["resharded"], _ = resharded(
+        peers, weights.metas(), trainer.held_regions(), trainer.named_weights()
+    )
+    trainer.save_state(root / "state")
+    trainer.reset()
+    seen["after reset"] = trainer.weights_digest()
+    return seen
