@@ -175,7 +175,7 @@ def check(
     overrides: OverridesArgument = None,
     run_dir: RunDirOption = None,
 ) -> None:
-    """Check a recipe, and this machine for it: every problem, then versions for a bug report."""
+    """Check a recipe, and this machine for it: versions for a bug report, then every problem."""
     from offbeat.cli.recipes import read_or_exit
 
     loaded = read_or_exit(recipe, overrides) if recipe is not None else None
@@ -183,9 +183,8 @@ def check(
     from offbeat.launch.checks.report import check_machine
     from offbeat.launch.checks.versions import versions
 
-    code = check_machine(loaded, run_dir) if loaded is not None else 0
-    typer.echo(versions() if loaded is None else f"\n{versions()}")
-    raise SystemExit(code)
+    typer.echo(versions() if loaded is None else f"{versions()}\n")  # first: errors end the screen
+    raise SystemExit(check_machine(loaded, run_dir) if loaded is not None else 0)
 
 
 @app.command()

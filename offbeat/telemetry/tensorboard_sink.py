@@ -46,7 +46,7 @@ class TensorBoardSink:
         except ImportError as error:
             raise SinkUnusable(
                 "tensorboard", f"it cannot be imported ({error})",
-                "Install it with: pip install 'offbeat[tensorboard]', or set tensorboard.enabled=false",
+                "Install it with: pip install 'offbeat[tensorboard]'",
             ) from error  # fmt: skip
         self._folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads files in the order of their names.
