@@ -32,6 +32,7 @@ from offbeat.planning.sweep_rank import one_step, share_of_minibatches
 from offbeat.planning.sweep_task import RankTask
 from offbeat.trainers.memory import PeakMemory, ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
+from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.torch.choose import torch_trainer_of
 
@@ -269,7 +270,7 @@ def test_a_sweep_takes_the_optimizer_steps_of_the_recipe(tmp_path: Path) -> None
     config = load_recipe(QUICKSTART, [*overrides, "samples_per_group=2"]).config
     groups = fabricate(LengthLaw.parse("mean=8,prompt=4"), 3, 2, 32, seed=0)
     _, minibatches = share_of_minibatches(groups, config, Replicas(1), 0)
-    trainer = torch_trainer_of(TrainerSpec(config, str(tmp_path), 0, 1), None)
+    trainer = torch_trainer_of(TrainerSpec(config, str(tmp_path), 0, 1), SingleRank())
     for group in groups:
         group["generation_logprobs"] = np.zeros(len(group["response_ids"]), np.float32)
     loss, peaks = LossSpec.of(config), PeakMemory(ResidentMeter())
