@@ -8,7 +8,8 @@ pair moves as many bytes. *Bare*: the same pairs at the same time send messages 
 many in flight, without a digest, into memory that is used again. *Reshard*: requests, groups,
 transfer and the digest of every bucket, in the slowest receiver; medians of rounds that alternate.
 *Peak*: growth of a rank's resident memory over what it has before it publishes, buckets in flight
-and all, over the bytes of its shard.
+and all, over the bytes of its shard. *CPU*: seconds of all processes for a round of either kind,
+which other work on the machine changes less than it changes the throughput.
 """
 
 import argparse
@@ -89,6 +90,8 @@ def rank_main(
             told.send((published, time.perf_counter() - started))
         elif order[0] == "peak":
             told.send((resident("VmHWM") - before, shard, server.route))
+        elif order[0] == "cpu":
+            told.send(time.process_time())
         else:  # bare messages, to both receivers at once
             serve_bare(server, order[1], bare, pair_bytes // chunk, device)
             told.send("sent")
@@ -128,6 +131,9 @@ def receiver_main(rank: int, pair_bytes: int, chunk: int, told: Connection) -> N
         for _ in range(RANKS)
     ]
     while (order := told.recv()) is not None:
+        if order[0] == "cpu":
+            told.send(time.process_time())
+            continue
         started = time.perf_counter()
         if order[0] == "fetch":
             _, epoch, (manifest, _, (route,)) = order
@@ -182,17 +188,25 @@ def measured(pair_mib: float, chunk_mib: float, rounds: int) -> dict[str, float]
             each.send(order)
         return [each.recv() for each in connections]
 
+    def cpu_s() -> float:
+        return sum(asked([*ranks, *receivers], "cpu"))
+
     routes = [route for *_, route in asked(ranks, "peak")]
     fetched, bare, publish = list[float](), list[float](), list[float]()
+    fetched_cpu, bare_cpu = list[float](), list[float]()
     for number in range(1, rounds + 2):  # the first is on memory that was never touched
         answers = asked(ranks, "publish", number)
         publish.append(max(took for _, took in answers))
+        before = cpu_s()
         fetched.append(max(took for took, _ in asked(receivers, "fetch", number, answers[0][0])))
+        between = cpu_s()
         for each in ranks:
             each.send(("bare", f"bare-{number}"))
         bare.append(max(took for took, _ in asked(receivers, "bare", f"bare-{number}", routes)))
         for each in ranks:
             each.recv()
+        fetched_cpu.append(between - before)
+        bare_cpu.append(cpu_s() - between)
     peaks = asked(ranks, "peak")
     for process, connection in ends:
         connection.send(None)
@@ -206,6 +220,8 @@ def measured(pair_mib: float, chunk_mib: float, rounds: int) -> dict[str, float]
         "bare_mib_s": whole / statistics.median(bare[1:]),
         "reshard_mib_s": whole / statistics.median(fetched[1:]),
         "ratio": ratio,
+        "bare_cpu_s": statistics.median(bare_cpu[1:]),
+        "reshard_cpu_s": statistics.median(fetched_cpu[1:]),
         "publish_s": statistics.median(publish[1:]),
         "peak_over_shard": max(grown / shard for grown, shard, _ in peaks),
         "shard_mib": peaks[0][1] / MIB,

@@ -3,6 +3,7 @@
 import weakref
 from collections import defaultdict
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,9 @@ class Buffers:
         try:
             owner = self._free[nbytes].pop()
         except IndexError:
-            owner = torch.empty(nbytes, dtype=torch.uint8)
+            # Large arrays of numpy lie on huge pages where Linux gives them on request (madvise),
+            # torch's do not: sockets, copies and digests of some hundred MiB miss the TLB less.
+            owner = torch.as_tensor(np.empty(nbytes, np.uint8))
         # numpy lets a view of a view refer to the owner directly, unless that is no array: so every
         # view refers to ``lent``, which is why the owner is a tensor.
         lent: Bytes = owner.numpy()
