@@ -18,6 +18,7 @@ LONG: Final = (
     "ray/test_live_gang_run.py",
     "ray/test_live_gloo_sync.py",
     "ray/test_live_lost_processes.py",
+    "ray/test_live_megatron.py",
     "ray/test_live_oracle.py",
     "ray/test_live_random_faults.py",
     "ray/test_live_schedule.py",
