@@ -141,7 +141,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "sync.interval": st.integers(1, 4),
     "sync.deadline_s": st.floats(500, 999),
     "sync.chunk_mib": st.floats(1, 64),
-    "sync.slowest_mib_s": st.floats(1, 99),
+    "sync.slowest_mib_s": st.floats(10, 99),
     "sync.slack_s": st.floats(0.1, 9),
     "sync.wire_dtype": st.none(),
 }
