@@ -78,7 +78,7 @@ def _scores(prompts: Sequence[Sequence[ScoredSample]]) -> SetScores:
     valid = [[sample for sample in prompt if sample.is_valid] for prompt in prompts]
     scored = [prompt for prompt in valid if prompt]
     everything = [sample for prompt in scored for sample in prompt]
-    has_answers = all(sample.answer is not None for sample in everything)
+    has_answers = any(sample.answer is not None for sample in everything)
     return SetScores(
         prompts=len(prompts),
         samples=len(everything),

@@ -109,7 +109,7 @@ class AgentGroups:
         branches: tuple[Branch, ...] = ()
         try:
             rewards = await self._rewards(session, api_key)
-            transcript.reward, transcript.rewards_by_name = rewards
+            transcript.reward, transcript.rewards_by_name = rewards.reward, rewards.by_name
         finally:
             branches = await self._endpoint.finish(api_key)
             if branches:

@@ -1,9 +1,10 @@
 """Environment with a Python function as reward.
 
     ``reward(prompt: dict, response: str, **options) -> float``
+    ``reward(prompt: dict, response: str, **options) -> {"reward": float, "answer": str}``
 
 ``prompt`` is the row of the data file, ``response`` the decoded text without special tokens. The
-function may be async; then the samples of a group are scored concurrently. It runs in child
+answer is the final one of the response, for maj@k of evaluations. The function may be async; then the samples of a group are scored concurrently. It runs in child
 processes (``killable``), so that a failure costs at most one group.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.reward_failure import group_failure
+from offbeat.environments.reward_value import NamedRewards
 from offbeat.environments.text import Tokenizer, content_ids, encode_prompt
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
@@ -40,7 +42,9 @@ class FunctionReward(SingleTurn):
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         return encode_prompt(prompt, self._tokenizer)
 
-    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+    async def score(
+        self, task: RolloutTask, result: GenerateResult
+    ) -> Sequence[float | NamedRewards]:
         responses = [
             self._tokenizer.decode(ids, skip_special_tokens=True) for ids in content_ids(result)
         ]

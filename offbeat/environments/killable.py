@@ -30,7 +30,7 @@ from offbeat.environments.frames import (
     RewardReply,
     framed,
 )
-from offbeat.environments.reward_value import RewardFault
+from offbeat.environments.reward_value import NamedRewards, RewardFault
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.framing import LENGTH, body_length
 
@@ -226,10 +226,21 @@ class RewardPool:
             await self.close()
             raise
 
-    async def score(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[float]:
-        """Return one reward per response; otherwise as ``answers``."""
-        answers = await self.answers(prompt, responses)
-        return [answer.reward for answer in answers if answer.reward is not None]
+    async def score(
+        self, prompt: dict[str, Any], responses: Sequence[str]
+    ) -> list[float | NamedRewards]:
+        """Return one reward per response, with the final answer where the function names it.
+
+        Otherwise as ``answers``.
+        """
+        replies = await self.answers(prompt, responses)
+        return [
+            reply.reward
+            if reply.answer is None
+            else NamedRewards(reply.reward, reply.by_name, reply.answer)
+            for reply in replies
+            if reply.reward is not None
+        ]
 
     async def answers(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:
         """Return one answer with a reward per response.

@@ -43,14 +43,16 @@ class SingleTurn(Environment):
         """Return one finite reward per sample, in the order of ``result``.
 
         Or ``NamedRewards``: the values in ``by_name`` are metrics, under the same names for each
-        sample; ``reward`` alone is trained.
+        sample; ``reward`` alone is trained. Its ``answer`` is that of ``answers``, for a sample
+        whose score finds it.
         """
 
     def answers(self, result: GenerateResult) -> Sequence[str]:
         """Return the final answer of each sample, as text that is equal for equal answers.
 
         Empty text for a sample without one; nothing at all where answers cannot be told apart, as
-        here: then an evaluation has no maj@k. Called for evaluations only.
+        here: then an evaluation has no maj@k. Called for evaluations only, after ``score``, and not
+        if that has named an answer.
         """
         del result
         return ()

@@ -1,13 +1,19 @@
 """Replies of a reward child: what user code returned or raised, as a message to the parent."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from offbeat.config.user_code import describe
 from offbeat.environments.frames import RewardCall, RewardReply
-from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of
+from offbeat.environments.reward_value import (
+    BadReward,
+    NamedRewards,
+    reward_and_answer_of,
+    reward_of,
+)
 
 
 def row_of(call: RewardCall) -> dict[str, Any]:
@@ -17,8 +23,12 @@ def row_of(call: RewardCall) -> dict[str, Any]:
 
 def reply_with(call: RewardCall, sample: int, value: object) -> RewardReply:
     """Return the reply for a value that user code returned."""
+    if isinstance(value, Mapping):
+        value = reward_and_answer_of(cast("Mapping[object, object]", value))
     if isinstance(value, NamedRewards):
-        return RewardReply(call.number, sample, value.reward, by_name=value.by_name)
+        return RewardReply(
+            call.number, sample, value.reward, by_name=value.by_name, answer=value.answer
+        )
     reward = value if isinstance(value, BadReward) else reward_of(value)
     if isinstance(reward, BadReward):
         return RewardReply(call.number, sample, None, reward.reason, reward.detail, reward.fault)

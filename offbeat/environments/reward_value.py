@@ -1,13 +1,19 @@
 """Validation of reward values."""
 
 import enum
+import hashlib
 import math
 import numbers
-from typing import NamedTuple, TypeGuard
+from collections.abc import Mapping
+from typing import Final, NamedTuple, TypeGuard
 
 from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE
 
 _LARGEST = 3.4e38  # rewards are stored as float32
+_REWARD: Final = "reward"
+_ANSWER: Final = "answer"
+_LONGEST_ANSWER_BYTES: Final = 200
+"""A receipt with the answers goes through the controller, and a model may write any length."""
 
 
 class RewardFault(enum.StrEnum):
@@ -33,10 +39,11 @@ def unavailable(detail: str) -> BadReward:
 
 
 class NamedRewards(NamedTuple):
-    """The reward of a sample, and the values by which it may be explained."""
+    """The reward of a sample, the values by which it may be explained, and its final answer."""
 
     reward: float
     by_name: dict[str, float]
+    answer: str | None = None  # empty: the sample gives none; None: nobody looked for one
 
 
 def reward_of(value: object) -> float | BadReward:
@@ -57,6 +64,33 @@ def reward_of(value: object) -> float | BadReward:
         problem = f"the reward is {reward}; return a number that is finite as float32"
         return BadReward("reward_not_finite", problem)
     return reward
+
+
+def reward_and_answer_of(value: Mapping[object, object]) -> NamedRewards | BadReward:
+    """Return what a reward function put into a mapping: ``reward``, and ``answer`` as text.
+
+    An answer of None is that of a sample which gives none. Other keys are refused.
+    """
+    answer = value.get(_ANSWER, "")
+    keys: set[object] = {_REWARD, _ANSWER}
+    if set(value) != keys or not isinstance(answer, str | None):
+        got = {str(key): type(each).__name__ for key, each in value.items()}
+        problem = f"the reward is a mapping of {got!r:.200}; return a float, or a mapping of "
+        return BadReward("reward_wrong_type", f"{problem}'reward' (float) and 'answer' (str)")
+    reward = reward_of(value[_REWARD])
+    return (
+        reward
+        if isinstance(reward, BadReward)
+        else NamedRewards(reward, {}, short_answer(answer or ""))
+    )
+
+
+def short_answer(answer: str) -> str:
+    """Return a final answer as it is compared: a long one as its digest."""
+    content = answer.encode(errors="replace")
+    if len(content) <= _LONGEST_ANSWER_BYTES:
+        return content.decode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _is_other_real(value: object) -> TypeGuard[numbers.Real]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.reward_value import NamedRewards
-from offbeat.messages.failures import RolloutFailed
+from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
 
@@ -45,18 +45,34 @@ class WeightedRewards(SingleTurn):
             raise errors.exceptions[0] from errors
         values = {name: each.result() for name, each in running.items()}
         return [
-            self._sum({name: each[sample] for name, each in values.items()})
+            self._sum(task, {name: each[sample] for name, each in values.items()})
             for sample in range(task.samples)
         ]
 
-    def _sum(self, by_name: dict[str, float]) -> NamedRewards:
+    def _sum(self, task: RolloutTask, values: Mapping[str, float | NamedRewards]) -> NamedRewards:
+        """Return the weighted sum of one sample, and the answer that one of the functions names.
+
+        Raises:
+            RolloutFailed: ``answer_named_twice``.
+        """
+        named = {name: each for name, each in values.items() if isinstance(each, NamedRewards)}
+        if len(named) > 1:
+            detail = f"rewards {', '.join(named)} each name the answer of a sample; let one do so"
+            raise RolloutFailed(
+                FailureKind.DATA, task.prompt_index, task.attempt, "answer_named_twice", detail
+            )
+        answer = next((each.answer for each in named.values()), None)
+        by_name = {
+            name: each.reward if isinstance(each, NamedRewards) else each
+            for name, each in values.items()
+        }
         weighted = (self._functions[name][0] * value for name, value in by_name.items())
-        return NamedRewards(math.fsum(weighted), by_name)
+        return NamedRewards(math.fsum(weighted), by_name, answer)
 
 
 async def _scored(
     name: str, function: FunctionReward, task: RolloutTask, result: GenerateResult
-) -> Sequence[float]:
+) -> Sequence[float | NamedRewards]:
     try:
         return await function.score(task, result)
     except RolloutFailed as error:

@@ -1,7 +1,6 @@
 """Calls of a rollout to its engine and its environment, with typed failures."""
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +12,11 @@ import numpy as np
 import structlog
 
 from offbeat.config.user_code import describe
-from offbeat.environments.reward_value import BadReward, reward_of
+from offbeat.environments.reward_value import BadReward, reward_of, short_answer
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask
-
-_LONGEST_ANSWER_BYTES: Final = 200
-"""A receipt with the answers goes through the controller, and a model may write any length."""
 
 Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
 
@@ -169,14 +165,7 @@ def checked_answers(task: RolloutTask, values: Sequence[object], samples: int) -
             f"{len(values)} answers of type {', '.join(kinds)} for {samples} samples; each is text"
         )
         raise failed(task, FailureKind.DATA, "answer_wrong_type", detail)
-    return tuple(map(_short_answer, map(str, values)))
-
-
-def _short_answer(answer: str) -> str:
-    content = answer.encode(errors="replace")
-    if len(content) <= _LONGEST_ANSWER_BYTES:
-        return content.decode()
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return tuple(map(short_answer, map(str, values)))
 
 
 def checked_rewards(task: RolloutTask, values: Sequence[object], samples: int) -> list[float]:

@@ -1,6 +1,7 @@
 """Rolls out a group with one model call, and scores it with one call."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -56,7 +57,7 @@ async def run_single_turn(
         generate_s=generated - began,
         reward_s=time.perf_counter() - generated,
         kept_kv=result.kept_kv,
-        answers=_answers(task, environment, result),
+        answers=_answers(task, environment, result, scored),
         rewards_by_name=tuple(
             (name, tuple(each.by_name[name] for each in scored)) for name in scored[0].by_name
         ),
@@ -97,9 +98,9 @@ async def _scored_one_by_one(
             transcript.add_turn((), result)
             began = time.perf_counter()
             (scored,) = await _scored(one, environment, result)
-            transcript.reward, transcript.rewards_by_name = scored
+            transcript.reward, transcript.rewards_by_name = scored.reward, scored.by_name
             transcript.reward_s = time.perf_counter() - began
-            if answers := _answers(one, environment, result):
+            if answers := _answers(one, environment, result, [scored]):
                 (transcript.answer,) = answers
 
         return draw
@@ -107,10 +108,18 @@ async def _scored_one_by_one(
     return packed_samples(engine.task, first_tries.prompt_ids, await draws.draw_all(draw_of))
 
 
-def _answers(task: RolloutTask, environment: SingleTurn, result: GenerateResult) -> tuple[str, ...]:
+def _answers(
+    task: RolloutTask,
+    environment: SingleTurn,
+    result: GenerateResult,
+    scored: Sequence[NamedRewards],
+) -> tuple[str, ...]:
     """Return the final answers of an evaluation's samples; of a group to train nobody asks."""
     if not task.evaluation:
         return ()
+    if any(each.answer is not None for each in scored):
+        named = ["" if each.answer is None else each.answer for each in scored]
+        return checked_answers(task, named, task.samples)
     with environment_code(task):
         answers = list(environment.answers(result))
     return checked_answers(task, answers, task.samples) if answers else ()
@@ -130,4 +139,5 @@ async def _scored(
     for sample, named in enumerate(by_name):
         for value in named.values():
             checked_reward(task, value, sample)
-    return list(map(NamedRewards, checked, by_name))
+    answers = [value.answer if isinstance(value, NamedRewards) else None for value in values]
+    return list(map(NamedRewards, checked, by_name, answers))

@@ -68,15 +68,15 @@ def test_a_row_whose_answer_nothing_can_read_raises_instead_of_calling_every_res
         math_reward({"answer": r"\boxed{}"}, "5")
 
 
-def scored(row: dict[str, Any], *texts: str, **section: Any) -> list[float | str]:
+def scored(row: dict[str, Any], *texts: str, **section: Any) -> list[object]:
     """The reward of each text in a group of its own, or the reason why it has none."""
 
-    async def story() -> list[float | str]:
+    async def story() -> list[object]:
         config = EnvironmentConfig(name="function", target="math_verify", **section)
         environment = make_environment(config, CharTokenizer(), Path(__file__).parent)
         assert isinstance(environment, FunctionReward)
         await environment.start()
-        outcomes = list[float | str]()
+        outcomes = list[object]()
         for text in texts:
             try:
                 (reward,) = await environment.score(task(row, samples=1), result("r", [text]))

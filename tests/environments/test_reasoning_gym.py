@@ -64,8 +64,8 @@ def test_questions_are_asked_as_the_library_words_them_through_the_chat_template
     )
 
 
-def scored(*texts: str, **options: Any) -> list[float]:
-    async def story() -> list[float]:
+def scored(*texts: str, **options: Any) -> list[Any]:
+    async def story() -> list[Any]:
         gym = environment(**options)
         await gym.start()
         row = prompt(3).data

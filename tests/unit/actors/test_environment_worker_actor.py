@@ -19,6 +19,7 @@ from offbeat.environments.factory import BadEnvironment
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.killable import RewardTarget
 from offbeat.environments.protocol import Environment, SingleTurn
+from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
@@ -64,7 +65,9 @@ class Hanging(FunctionReward):
         super().__init__(CharTokenizer(), target, workers=1)
         self.asked = asyncio.Event()
 
-    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+    async def score(
+        self, task: RolloutTask, result: GenerateResult
+    ) -> Sequence[float | NamedRewards]:
         self.asked.set()
         return await super().score(task, result)
 

@@ -70,6 +70,16 @@ def test_scores_are_means_over_prompts_with_their_standard_error() -> None:
     assert scores.majority is None
 
 
+def test_a_prompt_without_any_answer_counts_in_the_majority_as_wrong() -> None:
+    samples = [
+        sample(0, 0, 1.0, answer="7"),
+        sample(0, 1, 1.0, answer="7"),
+        *rewarded((0.0, 0.0), (1.0, 1.0))[2:],
+    ]
+    majority = scores_by_set(samples)["math"].majority
+    assert majority is not None and majority.value == 0.5
+
+
 def test_one_prompt_has_no_standard_error() -> None:
     assert scores_by_set(rewarded((1.0, 0.0)))["math"].mean.error is None
 

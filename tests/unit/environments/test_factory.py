@@ -138,10 +138,10 @@ def test_what_an_environment_lacks_is_told() -> None:
         made(name="custom", target="absent:Absent")
 
 
-def scored(environment: Environment, text: str) -> list[float]:
+def scored(environment: Environment, text: str) -> list[Any]:
     assert isinstance(environment, FunctionReward)
 
-    async def score() -> list[float]:
+    async def score() -> list[Any]:
         await environment.start()
         try:
             return list(await environment.score(task({"prompt": "?"}), result("r", [text, "ok"])))

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.reward_value import NamedRewards, short_answer
 
 HERE = Path(__file__).parent
 
@@ -30,8 +31,8 @@ async def pool_of(
 
 def rewards(
     name: str, *responses: str, prompt: dict[str, Any] | None = None, **limits: Any
-) -> list[float]:
-    async def score() -> list[float]:
+) -> list[float | NamedRewards]:
+    async def score() -> list[float | NamedRewards]:
         async with pool_of(f"user_rewards:{name}", **limits) as pool:
             return await pool.score(prompt or {}, responses)
 
@@ -48,6 +49,21 @@ def test_each_response_gets_the_reward_of_the_function() -> None:
     assert rewards("length", "a", "", "abc", prompt={"offset": 1}, scale=0.5) == [1.5, 1.0, 2.5]
 
 
+def test_a_function_may_name_the_final_answer_of_a_response() -> None:
+    long = "1" * 999
+    seven, none, nothing, digest = rewards("answered", "7", "?", "", long)
+    assert (seven, none) == (NamedRewards(1.0, {}, "7"), NamedRewards(0.0, {}, ""))
+    assert nothing == 0.0, "the function has named no answer"
+    assert digest == NamedRewards(0.0, {}, short_answer(long))
+
+
+@pytest.mark.parametrize("name", ["with_other_keys", "with_a_number"])
+def test_a_mapping_that_is_no_reward_and_answer_is_refused_with_what_it_holds(name: str) -> None:
+    told = failure(name, "7")
+    assert told.startswith("reward_wrong_type: sample 0: the reward is a mapping of {")
+    assert told.endswith("return a float, or a mapping of 'reward' (float) and 'answer' (str)")
+
+
 def test_a_row_may_hold_an_integer_of_any_size() -> None:
     assert rewards("length", "", prompt={"offset": 10**30}) == [1e30]
 
@@ -60,8 +76,8 @@ def test_a_message_of_any_length_and_any_characters_is_one_short_line() -> None:
 
 
 def test_a_process_that_user_code_forked_scores_no_sample_of_another_group() -> None:
-    async def scored() -> list[tuple[str, list[float]]]:
-        scores = list[tuple[str, list[float]]]()
+    async def scored() -> list[tuple[str, list[Any]]]:
+        scores = list[tuple[str, list[Any]]]()
         async with pool_of("user_rewards:forks") as pool:
             for response in ("a", "bb", "ccc", "dddd"):
                 with suppress(RewardFailed):
@@ -72,7 +88,7 @@ def test_a_process_that_user_code_forked_scores_no_sample_of_another_group() -> 
 
 
 def test_the_answer_of_the_process_that_was_asked_counts_and_never_that_of_its_fork() -> None:
-    async def scored() -> list[list[float]]:
+    async def scored() -> list[list[Any]]:
         async with pool_of("user_rewards:forks_and_scores_less_in_the_fork") as pool:
             return [await pool.score({}, ["a", "b"]) for _ in range(3)]
 
@@ -237,7 +253,7 @@ asyncio.run(main())
 
 
 def test_the_example_reward_scores_its_example_rows() -> None:
-    async def score(responses: Sequence[str]) -> list[float]:
+    async def score(responses: Sequence[str]) -> list[Any]:
         example = HERE.parents[2] / "examples" / "rewards"
         pool = RewardPool(
             RewardTarget("digits:reward", example, {"near": 0.2}, 2048, 20.0, 120.0), 1

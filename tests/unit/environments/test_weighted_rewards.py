@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from offbeat.config.crosschecks import clashes
@@ -31,14 +32,19 @@ def section(**rewards: Any) -> EnvironmentConfig:
     return EnvironmentConfig.model_validate({"name": "function", "rewards": rewards})
 
 
-def rolled_out(config: EnvironmentConfig, *texts: str, on_failed: Any = "fail_group") -> Receipt:
+def rolled_out(
+    config: EnvironmentConfig,
+    *texts: str,
+    on_failed: Any = "fail_group",
+    evaluation: bool = False,
+) -> Receipt:
     async def main() -> Receipt:
         environment = make_environment(config, CharTokenizer(), HERE)
         assert isinstance(environment, WeightedRewards)
         await environment.start()
         try:
             receipt, _ = await run_group(
-                task(samples=len(texts)),
+                msgspec.structs.replace(task(samples=len(texts)), evaluation=evaluation),
                 environment,
                 answers(*texts),
                 SAMPLING,
@@ -58,6 +64,21 @@ def test_the_reward_is_the_sum_by_weight_and_each_value_is_told_by_name() -> Non
     by_name = dict(receipt.rewards_by_name)
     assert by_name == {"style": (2.0, 6.0), "evens": (1.0, 3.0)}
     assert receipt.rewards == (0.5 * 2.0 - 1.0, 0.5 * 6.0 - 3.0)
+
+
+ANSWERED = {"target": "user_rewards:answered"}
+
+
+def test_one_of_the_functions_may_name_the_answers() -> None:
+    receipt = rolled_out(section(style=STYLE, right=ANSWERED), "7", "", evaluation=True)
+    assert receipt.answers == ("7", "")
+    assert dict(receipt.rewards_by_name) == {"style": (2.0, 0.0), "right": (1.0, 0.0)}
+
+
+def test_two_functions_that_name_the_answer_of_a_sample_fail_it_by_name() -> None:
+    with pytest.raises(RolloutFailed, match="rewards a, b each name the answer") as failed:
+        rolled_out(section(a=ANSWERED, b=ANSWERED), "7")
+    assert (failed.value.kind, failed.value.reason) == (FailureKind.DATA, "answer_named_twice")
 
 
 def test_one_function_that_fails_fails_the_group_and_is_named() -> None:

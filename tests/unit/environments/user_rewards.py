@@ -21,6 +21,22 @@ def whole(prompt: Row, response: str) -> int:
     return len(response)
 
 
+def answered(prompt: Row, response: str) -> Any:
+    """Reward of a function that names answers, but of an empty response none."""
+    if not response:
+        return 0.0
+    answer = None if response == "?" else response
+    return {"reward": float(response == "7"), "answer": answer}
+
+
+def with_other_keys(prompt: Row, response: str) -> dict[str, Any]:
+    return {"answer": "7", "format": 1.0, "reward": 1.0}
+
+
+def with_a_number(prompt: Row, response: str) -> dict[str, Any]:
+    return {"answer": 7, "reward": 1.0}
+
+
 def raises(prompt: Row, response: str) -> float:
     if response == "bad":
         raise KeyError("answer")

@@ -55,8 +55,8 @@ async def served(provider: Provider) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def graded(provider: Provider, *responses: str, **section: Any) -> list[float]:
-    async def story() -> list[float]:
+def graded(provider: Provider, *responses: str, **section: Any) -> list[Any]:
+    async def story() -> list[Any]:
         async with served(provider) as url:
             options = {"url": url, "model": "m"}
             named = {"name": "function", "target": "judge:reward", "options": options}

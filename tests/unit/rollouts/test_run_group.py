@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.protocol import Environment, Episode, SingleTurn
+from offbeat.environments.reward_value import NamedRewards
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
@@ -400,6 +401,12 @@ def test_final_answers_are_extracted_for_evaluations_alone() -> None:
     assert rolled_out(scored(task()), answers("7", "9"))[0].answers == ("7", "9")
     assert rolled_out(task(), answers("7", "9"))[0].answers == ()
     assert rolled_out(scored(task()), answers("7", "9"), Fixed(1.0, 1.0))[0].answers == ()
+
+
+def test_a_score_may_name_the_final_answer() -> None:
+    named = Fixed(NamedRewards(1.0, {}, "7"), 0.0)
+    assert rolled_out(scored(task()), answers("7", "9"), named)[0].answers == ("7", "")
+    assert rolled_out(task(), answers("7", "9"), named)[0].answers == ()
 
 
 def test_an_episode_says_its_own_final_answer() -> None:
