@@ -1,0 +1,94 @@
+"""One tensor-parallel worker of vLLM without an engine: it records loaders, and replays them.
+
+python recorded_worker.py RANKS RANK PORT MODEL... prints a line of JSON.
+"""
+
+# pyright: basic, reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import (
+    destroy_model_parallel,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.utils import initialize_model
+
+from offbeat.generators.vllm.recording import record_worker
+
+
+def recorded(model: Path, ranks: int) -> dict[str, Any]:
+    """Compare the recorded boxes of a model with what the loader itself makes of the same files."""
+    config = EngineArgs(
+        model=str(model),
+        dtype="bfloat16",
+        enforce_eager=True,
+        max_model_len=64,
+        skip_tokenizer_init=True,
+        tensor_parallel_size=ranks,
+    ).create_engine_config()
+    given = load_file(model / "model.safetensors")
+    specs = {name: (tuple(each.shape), each.dtype) for name, each in given.items()}
+    with set_current_vllm_config(config):
+        initialize_model_parallel(ranks)  # the expert group exists only for models of experts
+        loaded = emptied(initialize_model(config))
+        loaded.load_weights(iter(given.items()))
+        want = {name: each.clone() for name, each in loaded.named_parameters()}
+        recording = record_worker(config, specs)
+        into = dict(loaded.named_parameters())
+        changed = differing(want, into)
+        on_meta = [name for name, each in tensors_of(loaded) if each.is_meta]
+        emptied(loaded)
+        for name, region in recording.regions():
+            recording.write(name, region, given[name][region.slices], into)
+    destroy_model_parallel()
+    return {
+        "changed": changed,
+        "on_meta": on_meta,
+        "differing": differing(want, into),
+        "parameters": len(want),
+        "misc": dict(recording.misc),
+        "unused": list(recording.unused),
+        "regions": [(name, region.start, region.stop) for name, region in recording.regions()],
+    }
+
+
+def differing(want: dict[str, Tensor], got: dict[str, Tensor]) -> list[str]:
+    return [name for name, each in want.items() if not torch.equal(each, got[name])]
+
+
+def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def emptied(model: Any) -> Any:
+    """Set every parameter to 0, so that what nobody writes is equal."""
+    with torch.no_grad():
+        for each in model.parameters():
+            each.zero_()
+    return model
+
+
+def main(ranks: int, rank: int, port: int, *models: str) -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    config = EngineArgs(model=models[0], skip_tokenizer_init=True).create_engine_config()
+    with set_current_vllm_config(config):
+        where = f"tcp://127.0.0.1:{port}"
+        init_distributed_environment(ranks, rank, where, rank, "gloo")
+    found = {Path(model).name: recorded(Path(model), ranks) for model in models}
+    sys.stdout.write(f"{json.dumps(found)}\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
