@@ -17,6 +17,15 @@ from dataclasses import dataclass
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.messages.media import Media
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """First observation with pictures, as the model's own processor makes it."""
+
+    token_ids: tuple[int, ...]  # the placeholder tokens of each picture are already expanded
+    media: Media | None = None
 
 
 class Environment(abc.ABC):
@@ -29,8 +38,11 @@ class Environment(abc.ABC):
         """Close the environment. Called once, at the end, when no group is running."""
 
     @abc.abstractmethod
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the first observation: at least one token, shared by all samples of the group."""
+    def encode(self, prompt: Prompt) -> tuple[int, ...] | EncodedPrompt:
+        """Return the first observation: at least one token, shared by all samples of the group.
+
+        Token ids alone where the prompt has no pictures.
+        """
 
 
 class SingleTurn(Environment):

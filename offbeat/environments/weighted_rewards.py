@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from offbeat.environments.function_reward import FunctionReward
-from offbeat.environments.protocol import SingleTurn
+from offbeat.environments.protocol import EncodedPrompt, SingleTurn
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
@@ -30,7 +30,7 @@ class WeightedRewards(SingleTurn):
         for _, function in self._functions.values():
             await function.close()
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt) -> tuple[int, ...] | EncodedPrompt:
         _, first = next(iter(self._functions.values()))
         return first.encode(prompt)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from offbeat.messages.groups import VersionSpans
+from offbeat.messages.media import Media
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     prompt_ids: tuple[int, ...]
     samples: int
     sampling: SamplingParams
+    media: Media | None = None
+    """Pictures of the prompt, whose ids hold their placeholder tokens; sent once per request."""
 
 
 class GenerateResult(msgspec.Struct, frozen=True):

@@ -5,18 +5,27 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import numpy as np
 import structlog
 
 from offbeat.config.user_code import describe
+from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.reward_value import BadReward, reward_of, short_answer
 from offbeat.environments.unavailable import EnvironmentUnavailable
-from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE, Component, FailureKind, RolloutFailed
+from offbeat.messages.failures import (
+    ENVIRONMENT_UNAVAILABLE,
+    Component,
+    FailureKind,
+    RolloutFailed,
+    SchemaError,
+)
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask
+from offbeat.messages.media import Media
+from offbeat.transfer_queue.media_columns import columns_of_media
 
 Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
 
@@ -52,6 +61,7 @@ class EngineClient:
     generate: Generate
     sampling: SamplingParams
     max_model_len: int  # prompt plus response, in tokens
+    media: Media | None = None  # pictures of the prompt, sent with every request
 
     def room(self, tokens: int) -> int:
         """Return the number of tokens that still fit after a history of ``tokens``."""
@@ -84,7 +94,8 @@ class EngineClient:
         sampling = msgspec.structs.replace(
             self.sampling, seed=seed, max_new_tokens=min(room, self.sampling.max_new_tokens)
         )
-        result = await self.generate(GenerateRequest(request_id, history, samples, sampling))
+        request = GenerateRequest(request_id, history, samples, sampling, self.media)
+        result = await self.generate(request)
         _check_answer(task, result, samples)
         return result
 
@@ -130,6 +141,27 @@ def environment_code(task: RolloutTask) -> Generator[None]:
             exc_info=True,
         )
         raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
+
+
+def checked_prompt(task: RolloutTask, values: object) -> EncodedPrompt:
+    """Return a first observation, whose pictures are as the schema declares them.
+
+    Raises:
+        RolloutFailed: ``environment_wrong_type``: as ``checked_tokens``, or the pictures are no
+            ``Media``; ``schema``: the values of the pictures do not fit their sizes.
+    """
+    if not isinstance(values, EncodedPrompt):
+        return EncodedPrompt(checked_tokens(task, values, "the prompt"))
+    media = cast("object", values.media)
+    if not isinstance(media, Media | None):
+        detail = f"the pictures are {type(media).__name__}; return a Media"
+        raise failed(task, FailureKind.DATA, _WRONG_TYPE, detail)
+    if media is not None:
+        try:
+            columns_of_media(media)
+        except SchemaError as error:  # an engine that computes with them might end
+            raise failed(task, FailureKind.DATA, "schema", str(error)) from error
+    return EncodedPrompt(checked_tokens(task, values.token_ids, "the prompt"), media)
 
 
 def checked_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, ...]:

@@ -20,8 +20,10 @@ from offbeat.messages.groups import (
     SampleStatus,
     VersionSpans,
 )
+from offbeat.messages.media import Media
 from offbeat.rollouts.calls import failed
 from offbeat.transfer_queue import schema
+from offbeat.transfer_queue.media_columns import columns_of_media
 
 Columns = dict[str, NDArray[Any]]
 
@@ -46,6 +48,7 @@ class Rollout:
     rewards_by_name: RewardsByName = ()
     answers: tuple[str, ...] = ()  # [G], see Receipt
     branches: tuple[int, ...] = ()  # [G], see Receipt
+    media: Media | None = None  # pictures of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ def packed(
     if rollout.branches:
         samples = np.arange(len(rollout.branches), dtype=np.int32)
         columns[schema.BRANCH_SAMPLES] = np.repeat(samples, rollout.branches)
+    if rollout.media is not None:
+        columns |= columns_of_media(rollout.media)
     required = schema.RECORDED_COLUMNS
     if rollout.logprobs is not None:
         columns[schema.GENERATION_LOGPROBS] = rollout.logprobs

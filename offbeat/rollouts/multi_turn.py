@@ -13,6 +13,7 @@ from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
     checked_answers,
+    checked_prompt,
     checked_reward,
     checked_tokens,
     environment_code,
@@ -29,7 +30,8 @@ async def run_multi_turn(
     task = engine.task
     with environment_code(task):
         encoded = environment.encode(task.prompt)
-    prompt_ids = checked_tokens(task, encoded, "the prompt")
+    prompt = checked_prompt(task, encoded)
+    prompt_ids, engine = prompt.token_ids, replace(engine, media=prompt.media)
     engine.check_room(prompt_ids)  # before any sample: no retry would find more
 
     def draw_of(sample: int) -> Draw:
@@ -40,7 +42,7 @@ async def run_multi_turn(
 
         return draw
 
-    return packed_samples(task, prompt_ids, await draws.draw_all(draw_of))
+    return packed_samples(task, prompt_ids, await draws.draw_all(draw_of), prompt.media)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ the group, which is tried elsewhere. So does a bug, which ends the run.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, Self
 
@@ -24,6 +24,7 @@ from offbeat.messages.groups import (
     SampleFailure,
     SampleStatus,
 )
+from offbeat.messages.media import Media
 from offbeat.rollouts.calls import Generate, failed
 from offbeat.rollouts.columns import NOTHING_FAILED, Columns, SampleOutcomes, packed
 from offbeat.rollouts.deadline import within_deadline
@@ -151,9 +152,14 @@ class SampleDraws:
 
 
 def packed_samples(
-    task: RolloutTask, prompt_ids: tuple[int, ...], samples: Sequence[DrawnSample]
+    task: RolloutTask,
+    prompt_ids: tuple[int, ...],
+    samples: Sequence[DrawnSample],
+    media: Media | None = None,
 ) -> tuple[Receipt, Columns]:
     """Return columns and receipt of a group of which samples may be masked.
+
+    ``media`` are the pictures of the prompt.
 
     Raises:
         RolloutFailed: ``too_few_valid_samples``; or ``schema``, as ``packed``.
@@ -166,7 +172,8 @@ def packed_samples(
         if each.status is SampleStatus.MASKED and each.failure is not None:
             each.transcript.become_masked(each.failure.reason, prompt_ids[-1], newest)
     rewards = [one.reward for one in transcripts]
-    return packed(task, joined(prompt_ids, transcripts), rewards, _outcomes(samples))
+    rollout = replace(joined(prompt_ids, transcripts), media=media)
+    return packed(task, rollout, rewards, _outcomes(samples))
 
 
 def packed_with_own_prompts(

@@ -16,9 +16,9 @@ from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
     checked_answers,
+    checked_prompt,
     checked_reward,
     checked_rewards,
-    checked_tokens,
     environment_code,
     failed,
 )
@@ -34,7 +34,8 @@ async def run_single_turn(
     task = engine.task
     with environment_code(task):
         encoded = environment.encode(task.prompt)
-    prompt_ids = checked_tokens(task, encoded, "the prompt")
+    prompt = checked_prompt(task, encoded)
+    prompt_ids, engine = prompt.token_ids, replace(engine, media=prompt.media)
     began = time.perf_counter()
     result = await engine.sample(task.request_prefix, prompt_ids, task.samples, task.seed)
     generated = time.perf_counter()
@@ -61,6 +62,7 @@ async def run_single_turn(
         rewards_by_name=tuple(
             (name, tuple(each.by_name[name] for each in scored)) for name in scored[0].by_name
         ),
+        media=prompt.media,
     )
     return packed(task, rollout, [each.reward for each in scored])
 
@@ -105,7 +107,8 @@ async def _scored_one_by_one(
 
         return draw
 
-    return packed_samples(engine.task, first_tries.prompt_ids, await draws.draw_all(draw_of))
+    drawn = await draws.draw_all(draw_of)
+    return packed_samples(engine.task, first_tries.prompt_ids, drawn, engine.media)
 
 
 def _answers(

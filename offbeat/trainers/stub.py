@@ -30,6 +30,7 @@ from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
     GENERATION_LOGPROBS,
     LOSS_MASK,
+    MEDIA_COLUMNS,
     POLICY_LOGPROBS,
     PROMPT_IDS,
     REFERENCE_LOGPROBS,
@@ -192,7 +193,8 @@ class StubTrainer(TrainerBackend):
 def _group_digest(group: Columns, advantages: Sequence[float]) -> str:
     digest = xxhash.xxh3_128()
     names = [PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, LOSS_MASK]
-    for name in [*names, BRANCH_SAMPLES] if BRANCH_SAMPLES in group else names:
+    names += [name for name in (BRANCH_SAMPLES, *MEDIA_COLUMNS) if name in group]
+    for name in names:
         digest.update(np.ascontiguousarray(group[name]).data)
     digest.update(np.asarray(advantages, np.float64).data)
     return digest.hexdigest()

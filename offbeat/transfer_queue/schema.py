@@ -7,6 +7,9 @@ owns values ``[offsets[i], offsets[i + 1])``. A sample is one branch, unless ``b
 otherwise: an agent that rewrites its history leaves several, which are adjacent and in the order of
 the samples. In a multi-turn sample the tokens of later observations are response tokens with
 ``loss_mask`` False; so are tokens that an earlier branch of the sample trains.
+
+A prompt with pictures has three more columns, once per group (``media_columns``): I pictures, V
+values over all of them.
 """
 
 import enum
@@ -18,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.failures import SchemaError
+from offbeat.messages.media import MediaKind
 
 Columns = Mapping[str, NDArray[np.generic]]
 
@@ -30,6 +34,9 @@ class Axis(enum.StrEnum):
     SAMPLE = "sample"  # [G]
     BRANCH = "branch"  # [B]
     OFFSET = "branch boundary"  # [B + 1]
+    GROUP = "group"  # [1]
+    PICTURE = "side of a picture"  # [I * 3]
+    MEDIA = "value of a picture"  # [V], ragged over pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,11 @@ REWARDS: Final = "rewards"
 POLICY_LOGPROBS: Final = "policy_logprobs"
 REFERENCE_LOGPROBS: Final = "reference_logprobs"
 TEACHER_LOGPROBS: Final = "teacher_logprobs"
+MEDIA_VALUES: Final = "media_values"
+MEDIA_SIZES: Final = "media_sizes"
+MEDIA_KIND: Final = "media_kind"
+MEDIA_COLUMNS: Final = (MEDIA_VALUES, MEDIA_SIZES, MEDIA_KIND)
+"""The columns of a group whose prompt has pictures: all of them, or none."""
 
 _ENV, _TRAINER = "environment worker", "trainer"
 STANDARD: Final = {
@@ -67,13 +79,18 @@ STANDARD: Final = {
         Column(WEIGHT_VERSIONS, "int32", Axis.RESPONSE, _ENV, (_TRAINER,)),
         Column(REWARDS, "float32", Axis.SAMPLE, _ENV, ("controller, as a tag",)),
         Column(BRANCH_SAMPLES, "int32", Axis.BRANCH, _ENV, (_TRAINER,)),
+        Column(MEDIA_VALUES, "float32", Axis.MEDIA, _ENV, (_TRAINER,)),
+        Column(MEDIA_SIZES, "int32", Axis.PICTURE, _ENV, (_TRAINER,)),
+        Column(MEDIA_KIND, "int32", Axis.GROUP, _ENV, (_TRAINER,)),
         Column(POLICY_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
         Column(REFERENCE_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
         Column(TEACHER_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
     )
 }
+OPTIONAL_COLUMNS: Final = frozenset({BRANCH_SAMPLES, *MEDIA_COLUMNS})
+"""Columns of the environment worker that not every group has."""
 ROLLOUT_COLUMNS: Final = tuple(
-    c.name for c in STANDARD.values() if c.writer == _ENV and c.name != BRANCH_SAMPLES
+    c.name for c in STANDARD.values() if c.writer == _ENV and c.name not in OPTIONAL_COLUMNS
 )
 """The columns of every group that an engine has drawn."""
 RECORDED_COLUMNS: Final = tuple(name for name in ROLLOUT_COLUMNS if name != GENERATION_LOGPROBS)
@@ -104,9 +121,48 @@ def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:
         Axis.SAMPLE: samples,
         Axis.BRANCH: branches,
         Axis.OFFSET: len(offsets),
+        Axis.GROUP: 1,
+        Axis.PICTURE: None,
+        Axis.MEDIA: None,
     }
     for name, values in columns.items():
         _check_column(name, values, lengths)
+    if any(name in columns for name in MEDIA_COLUMNS):
+        _check_pictures(columns)
+
+
+def check_media(columns: Columns) -> None:
+    """Check the columns of pictures: all present, typed, finite, values as many as the sizes say.
+
+    Raises:
+        SchemaError: Names the first column at fault, its value and the expected one.
+    """
+    for name in MEDIA_COLUMNS:
+        if name in columns:
+            _check_column(name, columns[name], {STANDARD[name].axis: None})
+    _check_pictures(columns)
+
+
+def _check_pictures(columns: Columns) -> None:
+    """Check typed columns of pictures against each other."""
+    for name in MEDIA_COLUMNS:
+        if name not in columns:
+            raise SchemaError(name, "missing", f"with {', '.join(MEDIA_COLUMNS)}, or none of them")
+    kinds, sizes = columns[MEDIA_KIND].tolist(), columns[MEDIA_SIZES]
+    if len(kinds) != 1 or not 0 <= kinds[0] < len(MediaKind):
+        want = ", ".join(f"{code} ({kind})" for code, kind in enumerate(MediaKind))
+        raise SchemaError(MEDIA_KIND, f"{kinds[:8]}", f"one of {want}")
+    if not len(sizes) or len(sizes) % 3 or int(sizes.min()) < 1:
+        raise SchemaError(MEDIA_SIZES, f"{sizes.tolist()[:8]}", "three sides above 0 per picture")
+    # Python's integers: a product of three int32 may overflow 64 bits
+    sides = sizes.tolist()
+    want = sum(a * b * c for a, b, c in zip(sides[::3], sides[1::3], sides[2::3], strict=True))
+    got = len(columns[MEDIA_VALUES])
+    if MediaKind.PATCHES is tuple(MediaKind)[kinds[0]]:
+        if not got or got % want:
+            raise SchemaError(MEDIA_VALUES, f"{got} values", f"a multiple of {want}, the patches")
+    elif got != want:
+        raise SchemaError(MEDIA_VALUES, f"{got} values", f"{want}, by {MEDIA_SIZES}")
 
 
 def _samples(sample_of_branch: NDArray[np.generic]) -> int:

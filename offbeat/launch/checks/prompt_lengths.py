@@ -15,7 +15,7 @@ from offbeat.environments.factory import make_environment, make_evaluation_sets,
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
 from offbeat.environments.prompt_files import FilePrompts
-from offbeat.environments.protocol import Environment
+from offbeat.environments.protocol import EncodedPrompt, Environment
 from offbeat.environments.text import Tokenizer
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.messages.failures import OffbeatError
@@ -107,4 +107,5 @@ def _tokens(environment: Environment, prompt: Prompt) -> tuple[tuple[int, ...], 
     if isinstance(environment, Demonstrations):
         made = environment.demonstrate(prompt)
         return made.prompt_ids + made.response_ids, 0
-    return environment.encode(prompt), 1
+    encoded = environment.encode(prompt)
+    return encoded.token_ids if isinstance(encoded, EncodedPrompt) else encoded, 1

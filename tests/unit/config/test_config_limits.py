@@ -13,7 +13,7 @@ from offbeat.config.limits import (
 )
 from offbeat.config.run import RunConfig
 from offbeat.sampler.build import build_sampler
-from offbeat.transfer_queue.schema import STANDARD, Axis, payload_bytes
+from offbeat.transfer_queue.schema import OPTIONAL_COLUMNS, STANDARD, Axis, payload_bytes
 
 
 def config(**values: Any) -> RunConfig:
@@ -58,7 +58,7 @@ def columns(samples: int, prompt: int, response: int, *, left_out: set[str]) -> 
     return {
         name: np.zeros(lengths[column.axis], column.dtype)
         for name, column in STANDARD.items()
-        if name not in left_out | {"branch_samples"}
+        if name not in left_out | OPTIONAL_COLUMNS
     }
 
 

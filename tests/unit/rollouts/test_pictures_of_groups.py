@@ -1,0 +1,122 @@
+"""A prompt's pictures go to the engine with its requests, and into the columns once per group."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from offbeat.environments.protocol import EncodedPrompt, Episode, MultiTurn, Response, SingleTurn
+from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.rollouts.columns import Columns
+from offbeat.rollouts.group import run_group
+from offbeat.rollouts.samples import SampleFailurePolicy
+from offbeat.transfer_queue.media_columns import media_of
+from offbeat.transfer_queue.schema import payload_bytes
+from tests.support.environment_fakes import SAMPLING, answers, task
+from tests.support.pictures import pixels
+
+PICTURE = pixels((3, 4, 4))
+ENCODED = EncodedPrompt((5, 9, 9, 6), PICTURE)
+
+
+class Looks(SingleTurn):
+    """Its prompt is a picture; a sample whose turn has come in ``failing`` raises once."""
+
+    def __init__(self, encoded: Any = ENCODED, failing: int = 0) -> None:
+        self.encoded, self.failing = encoded, failing
+
+    def encode(self, prompt: Prompt) -> Any:
+        return self.encoded
+
+    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+        if self.failing:
+            self.failing -= 1
+            raise ValueError("flaky")
+        return [1.0] * (len(result.offsets) - 1)
+
+
+class LooksTwice(MultiTurn):
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        return ENCODED
+
+    def begin(self, task: RolloutTask, sample: int) -> Episode:
+        return TwoTurns()
+
+
+class TwoTurns(Episode):
+    def __init__(self) -> None:
+        self.turns = 0
+
+    async def step(self, response: Response) -> tuple[int, ...] | None:
+        self.turns += 1
+        return (7,) if self.turns == 1 else None
+
+    async def reward(self) -> float:
+        return 1.0
+
+
+class Engine:
+    """Answers each request, and remembers it."""
+
+    def __init__(self) -> None:
+        self.requests: list[GenerateRequest] = []
+
+    async def __call__(self, request: GenerateRequest) -> GenerateResult:
+        self.requests.append(request)
+        return await answers(*["7"] * request.samples)(request)
+
+
+def rolled_out(
+    environment: SingleTurn | MultiTurn, engine: Engine, on_failed: Any = "fail_group"
+) -> tuple[Receipt, Columns]:
+    policy = SampleFailurePolicy(on_failed)
+    group = run_group(
+        task(), environment, engine, SAMPLING, max_turns=4, max_model_len=64, policy=policy
+    )
+    return asyncio.run(group)
+
+
+@pytest.mark.parametrize(
+    ("environment", "on_failed", "requests"),
+    [
+        (Looks(), "fail_group", 1),  # of the whole group
+        (Looks(failing=2), "retry", 2),  # the group, then the sample that failed
+        (LooksTwice(), "fail_group", 4),  # two samples of two turns
+    ],
+)
+def test_each_request_carries_the_pictures_and_the_columns_hold_them_once(
+    environment: SingleTurn | MultiTurn, on_failed: str, requests: int
+) -> None:
+    engine = Engine()
+    receipt, columns = rolled_out(environment, engine, on_failed)
+    assert len(engine.requests) == requests
+    assert all(request.media is PICTURE for request in engine.requests)
+    media = media_of(columns)
+    assert media is not None
+    np.testing.assert_array_equal(media.values, PICTURE.values)
+    assert "media_values" in receipt.columns
+    assert receipt.payload_bytes == payload_bytes(columns) > PICTURE.values.nbytes
+    assert receipt.prompt_tokens == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("media", "reason", "told"),
+    [
+        ("a.png", "environment_wrong_type", "the pictures are str; return a Media"),
+        (msgspec.structs.replace(PICTURE, values=PICTURE.values[1:]), "schema", "47 values"),
+    ],
+)
+def test_pictures_that_are_none_fail_their_group_before_an_engine_reads_them(
+    media: Any, reason: str, told: str
+) -> None:
+    engine = Engine()
+    with pytest.raises(RolloutFailed) as caught:
+        rolled_out(Looks(EncodedPrompt((5,), media)), engine)
+    assert (caught.value.kind, caught.value.reason) == (FailureKind.DATA, reason)
+    assert told in caught.value.detail
+    assert engine.requests == []
