@@ -7,12 +7,14 @@ the standard deviation of the step's advantages, which is unknown before the las
 loss without a KL penalty is proportional to its advantages, dividing its gradient by that number at
 the end is the same as dividing the advantages at the beginning. That is the second half of
 REINFORCE++ with baseline, arXiv:2501.03262, section 3.2; verl and OpenRLHF take mean and deviation
-over tokens, where long responses count more and the mean is not 0. Legend: S sequences.
+over tokens, where long responses count more and the mean is not 0. A minibatch is divided by the
+deviation of its whole batch, as the advantages would be before it was cut: ``AdvantageSums`` needs no
+forward pass. Legend: S sequences.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +28,17 @@ STD_EPS: Final = 1e-8
 Parts = Sequence[float]
 """Units, samples, squares, as numbers."""
 NOTHING: Final = (0.0, 0.0, 0.0)
+
+
+class AdvantageSums(NamedTuple):
+    """Samples and squares of several groups: the parts that no loss changes."""
+
+    samples: float = 0.0
+    squares: float = 0.0
+
+    def plus(self, other: "AdvantageSums") -> "AdvantageSums":
+        """Return the sums over the groups of both."""
+        return AdvantageSums(self.samples + other.samples, self.squares + other.squares)
 
 
 @torch.no_grad()

@@ -25,7 +25,6 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
         yield from _a_deviation_divides_advantages_only(config, loss)
         yield from _a_teacher_has_a_place(config, loss)
         yield from _old_logprobs_outlast_a_minibatch(config, loss)
-        yield from _a_deviation_is_of_the_whole_step(config, loss)
     if isinstance(loss, PessimisticLossConfig):
         yield from _dual_clip_is_outside_the_clip_range(loss)
     yield from _a_kl_penalty_is_there(loss)
@@ -254,19 +253,6 @@ def _old_logprobs_outlast_a_minibatch(
             f"{_LOSS}.old_logprobs=current is the policy of each optimizer step, not the one that {written} "
             "began with: the ratio would be 1 in all of them, and bound none",
             f"Set {_LOSS}.old_logprobs to policy, or {key} to 1.",
-        )
-
-
-def _a_deviation_is_of_the_whole_step(
-    config: RunConfig, loss: PolicyGradientLossConfig
-) -> Iterator[Clash]:
-    minibatches = config.algorithm.minibatches
-    if loss.step_std and minibatches > 1:
-        yield Clash(
-            (f"{_LOSS}.step_std", "algorithm.minibatches"),
-            f"{_LOSS}.step_std=true would divide by the deviation of each of algorithm.minibatches="
-            f"{minibatches}, not of the step",
-            f"Set algorithm.minibatches to 1, or {_LOSS}.step_std to false.",
         )
 
 

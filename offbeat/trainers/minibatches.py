@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from offbeat.algorithms.divisors import AdvantageSums
 from offbeat.config.loss_spec import LossSpec
 from offbeat.trainers.backend import Advantages
 from offbeat.trainers.step_sums import StepTotals
@@ -24,6 +25,7 @@ class HeldGroups:
     """One rank's groups of an open step, by minibatch."""
 
     minibatches: int
+    advantage_sums: AdvantageSums = field(default_factory=AdvantageSums)
     _groups: list[list[Columns]] = field(init=False)
     _advantages: list[list[Sequence[float]]] = field(init=False)
 
@@ -32,9 +34,14 @@ class HeldGroups:
         self._advantages = [[] for _ in range(self.minibatches)]
 
     def add(
-        self, groups: Sequence[Columns], advantages: Advantages, minibatches: Sequence[int]
+        self,
+        groups: Sequence[Columns],
+        advantages: Advantages,
+        minibatches: Sequence[int],
+        sums: AdvantageSums,
     ) -> None:
-        """Add the groups of a chunk, each to its minibatch."""
+        """Add the groups of a chunk, each to its minibatch, and the sums of their advantages."""
+        self.advantage_sums = self.advantage_sums.plus(sums)
         for group, values, minibatch in zip(groups, advantages, minibatches, strict=True):
             self._groups[minibatch].append(group)
             self._advantages[minibatch].append(values)

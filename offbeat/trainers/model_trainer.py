@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offbeat.algorithms.divisors import AdvantageSums
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import LossConfig
@@ -56,6 +57,14 @@ class _Chunk(NamedTuple):
 
     batch: Batch
     inputs_of: Callable[[PackedRows, Tensor, Tensor], LossTokens]
+    advantage_sums: AdvantageSums
+
+
+def _advantage_sums(batch: Batch, advantages: Advantages) -> AdvantageSums:
+    """Return those of the samples that are trained, in float64."""
+    each = np.concatenate([np.asarray(part, np.float64) for part in advantages])
+    trained = each[batch.wanted_samples]
+    return AdvantageSums(float(len(trained)), float(np.square(trained).sum()))
 
 
 class ModelTrainer(TrainerBackend):
@@ -159,8 +168,10 @@ class ModelTrainer(TrainerBackend):
             if sums.loss.optimizer_steps == 1:
                 result = self._add_groups(groups, advantages, sums)
             else:
-                result = self._checked(groups, advantages, sums)
-                self._held.add(groups, advantages, minibatches)
+                # Raises now for groups that cannot be trained, while the step may still be aborted.
+                chunk, _, result = self._read(groups, advantages, sums)
+                of_chunk = AdvantageSums() if chunk is None else chunk.advantage_sums
+                self._held.add(groups, advantages, minibatches, of_chunk)
         result = msgspec.structs.replace(result, compute_s=time.perf_counter() - started)
         sums.count_chunk(result.tokens, result.sequences, result.compute_s)
         return result
@@ -182,13 +193,6 @@ class ModelTrainer(TrainerBackend):
         self._count_work(microbatches[: result.microbatches], time.perf_counter() - started)
         return result
 
-    def _checked(
-        self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
-    ) -> ChunkResult:
-        """Raise now for groups that cannot be trained, while the step may still be aborted."""
-        _, _, result = self._read(groups, advantages, sums)
-        return result
-
     def _read(
         self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
     ) -> tuple[_Chunk | None, list[PackedRows], ChunkResult]:
@@ -202,12 +206,12 @@ class ModelTrainer(TrainerBackend):
             inputs_of = loss_tokens(
                 batch, groups, advantages, config, self._device, version=version
             )
-            return (_Chunk(batch, inputs_of), len(own)), own
+            return (_Chunk(batch, inputs_of, _advantage_sums(batch, advantages)), len(own)), own
 
         (chunk, count), microbatches = self._prepared_on_all_ranks("microbatch", read)
         own = microbatches[:count]  # the rest is padding
         tokens = sum(len(each.source_N) for each in own)
-        sequences = 0 if chunk is None else chunk.batch.samples
+        sequences = 0 if chunk is None else len(chunk.batch.wanted_samples)
         return chunk, microbatches, ChunkResult(tokens, sequences, count, compute_s=0.0)
 
     def _loss(self, inputs: LossTokens, config: LossConfig) -> LossSums:
@@ -246,7 +250,7 @@ class ModelTrainer(TrainerBackend):
         for groups, advantages in self._held.in_order(step.loss.epochs):
             self._discard_gradients()
             self._begin_gradients()
-            sums = StepSums(step.loss)
+            sums = StepSums(step.loss, of_batch=self._held.advantage_sums)
             result = self._add_groups(groups, advantages, sums)
             sums.count_chunk(result.tokens, result.sequences, 0.0)
             yield sums

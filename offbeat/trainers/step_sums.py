@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from offbeat.algorithms.diagnostics import SpreadRows, spread_metrics
-from offbeat.algorithms.divisors import NOTHING, denominator
+from offbeat.algorithms.divisors import NOTHING, AdvantageSums, denominator
 from offbeat.algorithms.losses import LossSums
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.config.loss_spec import LossSpec
@@ -129,6 +129,7 @@ class StepSums:
     """The running sums of one rank's step."""
 
     loss: LossSpec
+    of_batch: AdvantageSums | None = None  # of a minibatch: those of the rank's whole share
     tokens: int = 0  # with loss mask set
     sequences: int = 0  # with a valid token
     chunks: int = 0
@@ -169,9 +170,12 @@ class StepSums:
 
     def own(self) -> RankSums:
         """Return the sums of this rank as numbers."""
+        divisor = NOTHING if self._divisor is None else tuple(self._divisor.tolist())
+        if self.of_batch is not None:
+            divisor = (divisor[0], *self.of_batch)
         if self._divisor is None:
             return RankSums(
-                self.tokens, self.sequences, 0.0, {}, NOTHING, spread=None, work=self.work
+                self.tokens, self.sequences, 0.0, {}, divisor, spread=None, work=self.work
             )
         loss = sum(self._loss, start=self._loss[0].new_zeros(()))
         loss, *values = torch.stack(
@@ -180,5 +184,4 @@ class StepSums:
         kinds = ((name, metric.reduction) for name, metric in self._metrics.items())
         metrics = {name: (kind, value) for (name, kind), value in zip(kinds, values, strict=True)}
         spread = None if self._spread is None else self._spread.tolist()
-        divisor = tuple(self._divisor.tolist())
         return RankSums(self.tokens, self.sequences, loss, metrics, divisor, spread, work=self.work)

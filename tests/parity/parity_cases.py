@@ -37,7 +37,9 @@ TOKENS = LossSpec(
     )
 )
 SEQUENCES = LossSpec(ClippedPgLossConfig(normalize="sequences"), temperature=0.7)
-SEVERAL = replace(TOKENS, minibatches=3, epochs=2)
+SEVERAL = LossSpec(
+    ClippedPgLossConfig(old_logprobs="policy", tis_cap=2.0, step_std=True), minibatches=3, epochs=2
+)
 LOSSES = {"tokens": TOKENS, "sequences": SEQUENCES}
 CHUNKS = (1, 2, 8)
 BOUND = 1e-10

@@ -51,9 +51,9 @@ class Batch:
     ends: Ints  # per group: index at which its response tokens end
 
     @property
-    def samples(self) -> int:
-        """Return the number of samples with a wanted token."""
-        return len(np.unique(self.sample_S[self.length_S > 0]))
+    def wanted_samples(self) -> Ints:
+        """Return the indices of the samples with a wanted token."""
+        return np.unique(self.sample_S[self.length_S > 0])
 
 
 @dataclass(frozen=True, slots=True)

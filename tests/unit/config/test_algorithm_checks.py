@@ -202,10 +202,10 @@ def test_old_logprobs_of_several_optimizer_steps_are_those_of_their_beginning(se
         assert not messages(loss={"old_logprobs": own}, **counts)
 
 
-def test_the_deviation_of_a_step_is_not_that_of_a_minibatch() -> None:
-    (text,) = messages(loss={"step_std": True}, minibatches=2)
-    assert "Set algorithm.minibatches to 1" in text
-    assert not messages(loss={"step_std": True}, epochs=2)
+@pytest.mark.parametrize("several", ["minibatches", "epochs"])
+def test_the_deviation_of_a_step_goes_with_several_optimizer_steps(several: str) -> None:
+    counts: dict[str, Any] = {several: 2}
+    assert not messages(loss={"step_std": True}, **counts)
 
 
 def test_every_minibatch_has_a_group() -> None:

@@ -1,11 +1,13 @@
 """Several optimizer steps per step: those of a plain loop over minibatches, applied as one."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from split_steps import MakeTrainer, Step, naive_gradients, run_step, worst_relative_error
 
+from offbeat.algorithms.divisors import STD_EPS
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.messages.fences import StepKey
@@ -13,6 +15,9 @@ from offbeat.messages.fences import StepKey
 LOSS = ClippedPgLossConfig(old_logprobs="policy", tis_cap=2.0, kl_coef=0.1)
 MINIBATCHES = (2, 0, 1, 1, 0, 2, 0, 1)
 SEVERAL = LossSpec(LOSS, minibatches=3, epochs=2)
+SEVERAL_OVER_DEVIATION = LossSpec(
+    ClippedPgLossConfig(old_logprobs="policy", tis_cap=2.0, step_std=True), minibatches=3, epochs=2
+)
 RATE = 1e-3
 
 
@@ -22,17 +27,40 @@ def of(step: Step, minibatch: int) -> Step:
     return [groups[i] for i in chosen], [advantages[i] for i in chosen]
 
 
+def over_deviation(step: Step) -> Step:
+    """Divide advantages by their deviation over the batch, in the plain way."""
+    groups, advantages = step
+    trained = [
+        each
+        for group, of_group in zip(groups, advantages, strict=True)
+        for sample, each in enumerate(of_group)
+        if group["loss_mask"][slice(*group["response_offsets"][sample : sample + 2])].any()
+    ]
+    deviation = math.sqrt(sum(each**2 for each in trained) / len(trained)) + STD_EPS
+    return groups, [tuple(each / deviation for each in of_group) for of_group in advantages]
+
+
 @pytest.mark.parametrize("chunks", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("several", "scaled"),
+    [(SEVERAL, lambda step: step), (SEVERAL_OVER_DEVIATION, over_deviation)],
+    ids=["plain", "step_std"],
+)
 def test_weights_and_norm_are_those_of_a_plain_loop_over_minibatches_and_epochs(
-    trainer_of: MakeTrainer, step_data: Step, chunks: int
+    trainer_of: MakeTrainer,
+    step_data: Step,
+    several: LossSpec,
+    scaled: Callable[[Step], Step],
+    chunks: int,
 ) -> None:
+    reference = LossSpec(several.config.model_copy(update={"step_std": False}))
     optimizer = {"learning_rate": RATE}
     plain, trainer = trainer_of(optimizer=optimizer), trainer_of(optimizer=optimizer)
     adamw = torch.optim.AdamW(plain.module.parameters(), lr=RATE, weight_decay=0.0)
     norms = list[float]()
-    for _ in range(SEVERAL.epochs):
-        for minibatch in range(SEVERAL.minibatches):
-            gradients = naive_gradients(plain, of(step_data, minibatch), LossSpec(LOSS))
+    for _ in range(several.epochs):
+        for minibatch in range(several.minibatches):
+            gradients = naive_gradients(plain, of(scaled(step_data), minibatch), reference)
             for name, each in plain.module.named_parameters():
                 each.grad = gradients[name]
             norm = torch.nn.utils.clip_grad_norm_(plain.module.parameters(), 1.0)
@@ -40,7 +68,7 @@ def test_weights_and_norm_are_those_of_a_plain_loop_over_minibatches_and_epochs(
             adamw.step()
             plain.module.zero_grad()
 
-    result = run_step(trainer, step_data, SEVERAL, chunks, minibatches=MINIBATCHES)
+    result = run_step(trainer, step_data, several, chunks, minibatches=MINIBATCHES)
 
     got, want = (dict(each.named_weights()) for each in (trainer, plain))
     assert worst_relative_error(got, want) <= 1e-10
