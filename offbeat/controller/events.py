@@ -212,7 +212,10 @@ class StepApplied(Event, frozen=True):
 
 
 class StepRefused(Event, frozen=True):
-    """The optimizer did not apply the step; its groups are dropped as STEP_NOT_APPLIED."""
+    """The optimizer did not apply the step; its groups are dropped as STEP_NOT_APPLIED.
+
+    The batch is used up: groups bound to later steps are from now on bound to the step before.
+    """
 
     step: int
     attempt: int

@@ -4,7 +4,7 @@ Pure: no I/O, no clock, no asyncio. An event changes only its own groups, so ``G
 takes constant time per group, however long the run is.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TypeVar
 
 import msgspec
@@ -37,66 +37,10 @@ from offbeat.controller.events import (
     UndoneStep,
 )
 from offbeat.controller.group_moves import Place
-from offbeat.messages.groups import Receipt
+from offbeat.controller.table_snapshot import GroupRecord, TableSnapshot, Totals
 from offbeat.telemetry.applied_steps import AppliedStepHistory
 
 K = TypeVar("K")
-
-
-class GroupRecord(msgspec.Struct, gc=False):
-    """State of one prompt group between its admission and its end.
-
-    It is exempt from garbage collection: after a long rewind there are millions, and the collector
-    would stop the event loop to traverse them.
-    """
-
-    prompt_index: int
-    target_step: int | None  # None: any step may train it
-    place: Place = Place.ADMITTED
-    attempt: int = 0  # of the last dispatch
-    engine: str = ""
-    oldest_version: int = -1  # no token is older; -1 while admitted
-    receipt: Receipt | None = None
-    tokens: int = 0  # of the receipt
-    arrival: int = 0  # number of earlier commits
-    returns: dict[ReturnKind, int] = {}  # msgspec copies it for each instance
-
-
-class Totals(msgspec.Struct):
-    """Counts over the whole run; groups undone by a rewind do not count as trained."""
-
-    drawn: int = 0
-    trained: int = 0
-    evicted: int = 0
-    failed_prompts: int = 0  # prompts dropped for failures of their data, not by a filter
-    arrivals: int = 0
-    retried: dict[str, int] = {}  # by reason
-    dropped: dict[str, int] = {}  # by reason
-    failed_prompts_infrastructure: int = 0  # prompts dropped for failures of the infrastructure
-    cancelled: int = 0  # rollouts stopped in flight; they are in ``retried`` or ``dropped``, too
-
-
-class TableSnapshot(msgspec.Struct, frozen=True):
-    """Content of a group table at one moment, from which a fold continues.
-
-    Its size depends on the outstanding groups and not on the number of steps: the groups of trained
-    steps are in the journal's segments only.
-    """
-
-    run_id: str
-    incarnation: int
-    lineage: int
-    trainer_version: int
-    digest: str | None
-    intent: StepIntent | None
-    checkpoints: list[int]
-    batch_deficits: dict[int, int]
-    totals: Totals
-    steps: AppliedStepHistory
-    groups: list[GroupRecord]  # training, ready, in flight, each in its order; then the others
-    checkpoint_digests: dict[int, str] = {}
-    rewinding_to: int | None = None
-    initial_weights: str = ""
 
 
 OrderedGroups = OrderedDict[int, GroupRecord]
@@ -235,9 +179,7 @@ class GroupTable:
             case StepApplied():
                 self._applied(event)
             case StepRefused():
-                reason = DropReason.STEP_NOT_APPLIED
-                count_reason(self.totals.dropped, reason, len(self.training))
-                self._end_step()
+                self._refused(event.step)
             case Checkpointed():
                 self._checkpointed(event.version, event.digest)
             case Rewound():
@@ -280,6 +222,28 @@ class GroupTable:
         self.trainer_version = event.version
         self.batch_deficits.pop(event.step, None)
         self.steps.add(event.reward, event.staleness)
+
+    def _refused(self, step: int) -> None:
+        """Drop the batch in training. Every later batch is trained one step earlier.
+
+        So the batch is used up although it made no version: the next step trains what is there for
+        the one after it, and no prompt that this batch went without is missing from another.
+        """
+        reason = DropReason.STEP_NOT_APPLIED
+        count_reason(self.totals.dropped, reason, len(self.training))
+        self._end_step()
+        self.totals.steps_refused += 1
+        self.batch_deficits = {
+            at - 1: missing for at, missing in self.batch_deficits.items() if at > step
+        }
+        for group in self.groups.values():
+            if group.target_step is not None and group.target_step > step:
+                group.target_step -= 1
+        bound_to = Counter(group.target_step for group in self.groups.values())
+        self.outstanding_by_target_step = dict(bound_to)
+        self.ready_for = {}
+        for prompt_index, group in self.ready.items():
+            self.ready_for.setdefault(group.target_step, OrderedDict())[prompt_index] = group
 
     def _checkpointed(self, version: int, digest: str) -> None:
         others = [made for made in self.checkpoints if made != version]

@@ -33,8 +33,9 @@ from offbeat.controller.events import (
     UndoneStep,
 )
 from offbeat.controller.group_moves import LEAVES, RETURNS_FROM, GroupEnd, Place
-from offbeat.controller.group_table import GroupRecord, GroupTable, TableSnapshot
+from offbeat.controller.group_table import GroupTable
 from offbeat.controller.steps_after import StepsAfter
+from offbeat.controller.table_snapshot import GroupRecord, TableSnapshot
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
 from offbeat.messages.weights import WeightsAck

@@ -269,7 +269,9 @@ class RolloutPump:
             return
         self._retries.answered(task, incarnation)
         self._waiting.outage_is_over()
-        unwanted = self._filter.refusal(receipt, max(earliest_step(group.target_step), state.step))
+        step = max(earliest_step(group.target_step), state.step)
+        batch = step + state.ledger.totals.steps_refused  # a refused step uses a batch up
+        unwanted = self._filter.refusal(receipt, batch)
         if unwanted:
             state.ledger.drop(task.prompt_index, DropReason.FILTERED, unwanted)
         else:
@@ -321,6 +323,10 @@ class RolloutPump:
             state.queue.clear((prompt_index,))
             state.ledger.recover(prompt_index, "no_room")
             self.again(prompt_index)
+
+    def batches_moved(self) -> None:
+        """After a refused step, dispatch waiting groups in the order of their new target steps."""
+        self._waiting.reorder()
 
     def refused(self, unfit: UnfitGroup) -> None:
         """Roll out a ready group again that the trainer cannot read, or drop it."""

@@ -136,6 +136,8 @@ class TrainPump:
                 break
             if result.applied:
                 await self._after_version(measures)
+            else:
+                self._rollouts.batches_moved()
             state.observer.times.computed(result.compute_s)
             measures.close(result, state, self._sync.take_report(), self._sync.unchanged.count)
             self._on_step(measures)

@@ -34,8 +34,13 @@ class WaitingGroups:
             return
         self._is_due.add(prompt_index)
         self._backing_off.discard(prompt_index)
-        step = earliest_step(self._state.ledger.groups[prompt_index].target_step)
-        heapq.heappush(self._due, (step, prompt_index))
+        heapq.heappush(self._due, self._rank(prompt_index))
+        self._state.waits.changed()
+
+    def reorder(self) -> None:
+        """Order the due groups anew, because a refused step has moved target steps."""
+        self._is_due = {each for each in self._is_due if self._is_admitted(each)}
+        self._due = sorted(map(self._rank, self._is_due))  # a sorted list is a heap
         self._state.waits.changed()
 
     def after_all_others(self, prompt_index: int) -> None:
@@ -100,6 +105,9 @@ class WaitingGroups:
             del self._tried[prompt_index]
             self._backing_off.discard(prompt_index)
         return prompt_index
+
+    def _rank(self, prompt_index: int) -> tuple[int, int]:
+        return earliest_step(self._state.ledger.groups[prompt_index].target_step), prompt_index
 
     def _is_admitted(self, prompt_index: int) -> bool:
         group = self._state.ledger.groups.get(prompt_index)

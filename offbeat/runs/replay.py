@@ -8,10 +8,10 @@ from typing import Any, Literal
 import msgspec
 
 from offbeat.controller.events import AnyEvent, Checkpointed, Opened, Rewound, StepRefused
-from offbeat.controller.group_table import GroupRecord
 from offbeat.controller.history import History
 from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.failures import Component
 from offbeat.messages.text import printable
 from offbeat.runs.directory import SUMMARY

@@ -26,8 +26,8 @@ from offbeat.controller.events import (
     Unclaimed,
 )
 from offbeat.controller.group_moves import Place
-from offbeat.controller.group_table import GroupRecord
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
 from offbeat.runs.past_run import clock_time, folded, journal_of

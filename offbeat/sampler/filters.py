@@ -22,21 +22,21 @@ class GroupFilter:
         self.limit: Final = config.max_per_step or _STEPS_WORTH * groups_per_step
         self._filtered: dict[int, int] = {}
 
-    def filtered(self, step: int) -> int:
-        """Groups refused for this step so far."""
-        return self._filtered.get(step, 0)
+    def filtered(self, batch: int) -> int:
+        """Groups refused for this batch so far."""
+        return self._filtered.get(batch, 0)
 
-    def refusal(self, receipt: Receipt, step: int) -> str | None:
+    def refusal(self, receipt: Receipt, batch: int) -> str | None:
         """Return the reason why this group is not trained, as a counter's name; None when it is.
 
-        Asked once a finished group, because a refusal counts for ``step``: the one it was stamped
+        Asked once a finished group, because a refusal counts for ``batch``: the one it was stamped
         for, or the one in progress. A group that is both truncated and without variance is
         ``truncated``: that explains the other.
         """
         reason = self._reason(receipt)
-        if reason is None or self.filtered(step) >= self.limit:
+        if reason is None or self.filtered(batch) >= self.limit:
             return None
-        self._filtered[step] = self.filtered(step) + 1
+        self._filtered[batch] = self.filtered(batch) + 1
         return reason
 
     def _reason(self, receipt: Receipt) -> str | None:

@@ -10,7 +10,7 @@ class Admission:
     """Room for one more group, and the step that the group is bound to."""
 
     target_step: int | None = None
-    """Step that must train the group; None when any step may."""
+    """Step that must train the group; None when any step may. A refused step before it makes it one less."""
 
 
 def earliest_step(target_step: int | None) -> int:

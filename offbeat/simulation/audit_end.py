@@ -9,7 +9,6 @@ from offbeat.config.sections.sampler import CustomSamplerConfig, WindowedConfig
 from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.audit_groups import (
     ADMITTED,
-    DROPPED,
     IN_FLIGHT,
     READY,
     TRAINING,
@@ -88,8 +87,8 @@ class End:
             add("I9", f"the run failed by its own mistake: {cause or 'no cause'}: {end.error}")
         elif cause == "RunStalled" and not self._excused_stall(end):
             add("I9", f"the run stalled although no fault delayed it: {end.error}")
-        elif cause == "EmptyBatch" and not self._groups.counts[DROPPED]:
-            add("I9", f"no group was left to train although none was dropped: {end.error}")
+        elif cause == "EmptyBatch" and not self._groups.given_up:
+            add("I9", f"no group was left to train although no prompt was given up: {end.error}")
         if not (_STEP.search(end.error) and _VERSION.search(end.error) and cause in end.error):
             add("I16", f"the error does not name step, version and cause {cause!r}: {end.error!r}")
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from offbeat.config.limits import max_outstanding_groups
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.sampler import CustomSamplerConfig
+from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig
 from offbeat.controller.events import (
     Admitted,
     Committed,
@@ -94,6 +94,7 @@ class AuditedGroup:
     brought_back: bool = False  # by a rewind, and not dispatched since then
     returned: ReturnKind | None = None  # kind of its last return
     failures: int = 0  # returns of kind infrastructure
+    step: int | None = None  # step that it is bound to
 
 
 class AuditedGroups:
@@ -106,6 +107,12 @@ class AuditedGroups:
         self.counts: dict[str, int] = dict.fromkeys(PLACES, 0)
         self.version = 0  # trainer version according to the ledger
         self.shrunk: dict[int, int] = {}  # missing groups by step
+        self._bound_to: dict[
+            int | None, int
+        ] = {}  # outstanding groups by the step they are bound to
+        self.given_up = (
+            0  # prompts dropped on their own, not with the whole batch of a refused step
+        )
         self.failed = 0  # prompts dropped for a failure of their data
         self.failed_infrastructure = 0  # prompts dropped for failures of the infrastructure
         # Number of controller incarnations; number of the last one
@@ -117,6 +124,7 @@ class AuditedGroups:
         self._max_in_flight = config.rollout.max_in_flight or self._reach
         self._bound = config.sampler.max_staleness
         self._evicts_stale_only = not custom
+        self._stamps_batches = isinstance(config.sampler, InOrderConfig)
 
     @property
     def outstanding(self) -> int:
@@ -139,8 +147,29 @@ class AuditedGroups:
         row = self.rows[prompt_index]
         self.counts[row.place] -= 1
         self.counts[place] += 1
+        self._count(row, -1)
         row.place = place
+        self._count(row, 1)
         return row
+
+    def _count(self, row: AuditedGroup, change: int) -> None:
+        if row.place in (ADMITTED, IN_FLIGHT, READY, TRAINING):
+            self._bound_to[row.step] = self._bound_to.get(row.step, 0) + change
+
+    def step_refused(self, step: int) -> None:
+        """Handle a refused step, whose batch has left: every later batch moves one step forward."""
+        self.shrunk = {at - 1: missing for at, missing in self.shrunk.items() if at > step}
+        for row in self.rows.values():
+            self._count(row, -1)
+            if row.place not in (TRAINED, DROPPED) and row.step is not None and row.step > step:
+                row.step -= 1
+            self._count(row, 1)
+
+    def trained_again(self, prompt_index: int, step: int) -> None:
+        """Return a group that a rewind undoes to the step that had trained it."""
+        row = self.rows[prompt_index]
+        row.step = None if row.step is None else step
+        self.move(prompt_index, ADMITTED).receipt = None
 
     def is_ready(self, prompt_index: int) -> bool:
         """Return whether the group waits to be trained."""
@@ -181,8 +210,10 @@ class AuditedGroups:
         if event.prompt_index in self.rows:
             return
         self.drawn += 1
-        self.rows[event.prompt_index] = AuditedGroup(ADMITTED)
+        self.rows[event.prompt_index] = row = AuditedGroup(ADMITTED, step=event.target_step)
         self.counts[ADMITTED] += 1
+        self._count(row, 1)
+        self._check_room_of_step(event.target_step)
         if self.outstanding <= self._reach:
             return
         waiting = sum(row.brought_back and row.place == ADMITTED for row in self.rows.values())
@@ -191,6 +222,17 @@ class AuditedGroups:
                 "I8",
                 f"{self.outstanding} groups are outstanding, {waiting} of them wait since a rewind; "
                 f"the sampler's reach is {self._reach}",
+            )
+
+    def _check_room_of_step(self, step: int | None) -> None:
+        """Check that a batch has room for the group admitted last."""
+        if step is None or not self._stamps_batches:
+            return
+        room = self._config.groups_per_step - self.shrunk.get(step, 0)
+        if self._bound_to[step] > room:
+            self._findings.add(
+                "I3",
+                f"{self._bound_to[step]} groups are bound to step {step}; its batch has {room}",
             )
 
     def dispatched(self, event: Dispatched) -> None:
@@ -278,6 +320,7 @@ class AuditedGroups:
                     f"group {event.prompt_index} was filtered and its step {event.shrinks} shrunk",
                 )
             self.shrunk[event.shrinks] = self.shrunk.get(event.shrinks, 0) + 1
+        self.given_up += 1
         self.move(event.prompt_index, DROPPED).receipt = None
 
     def _check_data_failed(self, prompt_index: int, row: AuditedGroup) -> None:

@@ -141,6 +141,7 @@ class Steps:
                 f"step {event.step} attempt {event.attempt} was refused; the trainer applied it",
             )
         self._leave(DROPPED)
+        self._groups.step_refused(event.step)
 
     def rewound(self, event: Rewound) -> None:
         groups = self._groups
@@ -158,9 +159,11 @@ class Steps:
                 f"a rewind to version {event.to_version} undoes groups {undone}; trained since were "
                 f"{self._trained[event.to_version :]}",
             )
-        for prompt_indices in self._trained[event.to_version :]:
+        for step, prompt_indices in enumerate(
+            self._trained[event.to_version :], event.to_version + 1
+        ):
             for prompt_index in prompt_indices:
-                groups.move(prompt_index, ADMITTED).receipt = None
+                groups.trained_again(prompt_index, step)
         del self.stack[event.to_version :], self._trained[event.to_version :]
         self.samples.rewound(event.to_version)
         groups.rewound(len(self.stack))

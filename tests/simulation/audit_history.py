@@ -118,9 +118,9 @@ class History:
 
     # --- groups ----------------------------------------------------------------------------------
 
-    def admit(self) -> int:
+    def admit(self, target_step: int | None = None) -> int:
         prompt_index = self.drawn
-        self.journal.append(Admitted(prompt_index, None))
+        self.journal.append(Admitted(prompt_index, target_step))
         self.drawn += 1
         return prompt_index
 

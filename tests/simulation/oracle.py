@@ -58,10 +58,9 @@ def reference(
     source = _Source(config, prompts, failures)
     steps, digest = list[Step](), INITIAL_DIGEST
     for step in range(1, config.steps + 1):
-        batch = _Batch(config)
         for _ in range(refusals.get(step, 0)):
-            batch.fill(source)
-            batch.groups.clear()  # its groups are dropped; fresh ones take their places
+            _Batch(config).fill(source)  # its groups are dropped; the step trains the next batch
+        batch = _Batch(config)
         batch.fill(source)
         groups = batch.groups
         if not groups:
@@ -123,7 +122,7 @@ class _Batch:
 
     config: RunConfig
     groups: list[Content] = field(default_factory=list[Content])
-    missing: int = 0  # groups it goes without, over all its tries
+    missing: int = 0  # groups it goes without
 
     def fill(self, source: _Source) -> None:
         """Draw until it is whole, or as small as a recipe lets it be, or the prompts are over."""

@@ -255,6 +255,29 @@ def test_a_refused_step_leaves_the_version() -> None:
     assert history.audit() == []
 
 
+def test_a_group_that_is_admitted_to_a_batch_which_a_refused_step_has_filled_is_found() -> None:
+    for admitted, expected in ((2, set[str]()), (1, {"I3"})):
+        history = started(steps=2, sampler={"name": "in_order", "max_staleness": 1})
+        first = [history.admit(1) for _ in range(2)]
+        later = [history.admit(2) for _ in range(2)]
+        history.roll_out([*first, *later])
+        history.claim(first)
+        history.intend()
+        history.refuse()  # the groups bound to step 2 are step 1's now
+        history.admit(admitted)
+        assert broken(killed(history)) == expected
+
+
+def test_a_run_that_ends_without_a_group_for_a_refused_step_is_found() -> None:
+    history = started(steps=1)
+    history.claim(history.ready())
+    history.intend()
+    history.refuse()
+    error = "run failed at step 1, trainer version 0: EmptyBatch: step 1 has no prompt group left"
+    history.end("failed", error, "EmptyBatch")
+    assert broken(history) == {"I9"}
+
+
 def test_a_refused_step_that_the_trainer_applied_is_found() -> None:
     history = started()
     history.claim(history.ready())

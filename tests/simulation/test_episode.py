@@ -1,9 +1,12 @@
 """Whole episodes: the very controller of a real run among the fakes, audited."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from offbeat.config.crosschecks import clashes
+from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import StepApplied
 from offbeat.simulation import schedule
@@ -16,6 +19,7 @@ from offbeat.simulation.records import Generated, StepReported
 from offbeat.simulation.schedule import PlannedFault
 
 BASE = RunConfig.model_validate({"steps": 12, "groups_per_step": 8, "model": {"path": "none"}})
+QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
 SAMPLERS = ("in_order", "ready_first", "weight_fifo", "windowed")
 
 
@@ -164,3 +168,10 @@ def test_samples_of_several_turns_and_branches_go_on_under_new_weights_and_are_t
     assert any(len(spans) > 1 for group in groups for spans in group.spans)
     reported = [each for each in result.records if isinstance(each, StepReported)]
     assert len(reported) == 12 and all(each.branches_mean > 1 for each in reported)
+
+
+@pytest.mark.parametrize("seed", [500677, 500726])
+def test_a_refused_step_takes_no_prompts_from_the_run_that_its_next_batch_has(seed: int) -> None:
+    """Under ``in_order``, with ``shrink``, the prompts at their end: the run used to end here."""
+    result = run_episode(seed, load_recipe(QUICKSTART).config)
+    assert (result.outcome, violations_of(result)) == ("finished", [])

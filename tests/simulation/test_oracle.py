@@ -187,6 +187,23 @@ def test_a_step_that_is_not_applied_is_tried_again_with_the_next_prompts(
         assert steps_of(result) == expected, f"seed {seed}"
 
 
+def test_the_steps_after_one_that_is_not_applied_train_the_batches_that_were_bound_to_later_ones() -> (
+    None
+):
+    for seed in range(15):
+        plan = plan_of(
+            seed,
+            "none",
+            sampler={"name": "in_order", "max_staleness": 1 + seed % 3},
+            filters={"zero_variance": False, "max_truncated_fraction": None},
+        )
+        planned_faults = [PlannedFault("gradient_nan", at_step=step) for step in (2, 6)]
+        result = played(seed, msgspec.structs.replace(plan, planned_faults=planned_faults))
+        expected = reference(plan.config, prompts=plan.prompts, refusals={3: 1, 7: 1})
+        found = steps_of(result)
+        assert without_versions(found) == without_versions(expected), f"seed {seed}"
+
+
 # --- the reference is no mirror --------------------------------------------------------------------
 
 

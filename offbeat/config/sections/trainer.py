@@ -38,7 +38,8 @@ class _Trainer(Config):
 
     max_steps_not_applied: Annotated[int, Field(ge=1)] = 3
     """Steps in a row that end the run if none was applied: loss or gradient not finite, or nothing to train on.
-    1 ends at the first one; a larger number passes over rare bad batches, whose samples are lost."""
+    1 ends at the first one; a larger number passes over rare bad batches, whose samples are lost: the next batch is
+    trained in their place."""
 
     cpus: Annotated[float, Field(ge=0)] = 0.0
     """CPUs Ray reserves for each rank. Reserving keeps other actors off these cores; 0 lets any machine take the

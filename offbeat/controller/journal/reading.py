@@ -15,7 +15,6 @@ import msgspec
 import structlog
 
 from offbeat.controller.events import AnyEvent, Event, Rewound, StepApplied
-from offbeat.controller.group_table import TableSnapshot
 from offbeat.controller.history import History
 from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
 from offbeat.controller.journal.frames import (
@@ -29,6 +28,7 @@ from offbeat.controller.journal.frames import (
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.steps_after import StepsAfter, steps_after
+from offbeat.controller.table_snapshot import TableSnapshot
 
 log = structlog.stdlib.get_logger()
 

@@ -16,13 +16,14 @@ from offbeat.controller.events import (
     StepApplied,
     UndoneStep,
 )
-from offbeat.controller.group_table import GroupRecord
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.state import RunState
+from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import View
 from offbeat.sampler.ready_first import ReadyFirst
 from offbeat.sampler.windowed import Windowed
+from offbeat.simulation.schedule import PlannedFault
 
 FILTERED = {"filters": {"zero_variance": True}}
 
@@ -78,6 +79,22 @@ class ARefusedStepCounts(Planted):
         def refused(self, step: int, attempt: int, reason: str) -> None:
             del reason
             self.applied(step, attempt)
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.BrokenLedger)
+
+
+class ARefusedStepLeavesLaterBatchesWhereTheyAre(Planted):
+    """The step is sampled anew while the batches behind it wait."""
+
+    breaks = frozenset({"I3", "I9"})
+    settings: ClassVar = {"sampler": {"name": "in_order", "max_staleness": 2}}
+    planned_faults = (PlannedFault("gradient_nan", "trainer", at_step=3),)
+
+    class BrokenLedger(Ledger):
+        def _refused(self, step: int) -> None:
+            del step
+            self._end_step()
 
     def plant(self) -> None:
         become(self.state.ledger, self.BrokenLedger)

@@ -15,8 +15,8 @@ from offbeat.controller.events import (
     StepApplied,
 )
 from offbeat.controller.group_moves import Place
-from offbeat.controller.group_table import TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
+from offbeat.controller.table_snapshot import TableSnapshot
 from tests.support.ledger_model import receipt, state_of
 from tests.support.recorded_ledger import RecordedLedger
 
@@ -149,6 +149,31 @@ def test_a_refused_step_costs_its_groups_and_no_version() -> None:
     assert ledger.trainer_version == 0
     assert ledger.totals.dropped == {"step_not_applied": 2}
     assert not ledger.groups
+
+
+def test_after_a_refused_step_every_later_batch_is_trained_one_step_earlier() -> None:
+    ledger = Ledger()
+    for target_step in (1, 2, 2, 3, None):
+        ledger.admit(target_step)
+    for prompt_index in (0, 1):
+        ledger.dispatch(prompt_index, "generator-0", 0)
+        ledger.commit(receipt(prompt_index, 1))
+    ledger.drop(2, DropReason.DATA, "too_long", shrinks=2)
+    ledger.claim([0], 1, 1)
+    ledger.refused(1, 1, "gradient_nan")
+    steps = {number: group.target_step for number, group in ledger.groups.items()}
+    assert steps == {1: 1, 3: 2, 4: None}
+    assert ledger.outstanding_by_target_step == {1: 1, 2: 1, None: 1}
+    assert {step: list(ready) for step, ready in ledger.ready_for.items()} == {1: [1]}
+    assert ledger.batch_deficits == {1: 1}
+
+
+def test_what_a_refused_batch_went_without_is_missing_from_no_other() -> None:
+    ledger = with_ready(2)
+    ledger.drop(ledger.admit(1), DropReason.DATA, "too_long", shrinks=1)
+    ledger.claim([0, 1], 1, 1)
+    ledger.refused(1, 1, "gradient_nan")
+    assert ledger.batch_deficits == {}
 
 
 # --- rewinds ---------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from offbeat.controller.events import AnyEvent, DropReason, ReturnKind
-from offbeat.controller.group_table import TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.controller.steps_after import steps_after
+from offbeat.controller.table_snapshot import TableSnapshot
 from offbeat.messages.weights import WeightsAck
 from tests.support.ledger_model import indices, receipt, recount, state_of
 
@@ -256,6 +256,9 @@ class LedgerMoves(RuleBasedStateMachine):
         self.dropped["step_not_applied"] += len(groups)
         for prompt_index in groups:
             self.place[prompt_index] = "dropped"
+        self.batch_deficits = Counter(
+            {at - 1: count for at, count in self.batch_deficits.items() if at > self.step}
+        )
 
     @rule()
     def publish(self) -> None:

@@ -13,7 +13,7 @@ from offbeat.messages.weights import WeightRelease
 from tests.support.fakes import (
     FakeTrainer,
 )
-from tests.support.world import World
+from tests.support.world import World, bad_data
 
 
 @pytest.mark.parametrize("where", ["begin", "microbatch"])
@@ -117,6 +117,36 @@ def test_a_step_not_applied_makes_no_version_and_no_sync() -> None:
     world.assert_ledger_agrees()
     assert world.built.state.ledger.totals.dropped == {"step_not_applied": 4}
     assert world.generators["generator-0"].loads == list(range(11))
+
+
+@pytest.mark.parametrize("on_dropped_prompt", ["replace", "shrink"])
+def test_a_refused_step_at_the_end_of_the_prompts_trains_the_batch_of_the_next_one(
+    on_dropped_prompt: str,
+) -> None:
+    world = World(
+        {
+            "sampler": {"name": "in_order", "max_staleness": 2},
+            "rollout": {"on_dropped_prompt": on_dropped_prompt},
+        }
+    )
+    world.prompts.count = 12
+    world.trainer.refuse_steps = {2}
+    world.run()
+    assert [sorted(step) for step in world.trainer.steps] == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    assert world.built.state.ledger.totals.dropped == {"step_not_applied": 4}
+
+
+def test_a_step_that_was_refused_after_it_had_shrunk_is_tried_again_with_a_whole_batch() -> None:
+    world = World(
+        {
+            "sampler": {"name": "in_order", "max_staleness": 1},
+            "rollout": {"data_retries": 0, "drop_budget": 1, "on_dropped_prompt": "shrink"},
+        }
+    )
+    world.rollouts.faults = {1: [bad_data(1)]}
+    world.trainer.refuse_steps = {1}
+    world.run()
+    assert [sorted(step) for step in world.trainer.steps[:2]] == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_steps_not_applied_in_a_row_end_the_run_with_the_last_good_version() -> None:

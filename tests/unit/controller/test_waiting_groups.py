@@ -44,3 +44,20 @@ def test_each_group_is_due_once_however_often_it_is_made_due() -> None:
         assert waiting.next_due() is None
 
     run(twice())
+
+
+def test_a_group_of_the_step_in_progress_goes_first_after_a_refused_step_has_moved_its_batch() -> (
+    None
+):
+    async def refused() -> None:
+        world = World({"sampler": {"name": "in_order", "max_staleness": 3}})
+        ledger = world.controller().state.ledger
+        waiting = WaitingGroups(world.built.state)
+        for target_step in (3, 2):
+            waiting.again(ledger.admit(target_step))
+        ledger.refused(1, 1, "gradient norm is nan")
+        waiting.reorder()
+        waiting.again(ledger.admit(1))
+        assert [waiting.pop_due() for _ in range(3)] == [1, 2, 0]
+
+    run(refused())
