@@ -48,6 +48,7 @@ from offbeat.launch.dry_run import dry
 from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
 from offbeat.launch.gcs_watch import GcsWatch
 from offbeat.launch.heartbeat import HeartbeatTimeout
+from offbeat.launch.initial_model import with_initial_model
 from offbeat.launch.opened_run import OpenedRun, open_run
 from offbeat.launch.read_backs import ReadBacks
 from offbeat.launch.screen import screen
@@ -162,8 +163,13 @@ def drive(
         except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
             _print_error(errors, error)
             return REFUSED
+        try:
+            begun = with_initial_model(config, opened.directory)
+        except (OffbeatError, OSError) as error:
+            _print_error(errors, error)
+            return REFUSED
         spec = RunSpec(
-            config,
+            begun,
             opened.run_id,
             opened.directory,
             Path.cwd(),

@@ -80,6 +80,7 @@ def dry(config: RunConfig) -> RunConfig:
     values["trainer"] = _kept(values["trainer"], StubTrainerConfig)
     for section, change in changes.items():
         values[section] |= change
+    values["model"]["weights"] = None
     values["steps"] = min(config.steps, STEPS)
     values["name"] = f"{config.name}-dry"
     return RunConfig.model_validate(values)

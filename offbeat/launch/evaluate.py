@@ -109,7 +109,7 @@ def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
             fix = "Name a recipe, with model.path=DIR; a run writes its model at its end"
             raise NothingToEvaluate(str(what), "holds no exported model (checkpoints/step_N)", fix)
         newest = max(models, key=lambda path: _step(path) or 0)
-        return what / _CONFIG, [f"model.path={newest.absolute()}"]
+        return what / _CONFIG, _model_is(newest)
     recipe = what.absolute().parent.parent / _CONFIG
     if what.name.startswith("state_"):
         fix = "Name checkpoints/step_N, or resume the run: it exports its model at its end"
@@ -117,7 +117,12 @@ def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
     if not recipe.exists() or not (what / _MODEL).exists():
         fix = f"Name a recipe, with model.path={what} if that is a model"
         raise NothingToEvaluate(str(what), "is no run and no exported model of one", fix)
-    return recipe, [f"model.path={what.absolute()}"]
+    return recipe, _model_is(what)
+
+
+def _model_is(directory: Path) -> list[str]:
+    """Return the overrides by which a run's recipe reads this model and no other weights."""
+    return [f"model.path={directory.absolute()}", "model.weights=null"]
 
 
 def _names(section: type[Config]) -> set[str]:

@@ -191,6 +191,8 @@ def _refuse_secrets(overrides: Sequence[str], working_dir: Path) -> None:
 def _paths_not_packed(loaded: LoadedRecipe, working_dir: Path) -> list[str]:
     config = loaded.config
     paths = {"model.path": config.model.path, **prompt_paths(config)}
+    if config.model.weights is not None:
+        paths["model.weights"] = config.model.weights
     if (teacher := config.algorithm.loss.teacher_path) is not None:
         paths["algorithm.loss.teacher"] = teacher
     return [

@@ -11,6 +11,7 @@ from torch import Tensor
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.launch.initial_model import INITIAL_MODEL
 from offbeat.messages.failures import OffbeatError
 from offbeat.runs.directory import CONFIG
 from offbeat.trainers.receiver_names import file_shapes
@@ -179,7 +180,8 @@ def _merged_export(
         part = part_named(name)
         parts |= {} if part is None else {(part.module, part.side): tensor}
     dtype = getattr(torch, config.model.dtype)
-    base = saved_weights(Path(config.model.path))
+    initial = run.run_dir / INITIAL_MODEL
+    base = saved_weights(initial if initial.is_dir() else Path(config.model.path))
     add = partial(_with_adapter, parts, lora.alpha / lora.rank, dtype)
     return _export(between, target, (add(name, each) for name, each in base.named()))
 

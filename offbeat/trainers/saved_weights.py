@@ -60,6 +60,12 @@ class SavedWeights:
         metas = [(name, shape, "") for name, shape in self._shapes.items()]
         return names_that_fit(metas, wanted).named(self.named())
 
+    def shapes_like(self, wanted: Shapes) -> Shapes:
+        """Return name and shape of all weights under the names of ``named_like``."""
+        metas = [(name, shape, "") for name, shape in self._shapes.items()]
+        named = names_that_fit(metas, wanted).metas(metas)
+        return {name: shape for name, shape, _ in named}
+
     @property
     def has_adapters(self) -> bool:
         """Return whether the weights are adapters alone."""

@@ -50,6 +50,7 @@ from offbeat.launch.checks.user_code import (
 from offbeat.launch.checks.verifiers import check_verifiers
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
 from offbeat.launch.checks.weight_sync import check_weight_sync
+from offbeat.launch.checks.weights import check_weights
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded
 
@@ -97,6 +98,7 @@ def find(
         check_packages(config),
         check_vllm(config),
         about_model,
+        check_weights(config) if model else (),
         check_lengths(config, model) if model else (),
         check_end_tokens(config) if model else (),
         check_model_proof(config) if model else (),

@@ -8,17 +8,15 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from offbeat.trainers.checkpoints.weight_files import INDEX, SINGLE
 from offbeat.trainers.megatron.errors import IncompleteWeights
 from offbeat.trainers.megatron.mapping import TensorBox
-
-SINGLE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
 
 
 class HfWeights:

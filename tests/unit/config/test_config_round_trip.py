@@ -71,6 +71,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "groups_per_step": st.integers(1, 20),
     "samples_per_group": st.integers(2, 20),
     "model.path": PATHS,
+    "model.weights": st.none() | PATHS,
     "data.path": st.none(),
     "data.columns": st.just({}),  # of a file
     "environment.name": st.sampled_from(["arithmetic", "stub"]),

@@ -37,13 +37,19 @@ def test_a_recipe_is_evaluated_with_its_own_model(tmp_path: Path) -> None:
 def test_the_newest_model_of_a_run_is_evaluated(tmp_path: Path) -> None:
     run = run_of(tmp_path, "step_90", "step_1000", "state_2000")
     model = run / "checkpoints" / "step_1000"
-    assert recipe_and_model(run) == (run / "config.yaml", [f"model.path={model}"])
+    assert recipe_and_model(run) == (
+        run / "config.yaml",
+        [f"model.path={model}", "model.weights=null"],
+    )
 
 
 def test_one_model_of_a_run_is_evaluated_under_the_recipe_of_that_run(tmp_path: Path) -> None:
     run = run_of(tmp_path, "step_90", "step_1000")
     model = run / "checkpoints" / "step_90"
-    assert recipe_and_model(model) == (run / "config.yaml", [f"model.path={model}"])
+    assert recipe_and_model(model) == (
+        run / "config.yaml",
+        [f"model.path={model}", "model.weights=null"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,139 @@
+"""Weights of a training checkpoint as the model directory that another run begins with.
+
+No optimizer state is taken over: moments belong to the gradients of the run that they are from.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.trainers.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointManifest,
+    read_manifest,
+    verify,
+)
+from offbeat.trainers.checkpoints.model_directory import replaced
+from offbeat.trainers.checkpoints.weight_files import write_weights
+from offbeat.trainers.receiver_names import Shapes, file_shapes
+from offbeat.trainers.saved_weights import SavedWeights, readers, saved_weights
+
+_CONFIG: Final = "config.json"
+_STATES: Final = "checkpoints/state_*"
+_STUB: Final = "stub"
+
+
+class UnfitWeights(OffbeatError):
+    """A directory whose weights a run cannot begin with."""
+
+    weights: str
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"model.weights={self.weights} {self.problem}. {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWeights:
+    """A training checkpoint whose weights fit a model directory."""
+
+    version: int
+    backend: str
+    model: str  # as the checkpoint describes it
+    tensors: int
+
+
+def found_weights(checkpoint: Path, model: Path) -> FoundWeights:
+    """Return what is in a training checkpoint, from its manifest and its names and shapes alone.
+
+    Raises:
+        UnfitWeights: It is no training checkpoint, or not one of the model.
+        CheckpointCorrupt, CheckpointMismatch: Its manifest cannot be read, or a file is missing.
+        OSError: The disk cannot read.
+    """
+    manifest = _manifest(checkpoint)
+    saved = _saved(checkpoint)
+    wanted = _wanted(model)
+    _compare(checkpoint, saved.shapes_like(wanted), wanted, model)
+    about = manifest.identity
+    return FoundWeights(manifest.version, about.backend, about.model, len(wanted))
+
+
+def write_initial_model(checkpoint: Path, model: Path, target: Path) -> None:
+    """Write a model directory: the checkpoint's weights, and all else of ``model``. Atomic.
+
+    The checkpoint's files are verified first. A few tensors are in memory at a time.
+
+    Raises:
+        UnfitWeights, CheckpointCorrupt, CheckpointMismatch: ``found_weights`` refuses the
+            checkpoint, or a file has another digest.
+        OSError: The disk failed; there is no ``target`` then.
+    """
+    found_weights(checkpoint, model)
+    verify(checkpoint, _manifest(checkpoint).files)
+    wanted = _wanted(model)
+    saved = _saved(checkpoint)
+    with replaced(target, model) as staged:
+        named = saved.named_like(wanted)
+        write_weights(((_in_files(name, wanted), tensor) for name, tensor in named), staged)
+
+
+def _manifest(checkpoint: Path) -> CheckpointManifest:
+    if not (checkpoint / MANIFEST).is_file():
+        problem, fix = _is_instead(checkpoint)
+        raise UnfitWeights(str(checkpoint), problem, fix)
+    manifest = read_manifest(checkpoint)
+    if manifest.identity.backend == _STUB:
+        fix = "Name a checkpoint of a run that trained a model"
+        raise UnfitWeights(
+            str(checkpoint), "is the state of a dry run, which holds no weights", fix
+        )
+    return manifest
+
+
+def _is_instead(path: Path) -> tuple[str, str]:
+    if states := sorted(path.glob(_STATES), key=lambda each: (len(each.name), each.name)):
+        return "is a run, and no checkpoint of it", f"Name one: model.weights={states[-1]}"
+    if (path / _CONFIG).is_file():
+        return "is a model directory", f"Set model.path to it, and leave model.weights out: {path}"
+    problem = f"holds no {MANIFEST}" if path.is_dir() else "is no directory"
+    return problem, "Name a checkpoint of a run, checkpoints/state_N"
+
+
+def _saved(checkpoint: Path) -> SavedWeights:
+    saved = saved_weights(checkpoint)
+    if saved.has_adapters:
+        fix = "Set model.path to the model that its run exported, checkpoints/step_N"
+        raise UnfitWeights(str(checkpoint), "holds adapters alone", fix)
+    return saved
+
+
+def _wanted(model: Path) -> Shapes:
+    """Return the shapes of the model's files, without an output head that its config ties."""
+    untied = readers(model).keys()
+    return {name: shape for name, shape in file_shapes(model).items() if name in untied}
+
+
+def _compare(checkpoint: Path, held: Shapes, wanted: Shapes, model: Path) -> None:
+    """Refuse weights that are not those of the model's files, naming the first difference."""
+    stored = {_in_files(name, wanted): shape for name, shape in held.items()}
+    fix = f"Set model.path to the model that its run began with, not {model}"
+    for name in sorted(wanted.keys() | stored.keys()):
+        got, want = stored.get(name), wanted.get(name)
+        if got == want:
+            continue
+        if got is None:
+            problem = f"has no {name}, which the model has as {want}"
+        elif want is None:
+            problem = f"has {name}, which the model does not have"
+        else:
+            problem = f"has {name} as {got}, and the model as {want}"
+        raise UnfitWeights(str(checkpoint), problem, fix)
+
+
+def _in_files(name: str, files: Shapes) -> str:
+    """Return the name in the files, which may lack the base model's prefix."""
+    short = name.partition(".")[2]
+    return short if name not in files and short in files else name
