@@ -1,4 +1,4 @@
-"""What a group table consists of, as plain records that a snapshot of the journal encodes."""
+"""Records of which a group table consists, as a snapshot of the journal encodes them."""
 
 import msgspec
 
