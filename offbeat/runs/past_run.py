@@ -1,6 +1,6 @@
 """Reads the journal of a finished, crashed or live run."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,7 +76,18 @@ def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
         JournalCorrupt: A file of the journal is damaged.
         ImpossibleEvent: An event does not fit those before it.
     """
-    for number, event in enumerate(read_journal(journal), start=1):
+    return checked(enumerate(read_journal(journal), start=1), ledger)
+
+
+def checked(
+    numbered: Iterable[tuple[int, AnyEvent]], ledger: Ledger
+) -> Iterator[tuple[int, AnyEvent]]:
+    """Yield numbered events once the ledger has applied them.
+
+    Raises:
+        ImpossibleEvent: An event does not fit those before it.
+    """
+    for number, event in numbered:
         problem = contradiction(ledger, event)
         if problem is not None:
             raise ImpossibleEvent(number, _brief(event), problem)

@@ -30,7 +30,8 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
-from offbeat.runs.past_run import clock_time, folded, journal_of
+from offbeat.runs.past_run import clock_time
+from offbeat.runs.run_journal import JournalState, RunJournal
 
 _GROUP: Final = re.compile(r"(?:g-)?(\d{1,18})")
 _SHOWN: Final = 16  # samples whose rewards are spelled out
@@ -100,14 +101,21 @@ def why(run_dir: Path, group: str) -> GroupHistory:
     named = _GROUP.fullmatch(group.strip())
     if named is None:
         raise NoSuchGroup(group, 0, "name")
-    prompt_index, ledger = int(named[1]), Ledger()
-    histories = GroupHistories([prompt_index], ledger)
-    for number, event in folded(journal_of(run_dir), ledger):
-        histories.take(number, event)
+    prompt_index, journal = int(named[1]), RunJournal(run_dir)
+    about = journal.parts_about(prompt_index)
+    begun = journal.state_before(about.start)
+    if begun is None:  # its snapshot is damaged: the state is read from the beginning
+        about, begun = range(about.stop), JournalState(Ledger())
+    histories = GroupHistories([prompt_index], begun.ledger, begun.driver)
+    for position in range(about.start, len(journal.aggregates)) if about else ():
+        if position >= about.stop and histories.is_over(prompt_index):
+            break
+        for number, event in journal.events(range(position, position + 1), begun.ledger):
+            histories.take(number, event)
     found = histories.of(prompt_index)
     if not found.moments:
-        raise NoSuchGroup(found.group, ledger.totals.drawn, "range")
-    return found
+        raise NoSuchGroup(found.group, journal.ledger.totals.drawn, "range")
+    return msgspec.structs.replace(found, until_unix_s=journal.history.at_s)
 
 
 class GroupHistories:
@@ -117,12 +125,15 @@ class GroupHistories:
     one.
     """
 
-    def __init__(self, prompt_indices: Iterable[int], ledger: Ledger) -> None:
-        """``ledger`` is the fold of the events; each has been applied to it before ``take``."""
+    def __init__(self, prompt_indices: Iterable[int], ledger: Ledger, driver: str = "") -> None:
+        """``ledger`` is the fold of the events; each has been applied to it before ``take``.
+
+        ``driver`` is the one of the incarnation that the first event is of, or follows.
+        """
         self._ledger = ledger
-        self._tellers = {each: _Teller(each, ledger) for each in prompt_indices}
+        self._tellers = {each: _Teller(each, ledger, driver) for each in prompt_indices}
         self._moments = {each: list[GroupEvent]() for each in self._tellers}
-        self._version, self._until_unix_s = 0, 0.0
+        self._version, self._until_unix_s = ledger.trainer_version, 0.0
 
     def take(self, number: int, event: AnyEvent) -> None:
         """Add the next event, which is the journal's ``number``-th."""
@@ -143,6 +154,10 @@ class GroupHistories:
             until_unix_s=self._until_unix_s,
         )
 
+    def is_over(self, prompt_index: int) -> bool:
+        """Return whether only a rewind could still happen to one of the groups."""
+        return self._tellers[prompt_index].is_over()
+
     def _about(self, event: AnyEvent) -> Iterable[int]:
         match event:
             case Admitted() | Dispatched() | Returned() | Dropped():
@@ -161,10 +176,10 @@ class GroupHistories:
 class _Teller:
     """Follows one group through the events."""
 
-    def __init__(self, prompt_index: int, ledger: Ledger) -> None:
+    def __init__(self, prompt_index: int, ledger: Ledger, driver: str) -> None:
         self.prompt_index, self._ledger = prompt_index, ledger
         self._was: Place | None = None
-        self._driver = ""
+        self._driver = driver
         self._ended = ""  # how it left the ledger; empty while it is in it
         self._trained_in = 0  # version that trained it, 0 if none
 
@@ -172,6 +187,10 @@ class _Teller:
         """Return where the group is after the last event."""
         group = self._ledger.groups.get(self.prompt_index)
         return self._ended if group is None else _whereabouts(group)
+
+    def is_over(self) -> bool:
+        """Return whether the group has left the table, and is saved if it was trained."""
+        return self.prompt_index not in self._ledger.groups and not self._trained_in
 
     def describe(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
         """Yield short and full descriptions of what the applied event meant for the group."""

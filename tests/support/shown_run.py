@@ -50,6 +50,7 @@ class ShownRun:
     seed: int = 0
     name: str = "two-digit-sums"
     text: str = ""
+    snapshot_records: int = 1000
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -65,7 +66,10 @@ class ShownRun:
     def begin(self, incarnation: int) -> None:
         """Begin an incarnation of the controller, with a process for each part."""
         self.run = RecordedRun(
-            self.run_dir, incarnation=incarnation, unix_s=lambda: _BEGAN_UNIX_S + self.now_s
+            self.run_dir,
+            incarnation=incarnation,
+            snapshot_records=self.snapshot_records,
+            unix_s=lambda: _BEGAN_UNIX_S + self.now_s,
         )
         self.ledger = self.run.ledger
         for engine in ENGINES:

@@ -1,7 +1,8 @@
 """The ledger's events on disk: appended on the event loop, written and fsynced off it.
 
     append, snapshot -> queue -> sync, one at a time, in a thread -> events-000001.bin
-    barrier          -> waiters <- its end                           snapshot-000002.bin
+    barrier          -> waiters <- its end                           aggregates-000002.bin
+                                                                     snapshot-000002.bin
                                                                      events-000002.bin ...
 
 ``barrier`` waits for the end of a sync that began after it. All barriers that wait when a sync
@@ -18,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.events import Event
 from offbeat.controller.group_table import GroupTable
 from offbeat.controller.history import History
@@ -73,6 +75,7 @@ def open_journal(
         ledger,
         run_blocking,
         history=folded.history,
+        aggregates=folded.aggregates,
         snapshot_records=snapshot_records,
         records=folded.records,
         unix_s=unix_s,
@@ -95,6 +98,7 @@ class FileJournal:
         run_blocking: RunBlocking,
         *,
         history: History,
+        aggregates: RunAggregates,
         snapshot_records: int,
         records: int,
         unix_s: Callable[[], float],
@@ -102,11 +106,12 @@ class FileJournal:
         """Create the journal of ``table``, which applies every event before it is appended.
 
         ``history`` covers the incarnations before; each event updates it, and the snapshots hold it.
+        So with ``aggregates``, which begin at the last snapshot.
         """
         self._segments, self._table, self._run_blocking = segments, table, run_blocking
         self.past = copy.deepcopy(history)
         """Times and rates of the incarnations before this one."""
-        self._history = history
+        self._history, self._aggregates = history, aggregates
         self._snapshot_records, self._records = snapshot_records, records
         self._unix_s = unix_s
         self._encode = msgspec.msgpack.Encoder().encode
@@ -121,6 +126,7 @@ class FileJournal:
         """Queue an event for writing. Takes microseconds, however slow the disk is."""
         event = msgspec.structs.replace(event, unix_s=self._unix_s())
         self._history.take(event)
+        self._aggregates.take(event)
         payload = self._encode(event)
         self._put(payload)
         self._appended += 1
@@ -179,8 +185,9 @@ class FileJournal:
         """
         self._records = 0
         if self.failure is None:
-            state = SavedState(self._table.snapshot(), self._history)
-            self._put(Rotation(self._encode(state)))
+            aggregates = self._aggregates.end_part()
+            state = SavedState(self._table.snapshot(), self._history, self._aggregates.carried)
+            self._put(Rotation(self._encode(state), aggregates))
             self._begin_sync()
 
     def flush_now(self, patience_s: float = _PATIENCE_S) -> bool:

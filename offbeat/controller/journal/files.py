@@ -12,12 +12,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Self
 
+import msgspec
 import structlog
 
+from offbeat.controller.aggregates import Aggregates
 from offbeat.controller.journal.errors import JournalFailed, JournalTaken
-from offbeat.controller.journal.frames import SEGMENT, SNAPSHOT, frame, header
+from offbeat.controller.journal.frames import AGGREGATES, SEGMENT, SNAPSHOT, frame, header
 from offbeat.controller.journal.reading import (
     FoldedJournal,
+    aggregates_path,
     fold,
     numbers,
     segment_path,
@@ -34,6 +37,7 @@ class Rotation:
     """Point in the queue at which a new segment begins, with the state up to it."""
 
     snapshot: bytes  # encoded
+    aggregates: Aggregates  # of the records since the rotation before; their segment is not known
 
 
 class Segments:
@@ -46,6 +50,7 @@ class Segments:
     def __init__(self, directory: Path, disk: Disk, number: int, file: int) -> None:
         self.directory, self._disk = directory, disk
         self._number, self._file = number, file
+        self._aggregated_from = number  # segment with the first record since the last rotation
         self._size = 0  # of the segment, bytes
         self._durable = 0  # records
         self._failure: JournalFailed | JournalTaken | None = None
@@ -79,6 +84,8 @@ class Segments:
                 if folded.segment:  # a process that was killed may not have come to its fsync
                     disk.sync(segment_path(directory, folded.segment))
                 segments._begin_segment(folded.segment, folded.segment_bytes)
+                if folded.segment:
+                    segments._aggregated_from = folded.first_segment
             except BaseException:
                 segments.close()
                 disk.remove(segment_path(directory, number))
@@ -174,7 +181,14 @@ class Segments:
         self._disk.close(former)
         self._begin_segment(follows, follows_bytes)
         try:
-            self._write_snapshot(rotation.snapshot)
+            first = self._aggregated_from
+            aggregates = msgspec.structs.replace(rotation.aggregates, first_segment=first)
+            self._aggregated_from = self._number
+            # The aggregates are first: wherever a reader finds a snapshot, it finds them.
+            path = aggregates_path(self.directory, self._number)
+            self._write_whole(path, header(AGGREGATES), msgspec.msgpack.encode(aggregates))
+            path = snapshot_path(self.directory, self._number)
+            self._write_whole(path, header(SNAPSHOT), rotation.snapshot)
         except OSError as error:
             # All segments are kept: the next incarnation only reads more of them.
             log.warning("journal.snapshot_failed", segment=self._number, error=str(error))
@@ -183,13 +197,13 @@ class Segments:
         self._append(header(SEGMENT, follows, follows_bytes))
         self._disk.sync(self.directory)
 
-    def _write_snapshot(self, payload: bytes) -> None:
-        final = snapshot_path(self.directory, self._number)
+    def _write_whole(self, final: Path, head: bytes, payload: bytes) -> None:
+        """Write a file of one frame, or none under this name."""
         unfinished = final.with_name(final.name + _UNFINISHED)
         file = self._disk.create(unfinished)
         try:
             try:
-                self._disk.append(file, header(SNAPSHOT) + frame(payload))
+                self._disk.append(file, head + frame(payload))
                 self._disk.sync_appended(file)
             finally:
                 self._disk.close(file)

@@ -20,6 +20,7 @@ FORMAT: Final = 1
 
 SEGMENT: Final = b"offbtEVT"
 SNAPSHOT: Final = b"offbtSNP"
+AGGREGATES: Final = b"offbtAGG"
 
 _HEADER: Final = struct.Struct("<8sIIIQ")
 _CRC: Final = struct.Struct("<I")

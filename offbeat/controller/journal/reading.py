@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from offbeat.controller.aggregates import CarriedState, RunAggregates
 from offbeat.controller.events import AnyEvent, Event, Rewound, StepApplied
 from offbeat.controller.history import History
 from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
@@ -34,7 +35,7 @@ log = structlog.stdlib.get_logger()
 
 _ARRAY_16: Final = 0xDC  # MessagePack's array of more than 15 fields; its header takes three bytes
 _KIND_BYTES: Final = 32  # more than the header of an array and the longest name of a kind take
-_NAME: Final = re.compile(r"(events|snapshot)-(\d{6,})\.bin")
+_NAME: Final = re.compile(r"(events|snapshot|aggregates)-(\d{6,})\.bin")
 
 
 def segment_path(directory: Path, number: int) -> Path:
@@ -47,8 +48,13 @@ def snapshot_path(directory: Path, number: int) -> Path:
     return directory / f"snapshot-{number:06d}.bin"
 
 
+def aggregates_path(directory: Path, number: int) -> Path:
+    """Return the path of what the records between two snapshots, up to this one, add up to."""
+    return directory / f"aggregates-{number:06d}.bin"
+
+
 def numbers(directory: Path, kind: str) -> list[int]:
-    """Return the numbers of the files of a kind, ``events`` or ``snapshot``, rising."""
+    """Return the numbers of the files of a kind, such as ``events`` or ``snapshot``, rising."""
     named = (_NAME.fullmatch(path.name) for path in directory.iterdir())
     return sorted(int(name[2]) for name in named if name and name[1] == kind)
 
@@ -104,6 +110,7 @@ class SavedState(msgspec.Struct, frozen=True):
 
     table: TableSnapshot
     history: History
+    aggregates: CarriedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,8 @@ class FoldedJournal:
 
     ledger: Ledger
     history: History
+    aggregates: RunAggregates  # of the records since the snapshot that was read
+    first_segment: int = 1  # the one after that snapshot
     segment: int = 0  # the last one; 0: there is none
     segment_bytes: int = 0  # of it that count
     records: int = 0  # since the last snapshot
@@ -125,10 +134,11 @@ def fold(directory: Path, before: int | None = None) -> FoldedJournal:
     segments = [n for n in numbers(directory, "events") if before is None or n < before]
     last = _newest(directory, segments)
     if last is None:
-        return FoldedJournal(Ledger(), History())
+        return FoldedJournal(Ledger(), History(), RunAggregates())
     first, saved = _newest_snapshot(directory, last.number)
     ledger = Ledger.fold((), None if saved is None else saved.table)
     history = History() if saved is None else saved.history
+    aggregates = RunAggregates(None if saved is None else saved.aggregates)
     records, end = 0, HEADER_BYTES
     for part in _chain(directory, last, first):
         end = HEADER_BYTES
@@ -139,12 +149,13 @@ def fold(directory: Path, before: int | None = None) -> FoldedJournal:
                 raise JournalCorrupt(str(part.path), end, found)
             ledger.apply(event)
             history.take(event)
+            aggregates.take(event)
             records, end = records + 1, frame_end
-    return FoldedJournal(ledger, history, last.number, end, records)
+    return FoldedJournal(ledger, history, aggregates, first, last.number, end, records)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class JournalSegment:
     """One segment, up to the byte at which the next one began."""
 
     number: int
@@ -191,7 +202,7 @@ def _steps_newest_first(directory: Path) -> Iterator[AnyEvent]:
         part = _former(directory, part)
 
 
-def _newest(directory: Path, segments: list[int]) -> _Part | None:
+def _newest(directory: Path, segments: list[int]) -> JournalSegment | None:
     """Return the last segment with a header; a crash may leave one without."""
     for number in reversed(segments):
         part = _begun(directory, number)
@@ -200,7 +211,7 @@ def _newest(directory: Path, segments: list[int]) -> _Part | None:
     return None
 
 
-def _chain(directory: Path, last: _Part | None, first: int) -> list[_Part]:
+def _chain(directory: Path, last: JournalSegment | None, first: int) -> list[JournalSegment]:
     """Return the segments that are part of the journal, from ``first`` on, oldest first."""
     parts = [] if last is None else [last]
     while parts and parts[-1].header.follows >= first:
@@ -210,7 +221,7 @@ def _chain(directory: Path, last: _Part | None, first: int) -> list[_Part]:
     return parts[::-1]
 
 
-def _former(directory: Path, follower: _Part) -> _Part | None:
+def _former(directory: Path, follower: JournalSegment) -> JournalSegment | None:
     """Return the segment before this one, as far as it was followed; None for the first."""
     if not follower.header.follows:
         return None
@@ -222,13 +233,13 @@ def _former(directory: Path, follower: _Part) -> _Part | None:
     return former
 
 
-def _begun(directory: Path, number: int, limit: int | None = None) -> _Part | None:
+def _begun(directory: Path, number: int, limit: int | None = None) -> JournalSegment | None:
     path = segment_path(directory, number)
     if not path.exists():
         return None
     with path.open("rb") as file:
         header = parse_header(str(path), file.read(HEADER_BYTES + 1), SEGMENT)
-    return None if header is None else _Part(number, path, header, limit)
+    return None if header is None else JournalSegment(number, path, header, limit)
 
 
 def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | None]:
@@ -248,10 +259,38 @@ def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | N
 
 
 def _read_snapshot(path: Path) -> SavedState:
+    return msgspec.msgpack.decode(read_frame(path, SNAPSHOT), type=SavedState)
+
+
+def read_frame(path: Path, kind: bytes) -> memoryview:
+    """Return the payload of a file of one frame.
+
+    Raises:
+        JournalCorrupt: It is damaged.
+        JournalVersion: Another version of offbeat wrote it.
+        OSError: It cannot be read.
+    """
     data = path.read_bytes()
-    if parse_header(str(path), data, SNAPSHOT) is None:
+    if parse_header(str(path), data, kind) is None:
         raise JournalCorrupt(str(path), 0, "it is empty")
     payload = next((payload for payload, _ in frames(str(path), data, len(data))), None)
     if payload is None:
         raise JournalCorrupt(str(path), HEADER_BYTES, "it ends here")
-    return msgspec.msgpack.decode(payload, type=SavedState)
+    return payload
+
+
+def snapshot_before(directory: Path, number: int) -> SavedState | None:
+    """Return the state before a segment; None if its snapshot is missing or damaged."""
+    try:
+        return _read_snapshot(snapshot_path(directory, number))
+    except (OSError, JournalCorrupt, JournalVersion, ValueError):  # msgspec's is one
+        return None
+
+
+def chain_to(directory: Path, number: int) -> list[JournalSegment]:
+    """Return the segments that are part of the journal up to this one, oldest first.
+
+    Raises:
+        JournalCorrupt: A segment is missing.
+    """
+    return _chain(directory, _newest(directory, [number]), first=1)

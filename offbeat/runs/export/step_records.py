@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
-from offbeat.controller.events import Opened
-from offbeat.runs.past_run import read_events
 from offbeat.runs.report.limits import LINE_BYTES, regular_bytes
-from offbeat.runs.report.steps import AppliedStep, StepFold
+from offbeat.runs.report.steps import AppliedSteps
+from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.records import MetricRecord, decode_line
 
 _METRICS: Final = "metrics.jsonl"
@@ -29,17 +29,19 @@ class StepRecords:
         """Read the journal, and where each record stands.
 
         Raises:
-            NotARun, JournalCorrupt, JournalVersion: As ``read_events``.
+            NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
             NoRegularFile: ``metrics.jsonl`` is no file.
         """
         self._path = run_dir / _METRICS
-        self.run_id = ""
+        journal = RunJournal(run_dir)
+        self.run_id = journal.ledger.run_id
         self.unreadable_lines = 0
-        self._began_unix_s: float | None = None
-        self._steps = self._fold(run_dir)
-        self._own = _own_metrics(self._steps)
+        steps = AppliedSteps(journal.aggregates)
+        self._versions = steps.field("version").astype(int).tolist()
+        self._unix_s = steps.field("unix_s").tolist()
+        self._own = {name: each for name, each in steps.columns().items() if "/" in name}
         self._offset_by_version = dict[int, int]()
-        names = dict.fromkeys(name for metrics in self._own for name in metrics)
+        names = dict.fromkeys(name for name, each in self._own.items() if np.isfinite(each).any())
         if self._path.exists():
             regular_bytes(self._path)
             for offset, record in self._records():
@@ -49,31 +51,21 @@ class StepRecords:
         """Every metric that a step has."""
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._versions)
 
     def __iter__(self) -> Iterator[MetricRecord]:
         if not self._offset_by_version:
-            yield from (self._from_journal(number) for number in range(len(self._steps)))
+            yield from map(self._from_journal, range(len(self)))
             return
         with self._path.open("rb") as file:
-            for number, step in enumerate(self._steps):
-                offset = self._offset_by_version.get(step.version)
+            for number, version in enumerate(self._versions):
+                offset = self._offset_by_version.get(version)
                 if offset is None:
                     yield self._from_journal(number)
                 else:
                     file.seek(offset)
                     record = decode_line(file.readline(LINE_BYTES))
-                    yield replace(record, metrics={**self._own[number], **record.metrics})
-
-    def _fold(self, run_dir: Path) -> list[AppliedStep]:
-        fold = StepFold()
-        for event in read_events(run_dir):
-            if self._began_unix_s is None:
-                self._began_unix_s = event.unix_s
-            if isinstance(event, Opened):
-                self.run_id = event.run_id
-            fold.take(event, event.unix_s - self._began_unix_s)
-        return fold.steps
+                    yield replace(record, metrics={**self._known(number), **record.metrics})
 
     def _records(self) -> Iterator[tuple[int, MetricRecord]]:
         offset = 0
@@ -87,17 +79,10 @@ class StepRecords:
                 offset += len(line)
 
     def _from_journal(self, number: int) -> MetricRecord:
-        step = self._steps[number]
-        unix_s = (self._began_unix_s or 0.0) + step.at_s
-        return MetricRecord(step.version, step.version, unix_s, self._own[number])
+        version = self._versions[number]
+        return MetricRecord(version, version, self._unix_s[number], self._known(number))
 
-
-def _own_metrics(steps: list[AppliedStep]) -> list[dict[str, float]]:
-    """Return the metrics that the journal itself knows of each step."""
-    fold = StepFold()
-    fold.steps = steps
-    columns = {name: column.tolist() for name, column in fold.columns().items() if "/" in name}
-    return [
-        {name: column[row] for name, column in columns.items() if math.isfinite(column[row])}
-        for row in range(len(steps))
-    ]
+    def _known(self, number: int) -> dict[str, float]:
+        """Return the metrics that the journal itself knows of a step."""
+        values = ((name, float(column[number])) for name, column in self._own.items())
+        return {name: value for name, value in values if math.isfinite(value)}

@@ -1,6 +1,6 @@
 """Content of the page: a tree of plain values and columns, for one run or several."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +10,7 @@ import numpy as np
 
 from offbeat.messages.groups import group_id
 from offbeat.runs.past_run import clock_time
+from offbeat.runs.report.group_rows import MAX_ROWS
 from offbeat.runs.report.steps import binned, last_of_bins
 from offbeat.runs.report.story import RunStory
 from offbeat.runs.report.timeline import as_bytes
@@ -20,6 +21,9 @@ from offbeat.telemetry.summary import Summary
 
 Facts = dict[str, Any]
 TOLD_GROUPS: Final = 160
+PAGE_BYTES: Final = 5_000_000
+"""A page beyond it is made again with less."""
+_THINNINGS: Final = (1, 2, 4, 8, 16)
 _BINS: Final = 1000  # of the curves in the panels
 _COARSE_BINS: Final = 250  # of all other metrics
 _HEAT_BINS: Final = 200
@@ -36,23 +40,48 @@ _CURVES: Final = (
 _LONGEST_VALUE: Final = 300  # characters of a config value
 
 
-def document(run_dirs: Sequence[Path]) -> Facts:
-    """Return the tree of the page: the first run in full, of the others what is compared.
+def stories(run_dirs: Sequence[Path]) -> list[RunStory]:
+    """Read the runs of a page: the first one in full, of the others what is compared.
 
     Raises the errors of ``RunStory``.
     """
     told = TOLD_GROUPS
-    stories = [RunStory(run_dir, 0 if number else told) for number, run_dir in enumerate(run_dirs)]
-    names = {name for story in stories for name in story.columns}
+    return [RunStory(run_dir, 0 if number else told) for number, run_dir in enumerate(run_dirs)]
+
+
+def document(run_dirs: Sequence[Path]) -> Facts:
+    """Return the tree of the page, in full. Raises the errors of ``RunStory``."""
+    return document_of(stories(run_dirs))
+
+
+def fitting(runs: Sequence[RunStory], make: Callable[[Facts], str]) -> str:
+    """Return what ``make`` makes of the tree, with as much in it as ``PAGE_BYTES`` has room for."""
+    text = ""
+    for thinning in _THINNINGS:
+        text = make(document_of(runs, thinning))
+        if len(text) <= PAGE_BYTES:
+            break
+    return text
+
+
+def document_of(runs: Sequence[RunStory], thinning: int = 1) -> Facts:
+    """Return the tree of the page; with ``thinning`` a part of what grows with the run."""
+    names = {name for story in runs for name in story.columns}
     return {
         "made": clock_time(datetime.now(UTC).timestamp()),
-        "runs": [run_facts(story, full=not number) for number, story in enumerate(stories)],
+        "runs": [
+            run_facts(story, full=not number, thinning=thinning)
+            for number, story in enumerate(runs)
+        ],
         "meaning": _meaning(names),
     }
 
 
-def run_facts(story: RunStory, *, full: bool) -> Facts:
-    """Return the facts of one run; without ``full`` only what is compared with another one."""
+def run_facts(story: RunStory, *, full: bool, thinning: int = 1) -> Facts:
+    """Return the facts of one run; without ``full`` only what is compared with another one.
+
+    ``thinning``: one of so many rows, characters and points of what grows with the run.
+    """
     facts: Facts = {
         "name": story.name,
         "run_id": story.ledger.run_id,
@@ -60,9 +89,10 @@ def run_facts(story: RunStory, *, full: bool) -> Facts:
         "began": clock_time(story.began_unix_s),
         "bound": story.bound,
         "problems": story.problems,
+        "thinned": [],
         "config": {key: _short(value) for key, value in sorted(story.config.items())},
         "summary": [("outcome", story.state), *_summary_rows(story.summary, story.timeline.end_s)],
-        **_curves(story, full=full),
+        **_curves(story, full=full, thinning=thinning),
     }
     timeline = story.timeline
     status = None if story.status is None else story.status.status
@@ -78,22 +108,42 @@ def run_facts(story: RunStory, *, full: bool) -> Facts:
     if full:
         facts["now"] = None if status is None else msgspec.to_builtins(status)
         facts |= timeline.to_facts()
-        facts["heat"] = [as_bytes(row) for row in story.heat.staleness_shares(_HEAT_BINS)]
-        facts["groups"] = story.groups.to_facts()
-        facts["told"] = dict(_told(story))
+        facts["heat"] = [as_bytes(row) for row in story.steps.staleness_shares(_HEAT_BINS)]
+        facts["groups"] = story.groups.to_facts(MAX_ROWS // thinning)
+        facts["told"] = dict(_told(story, _TEXT_CHARACTERS // thinning))
+        facts["thinned"] = list(_thinned(story, facts, thinning))
     return facts
 
 
-def _curves(story: RunStory, *, full: bool) -> Facts:
+def _thinned(story: RunStory, facts: Facts, thinning: int) -> Iterator[str]:
+    """Yield a sentence on each thing of which the page has a part only."""
+    drawn, listed = story.ledger.totals.drawn, facts["groups"]["count"]
+    if listed < drawn:
+        yield (
+            f"Of {drawn:,} groups the table lists {listed:,}: the last ones, and some of earlier "
+            "parts of the run. offbeat why RUN GROUP knows them all."
+        )
+    if facts["steps_per_point"] > 1:
+        yield f"A point of a curve is the mean of {facts['steps_per_point']:,.1f} steps."
+    if thinning > 1:
+        yield (
+            f"So that the page has at most {PAGE_BYTES / 1e6:.0f} MB, it has one of {thinning} of the "
+            f"points and texts that it would have: the text of {len(facts['told'])} groups, and "
+            f"{_COARSE_BINS // thinning} points of each metric that is in no panel."
+        )
+
+
+def _curves(story: RunStory, *, full: bool, thinning: int) -> Facts:
+    bins, coarse_bins = max(10, _BINS // thinning), max(10, _COARSE_BINS // thinning)
     columns = story.columns
     fine = [name for name in columns if name in _CURVES or _is_fine(name)]
     coarse = sorted(set(columns) - set(fine) - set(_AXES)) if full else []
     return {
-        "x": {axis: last_of_bins(columns[axis], _BINS) for axis in _AXES},
-        "curves": {name: binned(columns[name], _BINS) for name in fine if name not in _AXES},
-        "coarse_x": {axis: last_of_bins(columns[axis], _COARSE_BINS) for axis in _AXES},
-        "coarse": {name: binned(columns[name], _COARSE_BINS) for name in coarse},
-        "steps_per_point": max(1.0, len(columns["step"]) / _BINS),
+        "x": {axis: last_of_bins(columns[axis], bins) for axis in _AXES},
+        "curves": {name: binned(columns[name], bins) for name in fine if name not in _AXES},
+        "coarse_x": {axis: last_of_bins(columns[axis], coarse_bins) for axis in _AXES},
+        "coarse": {name: binned(columns[name], coarse_bins) for name in coarse},
+        "steps_per_point": max(1.0, len(columns["step"]) / bins),
     }
 
 
@@ -128,14 +178,14 @@ def _summary_rows(summary: Summary, end_s: float) -> Iterator[tuple[str, str]]:
     yield from ((name, _figure(value)) for name, value in sorted(summary.evaluation.items()))
 
 
-def _told(story: RunStory) -> Iterator[tuple[str, Facts]]:
-    """Yield the told groups, as many as ``_TEXT_CHARACTERS`` has room for."""
-    left = _TEXT_CHARACTERS
+def _told(story: RunStory, characters: int) -> Iterator[tuple[str, Facts]]:
+    """Yield the told groups, as many as so many characters have room for."""
+    left = characters
     for prompt_index in story.told:
         receipt = story.receipts.get(prompt_index)
         rows = story.rows.get((prompt_index, receipt.attempt)) if receipt else None
         samples = list(told_samples(receipt, rows, story.text)) if receipt else []
-        history = story.histories.of(prompt_index)
+        history = story.histories[prompt_index]
         facts: Facts = {
             "name": group_id(prompt_index),
             "now": history.now,

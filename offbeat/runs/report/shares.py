@@ -37,16 +37,24 @@ def merged(spans: Spans) -> list[tuple[float, float]]:
     return union
 
 
-def spread(laps: Sequence[tuple[float, float, float]], end_s: float, intervals: int) -> Floats:
-    """Return per interval the seconds of laps ``(start, end, seconds)``, evenly over each lap.
+BinnedSeconds = tuple[float, float, float, NDArray[np.float32]]
+"""Bins of one stretch of time: where it begins and ends, the width of a bin, seconds per bin."""
 
-    Laps are ascending and do not overlap.
+
+def per_interval(pieces: Sequence[BinnedSeconds], end_s: float, intervals: int) -> Floats:
+    """Return per interval of ``[0, end_s]`` the seconds in bins, spread evenly over each bin.
+
+    Pieces are ascending and do not overlap.
     """
     edges = np.linspace(0.0, end_s, intervals + 1)
-    if not laps or end_s <= 0:
+    if not pieces or end_s <= 0:
         return np.zeros(intervals)
-    starts, ends, seconds = np.array(laps, dtype=np.float64).T
-    times = np.column_stack((starts, np.maximum(ends, starts + 1e-9))).ravel()
-    totals = np.cumsum(seconds)
-    reached = np.column_stack((totals - seconds, totals)).ravel()
-    return np.diff(np.interp(edges, times, reached))
+    times, reached = list[Floats](), list[Floats]()
+    total = 0.0
+    for began_s, ended_s, width_s, seconds in pieces:
+        ends = began_s + width_s * np.arange(len(seconds) + 1)
+        times.append(np.minimum(ends, max(ended_s, began_s)))
+        sums = total + np.concatenate(([0.0], np.cumsum(seconds, dtype=np.float64)))
+        reached.append(sums)
+        total = float(sums[-1])
+    return np.diff(np.interp(edges, np.concatenate(times), np.concatenate(reached)))

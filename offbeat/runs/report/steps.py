@@ -4,7 +4,7 @@ The journal has every step of the lineage that stands, also the one whose metric
 controller took along; it decides which steps there are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.controller.events import Event, Rewound, StepApplied
+from offbeat.controller.aggregates import STEP_FIELDS, Aggregates
 from offbeat.runs.report.limits import (
     LINE_BYTES,
     METRIC_NAMES,
@@ -26,76 +26,97 @@ from offbeat.telemetry.records import MetricRecord, decode_line
 Floats = NDArray[np.float64]
 Columns = Mapping[str, Floats]
 """A column for each metric: one number per step, NaN where the step has none."""
+Counts = NDArray[np.int32]
+PAUSE: Final = STEP_FIELDS.index("pause_s")
 _HEAT_ROWS: Final = 17  # staleness 0 to 15, and one row for all beyond
+_POINTS: Final = 5000
+"""Longer runs are read as so many equal runs of steps, so that memory does not grow with them."""
+_STEPS: Final = 50_000  # of which every one is read by itself
 
 
-class AppliedStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One applied step of the lineage that stands."""
-
-    version: int
-    at_s: float  # since the first event of the journal
-    reward: float
-    samples: int
-    tokens: int
-    staleness: tuple[tuple[int, int], ...]  # (versions behind, samples)
+def steps_of(part: Aggregates) -> Floats:
+    """Return the steps of a part of the journal: a row per step, a column per ``STEP_FIELDS``."""
+    return np.frombuffer(part.steps, "<f8").reshape(-1, len(STEP_FIELDS))
 
 
-class StepFold:
-    """Collects the applied steps; a rewind removes those that it undoes."""
+class AppliedSteps:
+    """The applied steps of the lineage that stands, from the parts of a journal."""
 
-    def __init__(self) -> None:
-        self.steps = list[AppliedStep]()
+    def __init__(self, parts: Sequence[Aggregates]) -> None:
+        self._began_unix_s = parts[0].began_unix_s if parts else 0.0
+        pieces, ages = [_EMPTY], [_NO_AGES]
+        for part in parts:
+            if part.undone_to is not None:
+                _drop_after(part.undone_to, pieces, ages)
+            rows = steps_of(part)
+            samples, extremes = _staleness(part, len(rows))
+            pieces.append(np.hstack((rows, extremes)))
+            ages.append(samples)
+        self._rows: Floats = np.concatenate(pieces)
+        self._samples_by_age: Counts = np.concatenate(ages)
 
-    def take(self, event: Event, at_s: float) -> None:
-        """Add the next event."""
-        if isinstance(event, StepApplied):
-            self.steps.append(
-                AppliedStep(
-                    event.version,
-                    at_s,
-                    event.reward if event.samples else float("nan"),
-                    event.samples,
-                    event.tokens,
-                    event.staleness,
-                )
-            )
-        elif isinstance(event, Rewound):
-            while self.steps and self.steps[-1].version > event.to_version:
-                self.steps.pop()
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def field(self, name: str) -> Floats:
+        """Return a column by its name in ``STEP_FIELDS``."""
+        return self._rows[:, STEP_FIELDS.index(name)]
 
     def columns(self) -> dict[str, Floats]:
         """Return what the journal itself knows of each step."""
-        steps = self.steps
-        samples = np.array([step.samples for step in steps], dtype=np.float64)
-        behind = [[age for age, count in step.staleness if count] for step in steps]
-        weighted = [sum(age * count for age, count in step.staleness) for step in steps]
-        nan = float("nan")
+        samples, weighted, oldest = self.field("samples"), self._rows[:, -2], self._rows[:, -1]
         return {
-            "step": np.array([step.version for step in steps], dtype=np.float64),
-            "time": np.array([step.at_s for step in steps], dtype=np.float64),
+            "step": self.field("version"),
+            "time": np.maximum(0.0, self.field("unix_s") - self._began_unix_s),
             "samples": np.cumsum(samples),
-            "train/reward": np.array([step.reward for step in steps], dtype=np.float64),
-            "off_policy/staleness_mean": np.array(weighted, dtype=np.float64)
-            / np.where(samples > 0, samples, nan),
-            "off_policy/staleness_max": np.array(
-                [max(ages, default=nan) for ages in behind], dtype=np.float64
-            ),
+            "train/reward": self.field("reward"),
+            "off_policy/staleness_mean": weighted / np.where(samples > 0, samples, np.nan),
+            "off_policy/staleness_max": np.where(oldest >= 0, oldest, np.nan),
         }
 
     def staleness_shares(self, intervals: int) -> list[Floats]:
         """Return the heat map: for each staleness the share of the samples, per interval of steps."""
-        count = min(intervals, len(self.steps))
+        count = min(intervals, len(self))
         if not count:
             return []
-        oldest = max((age for step in self.steps for age, _ in step.staleness), default=0)
-        rows = np.zeros((min(oldest + 1, _HEAT_ROWS), count))
-        for position, step in enumerate(self.steps):
-            for age, samples in step.staleness:
-                rows[min(max(age, 0), len(rows) - 1), position * count // len(self.steps)] += (
-                    samples
-                )
-        totals = rows.sum(axis=0)
-        return list(rows / np.where(totals > 0, totals, 1.0))
+        starts = np.arange(count) * len(self) // count
+        sums = np.add.reduceat(self._samples_by_age, starts, axis=0, dtype=np.int64)
+        known = np.flatnonzero(sums.any(axis=0))
+        rows = sums[:, : int(known[-1]) + 1 if len(known) else 1].astype(np.float64)
+        totals = rows.sum(axis=1, keepdims=True)
+        return list((rows / np.where(totals > 0, totals, 1.0)).T)
+
+
+_EMPTY: Final[Floats] = np.zeros((0, len(STEP_FIELDS) + 2))
+_NO_AGES: Final[Counts] = np.zeros((0, _HEAT_ROWS), np.int32)
+
+
+def _drop_after(version: int, pieces: list[Floats], ages: list[Counts]) -> None:
+    """Remove the steps after a version, which a rewind has undone."""
+    while pieces:
+        kept = int(np.searchsorted(pieces[-1][:, 0], version, side="right"))
+        if kept:
+            pieces[-1], ages[-1] = pieces[-1][:kept], ages[-1][:kept]
+            return
+        pieces.pop()
+        ages.pop()
+
+
+def _staleness(part: Aggregates, steps: int) -> tuple[Counts, Floats]:
+    """Return the samples of each step by staleness; and their staleness summed, and the greatest.
+
+    The last column has all beyond; without samples the greatest is -1.
+    """
+    by_age = np.zeros((steps, _HEAT_ROWS), dtype=np.int32)
+    extremes = np.zeros((steps, 2))
+    extremes[:, 1] = -1
+    rows, behind, samples = np.frombuffer(part.staleness, "<i8").reshape(-1, 3).T
+    known = (rows >= 0) & (rows < steps) & (samples > 0)
+    rows, behind, samples = rows[known], behind[known], samples[known]
+    np.add.at(by_age, (rows, np.clip(behind, 0, _HEAT_ROWS - 1)), samples)
+    np.add.at(extremes[:, 0], rows, behind * samples)
+    np.maximum.at(extremes[:, 1], rows, behind)
+    return by_age, extremes
 
 
 class MetricsFile(msgspec.Struct):
@@ -149,13 +170,14 @@ def _sampled_lines(path: Path, nbytes: int) -> Iterator[bytes]:
 def joined(own: Columns, found: MetricsFile) -> dict[str, Floats]:
     """Return the journal's columns and those of the metrics, at the same steps.
 
-    A metric that the journal knows as well is taken from the journal.
+    A metric that the journal knows as well is taken from the journal. Of more than ``_STEPS`` steps
+    a row is the mean of several, with the number, time and samples of the last of them.
     """
-    columns = dict(own)
-    rows = {int(version): row for row, version in enumerate(own["step"])}
+    columns = thinned(own) if len(own["step"]) > _STEPS else dict(own)
+    ends = columns["step"]
     for version, record in found.by_version.items():
-        row = rows.get(version)
-        if row is None:
+        row = int(np.searchsorted(ends, version))
+        if row == len(ends) or (len(ends) == len(own["step"]) and ends[row] != version):
             continue  # undone by a rewind
         for name, value in record.metrics.items():
             if name in own:
@@ -164,9 +186,18 @@ def joined(own: Columns, found: MetricsFile) -> dict[str, Floats]:
             if column is None:
                 if len(columns) >= METRIC_NAMES:
                     continue
-                column = columns[name] = np.full(len(rows), np.nan)
+                column = columns[name] = np.full(len(ends), np.nan)
             column[row] = value
     return columns
+
+
+def thinned(own: Columns) -> dict[str, Floats]:
+    """Return ``_POINTS`` rows of the journal's columns."""
+    ends = ("step", "time", "samples")
+    return {
+        name: last_of_bins(column, _POINTS) if name in ends else binned(column, _POINTS)
+        for name, column in own.items()
+    }
 
 
 def binned(column: Floats, bins: int) -> Floats:

@@ -1,7 +1,7 @@
-"""Reads a run directory once, for the page: every fold of its journal, and what stands beside it."""
+"""Reads a run directory once, for the page: its journal, and what stands beside it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,31 +9,30 @@ import msgspec
 import yaml
 
 from offbeat.controller.events import AnyEvent, Committed
-from offbeat.controller.history import History
-from offbeat.controller.ledger import Ledger
 from offbeat.messages.groups import Receipt
 from offbeat.runs.directory import CONFIG, SUMMARY
-from offbeat.runs.past_run import folded, journal_of
-from offbeat.runs.report.group_rows import GroupRows
+from offbeat.runs.report.group_rows import GroupColumns, GroupRows
 from offbeat.runs.report.limits import (
     STATUS_BYTES,
     SUMMARY_BYTES,
     FileTooLarge,
     NoRegularFile,
     read_limited,
-    regular_bytes,
 )
 from offbeat.runs.report.recipe_values import recipe_values
-from offbeat.runs.report.steps import MetricsFile, StepFold, joined, read_metrics_file
+from offbeat.runs.report.steps import AppliedSteps, MetricsFile, joined, read_metrics_file
 from offbeat.runs.report.timeline import Timeline
 from offbeat.runs.report.told import LoggedGroups, TokenText, logged_rows, token_text
 from offbeat.runs.report.verdicts import State
+from offbeat.runs.run_journal import JournalState, RunJournal
 from offbeat.runs.unfinished import folded_summary
-from offbeat.runs.why import GroupHistories
+from offbeat.runs.why import GroupHistories, GroupHistory
 from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord
 from offbeat.telemetry.summary import Summary
 
 METRICS: Final = "metrics.jsonl"
+RECORDS: Final = 400_000
+"""Of a longer journal the events of some stretches are read; a group has three or four."""
 _UNREADABLE: Final = (OSError, FileTooLarge, NoRegularFile)
 
 
@@ -56,10 +55,11 @@ class RunStory:
         self.problems = list[str]()
         """Files that could not be read, one sentence each."""
         self.config = self._read_config()
-        self.ledger, self._history = Ledger(), History()
-        self.timeline, self.groups, self._steps = Timeline(), GroupRows(), StepFold()
-        self.began_unix_s = self.last_unix_s = 0.0
-        events = self._fold()
+        journal = RunJournal(run_dir)
+        self.problems += journal.problems
+        self.ledger, self._history = journal.ledger, journal.history
+        self.began_unix_s = journal.began_unix_s
+        self.timeline, self._steps = Timeline(journal.aggregates), AppliedSteps(journal.aggregates)
         self.status: StatusRecord | None = None
         """What a run does that is alive."""
         self.state: State
@@ -67,7 +67,7 @@ class RunStory:
         metrics = read_metrics_file(run_dir / METRICS)
         self._note(metrics)
         self.columns = joined(self._steps.columns(), metrics)
-        self._tell(events, self.groups.telling(told_groups))
+        self._read_groups(journal, told_groups)
 
     @property
     def name(self) -> str:
@@ -81,29 +81,11 @@ class RunStory:
         return bound if isinstance(bound, int) else None
 
     @property
-    def heat(self) -> StepFold:
-        """Return the fold of the applied steps."""
+    def steps(self) -> AppliedSteps:
+        """Return the applied steps."""
         return self._steps
 
     # --- reading ---------------------------------------------------------------------------------
-
-    def _fold(self) -> list[AnyEvent]:
-        events = list[AnyEvent]()
-        began_s = 0.0
-        journal = journal_of(self.run_dir)
-        for path in journal.iterdir():
-            regular_bytes(path)
-        for _, event in folded(journal, self.ledger):
-            if not events:
-                self.began_unix_s = began_s = event.unix_s
-            at_s = max(0.0, event.unix_s - began_s)  # a clock that was set back
-            self.last_unix_s = event.unix_s
-            self._history.take(event)
-            self.timeline.take(event, at_s)
-            self.groups.take(event)
-            self._steps.take(event, at_s)
-            events.append(event)
-        return events
 
     def _read_config(self) -> dict[str, object]:
         """Return the values of ``config.yaml`` by dotted key."""
@@ -164,19 +146,45 @@ class RunStory:
         if metrics.sampled:
             self.problems.append(f"{METRICS} is long: only some of its lines were read")
 
-    def _tell(self, events: list[AnyEvent], groups: list[int]) -> None:
-        ledger = Ledger()
-        self.histories = GroupHistories(groups, ledger)
-        self.receipts = dict[int, Receipt]()
-        wanted = set(groups)
-        for number, event in enumerate(events, start=1):
-            ledger.apply(event)
-            self.histories.take(number, event)
+    def _read_groups(self, journal: RunJournal, told_groups: int) -> None:
+        """Read the groups of some stretches of the journal: of all of it, if it is short."""
+        self.told, self.receipts = list[int](), dict[int, Receipt]()
+        self.histories = dict[int, GroupHistory]()
+        columns, labels = list[GroupColumns](), list[str]()
+        stretches = journal.stretches(RECORDS) if told_groups else []
+        for stretch in stretches:
+            begun = journal.state_before(stretch.start)
+            if begun is None:
+                continue  # its snapshot is damaged: other groups are shown
+            ledger = begun.ledger
+            rows = GroupRows(ledger.totals.drawn, labels)
+            events = list[tuple[int, AnyEvent]]()
+            for number, event in journal.events(stretch, ledger):
+                rows.take(event)
+                events.append((number, event))
+            is_last = stretch.stop == len(journal.aggregates)
+            kept = None if is_last else rows.ended(journal.undone_to(stretch.stop - 1))
+            columns.append(rows.columns(kept))
+            told = columns[-1].telling(max(1, told_groups // len(stretches)))
+            self._tell(events, told, journal.state_before(stretch.start) or begun)
+        self.groups = GroupColumns.of(columns)
+        self._read_texts()
+
+    def _tell(
+        self, events: Sequence[tuple[int, AnyEvent]], groups: list[int], begun: JournalState
+    ) -> None:
+        histories, wanted = GroupHistories(groups, begun.ledger, begun.driver), set(groups)
+        for number, event in events:
+            begun.ledger.apply(event)
+            histories.take(number, event)
             if isinstance(event, Committed) and event.receipt.prompt_index in wanted:
                 self.receipts[event.receipt.prompt_index] = event.receipt
-        self.told = groups
+        self.histories |= {each: histories.of(each) for each in groups}
+        self.told += groups
+
+    def _read_texts(self) -> None:
         self.rows: LoggedGroups
-        self.rows, skipped = logged_rows(self.run_dir, groups)
+        self.rows, skipped = logged_rows(self.run_dir, self.told)
         if skipped:
             self.problems.append(
                 f"{skipped} files of rollouts/ were left out: damaged or too large"

@@ -1,33 +1,26 @@
-"""Folds a journal into what was up when: lanes, incidents, quiet spells, attributed time. Pure."""
+"""Time line of a run from the parts of its journal: lanes, incidents, attributed time."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
+from offbeat.controller.aggregates import QUIET_S, Aggregates, RareEvent
 from offbeat.controller.events import (
     AnyEvent,
-    Claimed,
-    Committed,
-    Dispatched,
     EngineLost,
     Joined,
     Opened,
-    Released,
     Retired,
-    Returned,
     Rewound,
     Served,
-    Spent,
-    StepApplied,
-    StepRefused,
     TrainerReplaced,
-    Unclaimed,
 )
 from offbeat.messages.failures import Component
-from offbeat.runs.report.shares import Floats, covered_shares, merged, spread
+from offbeat.runs.report.shares import Floats, covered_shares, merged, per_interval
+from offbeat.runs.report.steps import PAUSE, steps_of
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 CONTROLLER: Final = "controller"
@@ -36,7 +29,6 @@ SYNC: Final = "weight sync"
 INTERVALS: Final = 600  # of a lane; a screen is hardly wider
 STACK_INTERVALS: Final = 150  # of the attributed time, which changes from step to step
 
-_QUIET_S: Final = 1.0
 _QUIET_MEDIANS: Final = 4  # of the longest pause between two records in a step
 _LISTED_INCIDENTS: Final = 500
 _LONGEST_DETAIL: Final = 600  # characters
@@ -62,131 +54,57 @@ class UptimeLane(msgspec.Struct):
 
 
 class Timeline:
-    """The fold. Times are seconds since the first event."""
+    """Lanes and incidents of a run. Times are seconds since its first record."""
 
-    def __init__(self) -> None:
-        self.end_s = 0.0
-        self.version = 0
+    def __init__(self, parts: Sequence[Aggregates]) -> None:
+        self._parts = parts
+        self.began_unix_s = parts[0].began_unix_s if parts else 0.0
+        self.end_s = parts[-1].ended_unix_s - self.began_unix_s if parts else 0.0
         self.incidents = list[Incident]()
-        self.dropped_incidents = 0
-        """Incidents beyond those listed."""
-        self._busy = defaultdict[str, list[tuple[float, float]]](list)
+        self.dropped_incidents = sum(part.quiet_left_out for part in parts)
+        """Incidents and quiet spells beyond those listed."""
+        self.engines = sorted({engine for part in parts for engine in _engines(part)})
+        """Every engine that served weights or was sent a group."""
+        self._version = 0  # the trainer's, before the event
         self._down = defaultdict[str, list[tuple[float, float]]](list)
-        self._out = dict[int, str]()  # engine of each group in flight
-        self._load = dict[str, int]()  # groups in flight by engine
-        self._since = dict[str, float]()  # when an engine's load, or a step, began
         self._lost = dict[str, Incident]()
         self._processes = dict[str, str]()
         self._incarnations = list[list[float]]()
         self._driver = ""
-        self._released_s: float | None = None
-        self._serving = False  # this incarnation has served weights
-        self._laps_from_s = 0.0
-        self._trainer = defaultdict[str, list[tuple[float, float, float]]](list)
-        self._engines = defaultdict[str, list[tuple[float, float, float]]](list)
-        self._pause = 0.0  # longest pause between two records in this step
-        self._pauses = list[float]()
-        self._candidates = list[tuple[float, float, int]]()  # pauses over _QUIET_S
+        for part in parts:
+            for rare in part.rare:
+                self._version = rare.version
+                self._take(rare.event, *map(self._since_began, _times(rare)))
+        pauses = [steps_of(part)[:, PAUSE] for part in parts]
+        self._pauses = np.concatenate(pauses) if pauses else np.zeros(0)
 
-    @property
-    def engines(self) -> list[str]:
-        """Return the names of the engines that were ever sent a group."""
-        return sorted(self._load)
-
-    def take(self, event: AnyEvent, at_s: float) -> None:
-        """Add the next event."""
-        self._note_pause(event, at_s)
-        self._fold(event, at_s)
-        self.end_s = max(self.end_s, at_s)
-
-    def _fold(self, event: AnyEvent, at_s: float) -> None:
-        match event:
-            case Dispatched():
-                self._dispatched(event, at_s)
-            case Committed():
-                self._ended(event.receipt.prompt_index, at_s)
-            case Returned():
-                self._ended(event.prompt_index, at_s)
-            case Claimed():
-                self._since.setdefault(TRAINER, at_s)
-            case StepApplied() | StepRefused() | Unclaimed():
-                self._stepped(event, at_s)
-            case Spent():
-                self._spent(event, at_s)
-            case Opened():
-                self._opened(event, at_s)
-            case Released():
-                self._released_s = at_s
-            case Served():
-                self._served(event, at_s)
-            case _:
-                self._failed(event, at_s)
-
-    # --- what works ------------------------------------------------------------------------------
-
-    def _dispatched(self, event: Dispatched, at_s: float) -> None:
-        engine = event.engine
-        self._out[event.prompt_index] = engine
-        load = self._load.get(engine, 0)
-        if not load:
-            self._since[engine] = at_s
-        self._load[engine] = load + 1
-
-    def _ended(self, prompt_index: int, at_s: float) -> None:
-        engine = self._out.pop(prompt_index, None)
-        if engine is not None:
-            self._load[engine] -= 1
-            if not self._load[engine]:
-                self._end_of(engine, at_s)
-
-    def _stepped(self, event: StepApplied | StepRefused | Unclaimed, at_s: float) -> None:
-        self._end_of(TRAINER, at_s)
-        if isinstance(event, StepApplied):
-            self.version = event.version
-            if self._serving:
-                self._pauses.append(self._pause)
-            self._pause = 0.0
-
-    def _end_of(self, lane: str, at_s: float) -> None:
-        began_s = self._since.pop(lane, None)
-        if began_s is not None:
-            self._busy[lane].append((began_s, at_s))
-
-    def _spent(self, event: Spent, at_s: float) -> None:
-        for laps, seconds in ((self._trainer, event.trainer), (self._engines, event.engines)):
-            for category, value in seconds.items():
-                laps[category].append((self._laps_from_s, at_s, max(0.0, value)))
-        self._laps_from_s = at_s
-
-    def _served(self, event: Served, at_s: float) -> None:
-        self._serving = True
-        self._load.setdefault(event.engine, 0)
-        self._back(event.engine, at_s)
-        if self._released_s is not None and event.version == self.version:
-            self._busy[SYNC].append((self._released_s, at_s))
+    def _since_began(self, unix_s: float) -> float:
+        return max(0.0, unix_s - self.began_unix_s)
 
     # --- what fails ------------------------------------------------------------------------------
 
-    def _failed(self, event: AnyEvent, at_s: float) -> None:
+    def _take(self, event: AnyEvent, before_s: float, at_s: float) -> None:
         match event:
+            case Opened():
+                self._opened(event, before_s, at_s)
+            case Served():
+                self._back(event.engine, at_s)
             case EngineLost():
                 self._gone(
                     event.engine,
-                    Incident(at_s, self.version, "engine lost", event.engine, event.reason),
+                    Incident(at_s, self._version, "engine lost", event.engine, event.reason),
                 )
             case Retired():
                 lost = self._lost.get(event.engine)
                 if lost is not None:
                     lost.what = "engine retired"
             case TrainerReplaced():
-                self._end_of(TRAINER, at_s)
                 self._gone(
-                    TRAINER, Incident(at_s, self.version, "trainer lost", TRAINER, event.reason)
+                    TRAINER, Incident(at_s, self._version, "trainer lost", TRAINER, event.reason)
                 )
             case Rewound():
                 detail = f"to version {event.target}: {event.reason}"
-                self._add(Incident(at_s, self.version, "rewound", TRAINER, detail))
-                self.version = event.to_version
+                self._add(Incident(at_s, self._version, "rewound", TRAINER, detail))
             case Joined():
                 self._joined(event, at_s)
             case _:
@@ -199,28 +117,23 @@ class Timeline:
             self._back(TRAINER, at_s)
         if event.component is Component.WORKER and before not in {None, event.incarnation}:
             detail = "another process answers under its name"
-            self._add(Incident(at_s, self.version, "worker replaced", event.name, detail))
+            self._add(Incident(at_s, self._version, "worker replaced", event.name, detail))
 
-    def _opened(self, event: Opened, at_s: float) -> None:
-        """Begin an incarnation: nothing that was open in the one before goes on."""
+    def _opened(self, event: Opened, ended_s: float, at_s: float) -> None:
+        """Begin an incarnation; ``ended_s`` is when the one before wrote its last record."""
         if self._incarnations:
-            ended_s = self._incarnations[-1][1] = self.end_s
+            self._incarnations[-1][1] = ended_s
             resumed = event.driver != self._driver
             what = "resumed" if resumed else "controller lost"
             detail = f"incarnation {event.incarnation} took over"
-            self._add(Incident(ended_s, self.version, what, CONTROLLER, detail, at_s))
+            self._add(Incident(ended_s, self._version, what, CONTROLLER, detail, at_s))
             self._down[CONTROLLER].append((ended_s, at_s))
-            for lane in (*self._load, TRAINER):
-                self._end_of(lane, ended_s)
-            self._out.clear()
-            self._load = dict.fromkeys(self._load, 0)
             if resumed:
                 self._processes.clear()
                 for who in list(self._lost):
                     self._back(who, at_s)
         self._incarnations.append([at_s, at_s])
-        self._driver, self._serving, self._released_s = event.driver, False, None
-        self._laps_from_s, self._pause = at_s, 0.0
+        self._driver = event.driver
 
     def _gone(self, who: str, incident: Incident) -> None:
         if who not in self._lost:  # a second loss before it was back is part of the first
@@ -240,19 +153,14 @@ class Timeline:
         else:
             self.dropped_incidents += 1
 
-    def _note_pause(self, event: AnyEvent, at_s: float) -> None:
-        pause_s = at_s - self.end_s
-        self._pause = max(self._pause, pause_s)
-        if pause_s > _QUIET_S and self._serving and not isinstance(event, Opened):
-            self._candidates.append((self.end_s, at_s, self.version))
-
     # --- results ---------------------------------------------------------------------------------
 
     @property
     def quiet_after_s(self) -> float:
         """Return the length beyond which a pause without any record counts as a quiet spell."""
-        median = float(np.median(self._pauses)) if self._pauses else 0.0
-        return max(_QUIET_S, _QUIET_MEDIANS * median)
+        known = self._pauses[np.isfinite(self._pauses)]
+        median = float(np.median(known)) if len(known) else 0.0
+        return max(QUIET_S, _QUIET_MEDIANS * median)
 
     def all_incidents(self) -> list[Incident]:
         """Return incidents and quiet spells, ascending.
@@ -260,13 +168,20 @@ class Timeline:
         A pause while a trainer or a controller was gone is explained by that.
         """
         known = [span for lane in (TRAINER, CONTROLLER) for span in self._spans_down(lane)]
+        candidates = [
+            (self._since_began(start), self._since_began(end), version)
+            for part in self._parts
+            for start, end, version in part.quiet
+        ]
         spells = [
-            Incident(start, step, "quiet", "all", f"no record for {end - start:.1f} s", end)
-            for start, end, step in self._candidates
+            Incident(start, version, "quiet", "all", f"no record for {end - start:.1f} s", end)
+            for start, end, version in candidates
             if end - start > self.quiet_after_s
             and not any(a <= start + 0.1 and end <= b + 0.1 for a, b in known)
         ]
-        return sorted([*self.incidents, *spells], key=lambda incident: incident.at_s)
+        longest = sorted(spells, key=lambda spell: spell.at_s - (spell.back_s or 0.0))
+        listed = longest[:_LISTED_INCIDENTS]
+        return sorted([*self.incidents, *listed], key=lambda incident: incident.at_s)
 
     def _spans_down(self, lane: str) -> list[tuple[float, float]]:
         still = [(lost.at_s, self.end_s) for who, lost in self._lost.items() if who == lane]
@@ -276,40 +191,42 @@ class Timeline:
         """Return controller, trainer, weight sync and engines, in this order."""
         if self._incarnations:
             self._incarnations[-1][1] = self.end_s
-        up = [(start, end) for start, end in self._incarnations]
-        still = {lane: (since, self.end_s) for lane, since in self._since.items()}
-
-        def lane(name: str) -> UptimeLane:
-            spans = up if name == CONTROLLER else self._busy[name]
-            spans = [*spans, still[name]] if name in still else spans
-            busy = covered_shares(merged(spans), self.end_s, INTERVALS)
-            return UptimeLane(name, busy, self._spans_down(name))
-
-        return [lane(name) for name in (CONTROLLER, TRAINER, SYNC, *self.engines)]
+        up = merged([(start, end) for start, end in self._incarnations])
+        busy = {
+            CONTROLLER: covered_shares(up, self.end_s, INTERVALS),
+            TRAINER: self._shares([part.trainer_busy for part in self._parts], INTERVALS),
+            SYNC: self._shares([part.sync_busy for part in self._parts], INTERVALS),
+        }
+        for engine in self.engines:
+            bins = [part.engine_busy.get(engine, b"") for part in self._parts]
+            busy[engine] = self._shares(bins, INTERVALS)
+        return [UptimeLane(name, share, self._spans_down(name)) for name, share in busy.items()]
 
     def attribution(self) -> dict[str, dict[str, Floats]]:
         """Return for trainer and engines the share of each interval by category.
 
         What is missing from 1 was recorded by nobody: no controller was up.
         """
-        width = self.end_s / STACK_INTERVALS or 1.0
-        engines = max(1, len(self._load))
-        return {
-            TRAINER: dict(self._shares(self._trainer, [each.value for each in TrainerTime], width)),
-            "engines": dict(
-                self._shares(self._engines, [each.value for each in GeneratorTime], engines * width)
-            ),
-        }
+        trainer, engines = dict[str, Floats](), dict[str, Floats]()
+        count = max(1, len(self.engines))
+        for each in TrainerTime:
+            bins = [part.trainer_s.get(each.value, b"") for part in self._parts]
+            trainer[each.value] = self._shares(bins, STACK_INTERVALS)
+        for each in GeneratorTime:
+            bins = [part.engine_s.get(each.value, b"") for part in self._parts]
+            engines[each.value] = self._shares(bins, STACK_INTERVALS) / count
+        return {TRAINER: _not_zero(trainer), "engines": _not_zero(engines)}
 
-    def _shares(
-        self, laps: dict[str, list[tuple[float, float, float]]], order: list[str], whole_s: float
-    ) -> Iterator[tuple[str, Floats]]:
-        for category in order:
-            if any(seconds > 0 for _, _, seconds in laps.get(category, ())):
-                yield (
-                    category,
-                    np.clip(spread(laps[category], self.end_s, STACK_INTERVALS) / whole_s, 0, 1),
-                )
+    def _shares(self, bins: Sequence[bytes], intervals: int) -> Floats:
+        """Return the part of each interval that the bins of the parts add up to."""
+        pieces = [
+            (part.began_unix_s - self.began_unix_s, part.ended_unix_s - self.began_unix_s,
+             part.width_s, np.frombuffer(each, "<f4"))
+            for part, each in zip(self._parts, bins, strict=True)
+            if each
+        ]  # fmt: skip
+        width_s = self.end_s / intervals or 1.0
+        return per_interval(pieces, self.end_s, intervals) / width_s
 
     def to_facts(self) -> dict[str, Any]:
         """Return everything as plain values and arrays, as the page wants it."""
@@ -327,6 +244,19 @@ class Timeline:
                 for who, shares in self.attribution().items()
             },
         }
+
+
+def _engines(part: Aggregates) -> set[str]:
+    return {*part.engines, *part.engine_busy}
+
+
+def _times(rare: RareEvent) -> tuple[float, float]:
+    """Return the times of the record before a rare one, and of that itself."""
+    return rare.before_unix_s, max(rare.before_unix_s, rare.event.unix_s)
+
+
+def _not_zero(shares: dict[str, Floats]) -> dict[str, Floats]:
+    return {name: np.clip(share, 0, 1) for name, share in shares.items() if share.any()}
 
 
 def as_bytes(shares: Floats) -> Any:  # noqa: ANN401  an array of numpy has a type of its own

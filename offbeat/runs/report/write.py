@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from offbeat.runs.report.document import document
+from offbeat.runs.report.document import fitting, stories
 from offbeat.runs.report.page import page
 from offbeat.telemetry.summary import write_atomically
 
@@ -28,7 +28,7 @@ def write_report(run_dirs: Sequence[Path], output: Path | None) -> WrittenReport
         ImpossibleEvent: An event of a journal does not fit those before it.
         OSError: The file cannot be written.
     """
-    content = page(document(run_dirs)).encode()
+    content = fitting(stories(run_dirs), page).encode()
     path = output or run_dirs[0] / DEFAULT_NAME
     write_atomically(path, content)
     return WrittenReport(path, len(content))

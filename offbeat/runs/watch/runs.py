@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from offbeat.runs.directory import JOURNAL, SUMMARY
-from offbeat.runs.report.document import document
+from offbeat.runs.report.document import fitting, stories
 from offbeat.runs.report.packing import packed
 from offbeat.telemetry.status_file import STATUS_FILE
 
@@ -92,8 +92,8 @@ class WatchedRuns:
             now_s = self._clock()
             signature = tuple(_states(directory))
             if built.signature != signature and now_s >= built.not_before_s:
-                facts: dict[str, Any] = document([directory])
-                built.data, built.signature = packed(facts), signature
+                built.data = fitting(stories([directory]), packed)
+                built.signature = signature
                 ended_s = self._clock()
                 pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_BUILD * (ended_s - now_s))
                 built.not_before_s = ended_s + pause_s

@@ -301,11 +301,9 @@ def snapshotted(directory: Path) -> Ledger:
 def test_a_snapshot_stands_between_segments_and_recovery_begins_at_it(tmp_path: Path) -> None:
     ledger = snapshotted(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "events-000001.bin",
-        "events-000002.bin",
-        "events-000003.bin",
-        "snapshot-000002.bin",
-        "snapshot-000003.bin",
+        *("aggregates-000002.bin", "aggregates-000003.bin"),
+        *("events-000001.bin", "events-000002.bin", "events-000003.bin"),
+        *("snapshot-000002.bin", "snapshot-000003.bin"),
     ]
     assert len(list(read_journal(tmp_path))) == 10
     (tmp_path / "events-000001.bin").unlink()

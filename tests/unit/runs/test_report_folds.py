@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from offbeat.controller.aggregates import Aggregates, RunAggregates
 from offbeat.controller.events import (
     Admitted,
     AnyEvent,
@@ -32,10 +34,10 @@ from offbeat.controller.events import (
 from offbeat.messages.failures import Component
 from offbeat.runs.report.group_rows import GroupRows
 from offbeat.runs.report.packing import packed
-from offbeat.runs.report.shares import covered_shares, merged, spread
+from offbeat.runs.report.shares import covered_shares, merged, per_interval
 from offbeat.runs.report.steps import (
+    AppliedSteps,
     MetricsFile,
-    StepFold,
     binned,
     joined,
     last_of_bins,
@@ -54,12 +56,12 @@ def test_a_share_is_the_part_of_an_interval_that_spans_cover() -> None:
     assert merged([(2.0, 3.0), (0.0, 1.0), (0.5, 2.5)]) == [(0.0, 3.0)]
 
 
-def test_seconds_spread_over_laps_are_neither_lost_nor_made() -> None:
-    laps = [(0.0, 2.0, 1.0), (2.0, 2.0, 0.5), (4.0, 7.9, 3.0)]
-    per_interval = spread(laps, 8.0, 16)
-    assert per_interval.sum() == pytest.approx(4.5)
-    assert per_interval[:4] == pytest.approx([0.25] * 4)
-    assert per_interval[5:8] == pytest.approx([0, 0, 0]), "nothing between the laps"
+def test_seconds_in_bins_are_neither_lost_nor_made() -> None:
+    first, second = np.array([0.5, 0.5, 0.5], np.float32), np.array([3.0], np.float32)
+    seconds = per_interval([(0.0, 2.5, 1.0, first), (4.0, 7.9, 8.0, second)], 8.0, 16)
+    assert seconds.sum() == pytest.approx(4.5)
+    assert seconds[:4] == pytest.approx([0.25] * 4)
+    assert seconds[5:8] == pytest.approx([0, 0, 0]), "nothing between the two stretches"
 
 
 def unpacked(text: str) -> tuple[Any, bytes]:
@@ -93,11 +95,15 @@ def test_no_text_of_a_run_stands_in_the_packed_data() -> None:
 # --- time line -----------------------------------------------------------------------------------
 
 
-def timeline_of(*events: tuple[float, AnyEvent]) -> Timeline:
-    timeline = Timeline()
+def part_of(*events: tuple[float, AnyEvent]) -> Aggregates:
+    fold = RunAggregates()
     for at_s, event in events:
-        timeline.take(event, at_s)
-    return timeline
+        fold.take(replace(event, unix_s=1_700_000_000.0 + at_s))
+    return fold.end_part(1)
+
+
+def timeline_of(*events: tuple[float, AnyEvent]) -> Timeline:
+    return Timeline([part_of(*events)])
 
 
 def opened(incarnation: int = 1, driver: str = "d") -> Opened:
@@ -197,11 +203,12 @@ def test_attributed_time_adds_up_to_the_time_that_a_controller_was_up() -> None:
 
 
 def test_the_journal_decides_which_steps_there_are(tmp_path: Path) -> None:
-    fold = StepFold()
-    for number in (1, 2, 3):
-        fold.take(applied(number), float(number))
-    fold.take(Rewound(1, 1, "lost"), 4.0)
-    fold.take(applied(2), 5.0)
+    events: list[tuple[float, AnyEvent]] = [
+        (float(number), applied(number)) for number in (1, 2, 3)
+    ]
+    steps = AppliedSteps(
+        [part_of((0.0, opened()), *events), part_of((4.0, Rewound(1, 1, "x")), (5.0, applied(2)))]
+    )
     path = tmp_path / "metrics.jsonl"
     records = [
         MetricRecord(v, v, 0.0, {"a/b": v + extra}) for v, extra in ((2, 0.25), (3, 0), (2, 0.5))
@@ -209,12 +216,12 @@ def test_the_journal_decides_which_steps_there_are(tmp_path: Path) -> None:
     path.write_bytes(b"".join(map(encode_line, records)) + b"no record\n" + b'{"torn')
     found = read_metrics_file(path)
     assert found.unreadable == 1
-    columns = joined(fold.columns(), found)
+    columns = joined(steps.columns(), found)
     assert columns["step"].tolist() == [1, 2]
     assert columns["time"].tolist() == [1.0, 5.0]
     assert columns["samples"].tolist() == [2, 4]
     assert columns["a/b"].tolist() == pytest.approx([np.nan, 2.5], nan_ok=True)
-    assert fold.staleness_shares(10)[1].tolist() == [1, 1]
+    assert steps.staleness_shares(10)[1].tolist() == [1, 1]
 
 
 def test_points_are_means_of_equal_runs_of_steps() -> None:
@@ -222,7 +229,7 @@ def test_points_are_means_of_equal_runs_of_steps() -> None:
     assert binned(numbers, 3).tolist() == pytest.approx([1.0, 4.0, np.nan], nan_ok=True)
     assert last_of_bins(np.arange(6.0), 3).tolist() == [1, 3, 5]
     assert binned(numbers, 100) is numbers
-    assert joined(StepFold().columns(), MetricsFile())["step"].tolist() == []
+    assert joined(AppliedSteps([]).columns(), MetricsFile())["step"].tolist() == []
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -255,8 +262,8 @@ def test_groups_worth_telling_are_those_that_something_happened_to() -> None:
         rows.take(Admitted(index, None))
         rows.take(Dispatched(index, 3 if index == 517 else 1, "generator-0", 0))
         rows.take(Committed(receipt(index, 1, 0)))
-    told = rows.telling(40)
+    told = rows.columns().telling(40)
     assert 517 in told
     assert len(told) == 40
     assert told[-1] == 999
-    assert GroupRows().telling(40) == []
+    assert GroupRows().columns().telling(40) == []

@@ -29,6 +29,7 @@ function drawHead(run, made) {
   $('advice').textContent = verdict.advice;
   $('facts').textContent = `${run.run_id} · began ${run.began}`;
   $('problems').replaceChildren(...run.problems.map(problem => el('li', {}, problem)));
+  $('thinned').replaceChildren(...run.thinned.map(sentence => el('li', {}, sentence)));
   $('made').textContent = `offbeat report, ${made}`;
   $('cards').replaceChildren(...verdict.cards.map(card =>
     el('div', { class: `card ${card.tone}` },

@@ -16,10 +16,24 @@ const ONLY = {
   waiting: ['not trained', (g, row) => g.step[row] === 0 && g.dropped[row] === 0],
 };
 const groupName = index => `g-${String(index).padStart(6, '0')}`;
+/* Rows are runs of consecutive groups: [first, count]. A group that is not listed has no row. */
+function indexOf(groups, row) {
+  for (const [first, count] of groups.runs) {
+    if (row < count) return first + row;
+    row -= count;
+  }
+}
+function rowOf(groups, index) {
+  let before = 0;
+  for (const [first, count] of groups.runs) {
+    if (first <= index && index < first + count) return before + index - first;
+    before += count;
+  }
+}
 const table_state = { sort: null, ascending: true, only: 'all', number: '', page: 0, order: [] };
 
 function drawGroups(run) {
-  const { groups } = run, columns = groups.columns, told = row => String(groups.first + row) in run.told;
+  const { groups } = run, columns = groups.columns, told = row => String(indexOf(groups, row)) in run.told;
   const body = el('tbody'), count = el('span', { class: 'dim', 'aria-live': 'polite', id: 'group-count' });
   const number = el('input', { id: 'group-number', placeholder: 'number', inputmode: 'numeric', size: 8, 'aria-label': 'Groups whose number begins with', value: table_state.number });
   const only = el('select', { id: 'group-only', 'aria-label': 'Which groups' },
@@ -27,7 +41,7 @@ function drawGroups(run) {
   const select = () => {
     const wanted = table_state.number, [, keep] = ONLY[table_state.only], order = [];
     for (let row = 0; row < groups.count; row += 1) {
-      if (wanted && !String(groups.first + row).startsWith(wanted)) continue;
+      if (wanted && !String(indexOf(groups, row)).startsWith(wanted)) continue;
       if (keep(columns, row, told)) order.push(row);
     }
     const by = columns[table_state.sort], sign = table_state.ascending ? 1 : -1;
@@ -72,7 +86,7 @@ function drawGroups(run) {
 }
 
 function groupRow(run, row) {
-  const { groups } = run, g = groups.columns, index = groups.first + row;
+  const { groups } = run, g = groups.columns, index = indexOf(groups, row);
   const dropped = g.dropped[row] ? groups.drop_labels[g.dropped[row] - 1] || 'dropped' : '';
   const step = g.step[row] ? figure(g.step[row]) : dropped || '–';
   const number = value => el('td', { class: 'number' }, value);

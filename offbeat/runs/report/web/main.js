@@ -21,9 +21,9 @@ function draw(page) {
 
 /* The group that is told first: one that something happened to, in the middle of the run. */
 function worthReading(run) {
-  const { first, columns } = run.groups, all = Object.keys(run.told).map(Number);
-  const special = all.filter(index => columns.span[index - first] > 0 || columns.attempts[index - first] > 1);
-  const mixed = all.filter(index => columns.spread[index - first] > 0);
+  const { columns } = run.groups, row = index => rowOf(run.groups, index), all = Object.keys(run.told).map(Number);
+  const special = all.filter(index => columns.span[row(index)] > 0 || columns.attempts[row(index)] > 1);
+  const mixed = all.filter(index => columns.spread[row(index)] > 0);
   const pool = special.length ? special : mixed.length ? mixed : all;
   return pool.length ? pool[Math.floor(pool.length / 2)] : null;
 }

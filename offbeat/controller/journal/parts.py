@@ -1,0 +1,192 @@
+"""Reads a journal in parts: what each adds up to from its aggregates, and its events on request.
+
+A part lies between two snapshots. Its aggregates are some kilobytes, its events megabytes; where a
+file of aggregates is missing or damaged, the events of that part are read in its place.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from offbeat.controller.aggregates import STEP_FIELDS, Aggregates, RunAggregates
+from offbeat.controller.events import AnyEvent
+from offbeat.controller.history import History
+from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
+from offbeat.controller.journal.frames import AGGREGATES
+from offbeat.controller.journal.reading import (
+    JournalSegment,
+    aggregates_path,
+    chain_to,
+    fold,
+    numbers,
+    read_frame,
+    snapshot_before,
+)
+from offbeat.controller.ledger import Ledger
+from offbeat.controller.time_bins import BINS
+
+_ROW_BYTES: Final = 8 * len(STEP_FIELDS)
+_STALENESS_BYTES: Final = 8 * 3
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPart:
+    """The records between two snapshots."""
+
+    aggregates: Aggregates
+    before: int  # the first segment after it
+    first_record: int  # number of its first record in the journal, from 1
+
+    @property
+    def first(self) -> int:
+        """Return the number of its first segment."""
+        return self.aggregates.first_segment
+
+
+@dataclass(frozen=True, slots=True)
+class JournalState:
+    """State from which the events of a part go on."""
+
+    ledger: Ledger
+    driver: str = ""  # of the last incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class JournalParts:
+    """A whole journal as it was at one moment, also of a run that goes on."""
+
+    directory: Path
+    parts: list[JournalPart]  # oldest first, without a gap; empty only if there are no segments
+    ledger: Ledger
+    history: History
+    problems: list[str] = field(default_factory=list[str])
+    """Damaged or missing files that other files made up for, one sentence each."""
+
+    _segments: list[JournalSegment] = field(default_factory=list[JournalSegment])
+
+    @property
+    def records(self) -> int:
+        """Return the number of records of the whole journal."""
+        return sum(part.aggregates.records for part in self.parts)
+
+    def events(self, first: int, last: int) -> Iterator[tuple[int, AnyEvent]]:
+        """Yield the events of the parts ``first`` to ``last``, positions in ``parts``, numbered from 1.
+
+        Raises:
+            JournalCorrupt: A segment is damaged.
+        """
+        number = self.parts[first].first_record
+        begin, before = self.parts[first].first, self.parts[last].before
+        for segment in self._segments:
+            if begin <= segment.number < before:
+                for event, _ in segment.events():
+                    yield number, event
+                    number += 1
+
+    def state_before(self, part: int) -> JournalState | None:
+        """Return the state before the first record of a part; None if no snapshot has it."""
+        if part == 0:
+            return JournalState(Ledger())
+        saved = snapshot_before(self.directory, self.parts[part].first)
+        if saved is None:
+            return None
+        return JournalState(Ledger.fold((), saved.table), saved.history.driver or "")
+
+
+def read_parts(directory: Path) -> JournalParts:
+    """Read what a journal adds up to: its aggregates, and the records since the last of them.
+
+    Raises:
+        JournalCorrupt: A segment that had to be read is damaged, or one is missing.
+        JournalVersion: Another version of offbeat wrote it.
+        FileNotFoundError: There is no such directory.
+    """
+    folded = fold(directory)
+    if not folded.segment:
+        return JournalParts(directory, [], folded.ledger, folded.history)
+    segments = chain_to(directory, folded.segment)
+    # What a live run appends from here on is not part of this reading.
+    segments[-1] = replace(segments[-1], limit=folded.segment_bytes)
+    begun = segments[0].number
+    problems = list[str]()
+    found = [(folded.aggregates.end_part(folded.first_segment), segments[-1].number + 1)]
+    before = folded.first_segment
+    while before > begun:
+        try:
+            part = _read_aggregates(directory, before)
+        except (OSError, JournalCorrupt, JournalVersion, ValueError) as error:  # msgspec's is one
+            part = _recounted(directory, segments, before)
+            problems.append(
+                f"{aggregates_path(directory, before).name} cannot be read ({error}): "
+                f"segments {part.first_segment} to {before - 1} were read in its place"
+            )
+        found.append((part, before))
+        before = part.first_segment
+    parts, number = list[JournalPart](), 1
+    for part, end in reversed(found):
+        parts.append(JournalPart(part, end, number))
+        number += part.records
+    return JournalParts(directory, parts, folded.ledger, folded.history, problems, segments)
+
+
+def differing_aggregates(directory: Path) -> Iterator[str]:
+    """Yield a sentence on each file of aggregates that its records do not add up to.
+
+    Reads every record once. Raises the errors of ``read_parts``.
+    """
+    read = read_parts(directory)
+    yield from read.problems
+    recount = RunAggregates()
+    for number, part in enumerate(read.parts):
+        for _, event in read.events(number, number):
+            recount.take(event)
+        counted = recount.end_part(part.first)
+        for name in Aggregates.__struct_fields__:
+            if getattr(counted, name) != getattr(part.aggregates, name):
+                file = aggregates_path(directory, part.before).name
+                yield f"{file}: {name} is not what segments {part.first} to {part.before - 1} add up to"
+
+
+def _read_aggregates(directory: Path, number: int) -> Aggregates:
+    """Read a file of aggregates.
+
+    Raises:
+        JournalCorrupt: It is damaged, or its columns do not fit each other.
+        JournalVersion: Another version of offbeat wrote it.
+        msgspec.DecodeError: It holds something else.
+        OSError: It cannot be read, or there is none.
+    """
+    path = aggregates_path(directory, number)
+    part = msgspec.msgpack.decode(read_frame(path, AGGREGATES), type=Aggregates)
+    bins = [part.trainer_busy, part.sync_busy]
+    for each in (part.engine_busy, part.trainer_s, part.engine_s):
+        bins += each.values()
+    fits = (
+        0 < part.first_segment < number
+        and len(part.steps) % _ROW_BYTES == 0
+        and len(part.staleness) % _STALENESS_BYTES == 0
+        and all(len(each) in {0, 4 * BINS} for each in bins)
+    )
+    if not fits:
+        raise JournalCorrupt(str(path), 0, "its columns do not fit each other")
+    return part
+
+
+def _recounted(directory: Path, segments: list[JournalSegment], before: int) -> Aggregates:
+    """Return what the records up to a segment add up to, from the last readable snapshot on."""
+    earlier = [each for each in numbers(directory, "snapshot") if each < before]
+    for number in reversed(earlier):
+        saved = snapshot_before(directory, number)
+        if saved is not None:
+            first, recount = number, RunAggregates(saved.aggregates)
+            break
+    else:
+        first, recount = segments[0].number, RunAggregates()
+    for segment in segments:
+        if first <= segment.number < before:
+            for event, _ in segment.events():
+                recount.take(event)
+    return recount.end_part(first)
