@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from offbeat.controller.aggregates import RunAggregates
+from offbeat.controller.events import StepApplied
 from offbeat.controller.journal import read_journal, read_parts
 from offbeat.runs.replay import replay
 from offbeat.runs.report.document import PAGE_BYTES, document, fitting, stories
@@ -73,7 +74,13 @@ def test_aggregates_say_what_one_fold_of_all_records_says(run_dir: Path) -> None
 def test_steps_that_a_rewind_undoes_in_earlier_parts_are_gone(run_dir: Path) -> None:
     parts = RunJournal(run_dir).aggregates
     assert any(part.undone_to is not None for part in parts)
-    assert AppliedSteps(parts).field("version").tolist() == list(range(1, 81))
+    events = read_journal(run_dir / "journal")
+    applied = {event.version: event for event in events if isinstance(event, StepApplied)}
+    steps = AppliedSteps(parts)
+    assert steps.field("version").tolist() == list(range(1, 81))
+    assert steps.field("reward").tolist() == [applied[version].reward for version in range(1, 81)]
+    ages = [max(age for age, _ in applied[version].staleness) for version in range(1, 81)]
+    assert steps.columns()["off_policy/staleness_max"].tolist() == ages
 
 
 def test_replay_finds_aggregates_that_their_records_do_not_add_up_to(copied: Path) -> None:
