@@ -16,12 +16,13 @@ from typing import Any, Final
 import structlog
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.multimodal.auto_class import auto_class_of
 
 _NAMED: Final = 3  # tensors listed in a message
 _log = structlog.stdlib.get_logger()
@@ -64,8 +65,12 @@ def load_causal_lm(
         WeightsMismatch: A weight is missing or unexpected. Tied weights, and those that the class
             itself declares optional, may be either.
     """
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    config = AutoConfig.from_pretrained(
+        path, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    loaded: Any = auto_class_of(config).from_pretrained(
         path,
+        config=config,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
         local_files_only=True,
@@ -99,7 +104,7 @@ def model_without_memory(path: str | Path, *, trust_remote_code: bool) -> PreTra
         path, local_files_only=True, trust_remote_code=trust_remote_code
     )
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return auto_class_of(config).from_config(config, trust_remote_code=trust_remote_code)
 
 
 def check_files(path: str | Path) -> None:

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbeat.messages.media import Media
+from offbeat.multimodal.tower import picture_inputs
+
 TOLERANCES: Final = {
     torch.float64: 1e-3,  # transformers computes norms, softmax and rotary angles in float32
     torch.float32: 1e-3,
@@ -23,13 +26,16 @@ TOLERANCES: Final = {
 
 
 @torch.no_grad()
-def plain_logprobs(model: PreTrainedModel, tokens: Sequence[int], first: int = 0) -> Tensor:
+def plain_logprobs(
+    model: PreTrainedModel, tokens: Sequence[int], first: int = 0, media: Media | None = None
+) -> Tensor:
     """Return log-probabilities [T - 1] of the tokens after the first, by one plain forward pass.
 
     Args:
         model: Model with its attention configured.
         tokens: T tokens, in one row.
         first: Position of the first token. With 0, the model computes positions itself.
+        media: Pictures, to which all placeholder ids among the tokens belong.
 
     Returns:
         [T - 1] float32.
@@ -37,6 +43,8 @@ def plain_logprobs(model: PreTrainedModel, tokens: Sequence[int], first: int = 0
     row = torch.tensor([tokens], device=model.device)
     places = torch.arange(first, first + len(tokens), device=model.device)[None]
     further = {"position_ids": places} if first else {}
+    if media is not None:
+        further |= picture_inputs(model, [media])
     logits = model(input_ids=row, use_cache=False, **further).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(1, row[0, 1:, None])[:, 0]
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.expert_names import metas_apart
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy
 from offbeat.weight_sync.reshard.declared import DeclaredTensor, ModelSizes
@@ -53,7 +54,7 @@ def model_tensors(path: Path, policy: WirePolicy) -> tuple[list[DeclaredTensor],
     try:
         config = AutoConfig.for_model(**values)
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            module = auto_class_of(config).from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UnreadableModelConfig(str(file), f"is not understood ({error})") from error
     tied = bool(values.get("tie_word_embeddings", config.tie_word_embeddings))
@@ -68,7 +69,8 @@ def model_tensors(path: Path, policy: WirePolicy) -> tuple[list[DeclaredTensor],
         DeclaredTensor(name, shape, ITEMSIZE[wire(name, dtype)])
         for name, shape, dtype in metas_apart(metas)
     ]
-    return tensors, _sizes(config.to_dict(), config.num_hidden_layers, tied=tied)
+    text = config.get_text_config(decoder=True)
+    return tensors, _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)
 
 
 def _sizes(values: dict[str, Any], layers: int, *, tied: bool) -> ModelSizes:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
+from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.checkpoints.state_files import opened_tensors
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import (
@@ -79,7 +80,7 @@ def module_shapes(path: str | Path, *, remote_code: bool) -> Shapes:
     """Return name and shape of every weight of transformers' module, without allocating it."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=remote_code, local_files_only=True)
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
+        module = auto_class_of(config).from_config(config, trust_remote_code=remote_code)
     return {name: tuple(each.shape) for name, each in named_weights(module)}
 
 

@@ -69,7 +69,8 @@ class EmbeddedEngine:
         """Seconds spent in ``step`` since start."""
         nn.Module.to(model, device)  # in place
         self._model = prepare_model(model, max_model_len)
-        self._limits = RequestLimits(max_sequences, max_model_len, self._model.vocabulary)
+        vocabulary, pictures = self._model.vocabulary, self._model.pictures
+        self._limits = RequestLimits(max_sequences, max_model_len, vocabulary, pictures)
         self._deterministic = deterministic
         self._seed = seed
         self._seeds = random.Random(seed)
@@ -258,7 +259,8 @@ class EmbeddedEngine:
         prompts = [request.request.prompt_ids for request in admitted]
         lengths_B = torch.tensor([len(prompt) for prompt in prompts])
         samples_B = torch.tensor([request.request.samples for request in admitted])
-        logits_BV, prefilled = self._model.prefill(prompts, lengths_B)
+        media = [request.request.media for request in admitted]
+        logits_BV, prefilled = self._model.prefill(prompts, lengths_B, media=media)
         source_R = torch.arange(len(admitted)).repeat_interleave(samples_B).to(logits_BV.device)
         self._cache.append(prefilled, lengths_B, source_R)
         for request in admitted:

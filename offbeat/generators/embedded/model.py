@@ -1,4 +1,4 @@
-"""Loads a causal LM, and runs the two forward passes of an engine.
+"""Loads a causal LM or an image-text model, and runs the two forward passes of an engine.
 
 Legend: B prompts, P padded prompt length, R rows, V vocabulary.
 """
@@ -20,7 +20,10 @@ from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
 from offbeat.generators.embedded.attention import use_grouped_attention
 from offbeat.generators.embedded.cache import ClockedCache, LayerStates
 from offbeat.generators.errors import UndecodableModel
+from offbeat.messages.media import Media
 from offbeat.model_proof.loading import load_causal_lm
+from offbeat.multimodal.picture_rules import picture_rules, placed
+from offbeat.multimodal.tower import pictures_in
 
 _NEEDED_INPUTS = (
     "input_ids",
@@ -56,28 +59,37 @@ class DecodedModel:
         self.module = model.eval()
         self.vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         self.dtype = model.dtype
+        self.pictures = picture_rules(model.config)
 
     def prefill(
-        self, prompts: Sequence[Sequence[int]], lengths_B: Tensor, first: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        lengths_B: Tensor,
+        first: int = 0,
+        media: Sequence[Media | None] = (),
     ) -> tuple[Tensor, LayerStates]:
         """Return logits [B, V] after each prompt, and keys and values padded on the right.
 
         Padding needs no mask: causal attention never looks to the right. ``first`` is the position
-        of every prompt's first token.
+        of every prompt's first token. ``media`` are the pictures of each prompt, or empty.
         """
         device, padded = self.module.device, int(lengths_B.max())
         input_ids_BP = torch.zeros(len(prompts), padded, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             input_ids_BP[row, : len(prompt)] = torch.tensor(prompt)
         last, which_B = torch.unique(lengths_B - 1, return_inverse=True)
-        cache = DynamicCache()
-        output = self.module(
-            input_ids=input_ids_BP.to(device),
-            position_ids=torch.arange(first, first + padded, device=device)[None],
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=last.to(device),
-        )
+        cache, pictures = DynamicCache(), None
+        if self.pictures is not None and any(media):
+            rows = [(prompt, prompt * padded) for prompt in range(len(prompts))]
+            pictures = placed(self.pictures, prompts, media, rows)
+        with pictures_in(self.module, self.pictures, pictures):
+            output = self.module(
+                input_ids=input_ids_BP.to(device),
+                position_ids=torch.arange(first, first + padded, device=device)[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=last.to(device),
+            )
         rows_B = torch.arange(len(prompts), device=device)
         layers = cast("list[DynamicLayer]", cache.layers)  # ``check_declared`` refused others
         states = [(cast("Tensor", layer.keys), cast("Tensor", layer.values)) for layer in layers]

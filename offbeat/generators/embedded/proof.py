@@ -19,6 +19,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from offbeat.generators.embedded.cache import ClockedCache
 from offbeat.generators.embedded.model import DecodedModel, check_declared
 from offbeat.generators.errors import UndecodableModel
+from offbeat.messages.media import Media
+from offbeat.model_proof.pictured_prompts import RESPONSE_TOKENS, pictured_prompts
 from offbeat.model_proof.plain import (
     TOLERANCES,
     attend_by,
@@ -124,7 +126,34 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
         raise UndecodableModel(type(model).__name__, problem, _ANOTHER_ENGINE)
     decoded = DecodedModel(model)
     prove_model(decoded, max_model_len)
+    prove_pictures(decoded, max_model_len)
     return decoded
+
+
+def prove_pictures(decoded: DecodedModel, max_model_len: int) -> None:
+    """Prove decoding behind pictures, if the model reads any.
+
+    Raises:
+        UndecodableModel: Decoding and transformers' own pass over ids and pictures differ.
+    """
+    model, name = decoded.module, type(decoded.module).__name__
+    prompts = pictured_prompts(model, max_model_len)
+    if not prompts:
+        return
+    sequences = [each.prompt + each.responses[0] for each in prompts]
+    media = [each.media for each in prompts]
+    with eager_attention(model):
+        want = [
+            plain_logprobs(model, tokens, media=own)
+            for tokens, own in zip(sequences, media, strict=True)
+        ]
+    lengths = [len(each.prompt) for each in prompts]
+    got = _decoded_logprobs(decoded, sequences, lengths, RESPONSE_TOKENS, 0, media)
+    gap, allowed = _worst(got, want), TOLERANCES[model.dtype]
+    if not gap <= allowed:
+        problem = f"decoding behind pictures is {gap:.2g} nat off, more than {allowed:g}"
+        raise UndecodableModel(name, problem, _ANOTHER_ENGINE)
+    _log.info("model.pictures_proved", model=name, distance_nat=gap)
 
 
 def _random_sequences(
@@ -150,7 +179,12 @@ def _gap(
 
     ``want`` has the log-probabilities [tokens] of that pass for each sequence.
     """
-    got = _decoded_logprobs(decoded, sequences, lengths, further, first)
+    return _worst(_decoded_logprobs(decoded, sequences, lengths, further, first), want)
+
+
+def _worst(got: Tensor, want: Sequence[Tensor]) -> float:
+    """Return the largest distance of a sequence; ``got`` has its last tokens alone."""
+    further = got.shape[1]
     return max(distance(row, plain[-further:].cpu()) for row, plain in zip(got, want, strict=True))
 
 
@@ -161,6 +195,7 @@ def _decoded_logprobs(
     lengths: Sequence[int],
     further: int,
     first: int,
+    media: Sequence[Media | None] = (),
 ) -> Tensor:
     """Log-probabilities [sequence, further] of the last tokens, computed as an engine does.
 
@@ -170,12 +205,13 @@ def _decoded_logprobs(
         lengths: Number of tokens of each prompt.
         further: Number of tokens that are decoded one by one.
         first: Position of the first token of every prompt.
+        media: Pictures of each prompt, or empty.
     """
     device, lengths_B = decoded.module.device, torch.tensor(lengths)
     cache = ClockedCache(dtype=decoded.dtype, logprob_dtype=torch.float32, device=device)
     cache.advance()
     prompts = [each[:length] for each, length in zip(sequences, lengths, strict=True)]
-    logits_RV, prefilled = decoded.prefill(prompts, lengths_B, first)
+    logits_RV, prefilled = decoded.prefill(prompts, lengths_B, first, media)
     cache.append(prefilled, lengths_B, torch.arange(len(lengths), device=device))
     logprobs = list[Tensor]()
     for step in range(further):

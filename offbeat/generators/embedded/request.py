@@ -10,6 +10,7 @@ from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
+from offbeat.multimodal.picture_rules import FAMILIES, PictureRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class RequestLimits:
     max_sequences: int
     max_model_len: int
     vocabulary: int
+    pictures: PictureRules | None = None  # None: the model reads none
 
     def check(self, request: GenerateRequest) -> None:
         """Raise ``InvalidRequest`` unless every number of the request can be served."""
@@ -43,6 +45,8 @@ class RequestLimits:
                 (f"prompt token {outside} is outside the vocabulary of {self.vocabulary}"),
                 "Tokenize with the tokenizer of the served model",
             )
+        else:
+            yield from self._picture_problems(request)
         if not 1 <= request.samples <= self.max_sequences:
             yield (
                 (f"samples={request.samples} is not in 1..{self.max_sequences}"),
@@ -62,6 +66,15 @@ class RequestLimits:
             yield "stop holds an empty string", "Leave it out"
         if not 0 < sampling.top_p <= 1:
             yield f"top_p={sampling.top_p:g} is not in (0, 1]", "Use 1 to keep every token"
+
+    def _picture_problems(self, request: GenerateRequest) -> Iterator[tuple[str, str]]:
+        if request.media is None:
+            return
+        if self.pictures is None:
+            fix = f"Serve an image-text model of {', '.join(FAMILIES)}, or leave pictures out"
+            yield "the prompt has pictures, which the served model does not read", fix
+        elif problem := self.pictures.problem(request.prompt_ids, request.media, is_history=True):
+            yield f"the prompt {problem}", "Make ids and pictures with the served model's processor"
 
 
 @dataclass(slots=True)

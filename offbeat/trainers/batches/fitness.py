@@ -10,9 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.messages.failures import SchemaError
+from offbeat.messages.media import Media
+from offbeat.multimodal.picture_rules import FAMILIES, PictureRules
 from offbeat.trainers.errors import UnfitColumns
+from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
+    MEDIA_VALUES,
     PROMPT_IDS,
     RESPONSE_IDS,
     RESPONSE_OFFSETS,
@@ -63,6 +68,27 @@ def _check_ids(place: int, name: str, ids: NDArray[np.generic], vocabulary: int)
     if len(unknown):
         got = f"{ids[unknown[0]]} at index {unknown[0]}"
         raise UnfitColumns(place, name, got, f"0 to {vocabulary - 1}, the model's vocabulary")
+
+
+def pictures_of(place: int, group: Columns, rules: PictureRules | None) -> Media | None:
+    """Return the pictures of a group's prompt, which the model reads; None if it has none.
+
+    Raises:
+        UnfitColumns: They do not fit the model, or the prompt's tokens.
+    """
+    try:
+        media = media_of(group)
+    except SchemaError as error:
+        raise UnfitColumns(place, error.column, error.got, error.want) from error
+    if media is None:
+        return None
+    if rules is None:
+        want = f"none: the model reads no pictures, as {', '.join(FAMILIES)} do"
+        raise UnfitColumns(place, MEDIA_VALUES, f"{len(media.sizes)} pictures", want)
+    if problem := rules.problem(group[PROMPT_IDS], media, is_history=False):
+        want = "pictures and tokens that the model's own processor made"
+        raise UnfitColumns(place, MEDIA_VALUES, f"a prompt that {problem}", want)
+    return media
 
 
 def check_length(place: int, group: Columns, name: str, tokens: int) -> None:

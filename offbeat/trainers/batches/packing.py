@@ -19,7 +19,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.trainers.batches.fitness import check_layout
+from offbeat.messages.media import Media
+from offbeat.multimodal.picture_rules import PictureRules, PlacedPictures, placed
+from offbeat.trainers.batches.fitness import check_layout, pictures_of
 from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
     LOSS_MASK,
@@ -49,6 +51,8 @@ class Batch:
     wanted: Bools  # per token: its logprob is computed
     branch: Ints  # per token: index of its branch
     ends: Ints  # per group: index at which its response tokens end
+    media: tuple[Media | None, ...] = ()  # pictures of each group's prompt
+    picture_rules: PictureRules | None = None  # None: the model reads no pictures
 
     @property
     def wanted_samples(self) -> Ints:
@@ -97,6 +101,7 @@ class PackedRows:
     source_N: Ints  # indices into ``Batch.tokens``
     one_branch_a_row: bool  # causal attention needs no mask
     trees: tuple[PromptTree, ...] = ()  # of a flat row: its groups. Empty: a row holds one group
+    pictures: PlacedPictures | None = None  # of the prompts in the rows, each prompt's once
 
 
 PADDING_MICROBATCH: Final = PackedRows(
@@ -130,13 +135,21 @@ def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
     )
 
 
-def flatten(groups: Sequence[Columns], *, only_trained: bool, vocabulary: int) -> Batch:
+def flatten(
+    groups: Sequence[Columns],
+    *,
+    only_trained: bool,
+    vocabulary: int,
+    picture_rules: PictureRules | None = None,
+) -> Batch:
     """Concatenate groups; wanted are the tokens under the loss mask, or all of them.
 
     Raises:
-        UnfitColumns: A group's columns do not fit each other, or the model's vocabulary.
+        UnfitColumns: A group's columns do not fit each other, the model's vocabulary, or the
+            pictures that it reads.
     """
     check_layout(groups, (LOSS_MASK,) if only_trained else (), vocabulary)
+    media = tuple(pictures_of(place, group, picture_rules) for place, group in enumerate(groups))
     offsets = [np.asarray(group[RESPONSE_OFFSETS], np.int64) for group in groups]
     firsts = np.cumsum([0] + [int(each[-1]) for each in offsets])
     start_S = np.concatenate(
@@ -160,6 +173,8 @@ def flatten(groups: Sequence[Columns], *, only_trained: bool, vocabulary: int) -
         wanted=wanted,
         branch=np.repeat(np.arange(len(full_S)), full_S),
         ends=firsts[1:],
+        media=media,
+        picture_rules=picture_rules,
     )
 
 
@@ -214,7 +229,16 @@ def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> Pack
         source_N,
         one_branch_a_row=len(branch_S) == len(rows) and (not flat or len(rows) == 1),
         trees=_trees(prompt_R, first_R, branches_R, length_S - 1) if flat else (),
+        pictures=_pictures(batch, rows, first_R),
     )
+
+
+def _pictures(batch: Batch, rows: Sequence[PackedRow], first_R: Ints) -> PlacedPictures | None:
+    """Return the pictures of the rows' prompts, and where they stand in the flattened rows."""
+    if batch.picture_rules is None or not any(batch.media):
+        return None
+    starts = [(row.group, first) for row, first in zip(rows, first_R.tolist(), strict=True)]
+    return placed(batch.picture_rules, batch.prompts, batch.media, starts)
 
 
 def visible_in(packed: PackedRows) -> Bools:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.trainers.batches.packing import Batch, PackedRow, PackedRows, flatten, pack
 from offbeat.trainers.batches.row_costs import RowCosts, RowLayout
 from offbeat.trainers.batches.rows import (
@@ -25,6 +26,8 @@ class MicrobatchPlanner:
     vocabulary: int  # token ids of the model
     call_pairs: float | None = field(default=None, kw_only=True)
     """Cost of one call of split attention, over that of a pair; None: the model cannot split it."""
+    picture_rules: PictureRules | None = field(default=None, kw_only=True)
+    """Pictures that the model reads; None: none."""
 
     def cut(
         self, groups: Sequence[Columns], *, only_trained: bool
@@ -35,11 +38,16 @@ class MicrobatchPlanner:
         microbatches.
 
         Raises:
-            UnfitColumns: A group's columns do not fit each other, or the model's vocabulary.
+            UnfitColumns: As ``flatten``.
         """
         if not groups:
             return None, []
-        batch = flatten(groups, only_trained=only_trained, vocabulary=self.vocabulary)
+        batch = flatten(
+            groups,
+            only_trained=only_trained,
+            vocabulary=self.vocabulary,
+            picture_rules=self.picture_rules,
+        )
         layout, microbatches = self._cheapest(batch)
         flat = layout is RowLayout.SPLIT
         return batch, [pack(batch, each, flat=flat) for each in microbatches]

@@ -13,9 +13,10 @@ from typing import Final, cast
 import torch
 import xxhash
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from offbeat.model_proof.loading import load_causal_lm
+from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.model_directory import replaced
 from offbeat.trainers.weights import torch_dtype
@@ -121,7 +122,7 @@ def save_weights(
     A model without memory takes its place, so that nothing is in memory twice.
     """
     with torch.device("meta"):
-        shell = AutoModelForCausalLM.from_config(
+        shell = auto_class_of(model.config).from_config(
             model.config, dtype=dtype, trust_remote_code=model.is_remote_code()
         )
     shell.generation_config = model.generation_config

@@ -34,6 +34,7 @@ from offbeat.trainers.batches.rows import plan_rows
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.forward import has_plain_head, packed_logprobs
 from offbeat.trainers.torch.model import vocabulary
+from offbeat.trainers.torch.picture_proof import prove_pictures
 from offbeat.trainers.torch.split_attention import SPLIT, register_split_attention
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
@@ -122,7 +123,9 @@ def _proved(
     if not attend_by(model, proof.attention):
         problem = f"is exact with attention {proof.attention} only, and cannot be switched to it"
         raise UntrainableModel(type(model).__name__, problem, "Train another model")
-    return proof, prove_model(model, max_model_len, proof, dtype)
+    witness = prove_model(model, max_model_len, proof, dtype)
+    prove_pictures(model, max_model_len, dtype, share=proof.shared_prompt, split=proof.split)
+    return proof, witness
 
 
 def prove_kind(

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PADDING_MICROBATCH, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
@@ -118,6 +119,7 @@ class TorchTrainer(ReloadableTrainer):
             linear_to_pair_ratio(self._model),
             vocabulary(self._model),
             call_pairs=call_to_pair_ratio(self._model) if rows.split else None,
+            picture_rules=picture_rules(self._model.config),
         )
         self._flops = model_flops(self._model)
         self._identity = identity(self._model)

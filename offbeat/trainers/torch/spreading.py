@@ -4,7 +4,8 @@ Every rank makes the model without memory, shards it, and allocates its own part
 which alone has read the files, broadcasts tensor by tensor; each rank copies its part.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
 
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
+from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.sharding import Weights, own, part_of
 from offbeat.weight_sync.source import named_weights
@@ -25,7 +27,7 @@ def shell_of(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool) -
         path, trust_remote_code=trust_remote_code, local_files_only=True
     )
     with torch.device("meta"):
-        shell = AutoModelForCausalLM.from_config(
+        shell = auto_class_of(config).from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code
         )
     return shell.eval()

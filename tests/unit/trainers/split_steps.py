@@ -47,8 +47,16 @@ def worst_relative_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> flo
     return max(float((got[n] - want[n]).abs().max() / want[n].abs().max()) for n in want)
 
 
-def naive_gradients(trainer: TorchTrainer, step: Step, loss: LossSpec) -> dict[str, Tensor]:
-    """The same gradient the slow way: one unpadded sequence at a time, autograd's own softmax."""
+def naive_gradients(
+    trainer: TorchTrainer,
+    step: Step,
+    loss: LossSpec,
+    inputs_of: Callable[[dict[str, Any]], dict[str, Tensor]] = lambda _: {},
+) -> dict[str, Tensor]:
+    """The same gradient the slow way: one unpadded sequence at a time, autograd's own softmax.
+
+    ``inputs_of`` a group are what its forward pass takes besides token ids.
+    """
     model, total = trainer.module, torch.zeros((), dtype=torch.float64)
     tokens, sequences, config = 0, 0, loss.config
     assert isinstance(config, PolicyGradientLossConfig)
@@ -58,7 +66,8 @@ def naive_gradients(trainer: TorchTrainer, step: Step, loss: LossSpec) -> dict[s
         for i, advantage in enumerate(group_advantages):
             own = slice(offsets[i], offsets[i + 1])
             ids = np.concatenate([group["prompt_ids"], group["response_ids"][own]])
-            logits = model(input_ids=torch.tensor(ids, dtype=torch.int64)[None]).logits[0]
+            row = torch.tensor(ids, dtype=torch.int64)[None]
+            logits = model(input_ids=row, **inputs_of(group)).logits[0]
             logprobs = torch.log_softmax(logits / loss.temperature, -1)
             first, mask = len(group["prompt_ids"]), group["loss_mask"][own]
             terms = list[Tensor]()
@@ -84,4 +93,27 @@ def naive_gradients(trainer: TorchTrainer, step: Step, loss: LossSpec) -> dict[s
     (total / (tokens if config.normalize == "tokens" else sequences)).backward()
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
+    return gradients
+
+
+def raw_gradients(
+    trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int, attempt: int = 1
+) -> dict[str, Tensor]:
+    """Gradients of an open step, normalised as finish would; the step is then aborted."""
+    groups, advantages = step
+    key = StepKey(1, attempt, 0)
+    trainer.begin_train_step(key, loss)
+    counts = list[int]()
+    for part in np.array_split(np.arange(len(groups)), chunks):
+        key = key.next()
+        result = trainer.train_microbatch(
+            key, [groups[i] for i in part], [advantages[i] for i in part]
+        )
+        counts.append(result.tokens if loss.config.normalize == "tokens" else result.sequences)
+    gradients = {
+        name: each.grad.clone() / sum(counts)
+        for name, each in trainer.module.named_parameters()
+        if each.grad is not None
+    }
+    trainer.abort_train_step(key)
     return gradients

@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from split_steps import MakeTrainer, Step, naive_gradients, run_step, worst_relative_error
+from split_steps import (
+    MakeTrainer,
+    Step,
+    naive_gradients,
+    raw_gradients,
+    run_step,
+    worst_relative_error,
+)
 from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
@@ -22,29 +29,6 @@ FULL = LossSpec(
     )
 )
 BY_SEQUENCES = LossSpec(ClippedPgLossConfig(normalize="sequences"), temperature=0.7)
-
-
-def raw_gradients(
-    trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int
-) -> dict[str, Tensor]:
-    """Gradients of an open step, normalised as finish would; the step is then aborted."""
-    groups, advantages = step
-    key = StepKey(1, 1, 0)
-    trainer.begin_train_step(key, loss)
-    counts = list[int]()
-    for part in np.array_split(np.arange(len(groups)), chunks):
-        key = key.next()
-        result = trainer.train_microbatch(
-            key, [groups[i] for i in part], [advantages[i] for i in part]
-        )
-        counts.append(result.tokens if loss.config.normalize == "tokens" else result.sequences)
-    gradients = {
-        name: each.grad.clone() / sum(counts)
-        for name, each in trainer.module.named_parameters()
-        if each.grad is not None
-    }
-    trainer.abort_train_step(key)
-    return gradients
 
 
 def weights(trainer: TorchTrainer) -> dict[str, Tensor]:

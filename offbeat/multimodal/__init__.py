@@ -1,0 +1,11 @@
+"""Image-text models: all that they have beyond causal language models, for trainers and engines.
+
+A picture enters a model at the placeholder tokens of its prompt: there, and nowhere else, the
+features of the vision tower stand in the place of the embedding. A placeholder id that a policy
+samples is an ordinary token; transformers' own forward pass would put features there, or fail. So the
+forward pass gets token ids alone, and a hook behind the embedding writes the features.
+
+auto_class       transformers' class of a model, by its config
+picture_rules    what a family demands of pictures, and which tokens of a prompt are theirs (numpy)
+tower            features of pictures, written into a forward pass
+"""

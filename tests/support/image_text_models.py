@@ -1,0 +1,151 @@
+"""Tiny random image-text models, groups with pictures, and the plain forward pass of one sample."""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch and transformers declare some functions without types.
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    PreTrainedModel,
+)
+
+from offbeat.messages.media import Media, MediaKind
+
+PLACEHOLDER = 60
+_VOCABULARY = 64
+_TEXT = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
+_VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+
+
+def idefics3() -> PreTrainedModel:
+    return Idefics3ForConditionalGeneration(
+        Idefics3Config(
+            image_token_id=PLACEHOLDER,
+            scale_factor=2,
+            pad_token_id=0,
+            tie_word_embeddings=False,
+            text_config={"model_type": "llama", **_TEXT},
+            vision_config={
+                **_VISION,
+                "num_attention_heads": 4,
+                "image_size": 32,
+                "patch_size": 8,
+            },
+        )
+    )
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {"idefics3": idefics3}
+
+
+def make(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A model of a family with fixed weights, large enough that log-probabilities differ."""
+    torch.manual_seed(7)
+    model = MODELS[family]()
+    with torch.no_grad():
+        for each in model.parameters():
+            if each.ndim > 1:
+                each.mul_(5)
+    torch.nn.Module.to(model, dtype)  # in place
+    return model.eval()
+
+
+def exact_norms(model: PreTrainedModel) -> PreTrainedModel:
+    """Let norms compute in the model's dtype: transformers' own round to float32 inside."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+            module.forward = _norm_of(module)
+    return model
+
+
+def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:
+    def norm(hidden: Tensor) -> Tensor:
+        variance = hidden.pow(2).mean(-1, keepdim=True)
+        return module.weight * (hidden * torch.rsqrt(variance + module.variance_epsilon))
+
+    return norm
+
+
+def pictures(seed: int, count: int = 1) -> Media:
+    """Random pictures as Idefics3's processor leaves them."""
+    values = np.random.default_rng(seed).standard_normal(count * 3 * 32 * 32, np.float32)
+    return Media(MediaKind.PIXELS, values, np.array([[3, 32, 32]] * count, np.int32))
+
+
+def prompt_with(count: int, *text: int) -> tuple[int, ...]:
+    """Token ids of a prompt with pictures, four placeholders each, and text behind them."""
+    return (1, *((61, *[PLACEHOLDER] * 4, 62) * count), *text)
+
+
+def logprobs_with_features_in_the_prompt_alone(
+    model: Any, prompt: Sequence[int], response: Sequence[int], media: Media
+) -> Tensor:
+    """Log-probabilities of a response that may have placeholder ids, which stay tokens."""
+    ids = torch.tensor([[*prompt, *response]])
+    shape = (1, len(media.sizes), *media.sizes[0].tolist())
+    pixels = torch.from_numpy(media.values).view(shape).to(model.dtype)
+    features = model.get_image_features(pixel_values=pixels).pooler_output
+    embedded = model.get_input_embeddings()(ids).clone()
+    is_picture = torch.tensor([*prompt, *response]) == PLACEHOLDER
+    is_picture[len(prompt) :] = False
+    embedded[0, is_picture] = features.flatten(0, 1)
+    logits = model(inputs_embeds=embedded, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+
+
+def plain_logprobs(
+    model: PreTrainedModel, prompt: Sequence[int], response: Sequence[int], media: Media | None
+) -> Tensor:
+    """Log-probabilities of a response by transformers' own pass over ids and pictures, one row.
+
+    A response must have no placeholder id: transformers would look for its picture.
+    """
+    further: dict[str, Any] = {}
+    if media is not None:
+        shape = (1, len(media.sizes), *media.sizes[0].tolist())
+        further["pixel_values"] = torch.from_numpy(media.values).view(shape).to(model.dtype)
+    ids = torch.tensor([[*prompt, *response]])
+    logits = model(
+        input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **further
+    ).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+
+
+class HalvesPictures(Idefics3ForConditionalGeneration):
+    """A model whose own pass does something to pictures that its tower alone does not."""
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        pixel_values: Any = None,
+        logits_to_keep: int | Tensor = 0,
+        **further: Any,
+    ) -> Any:
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            pixel_values=None if pixel_values is None else pixel_values / 2,
+            logits_to_keep=logits_to_keep,
+            **further,
+        )

@@ -1,0 +1,173 @@
+"""A step on groups whose prompts have pictures is the step of one plain sample after another."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from random_groups import Group, make_group
+from split_steps import MakeTrainer, Step, naive_gradients, raw_gradients
+from torch import Tensor
+
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
+from offbeat.multimodal.tower import picture_inputs
+from offbeat.trainers.errors import UnfitColumns, UntrainableModel
+from offbeat.trainers.torch.proof import prove_rows
+from offbeat.transfer_queue.media_columns import columns_of_media, media_of
+from tests.support.image_text_models import (
+    PLACEHOLDER,
+    HalvesPictures,
+    exact_norms,
+    logprobs_with_features_in_the_prompt_alone,
+    make,
+    pictures,
+    plain_logprobs,
+    prompt_with,
+)
+from tests.support.pictures import pixels
+
+FULL = LossSpec(
+    ClippedPgLossConfig(
+        old_logprobs="policy", tis_cap=2.0, kl_coef=0.1, clip_low=0.4, clip_high=0.6
+    )
+)
+TOWER = ("model.vision_model.*", "model.connector.*")
+
+
+@pytest.fixture(scope="module")
+def idefics3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("idefics3")
+    make("idefics3").save_pretrained(path)
+    return path
+
+
+def group_with(rng: np.random.Generator, count: int, *lengths: int) -> Group:
+    """A group of random responses behind a prompt with ``count`` pictures."""
+    group = make_group(rng, 1, lengths, masked=0.2)
+    text = rng.integers(2, 50, rng.integers(1, 5)).tolist()
+    group["prompt_ids"] = np.array(prompt_with(count, *text), np.int32)
+    group["response_ids"] = group["response_ids"] % 50  # no placeholder
+    if count:
+        group |= columns_of_media(pictures(int(rng.integers(1000)), count))
+    return group
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    """Eight groups, with one picture, two, or none."""
+    rng = np.random.default_rng(0)
+    groups = [group_with(rng, count, *rng.integers(1, 7, 3).tolist()) for count in (1, 2, 0, 1) * 2]
+    return groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups]
+
+
+def inputs_of(model: Any, group: Group) -> dict[str, Tensor]:
+    media = media_of(group)
+    return {} if media is None else picture_inputs(model, [media])
+
+
+@pytest.mark.parametrize("shared_prompt", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("freeze", [(), TOWER], ids=["trained tower", "frozen tower"])
+def test_the_gradient_is_that_of_one_plain_sample_after_another(
+    trainer_of: MakeTrainer,
+    idefics3: Path,
+    step: Step,
+    shared_prompt: bool,
+    freeze: tuple[str, ...],
+) -> None:
+    options: dict[str, Any] = {"shared_prompt": shared_prompt, "freeze": freeze}
+    trainer = trainer_of(idefics3, max_tokens_per_microbatch=100, **options)
+    model: Any = exact_norms(trainer.module)
+    want = naive_gradients(trainer, step, FULL, lambda group: inputs_of(model, group))
+    is_frozen = {name.startswith("model.text_model") or name == "lm_head.weight" for name in want}
+    assert is_frozen == ({True} if freeze else {True, False})
+    for attempt, chunks in enumerate((1, 2, 8), start=1):
+        got = raw_gradients(trainer, step, FULL, chunks, attempt)
+        assert error(got, want) <= 1e-10
+
+
+def error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
+    """Largest difference of any gradient, over the largest: that of a key's bias is zero."""
+    assert got.keys() == want.keys()
+    largest = max(float(each.abs().max()) for each in want.values())
+    return max(float((got[name] - want[name]).abs().max()) for name in want) / largest
+
+
+def test_a_sampled_placeholder_is_a_token_and_gets_no_feature(
+    trainer_of: MakeTrainer, idefics3: Path, step: Step
+) -> None:
+    group = dict(step[0][0])
+    group["response_ids"] = group["response_ids"].copy()
+    group["response_ids"][::2] = PLACEHOLDER
+    trainer = trainer_of(idefics3)
+    (columns,) = trainer.prepare_logprobs([group], policy=True, reference=False, temperature=1.0)
+    offsets, model = group["response_offsets"], exact_norms(trainer.module)
+    media = media_of(group)
+    assert media is not None
+    for first, end in itertools.pairwise(offsets):
+        response = group["response_ids"][first:end].tolist()
+        prompt = group["prompt_ids"].tolist()
+        with torch.no_grad():
+            want = logprobs_with_features_in_the_prompt_alone(model, prompt, response, media)
+        np.testing.assert_allclose(columns["policy_logprobs"][first:end], want, atol=2e-6, rtol=0)
+
+
+def test_policy_and_reference_score_samples_behind_their_own_pictures(
+    trainer_of: MakeTrainer, idefics3: Path, step: Step
+) -> None:
+    groups, _ = step
+    trainer = trainer_of(idefics3)
+    made = trainer.prepare_logprobs(groups, policy=True, reference=True, temperature=1.0)
+    model = exact_norms(trainer.module)
+    for group, columns in zip(groups, made, strict=True):
+        offsets, prompt = group["response_offsets"], group["prompt_ids"].tolist()
+        for first, end in itertools.pairwise(offsets):
+            response = group["response_ids"][first:end].tolist()
+            with torch.no_grad():
+                want = plain_logprobs(model, prompt, response, media_of(group))
+            for name in ("policy_logprobs", "reference_logprobs"):
+                np.testing.assert_allclose(columns[name][first:end], want, atol=2e-6, rtol=0)
+
+
+def test_the_tower_computes_the_pictures_of_a_group_once_for_all_its_samples(
+    trainer_of: MakeTrainer, idefics3: Path, step: Step
+) -> None:
+    trainer, computed = trainer_of(idefics3, max_tokens_per_microbatch=10_000), list[int]()
+    tower: Any = trainer.module
+    tower.model.vision_model.register_forward_hook(
+        lambda _module, _args, output: computed.append(len(output[0]))
+    )
+    trainer.prepare_logprobs(step[0], policy=True, reference=False, temperature=1.0)
+    pictures_of_groups = [media_of(group) for group in step[0]]
+    assert sum(computed) == sum(len(each.sizes) for each in pictures_of_groups if each)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (columns_of_media(pixels((3, 16, 16))), "picture 0 of \\[3, 16, 16\\]"),
+        (columns_of_media(pictures(0, 2)), "has 4 placeholder tokens, and its pictures take 8"),
+        ({"media_values": np.zeros(3 * 32 * 32, np.float32)}, "picture 0 of zeros"),
+    ],
+)
+def test_a_group_whose_pictures_do_not_fit_its_prompt_is_unfit_and_named(
+    trainer_of: MakeTrainer, idefics3: Path, step: Step, changes: Group, problem: str
+) -> None:
+    groups = [step[0][1], step[0][0] | changes]
+    with pytest.raises(UnfitColumns, match=problem) as raised:
+        trainer_of(idefics3).prepare_logprobs(groups, policy=True, reference=False, temperature=1)
+    assert raised.value.place == 1
+
+
+def test_a_text_model_refuses_a_group_with_pictures(trainer_of: MakeTrainer, step: Step) -> None:
+    with pytest.raises(UnfitColumns, match="the model reads no pictures"):
+        trainer_of().prepare_logprobs(step[0][:1], policy=True, reference=False, temperature=1)
+
+
+def test_a_model_that_computes_pictures_otherwise_is_refused_at_the_start() -> None:
+    model = HalvesPictures(make("idefics3").config).eval()
+    model.load_state_dict(make("idefics3").state_dict())
+    with pytest.raises(UntrainableModel, match=r"samples behind pictures [\d.]+ nat off"):
+        prove_rows(model, 64, shared_prompt=True, dtype=torch.float32)
