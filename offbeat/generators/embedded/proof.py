@@ -183,7 +183,10 @@ def _gap(
 
 
 def _worst(got: Tensor, want: Sequence[Tensor]) -> float:
-    """Return the largest distance of a sequence; ``got`` has its last tokens alone."""
+    """Return the largest distance of a sequence.
+
+    ``got`` [sequence, further] has its last tokens alone, ``want`` [tokens] of each sequence all.
+    """
     further = got.shape[1]
     return max(distance(row, plain[-further:].cpu()) for row, plain in zip(got, want, strict=True))
 
