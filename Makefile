@@ -44,7 +44,7 @@ help:
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
 	@echo 'make test-agents clients of agents (openai, openai-agents, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
-	@echo 'make test-verifiers  environments of verifiers (in an environment of its own)'
+	@echo 'make test-verifiers  environments of verifiers, conversations by renderers (in an environment of its own)'
 	@echo 'make test-browser  the pages in headless Chromium, where there is one (ARGS="--screenshots docs/images")'
 	@echo 'make test-export   exports read back by TensorBoard and MLflow; installs them'
 	@echo 'make test-trl    losses against the installed TRL, in an environment of its own; installs it'
@@ -93,7 +93,7 @@ test-environments: $(ENVIRONMENTS_STAMP)
 	$(BIN)/python -m pytest tests/environments $(ARGS)
 
 test-verifiers: $(VERIFIERS_STAMP)
-	$(VERIFIERS_VENV)/bin/python -m pytest tests/environments/test_verifiers.py $(ARGS)
+	$(VERIFIERS_VENV)/bin/python -m pytest tests/environments/test_verifiers.py tests/environments/test_renderers.py $(ARGS)
 
 test-properties: $(DEV_STAMP)
 	PROPERTY_EXAMPLES=500 $(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)

@@ -27,7 +27,6 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.environments.exits import contain_exits
 from offbeat.environments.factory import (
-    BadEnvironment,
     make_agent,
     make_environment,
     make_verifiers,
@@ -290,20 +289,16 @@ def _agents(
     """Create the endpoint and the agent processes of a worker; nothing is started yet.
 
     Raises:
-        BadEnvironment: The tokenizer has no chat template, so that no conversation can be encoded.
+        BadEnvironment: As ``make_bridge``: no conversation can be encoded.
     """
     # Packages that other environments do without.
     from offbeat.endpoint.agent_groups import AgentGroups  # noqa: PLC0415
+    from offbeat.endpoint.bridges import make_bridge  # noqa: PLC0415
     from offbeat.endpoint.session import SessionLimits  # noqa: PLC0415
-    from offbeat.endpoint.template_bridge import TemplateBridge  # noqa: PLC0415
-    from offbeat.endpoint.tokenizer_template import TokenizerTemplate  # noqa: PLC0415
 
-    if not tokenizer.chat_template:
-        problem = f"environment {config.environment.name!r} needs a tokenizer with a chat template, and it has none"
-        raise BadEnvironment("model.path", problem)
-    template = TokenizerTemplate(tokenizer)
-    ends = template.end_texts([*end_ids_of(config.model.path), *stop_token_ids])
     environment = config.environment
+    ends = [*end_ids_of(config.model.path), *stop_token_ids]
+    bridge = make_bridge(tokenizer, environment.renderer, ends)
     if environment.name == "verifiers":
         agent = make_verifiers(environment, working_dir, config.model.path)
     else:
@@ -312,7 +307,7 @@ def _agents(
     limits = SessionLimits(
         max_branches=rollout.max_branches, max_sample_tokens=max_sample_tokens(config)
     )
-    return AgentGroups(agent, TemplateBridge(template, ends), limits, rollout.branches)
+    return AgentGroups(agent, bridge, limits, rollout.branches)
 
 
 def _exchange_with(

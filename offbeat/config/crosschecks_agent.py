@@ -29,6 +29,16 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
         )
     if environment.episodes_per_child is not None:
         yield from _episodes_per_child_clashes(environment)
+    if environment.renderer and environment.name != "agent":
+        own = environment.name == "verifiers"
+        yield Clash(
+            ("environment.renderer", "environment.name"),
+            f"environment.renderer={environment.renderer} is not used: only the conversations of "
+            "name=agent are rendered by it",
+            "Name it in environment.options.renderer."
+            if own
+            else "Leave environment.renderer out.",
+        )
     if environment.is_agent and environment.max_turns > 1:
         yield Clash(
             ("environment.max_turns", "environment.name"),

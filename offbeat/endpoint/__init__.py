@@ -1,5 +1,6 @@
 """An OpenAI-compatible endpoint in front of an engine, which records what the engine drew.
 
-``session.py`` is one sample: turns, branches, what is trained of them. ``template_bridge.py`` joins
-turns without encoding a drawn token again. ``server.py`` speaks HTTP. No Ray, no torch.
+``session.py`` is one sample: turns, branches, what is trained of them. ``chat_bridge.py`` says
+how turns are joined without encoding a drawn token again, by a chat template or by a renderer.
+``server.py`` speaks HTTP. No Ray, no torch.
 """

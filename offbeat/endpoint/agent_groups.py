@@ -20,10 +20,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from offbeat.endpoint.chat_bridge import ChatBridge
 from offbeat.endpoint.descriptors import raise_descriptor_limit
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import Branch, SampleSession, SessionLimits
-from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.agent import AgentFunction
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.reward_value import NamedRewards
@@ -54,7 +54,7 @@ class AgentGroups:
     def __init__(
         self,
         agent: AgentFunction,
-        bridge: TemplateBridge,
+        bridge: ChatBridge,
         limits: SessionLimits,
         branches: Literal["train", "mask"] = "train",
     ) -> None:

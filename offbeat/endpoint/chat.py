@@ -21,6 +21,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    reasoning: str = ""  # of an answer, where the bridge reads it apart from the content
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates expect it: arguments of tools as objects."""
@@ -31,6 +32,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
             fields["tool_call_id"] = self.tool_call_id
         if self.name:
             fields["name"] = self.name
+        if self.reasoning:
+            fields["reasoning_content"] = self.reasoning
         return fields
 
 

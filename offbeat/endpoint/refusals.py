@@ -3,8 +3,8 @@
 from http import HTTPStatus
 from typing import Final
 
+from offbeat.endpoint.chat_bridge import TemplateRefused
 from offbeat.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
-from offbeat.endpoint.template_bridge import TemplateRefused
 from offbeat.generators.errors import InvalidRequest
 from offbeat.messages.failures import OffbeatError, RolloutFailed
 

@@ -61,8 +61,8 @@ class SentMessage(_Body):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    reasoning: None = None
-    reasoning_content: None = None
+    reasoning: str | None = None  # vLLM's newer name of the next
+    reasoning_content: str | None = None
 
     def canonical(self) -> ChatMessage:
         """Return the message in the form in which messages are compared.
@@ -79,6 +79,7 @@ class SentMessage(_Body):
             ),
             self.tool_call_id or "",
             self.name or "",
+            self.reasoning_content or self.reasoning or "",
         )
 
 

@@ -7,21 +7,21 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.endpoint.chat import ChatMessage
+from offbeat.endpoint.chat_bridge import ChatBridge
 from offbeat.endpoint.requests import ChatRequest
 from offbeat.endpoint.session import Turn
-from offbeat.endpoint.template_bridge import ChatTemplate
 
 DONE: Final = b"data: [DONE]\n\n"
 _Object = dict[str, Any]
 
 
-def chat_completion(turn: Turn, asked: ChatRequest, model: str, template: ChatTemplate) -> _Object:
+def chat_completion(turn: Turn, asked: ChatRequest, model: str, bridge: ChatBridge) -> _Object:
     """Return the body of an answer that is not streamed."""
     choice: _Object = {
         "index": 0,
         "message": _message(turn.answer),
         "finish_reason": turn.finish_reason,
-        "logprobs": _logprobs(turn, asked, template),
+        "logprobs": _logprobs(turn, asked, bridge),
     }
     body = _head(turn, model, "chat.completion")
     if asked.return_token_ids:
@@ -30,7 +30,7 @@ def chat_completion(turn: Turn, asked: ChatRequest, model: str, template: ChatTe
     return {**body, "choices": [choice], "usage": _usage(turn)}
 
 
-def chunks(turn: Turn, asked: ChatRequest, model: str, template: ChatTemplate) -> Iterator[bytes]:
+def chunks(turn: Turn, asked: ChatRequest, model: str, bridge: ChatBridge) -> Iterator[bytes]:
     """Return a finished answer as the events of a stream."""
     head, answer = _head(turn, model, "chat.completion.chunk"), turn.answer
     counts_usage = asked.stream_options is not None and asked.stream_options.include_usage
@@ -44,13 +44,15 @@ def chunks(turn: Turn, asked: ChatRequest, model: str, template: ChatTemplate) -
         rest["prompt_token_ids"] = turn.prompt.token_ids
     yield event({"role": "assistant", "content": "" if answer.content else None})
     rest.pop("prompt_token_ids", None)
+    if answer.reasoning:
+        yield event({"reasoning_content": answer.reasoning})
     if answer.content:
         yield event({"content": answer.content})
     if answer.tool_calls:
         calls = _message(answer)["tool_calls"]
         yield event({"tool_calls": [{"index": at, **call} for at, call in enumerate(calls)]})
     ids = {"token_ids": turn.completion_ids} if asked.return_token_ids else {}
-    yield event({}, turn.finish_reason, logprobs=_logprobs(turn, asked, template), **ids)
+    yield event({}, turn.finish_reason, logprobs=_logprobs(turn, asked, bridge), **ids)
     if counts_usage:
         yield _event({**head, "choices": [], "usage": _usage(turn)})
     yield DONE
@@ -80,6 +82,8 @@ def _head(turn: Turn, model: str, kind: str) -> _Object:
 
 def _message(answer: ChatMessage) -> _Object:
     message: _Object = {"role": "assistant", "content": answer.content}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
         message["content"] = answer.content or None
         message["tool_calls"] = [
@@ -102,13 +106,13 @@ def _usage(turn: Turn) -> _Object:
     }
 
 
-def _logprobs(turn: Turn, asked: ChatRequest, template: ChatTemplate) -> _Object | None:
+def _logprobs(turn: Turn, asked: ChatRequest, bridge: ChatBridge) -> _Object | None:
     if not asked.logprobs:
         return None
     content = _token_logprobs(turn)
     if not asked.return_tokens_as_token_ids:
         for each, id_ in zip(content, turn.completion_ids, strict=True):
-            each["token"] = template.decode([id_])
+            each["token"] = bridge.decode([id_])
     return {"content": content, "refusal": None}
 
 

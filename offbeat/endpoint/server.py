@@ -179,9 +179,9 @@ class AgentEndpoint:
             _check_length(session, turn)
             answer = await _answer(request, entry, turn, lambda: session.chat(turn))
             if asked.stream:
-                events = responses.chunks(answer, asked, self.model, session.bridge.template)
+                events = responses.chunks(answer, asked, self.model, session.bridge)
                 return await self._stream(request, b"".join(events))
-            body = responses.chat_completion(answer, asked, self.model, session.bridge.template)
+            body = responses.chat_completion(answer, asked, self.model, session.bridge)
             return _json(body)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

@@ -17,14 +17,14 @@ from typing import Final, NoReturn, TypeVar
 import msgspec
 
 from offbeat.endpoint.chat import ChatMessage, ToolCall, Tools
-from offbeat.endpoint.errors import LimitExceeded, SessionFinished
-from offbeat.endpoint.template_bridge import (
+from offbeat.endpoint.chat_bridge import (
     AnsweredChat,
     BranchReason,
+    ChatBridge,
+    DrawnAnswer,
     RenderedPrompt,
-    TemplateBridge,
 )
-from offbeat.endpoint.tool_calls import parse_tool_calls
+from offbeat.endpoint.errors import LimitExceeded, SessionFinished
 from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stop_strings import text_before_stop
 from offbeat.messages.failures import RolloutFailed
@@ -109,7 +109,7 @@ class SampleSession:
     """The turns of one sample. All methods belong to one event loop."""
 
     engine: EngineClient
-    bridge: TemplateBridge
+    bridge: ChatBridge
     sample: int = 0
     retry: int = 0  # 0 at the first try of the sample; every try draws under seeds of its own
     limits: SessionLimits = field(default_factory=SessionLimits)
@@ -137,14 +137,12 @@ class SampleSession:
         """
         parent, reason, prompt = await self._prompt(request)
         number, result = await self._generated(prompt, parent, request)
-        drawn = self._drawn_text(result)
-        text = _before_stop(drawn, result, request.stop)
-        content, calls = parse_tool_calls(text) if request.parses_tool_calls else (text, ())
-        if not request.parallel_tool_calls:
-            calls = calls[:1]
+        drawn = _drawn(prompt, result, request.stop)
+        parsed = self.bridge.parse(drawn, request.tools, parses_calls=request.parses_tool_calls)
+        calls = parsed.calls if request.parallel_tool_calls else parsed.calls[:1]
         answer = ChatMessage(
             "assistant",
-            content,
+            parsed.content,
             tuple(
                 ToolCall(
                     f"call_{number}_{index}",
@@ -153,6 +151,7 @@ class SampleSession:
                 )
                 for index, call in enumerate(calls)
             ),
+            reasoning=parsed.reasoning,
         )
         ended = "length" if result.finish_reasons[0] == "length" else "stop"
         return self._record(
@@ -167,9 +166,10 @@ class SampleSession:
                     request.tools,
                     prompt.text,
                     (*prompt.token_ids, *result.token_ids.tolist()),
-                    "" if calls or result.finish_reasons[0] == "stop" else drawn,
+                    len(prompt.token_ids),
+                    parsed.open_text,
                 ),
-                content,
+                parsed.content,
                 "tool_calls" if calls else ended,
             )
         )
@@ -190,9 +190,10 @@ class SampleSession:
             reason = BranchReason.HISTORY_EDITED if self.turns else BranchReason.OPENING
         prompt = RenderedPrompt("", ids, ids if parent is None else ids[_length(parent) :])
         number, result = await self._generated(prompt, parent, request)
-        history = AnsweredChat((), (), "", (*ids, *result.token_ids.tolist()))
+        history = AnsweredChat((), (), "", (*ids, *result.token_ids.tolist()), len(ids))
         ended = "length" if result.finish_reasons[0] == "length" else "stop"
-        text = _before_stop(self._drawn_text(result), result, request.stop)
+        drawn = _drawn(prompt, result, request.stop)
+        text = text_before_stop(self.bridge.decode(drawn.token_ids), drawn.stop)
         return self._record(Turn(number, parent, reason, prompt, result, history, text, ended))
 
     def was_continued(self, turn: Turn) -> bool:
@@ -260,8 +261,11 @@ class SampleSession:
         most, ends = min(sampling.max_new_tokens, room), sampling.stop_token_ids
         if request.max_new_tokens is not None:
             most = min(most, request.max_new_tokens)
-        if isinstance(request, TokenTurn):
-            ends = tuple(dict.fromkeys((*ends, *request.stop_token_ids)))
+        more = (
+            request.stop_token_ids if isinstance(request, TokenTurn) else self.bridge.stop_token_ids
+        )
+        if more:
+            ends = tuple(dict.fromkeys((*ends, *more)))
         sampling = msgspec.structs.replace(
             sampling, max_new_tokens=most, stop_token_ids=ends, stop=request.stop
         )
@@ -314,11 +318,6 @@ class SampleSession:
         """Return by how much a prompt lengthens the branches: a new one has the history once more."""
         return len(prompt.token_ids if self._opens_branch(parent) else prompt.new_ids)
 
-    def _drawn_text(self, result: GenerateResult) -> str:
-        """Return the text of the tokens that were drawn, without the one that ended the turn."""
-        ids = result.token_ids.tolist()
-        return self.bridge.template.decode(ids[:-1] if result.finish_reasons[0] == "stop" else ids)
-
     def _record(self, turn: Turn) -> Turn:
         """Take a turn in.
 
@@ -346,8 +345,15 @@ async def _apart(request: ChatTurn, make: Callable[[], T]) -> T:
     return await asyncio.to_thread(make)
 
 
-def _before_stop(text: str, result: GenerateResult, stop: Sequence[str]) -> str:
-    return text_before_stop(text, stop) if result.finish_reasons[0] == STOPPED_AT_STRING else text
+def _drawn(prompt: RenderedPrompt, result: GenerateResult, stop: tuple[str, ...]) -> DrawnAnswer:
+    ids, reason = result.token_ids.tolist(), result.finish_reasons[0]
+    is_ended = reason == "stop"
+    return DrawnAnswer(
+        prompt.token_ids,
+        tuple(ids[:-1] if is_ended else ids),
+        is_ended,
+        stop if reason == STOPPED_AT_STRING else (),
+    )
 
 
 def _is_the_agents(error: Exception) -> bool:

@@ -7,7 +7,7 @@ import jinja2
 import msgspec
 
 from offbeat.endpoint.chat import ChatMessage, Tools
-from offbeat.endpoint.template_bridge import TemplateRefused
+from offbeat.endpoint.chat_bridge import TemplateRefused
 
 
 class BackendTokenizer(Protocol):

@@ -32,6 +32,7 @@ def dry(config: RunConfig) -> RunConfig:
         "options": {},
         "max_turns": 1,
         "variables": (),
+        "renderer": {},
         "episodes_per_child": None,
         "workers": 1,
     }

@@ -84,7 +84,7 @@ def episode(loop: asyncio.Runner, *script: str, agent: Any = run) -> tuple[float
     on = session(engine, max_new_tokens=200)
     reward = loop.run(play())
     assert len(on.finish()) == 1
-    decode = on.bridge.template.decode
+    decode = on.bridge.decode
     return reward, [decode(request.prompt_ids) for request, *_ in engine.calls]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AddedToken, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from offbeat.config.run import RunConfig
 from offbeat.endpoint.agent_groups import AgentGroups
@@ -25,26 +25,21 @@ from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.transfer_queue import schema
-from tests.support.agent_endpoint import END, DrawnBytes, byte_tokenizer
+from tests.support.agent_endpoint import END, DrawnBytes, qwen_byte_tokenizer
 
 pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
 
 pytestmark = [pytest.mark.environments, pytest.mark.filterwarnings("default")]
 
 HERE = Path(__file__).parent
-SPECIAL = ("<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-RESPONSE = ("<tool_response>", "</tool_response>")
 CALL = '<tool_call>\n{"name": "add",  "arguments": {"a":2, "b": 3}}\n</tool_call><|im_end|>'
 """Two spaces and none where JSON is written anew with one: encoded again it would be other tokens."""
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tokenizer = byte_tokenizer()
-    tokens = [AddedToken(each, normalized=False) for each in (*SPECIAL, *RESPONSE)]
-    tokenizer.add_tokens(tokens)
     directory = tmp_path_factory.mktemp("model")
-    tokenizer.save_pretrained(directory)
+    qwen_byte_tokenizer().save_pretrained(directory)
     return directory
 
 

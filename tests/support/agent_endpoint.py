@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from offbeat.endpoint.chat_bridge import ChatBridge
 from offbeat.endpoint.session import Branch, SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.endpoint.tokenizer_template import TokenizerTemplate
@@ -89,6 +90,15 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
         [AddedToken(each, special=True, normalized=False) for each in special]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+
+
+def qwen_byte_tokenizer() -> PreTrainedTokenizerFast:
+    """As ``byte_tokenizer``, with the other special tokens of Qwen3."""
+    tokenizer = byte_tokenizer()
+    tags = ("think", "tool_call", "tool_response")
+    named = ("<|endoftext|>", *(each for tag in tags for each in (f"<{tag}>", f"</{tag}>")))
+    tokenizer.add_tokens(list(named))
+    return tokenizer
 
 
 _TOKENIZER: Final = byte_tokenizer()
@@ -172,9 +182,10 @@ def session(
     max_model_len: int = 100_000,
     limits: SessionLimits | None = None,
     seed: int = 3,
+    bridge: ChatBridge | None = None,
 ) -> SampleSession:
     made = template(chat_template)
     sampling = SamplingParams(max_new_tokens=max_new_tokens)
     client = EngineClient(task(seed), engine.generate, sampling, max_model_len)
-    bridge = TemplateBridge(made, made.end_texts(end_ids))
-    return SampleSession(client, bridge, limits=limits or SessionLimits())
+    joins = bridge or TemplateBridge(made, made.end_texts(end_ids))
+    return SampleSession(client, joins, limits=limits or SessionLimits())

@@ -4,15 +4,31 @@
 # transformers leaves its configs and its loading functions untyped.
 
 from collections.abc import Iterator
+from typing import Any, Final
 
 from offbeat.config.run import RunConfig
+from offbeat.endpoint.bridges import make_bridge
+from offbeat.endpoint.chat import ChatMessage, Tools
+from offbeat.endpoint.chat_bridge import ChatBridge, TemplateRefused
+from offbeat.environments.factory import BadEnvironment
 from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.messages.text import printable
 
 _SUBJECT = "agent"
+_PROBE: Final = (ChatMessage("system", "Be brief."), ChatMessage("user", "What is 2+3?"))
+_TOOL: Final = (
+    '{"type":"function","function":{"name":"add","description":"Add two numbers.","parameters":'
+    '{"type":"object","properties":{"a":{"type":"number"}},"required":["a"]}}}'
+)
+_SHOWN: Final = 12  # tokens of a difference
+_FIX: Final = (
+    "Take a model that was trained on conversations, add chat_template.jinja to it, or name the "
+    "renderer of its family in environment.renderer."
+)
 
 
 def check_agent(config: RunConfig) -> Iterator[Finding]:
-    """Check the chat template of the model, and the processes against the samples of a group."""
+    """Check what joins the turns of a conversation, and the processes against the samples of a group."""
     environment = config.environment
     if not environment.is_agent:
         return
@@ -26,13 +42,13 @@ def check_agent(config: RunConfig) -> Iterator[Finding]:
         )
     except (OSError, ValueError):
         return  # reported by the checks of the model
-    if not tokenizer.chat_template:
-        yield error(
-            _SUBJECT,
-            f"the tokenizer of {config.model.path} has no chat template: no conversation can be encoded",
-            "Take a model that was trained on conversations, or add chat_template.jinja to it.",
-        )
+    try:
+        bridge = make_bridge(tokenizer, environment.renderer, ())
+    except BadEnvironment as bad:
+        yield error(_SUBJECT, f"{bad}: no conversation can be encoded", _FIX)
         return
+    if environment.name == "agent":
+        yield _bridge_finding(config, tokenizer, bridge)
     episodes = environment.workers * environment.reward_workers * environment.episodes_at_once
     seen = f"{episodes} episodes run at once; a group has {config.samples_per_group}"
     if episodes < config.samples_per_group:
@@ -43,3 +59,49 @@ def check_agent(config: RunConfig) -> Iterator[Finding]:
         )
     else:
         yield ok(_SUBJECT, seen)
+
+
+def _bridge_finding(
+    config: RunConfig,
+    tokenizer: Any,  # noqa: ANN401 - of transformers
+    bridge: ChatBridge,
+) -> Finding:
+    """Say what joins turns, and why; a renderer is compared with the chat template."""
+    path, chosen = config.model.path, config.environment.renderer
+    if not chosen:
+        tools = "" if _opening(bridge, (_TOOL,)) != _opening(bridge) else "; it shows no tools"
+        return ok(
+            _SUBJECT,
+            f"turns are joined by the chat template of {path}, as no environment.renderer is named{tools}",
+        )
+    named = f"turns are joined by the renderer {chosen}, as environment.renderer says"
+    if not tokenizer.chat_template:
+        return ok(_SUBJECT, f"{named}; {path} has no chat template to compare it with")
+    template = make_bridge(tokenizer, {}, ())
+    for tools in ((_TOOL,), ()):
+        ours, theirs = _opening(bridge, tools), _opening(template, tools)
+        if ours != theirs:
+            at = next(
+                (at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+                min(len(ours), len(theirs)),
+            )
+            seen, expected = (
+                printable(bridge.decode(ids[at : at + _SHOWN])) for ids in (ours, theirs)
+            )
+            return warning(
+                _SUBJECT,
+                f"{named}; it opens a conversation {'with' if tools else 'without'} a tool otherwise than "
+                f"the chat template of {path} from token {at} on: {seen!r} and {expected!r}",
+                "Name the renderer of the model's family, or leave environment.renderer out.",
+            )
+    return ok(_SUBJECT, f"{named}; it opens a conversation as the chat template of {path} does")
+
+
+def _opening(bridge: ChatBridge, tools: Tools = ()) -> tuple[int, ...]:
+    """Return the tokens of a short conversation; none if it is refused."""
+    for messages in (_PROBE, _PROBE[1:]):  # some templates take no system message
+        try:
+            return bridge.opening(messages, tools).token_ids
+        except TemplateRefused:
+            continue
+    return ()

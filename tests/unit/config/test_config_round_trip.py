@@ -85,7 +85,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "environment.reward_retries": st.just(0),
     "environment.reward_retry_on": st.just(()),
     "environment.reward_calls_per_s": st.none(),
-    "environment.variables": st.just(()),  # for an agent alone, as the next
+    "environment.variables": st.just(()),  # for an agent alone, as the next two
+    "environment.renderer": st.just({}),
     "environment.episodes_per_child": st.none(),
     "sampler": st.composite(sampler)(),
     "buffer.capacity_groups": st.none() | st.integers(800, 999),  # what the widest sampler admits

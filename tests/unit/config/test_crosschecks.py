@@ -358,6 +358,8 @@ def test_variables_are_kept_from_agents_alone() -> None:
 
 
 def test_episodes_share_a_process_where_an_agent_is_a_function() -> None:
+    text = only({"environment": {"name": "arithmetic", "renderer": {"name": "qwen3"}}})
+    assert "environment.renderer={'name': 'qwen3'} is not used" in text
     text = only({"environment": {"name": "arithmetic", "episodes_per_child": 4}})
     assert "environment.episodes_per_child=4 is not used" in text
     program = {"name": "agent", "command": ["./agent"], "episodes_per_child": 4}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.endpoint.chat import ChatMessage
+from offbeat.endpoint.chat_bridge import BranchReason
 from offbeat.endpoint.errors import LimitExceeded, SessionFinished
 from offbeat.endpoint.session import (
     Branch,
@@ -18,7 +19,14 @@ from offbeat.endpoint.session import (
     TokenTurn,
     Turn,
 )
-from offbeat.endpoint.template_bridge import BranchReason
+from tests.support.agent_conversations import (
+    ANSWERS,
+    STEPS,
+    TOOL,
+    check_what_is_trained,
+    user,
+    wander,
+)
 from tests.support.agent_endpoint import (
     CHATML,
     COUNTS_MESSAGES,
@@ -33,12 +41,6 @@ from tests.support.agent_endpoint import (
     session,
     template,
 )
-
-TOOL = '{"function":{"name":"add","parameters":{}},"type":"function"}'
-
-
-def user(text: str) -> ChatMessage:
-    return ChatMessage("user", text)
 
 
 async def talk(on: SampleSession, *later: str, **request: Any) -> list[ChatMessage]:
@@ -372,7 +374,6 @@ def test_equal_seeds_of_an_agent_do_not_make_equal_turns() -> None:
 
 # --- any conversation -----------------------------------------------------------------------------
 
-STEPS = st.sampled_from(["user", "tool", "go_on", "edit", "fork", "tools", "restart"])
 TEMPLATES = st.sampled_from(
     [
         CHATML,
@@ -383,11 +384,6 @@ TEMPLATES = st.sampled_from(
         COUNTS_MESSAGES,
     ]
 )
-CALL = '<tool_call>{"name": "add",  "arguments": {"b":1}}</tool_call>'
-SAID = ("a", "€", "\n", " ", "b}", "<think>", "</think>", "assistant\n", CALL, "<|im_end|>")
-ANSWERS = st.lists(
-    st.lists(st.sampled_from(SAID), min_size=1, max_size=6).map("".join), min_size=9, max_size=9
-)
 
 
 @settings(max_examples=60, deadline=None)
@@ -397,25 +393,8 @@ def test_every_drawn_token_is_trained_once_with_its_logprob_and_nothing_else_is(
 ) -> None:
     engine = DrawnBytes(answers)
     on = session(engine, chat_template, max_new_tokens=most)
-    asked = asyncio.run(_wander(on, steps, ("b}",) if stops else ()))
-    branches = on.finish()
-    trained = list[float]()
-    for branch in branches:
-        transcript = branch.transcript
-        assert sum(number for _, number in transcript.spans) == len(transcript.token_ids)
-        drawn = zip(transcript.mask, transcript.token_ids, transcript.logprobs, strict=True)
-        for is_trained, token, logprob in drawn:
-            assert is_trained == (logprob < 0)
-            if is_trained:
-                trained.append(logprob)
-                assert token == _token_of(engine, logprob)
-    assert sorted(trained) == sorted(logprob for _, _, each in engine.calls for logprob in each)
-    lines = [(*branch.prompt_ids, *branch.transcript.token_ids) for branch in branches]
-    assert on.tokens == sum(map(len, lines))
-    assert sum(branch.transcript.turns for branch in branches) == len(on.turns)
-    for request, ids, _ in engine.calls:
-        seen = (*request.prompt_ids, *ids)
-        assert any(line[: len(seen)] == seen for line in lines)
+    asked = asyncio.run(wander(on, steps, ("b}",) if stops else ()))
+    check_what_is_trained(on, engine)
     made = template(chat_template)
     for turn, request in zip(on.turns, asked, strict=True):
         _check_prompt(
@@ -440,37 +419,6 @@ def _check_prompt(turn: Turn, request: ChatTurn, rendered: str) -> None:
 
 def decoded(turn: Turn) -> str:
     return template().decode(turn.completion_ids)
-
-
-async def _wander(on: SampleSession, steps: list[str], stop: tuple[str, ...]) -> list[ChatTurn]:
-    messages, tools, asked = (user("hello"),), (TOOL,), list[ChatTurn]()
-    seen = list[tuple[ChatMessage, ...]]()
-    for step in ("user", *steps):
-        asked.append(ChatTurn(messages, tools, stop))
-        turn = await on.chat(asked[-1])
-        said = (*messages, turn.answer)
-        seen.append(said)
-        match step:
-            case "user":
-                messages = (*said, user("go on"))
-            case "tool":
-                messages = (*said, ChatMessage("tool", "3€", tool_call_id="x"))
-            case "go_on":
-                more = turn.history.open_text + "a and on"
-                messages = (*messages, ChatMessage("assistant", more), user("so?"))
-            case "edit":
-                messages = (*messages, ChatMessage("assistant", "edited"), user("so?"))
-            case "fork":
-                messages = (*seen[len(seen) // 2], user("or else?"))
-            case "tools":
-                messages, tools = (*said, user("other tools")), (*tools, TOOL)
-            case _:
-                messages = (user("anew"),)
-    return asked
-
-
-def _token_of(engine: DrawnBytes, logprob: float) -> int:
-    return next(ids[each.index(logprob)] for _, ids, each in engine.calls if logprob in each)
 
 
 def test_the_end_token_is_the_templates() -> None:

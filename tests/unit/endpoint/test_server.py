@@ -16,10 +16,10 @@ from yarl import URL
 
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SampleSession, SessionLimits
-from offbeat.endpoint.template_bridge import ChatTemplate
+from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from tests.support.agent_endpoint import DrawnBytes, encode, session
+from tests.support.agent_endpoint import DrawnBytes, encode, session, template
 
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -175,7 +175,7 @@ def test_tools_are_shown_to_the_model_as_the_client_wrote_them() -> None:
     async def story(client: Client) -> None:
         await client.post({**HELLO, "tools": [{"type": "function", "function": function}]})
         (request, _, _) = engine.calls[0]
-        shown = client.session.bridge.template.decode(request.prompt_ids)
+        shown = client.session.bridge.decode(request.prompt_ids)
         assert json.dumps({"type": "function", "function": function}) in shown
 
     play(story, engine)
@@ -376,11 +376,8 @@ def test_a_bug_is_an_answer_and_fails_the_sample() -> None:
     play(story, FailingEngine(ZeroDivisionError()))
 
 
-class UndecodableAnswers:
-    """A template that renders and encodes as another one, and cannot decode an answer."""
-
-    def __init__(self, inner: ChatTemplate) -> None:
-        self.render, self.encode = inner.render, inner.encode
+class UndecodableAnswers(TemplateBridge):
+    """A bridge that opens a conversation, and cannot decode an answer."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         raise ZeroDivisionError(len(token_ids))
@@ -388,8 +385,7 @@ class UndecodableAnswers:
 
 def test_a_bug_behind_the_engine_fails_the_sample_too() -> None:
     async def story(client: Client) -> None:
-        bridge = client.session.bridge
-        bridge.template = UndecodableAnswers(bridge.template)
+        client.session.bridge = UndecodableAnswers(template(), {})
         assert await client.refused(HELLO) == (500, "internal_error")
         assert isinstance(client.session.failure, ZeroDivisionError)
 

@@ -14,7 +14,8 @@ from examples.tiny_calculator import make_model as script
 from examples.tiny_calculator.calculator import CALCULATOR, calculate
 from examples.tiny_calculator.tasks import HELD_OUT, SEED, TRAINED, make_task, make_tasks
 from offbeat.endpoint.chat import ChatMessage, ToolCall
-from offbeat.endpoint.template_bridge import AnsweredChat, RenderedPrompt, TemplateBridge
+from offbeat.endpoint.chat_bridge import AnsweredChat, RenderedPrompt
+from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.endpoint.tool_calls import parse_tool_calls
 
@@ -125,7 +126,9 @@ def test_turns_are_joined_to_the_tokens_of_the_whole_conversation(
     for turn in range(1, len(messages), 2):
         assert whole[: len(prompt.token_ids)] == list(prompt.token_ids)
         end = is_answer.index(False, len(prompt.token_ids))
-        history = AnsweredChat(messages[: turn + 1], TOOLS, prompt.text, tuple(whole[:end]))
+        history = AnsweredChat(
+            messages[: turn + 1], TOOLS, prompt.text, tuple(whole[:end]), len(prompt.token_ids)
+        )
         if turn + 2 < len(messages):
             prompt = bridge.extend(history, messages[: turn + 2], TOOLS)
             assert isinstance(prompt, RenderedPrompt)

@@ -1,6 +1,7 @@
 """What ``offbeat check`` says of an agent."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,11 +10,12 @@ from offbeat.launch.checks.agent import check_agent
 from offbeat.launch.checks.finding import Finding, Level
 from offbeat.launch.checks.user_code import check_targets
 from offbeat.launch.dry_run import dry
-from tests.support.agent_endpoint import CHATML, byte_tokenizer
+from tests.support.agent_endpoint import CHATML, NO_END_TOKENS, byte_tokenizer
 
 
-def recipe(model: Path, episodes_per_child: int = 8) -> RunConfig:
+def recipe(model: Path, episodes_per_child: int = 8, **own: Any) -> RunConfig:
     agent = {
+        **own,
         "name": "agent",
         "target": "a:b",
         "episodes_per_child": episodes_per_child,
@@ -31,29 +33,39 @@ def recipe(model: Path, episodes_per_child: int = 8) -> RunConfig:
     )
 
 
-def finding(model: Path, chat_template: str | None, episodes_per_child: int = 8) -> Finding:
+def findings(model: Path, chat_template: str | None, episodes_per_child: int = 8) -> list[Finding]:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(model)
-    (found,) = check_agent(recipe(model, episodes_per_child))
-    return found
+    return list(check_agent(recipe(model, episodes_per_child)))
 
 
 def test_without_a_chat_template_no_conversation_can_be_encoded(tmp_path: Path) -> None:
-    found = finding(tmp_path, None)
-    assert found.level is Level.ERROR and "has no chat template" in found.message
+    (found,) = findings(tmp_path, None)
+    assert found.level is Level.ERROR and "needs a tokenizer with a chat template" in found.message
+
+
+@pytest.mark.parametrize(("shows", "said"), [(CHATML, ""), (NO_END_TOKENS, "; it shows no tools")])
+def test_what_joins_turns_is_named_and_whether_the_model_sees_tools(
+    tmp_path: Path, shows: str, said: str
+) -> None:
+    found = findings(tmp_path, shows)[0]
+    assert found.level is Level.OK
+    path = f"the chat template of {tmp_path}"
+    assert found.message == f"turns are joined by {path}, as no environment.renderer is named{said}"
 
 
 def test_fewer_episodes_at_once_than_samples_are_told(tmp_path: Path) -> None:
-    found = finding(tmp_path, CHATML, episodes_per_child=1)
+    found = findings(tmp_path, CHATML, episodes_per_child=1)[-1]
     assert found.level is Level.WARNING
     assert "1 episodes run at once; a group has 8" in found.message
-    assert finding(tmp_path, CHATML).level is Level.OK
+    assert findings(tmp_path, CHATML)[-1].level is Level.OK
 
 
 def test_an_agents_recipe_can_be_dried(tmp_path: Path) -> None:
-    dried = dry(recipe(tmp_path))
+    dried = dry(recipe(tmp_path, renderer={"name": "qwen3"}))
     assert (dried.environment.name, dried.environment.variables) == ("stub", ())
+    assert dried.environment.renderer == {}
     assert (dried.rollout.on_failed_sample, dried.rollout.min_valid_samples) == ("retry", 3)
 
 

@@ -1,0 +1,76 @@
+"""Makes the bridge that a recipe asks for: by the model's chat template, or by a renderer."""
+
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# renderers is an extra, unknown where it is not installed.
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, Final
+
+from offbeat.endpoint.chat_bridge import ChatBridge
+from offbeat.endpoint.renderer_bridge import ModelRenderer, RendererBridge
+from offbeat.endpoint.template_bridge import TemplateBridge
+from offbeat.endpoint.tokenizer_template import TokenizerTemplate
+from offbeat.environments.factory import BadEnvironment
+
+_KEY: Final = "environment.renderer"
+_GENERIC: Final = "DefaultRenderer"
+
+
+def make_bridge(
+    tokenizer: Any,  # noqa: ANN401 - of transformers
+    renderer: Mapping[str, Any],
+    end_ids: Sequence[int],
+) -> ChatBridge:
+    """Return the bridge of all samples of a model.
+
+    Args:
+        tokenizer: The model's, a fast one.
+        renderer: ``environment.renderer``; empty: the tokenizer's chat template.
+        end_ids: The tokens that end a turn.
+
+    Raises:
+        BadEnvironment: There is no chat template; or as ``make_renderer`` raises.
+    """
+    template = TokenizerTemplate(tokenizer)
+    if renderer:
+        return RendererBridge(make_renderer(tokenizer, renderer), template)
+    if not tokenizer.chat_template:
+        problem = (
+            "an agent needs a tokenizer with a chat template, and it has none; add "
+            f"chat_template.jinja to the model, or name the renderer of its family in {_KEY}"
+        )
+        raise BadEnvironment("model.path", problem)
+    return TemplateBridge(template, template.end_texts(end_ids))
+
+
+def make_renderer(
+    tokenizer: Any,  # noqa: ANN401 - of transformers
+    options: Mapping[str, Any],
+) -> ModelRenderer:
+    """Return the renderer that these options name.
+
+    Raises:
+        BadEnvironment: The library is not installed, has no such renderer, or the renderer does not
+            fit the tokenizer or continues no conversation.
+    """
+    if find_spec("renderers") is None:
+        problem = "the package renderers is not installed: pip install 'offbeat[renderers]'"
+        raise BadEnvironment(_KEY, problem)
+    from pydantic import TypeAdapter  # noqa: PLC0415 - with the extra, which takes a second
+    from renderers import RendererConfig, create_renderer  # noqa: PLC0415
+
+    try:
+        config: Any = TypeAdapter(RendererConfig).validate_python(dict(options))
+        made: Any = create_renderer(tokenizer, config)
+    except (ValueError, TypeError, AssertionError, NotImplementedError, ImportError) as error:
+        raise BadEnvironment(_KEY, f"{dict(options)}: {error}") from error
+    if type(made).__name__ == _GENERIC:
+        problem = (
+            f"{dict(options)} is its {_GENERIC}, which continues no conversation, so that each turn "
+            "would be a branch: name the renderer of the model's family, as in {name: qwen3} (a "
+            "directory is not known by its name), or leave it out for the chat template"
+        )
+        raise BadEnvironment(_KEY, problem)
+    return made

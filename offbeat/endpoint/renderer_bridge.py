@@ -1,0 +1,167 @@
+"""Bridges the turns of a conversation by the library renderers, which knows the formats of models.
+
+A renderer writes the messages of one family of models as tokens, and reads its answers from tokens:
+reasoning, tool calls in the format of the family, content. It continues a history of tokens without
+a chat template, so nothing has to be rendered twice and compared.
+"""
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, Protocol
+
+import msgspec
+
+from offbeat.endpoint.chat import ChatMessage, Tools
+from offbeat.endpoint.chat_bridge import (
+    AnsweredChat,
+    BranchReason,
+    DrawnAnswer,
+    ParsedAnswer,
+    RenderedPrompt,
+    TemplateRefused,
+)
+from offbeat.endpoint.tool_calls import ParsedCall
+from offbeat.generators.stop_strings import text_before_stop
+
+Objects = list[dict[str, Any]]
+"""Messages, or tools, as the library takes them."""
+
+
+class ToolAttempt(Protocol):
+    """The part of a ``ParsedToolCall`` of renderers in use."""
+
+    name: str | None
+    arguments: Any
+    status: Any  # text, "ok" for a call that is whole
+
+
+class ParsedTokens(Protocol):
+    """The part of a ``ParsedResponse`` of renderers in use."""
+
+    content: str
+    reasoning_content: str | None
+
+    @property
+    def tool_calls(self) -> Sequence[ToolAttempt]: ...
+
+
+class BridgedTokens(Protocol):
+    """The part of ``RenderedTokens`` of renderers in use."""
+
+    token_ids: list[int]
+
+
+class ModelRenderer(Protocol):
+    """The part of a ``Renderer`` of renderers in use."""
+
+    def render_ids(
+        self, messages: Objects, *, tools: Objects | None, add_generation_prompt: bool
+    ) -> list[int]: ...
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: Objects,
+        *,
+        tools: Objects | None,
+    ) -> BridgedTokens | None: ...
+
+    def parse_response(
+        self, token_ids: list[int], *, tools: Objects | None, prompt_ids: list[int]
+    ) -> ParsedTokens: ...
+
+    def get_stop_token_ids(self) -> list[int]: ...
+
+
+class TextCodec(Protocol):
+    """The tokenizer beside the renderer, without a template."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class RendererBridge:
+    """``ChatBridge`` by a renderer of the library renderers."""
+
+    def __init__(self, renderer: ModelRenderer, codec: TextCodec) -> None:
+        self._renderer, self._codec = renderer, codec
+        self._lock = (
+            Lock()
+        )  # encoding changes the wrapper of a fast tokenizer: one thread at a time
+        self.stop_token_ids = tuple(renderer.get_stop_token_ids())
+
+    def opening(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedPrompt:
+        try:
+            with self._lock:
+                ids = self._renderer.render_ids(
+                    _sent(messages), tools=_offered(tools), add_generation_prompt=True
+                )
+        except (ValueError, TypeError) as error:
+            raise TemplateRefused(str(error)) from error
+        return RenderedPrompt("", tuple(ids), tuple(ids))
+
+    def extend(
+        self, history: AnsweredChat, messages: Sequence[ChatMessage], tools: Tools
+    ) -> RenderedPrompt | BranchReason:
+        if not history.is_followed_by(messages):
+            return BranchReason.HISTORY_EDITED
+        if tools != history.tools:
+            return BranchReason.TOOLS_CHANGED
+        length, drawn = len(history.messages), history.token_ids
+        prompt, completion = drawn[: history.prompt_length], drawn[history.prompt_length :]
+        if history.is_continued_in(messages):
+            more = messages[length - 1].content[len(history.open_text) :]
+            completion = (*completion, *self._codec.encode(more))
+        try:
+            with self._lock:
+                bridged = self._renderer.bridge_to_next_turn(
+                    list(prompt), list(completion), _sent(messages[length:]), tools=_offered(tools)
+                )
+        except (ValueError, TypeError) as error:
+            raise TemplateRefused(str(error)) from error
+        # Its promise, checked: tokens behind an end token within the answer it would cut off.
+        if bridged is None or tuple(bridged.token_ids[: len(drawn)]) != drawn:
+            return BranchReason.RENDERER_DECLINED
+        ids = tuple(bridged.token_ids)
+        return RenderedPrompt("", ids, ids[len(drawn) :])
+
+    def parse(self, answer: DrawnAnswer, tools: Tools, *, parses_calls: bool) -> ParsedAnswer:
+        with self._lock:
+            found = self._renderer.parse_response(
+                list(answer.token_ids), tools=_offered(tools), prompt_ids=list(answer.prompt_ids)
+            )
+        calls = [_call(attempt) for attempt in found.tool_calls]
+        whole, content = self.decode(answer.token_ids), found.content
+        reasoning = found.reasoning_content or ""
+        if calls and parses_calls and None not in calls:
+            content = text_before_stop(content, answer.stop)
+            return ParsedAnswer(content, tuple(call for call in calls if call), reasoning)
+        if calls:  # not asked for, or not whole: the agent reads what the model wrote
+            content, reasoning = whole, ""
+        # What follows the content, as white space, belongs to what a client goes on with.
+        open_text = "" if answer.is_ended else whole[max(0, whole.rfind(content)) :]
+        if not content or not open_text.startswith(content):
+            open_text = ""
+        return ParsedAnswer(
+            text_before_stop(open_text or content, answer.stop), (), reasoning, open_text
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._codec.decode(token_ids)
+
+
+def _sent(messages: Sequence[ChatMessage]) -> Objects:
+    return [message.for_template() for message in messages]
+
+
+def _offered(tools: Tools) -> Objects | None:
+    return [msgspec.json.decode(tool) for tool in tools] or None
+
+
+def _call(attempt: ToolAttempt) -> ParsedCall | None:
+    """Return a call that is whole; None for any other attempt."""
+    if str(attempt.status) != "ok" or not attempt.name or not isinstance(attempt.arguments, dict):
+        return None
+    return ParsedCall(attempt.name, attempt.arguments)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
