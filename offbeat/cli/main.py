@@ -3,6 +3,7 @@
 Exit codes: 0 finished, 1 failed run, 2 bad usage or configuration.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -90,6 +91,14 @@ def train(
         if not recipe.exists():
             typer.echo(f"{resume} holds no run to resume: it has no config.yaml.", err=True)
             raise typer.Exit(REFUSED)
+    elsewhere = [each for each in overrides or () if each.partition("=")[0].strip() == "run_dir"]
+    if resume is not None and elsewhere:
+        typer.echo(
+            f"--resume {resume} goes on in that directory, and {elsewhere[-1]} names another. Leave "
+            "run_dir out, or start a new run without --resume.",
+            err=True,
+        )
+        raise typer.Exit(REFUSED)
     _launch(recipe, overrides, run_dir, dry_run=False, resume=resume, changed_code=changed_code)
 
 
@@ -157,13 +166,16 @@ def evaluate(
 @app.command()
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIRECTORY", help="Made if it is not there.")
-    ] = Path(),
+        str, typer.Argument(metavar="DIRECTORY", help="Made if it is not there.")
+    ] = ".",
 ) -> None:
     """Write a recipe, a reward with its test, prompts and a tiny model: a directory that trains."""
     from offbeat.cli.starter import write_starter
 
-    write_starter(folder)
+    if not folder:  # as of a variable that is not set; it is not the working directory
+        typer.echo('DIRECTORY is "". Name one, or leave it out: offbeat init', err=True)
+        raise typer.Exit(REFUSED)
+    write_starter(Path(folder))
 
 
 @app.command()
@@ -182,6 +194,10 @@ def check(
 
     from offbeat.launch.checks.report import check_machine
     from offbeat.launch.checks.versions import versions
+    from offbeat.launch.process_environment import ENVIRONMENT
+
+    for name, value in ENVIRONMENT.items():  # as in a run: transformers reads them when imported
+        os.environ.setdefault(name, value)
 
     typer.echo(versions() if loaded is None else f"{versions()}\n")  # first: errors end the screen
     raise SystemExit(check_machine(loaded, run_dir) if loaded is not None else 0)

@@ -32,7 +32,9 @@ RecipePath = Annotated[str, RelativeToRecipe()]
 RunName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100),
-    InWords("of letters, digits, dots, dashes and underscores, a letter or digit first"),
+    InWords(
+        "of at most 100 letters, digits, dots, dashes and underscores, a letter or digit first"
+    ),
 ]
 """Fit to be the name of a directory."""
 

@@ -1,6 +1,8 @@
 """Finds learning-rate schedules that cannot be followed, and says what to set instead."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from offbeat.config.clash import Clash
 from offbeat.config.run import RunConfig
@@ -32,25 +34,61 @@ def schedule_clashes(config: RunConfig) -> Iterator[Clash]:
             f"{_OPTIMIZER}.schedule=constant never falls",
             f"Set {_OPTIMIZER}.schedule to cosine, linear or wsd, or leave it out.",
         )
-    if (decay is None) == (optimizer.schedule == "wsd"):
-        is_missing = decay is None
+    decays, warms = _phase("decay", given, optimizer), _phase("warmup", given, optimizer)
+    if decay is None and optimizer.schedule == "wsd":
         yield Clash(
             (f"{_OPTIMIZER}.decay_steps", f"{_OPTIMIZER}.schedule"),
-            f"{_OPTIMIZER}.schedule=wsd needs {_OPTIMIZER}.decay_steps or decay_samples"
-            if is_missing
-            else f"{_OPTIMIZER}.decay_steps={decay} is not used: "
-            f"{_OPTIMIZER}.schedule={optimizer.schedule}",
-            "Set it to the number of last steps that decay; a tenth to a fifth of the run is usual."
-            if is_missing
-            else f"Set {_OPTIMIZER}.schedule to wsd, or leave it out.",
+            f"{_OPTIMIZER}.schedule=wsd needs {_OPTIMIZER}.decay_steps or decay_samples",
+            f"Set {_OPTIMIZER}.decay_steps to the number of last steps that decay; a tenth to a fifth "
+            "of the run is usual.",
         )
-    if decay is not None and decay + optimizer.warmup_steps > config.steps:
+    if decay is not None and optimizer.schedule != "wsd":
         yield Clash(
-            (f"{_OPTIMIZER}.decay_steps", f"{_OPTIMIZER}.warmup_steps", "steps"),
-            f"{_OPTIMIZER}.decay_steps={decay} and {_OPTIMIZER}.warmup_steps="
-            f"{optimizer.warmup_steps} are more than steps={config.steps}: the peak is never reached",
-            f"Set {_OPTIMIZER}.decay_steps to {max(1, config.steps - optimizer.warmup_steps)} or less.",
+            (decays.key, f"{_OPTIMIZER}.schedule"),
+            f"{decays} is not used: {_OPTIMIZER}.schedule={optimizer.schedule}",
+            f"Set {_OPTIMIZER}.schedule to wsd, or leave {decays.key} out.",
         )
+    elif decay is not None and decay + optimizer.warmup_steps > config.steps:
+        per_unit = decays.per_step(config)
+        most = max(1, config.steps - optimizer.warmup_steps) * per_unit
+        yield Clash(
+            (decays.key, warms.key, "steps"),
+            f"{decays} and {warms} are more than steps={config.steps}: the peak is never reached",
+            f"Set {decays.key} to {most} or less."
+            if optimizer.warmup_steps < config.steps
+            else f"Set {warms.key} to less than {config.steps * warms.per_step(config)}.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """The length of warm-up or decay, under the key that the recipe gives it by."""
+
+    key: str
+    given: int
+    steps: int
+
+    def __str__(self) -> str:
+        in_steps = f" ({self.steps} steps)" if self._is_in_samples else ""
+        return f"{self.key}={self.given}{in_steps}"
+
+    def per_step(self, config: RunConfig) -> int:
+        """Return how much of the key's unit a step is."""
+        return config.groups_per_step * config.samples_per_group if self._is_in_samples else 1
+
+    @property
+    def _is_in_samples(self) -> bool:
+        return self.key.endswith("_samples")
+
+
+def _phase(
+    what: Literal["decay", "warmup"], given: OptimizerConfig, in_steps: OptimizerConfig
+) -> _Phase:
+    steps = (in_steps.decay_steps if what == "decay" else in_steps.warmup_steps) or 0
+    samples = given.decay_samples if what == "decay" else given.warmup_samples
+    if samples is None:
+        return _Phase(f"{_OPTIMIZER}.{what}_steps", steps, steps)
+    return _Phase(f"{_OPTIMIZER}.{what}_samples", samples, steps)
 
 
 def _counted_once(optimizer: OptimizerConfig) -> Iterator[Clash]:

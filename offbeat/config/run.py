@@ -37,7 +37,7 @@ class RunConfig(Config):
     """Seed from which everything random is derived. It repeats a run bit for bit only with
     `generator.deterministic`."""
 
-    steps: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1, le=10**9)]
     """Optimizer steps to take. Schedules of the learning rate end at the last one, so a run that is
     made longer afterwards has had another schedule."""
 

@@ -10,7 +10,7 @@ from typing import Final
 from offbeat.config import schema, yaml_text
 from offbeat.config.hub_path import is_on_hub
 from offbeat.config.merge import join
-from offbeat.config.problems import ABSENT, Location, Problem
+from offbeat.config.problems import ABSENT, Location, Problem, shorten
 from offbeat.config.secrets import is_secret_key
 from offbeat.config.tree import Leaf, Section
 
@@ -197,7 +197,7 @@ def _read_override(override: str, sources: Sources) -> Section | None:
     """``a.b.c=value``. A path in it is relative to the working directory."""
     key, equals, text = override.partition("=")
     shown = f"{key}=..." if is_secret_key(key) else override
-    where = Location(f"{_OVERRIDE}{shown!r}")
+    where = Location(f"{_OVERRIDE}{shorten(shown)}")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         message = "this is no override"

@@ -21,6 +21,7 @@ def check_layout(config: RunConfig) -> Iterator[Finding]:
     from offbeat.trainers.errors import UntrainableModel
     from offbeat.trainers.megatron.architecture import read_architecture
     from offbeat.trainers.megatron.layout import grid_of
+    from offbeat.trainers.megatron.layout_choice import fitting_sizes
     from offbeat.trainers.megatron.layout_rules import broken_rules
     from offbeat.trainers.megatron.rank_bytes import largest_rank
 
@@ -31,11 +32,12 @@ def check_layout(config: RunConfig) -> Iterator[Finding]:
         return
     grid = grid_of(trainer)
     broken = list(broken_rules(architecture, grid, sequence_parallel=trainer.sequence_parallel))
-    for each in broken:
-        yield error(
-            _LAYOUT, f"{each.setting}={each.got} does not fit the model", f"Set it to {each.want}."
-        )
     if broken:
+        reasons = "; ".join(
+            f"{each.setting}={each.got} is not {_alone(each.want)}" for each in broken
+        )
+        sizes = [f"{key} to {value}" for key, value in fitting_sizes(architecture, trainer).items()]
+        yield error(_LAYOUT, reasons, f"Set {' and '.join(sizes)}: together they fit.")
         return
     dtype = config.model.dtype
     sharded = trainer.device != "cpu" and dtype != "float64"
@@ -45,3 +47,8 @@ def check_layout(config: RunConfig) -> Iterator[Finding]:
         f"{grid.ranks} ranks; the largest holds {size(held.total)}: weights {size(held.weights)}, "
         f"gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; activations come on top",
     )
+
+
+def _alone(want: str) -> str:
+    """Return what a rule wants of a size, without what else might be set in its place."""
+    return want.partition(", or ")[0].partition(": ")[0]

@@ -8,7 +8,7 @@ from typing import Final
 
 import psutil
 
-from offbeat.config.limits import freeze_patterns, lora_of, trainer_ranks
+from offbeat.config.limits import lora_of, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 from offbeat.launch.checks.model_files import ModelFiles
@@ -53,17 +53,23 @@ def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         yield ok("cores", summary)
 
 
-def memory_needed_bytes(config: RunConfig, model: ModelFiles) -> int:
+def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | None = None) -> int:
     """Return a lower bound of main memory: weights and optimizer state, without activations.
 
     Trainer: weights, gradients and two moments of AdamW, one more copy of the weights while they
     are published, the frozen reference if there is a KL penalty, and a teacher per rank, taken to
     be as large. Each engine: weights. Of a run that trains adapters, whose own size is left out:
-    weights in the trainer, and in each engine that merges them as loaded and as served. Of a run
-    that freezes parameters by name, gradients and moments are left out: the size that counts here
-    does not tell which are trained.
+    weights in the trainer, and in each engine that merges them as loaded and as served.
+
+    Args:
+        config: The recipe.
+        model: Facts of its model.
+        trained: Parameters that ``trainer.freeze`` leaves: others have neither gradient nor moments.
+            None: all.
     """
-    weights = model.parameters * {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
+    each = {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
+    weights = model.parameters * each
+    states = 0
     adapts = lora_of(config) is not None
     merges = adapts and config.sync.adapter == "separate"
     copies = 0 if merges else 1  # the published weights
@@ -73,22 +79,28 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles) -> int:
         loss = config.algorithm.loss
         teachers = trainer_ranks(config) if loss.teacher_path is not None else 0
         frozen = loss.needs_reference_logprobs + teachers
-        trained = 1 + teachers if adapts else (1 if freeze_patterns(config) else 4) + frozen
-        copies += 0 if _on_gpu(config.trainer.device) else trained
+        if not _on_gpu(config.trainer.device):
+            copies += 1 + (teachers if adapts else frozen)
+            states = 0 if adapts else 3 * each * (model.parameters if trained is None else trained)
     if config.generator.backend != "stub":
         processes += config.generator.engines
         served = 0 if _on_gpu(config.generator.device) else 1
         copies += (served + merges) * config.generator.engines
-    return weights * copies + processes * _PROCESS_BYTES
+    return weights * copies + states + processes * _PROCESS_BYTES
 
 
 def _on_gpu(device: str) -> bool:
     return device.startswith("cuda")
 
 
-def check_memory(config: RunConfig, machine: Machine, model: ModelFiles) -> Iterator[Finding]:
-    """Check memory: an error only beyond the total; less than what is free now is fine."""
-    needed = memory_needed_bytes(config, model)
+def check_memory(
+    config: RunConfig, machine: Machine, model: ModelFiles, trained: int | None = None
+) -> Iterator[Finding]:
+    """Check memory: an error only beyond the total; less than what is free now is fine.
+
+    ``trained``: as of ``memory_needed_bytes``.
+    """
+    needed = memory_needed_bytes(config, model, trained)
     seen = (
         f"about {size(needed)} needed for {model.parameters:,} parameters, activations not counted; "
         f"{size(machine.memory_free_bytes)} of {size(machine.memory_bytes)} free"

@@ -87,6 +87,25 @@ def _trained(model: "PreTrainedModel", patterns: Sequence[str]) -> Finding:
     return ok(_TRAINED, f"{trained:,} of {count:,}, in {tensors}; trainer.freeze excludes the rest")
 
 
+def trained_parameters(config: RunConfig) -> int | None:
+    """Return how many parameters ``trainer.freeze`` leaves; None without it, or if it is refused."""
+    patterns = freeze_patterns(config)
+    if not patterns:
+        return None
+    from offbeat.model_proof.loading import WeightsMismatch, model_without_memory
+    from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.torch.freezing import frozen_parameters
+
+    try:
+        model = model_without_memory(
+            config.model.path, trust_remote_code=config.model.trust_remote_code
+        )
+        frozen = frozen_parameters(model, patterns)
+    except (WeightsMismatch, UntrainableModel, OSError, ValueError, KeyError):
+        return None  # ``check_model_proof`` says why
+    return sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in frozen)
+
+
 def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
     """Warn of a model whose samples would never end. The model's files must be complete."""
     from offbeat.generators.end_tokens import end_ids_of, end_ids_problem

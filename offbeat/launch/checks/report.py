@@ -28,7 +28,12 @@ from offbeat.launch.checks.machine import (
     this_machine,
 )
 from offbeat.launch.checks.model_files import check_lengths, read_model
-from offbeat.launch.checks.model_proof import check_end_tokens, check_model_proof
+from offbeat.launch.checks.model_proof import (
+    check_end_tokens,
+    check_model_proof,
+    trained_parameters,
+)
+from offbeat.launch.checks.optimizer_steps import check_optimizer_steps
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.samples import check_failed_samples
 from offbeat.launch.checks.software import (
@@ -109,10 +114,11 @@ def find(
         check_checkpoints(config),
         check_failed_samples(config),
         check_kl(config),
+        check_optimizer_steps(config),
         check_sampler(config, Path.cwd()),
         check_secrets(config),
         check_cores(config, machine),
-        check_memory(config, machine, model) if model else (),
+        check_memory(config, machine, model, trained_parameters(config)) if model else (),
         check_shared_memory(config, machine, model) if model else (),
         check_gpus(config, count_gpus(config)),
         check_weight_sync(config),

@@ -15,6 +15,7 @@ Needs the extra ``megatron``; nothing outside this room imports it.
     mapping       map from elements of a parameter to Hugging Face's tensors         (pure)
     layout        parallel sizes of a world and a rank's place in it                 (pure)
     layout_rules  which sizes fit a model                                          (pure)
+    layout_choice sizes that fit a model, near to those of a recipe               (pure)
     rank_bytes    shapes of a rank's parameters, and the bytes it holds            (pure)
     token_share   the tokens of a microbatch that a context-parallel rank computes (pure)
     context       attention and sums over context-parallel ranks

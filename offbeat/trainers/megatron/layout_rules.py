@@ -49,14 +49,14 @@ def _stages(a: Architecture, grid: ModelGrid) -> Iterator[UnsupportedLayout]:
     if not grid.stages and a.layers % grid.pipeline:
         want = (
             f"a divisor of the model's {a.layers} layers, or trainer.layers_per_stage to "
-            f"{_even_stages(a.layers, grid.pipeline)}"
+            f"{even_stages(a.layers, grid.pipeline)}"
         )
         if grid.pipeline > a.layers:
             want = f"a divisor of the model's {a.layers} layers"
         yield UnsupportedLayout("trainer.pipeline_parallel", str(grid.pipeline), want)
 
 
-def _even_stages(layers: int, stages: int) -> list[int]:
+def even_stages(layers: int, stages: int) -> list[int]:
     """Return numbers of layers that differ by one at most, fewer in the first and last stages."""
     counts = [layers // stages] * stages
     middle = sorted(range(stages), key=lambda stage: abs(2 * stage - stages + 1))

@@ -263,10 +263,43 @@ def test_show_can_say_where_each_value_came_from() -> None:
 
 
 def test_explain_prints_a_key() -> None:
-    assert "integer, at least 1; required" in offbeat("config", "explain", "steps").stdout
+    assert (
+        "integer, at least 1, at most 1000000000; required"
+        in offbeat("config", "explain", "steps").stdout
+    )
 
 
 def test_explaining_an_unknown_key_is_bad_usage() -> None:
     result = offbeat("config", "explain", "step")
     assert result.exit_code == 2
     assert "step: unknown key. Did you mean `steps`?" in result.stderr
+
+
+def test_an_overlong_name_is_refused_on_lines_that_can_be_read() -> None:
+    result = offbeat("check", QUICKSTART, f"name={'a' * 300}")
+    assert result.exit_code == 2
+    assert "of at most 100 letters" in result.stderr
+    assert max(map(len, result.stderr.splitlines())) < 300
+
+
+def test_more_steps_than_anybody_takes_are_refused() -> None:
+    result = offbeat("check", QUICKSTART, "steps=100000000000000000000000000")
+    assert result.exit_code == 2
+    assert "has to be: integer, at least 1, at most 1000000000" in result.stderr
+
+
+def test_a_resumed_run_has_one_directory(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    make_run_dir(load_recipe(STUB).config, run)
+    result = offbeat("train", "--resume", str(run), "steps=3", f"run_dir={tmp_path / 'other'}")
+    assert result.exit_code == 2
+    assert f"--resume {run} goes on in that directory, and run_dir=" in result.stderr
+
+
+def test_a_check_prints_nothing_but_its_report() -> None:
+    program = f"import sys; sys.argv = ['offbeat', 'check', {QUICKSTART!r}]\n"
+    program += "from offbeat.cli.main import main\nmain()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

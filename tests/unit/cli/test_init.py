@@ -1,5 +1,6 @@
 """``offbeat init`` and the versions of ``offbeat check``: first contact, and a bug report."""
 
+import contextlib
 import platform
 import subprocess
 import sys
@@ -87,3 +88,11 @@ def test_check_without_a_recipe_prints_the_versions_of_a_bug_report() -> None:
     assert found["python"].startswith(platform.python_version())
     assert found["ray"] == version("ray")
     assert {"pytest", "ruff"} & set(found) == set(), "no development tool"
+
+
+def test_an_empty_directory_name_is_not_the_working_directory(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        result = offbeat("init", "")
+    assert result.exit_code == 2
+    assert "leave it out: offbeat init" in result.stderr
+    assert not list(tmp_path.iterdir())

@@ -66,6 +66,15 @@ SCHEDULES = [
     ({"schedule": "wsd", "decay_steps": 2, "warmup_steps": 1}, "are more than steps=2"),
     ({"schedule": "wsd", "decay_steps": 1, "decay_samples": 8}, "two lengths of one phase"),
     ({"warmup_steps": 1, "warmup_samples": 8}, "two lengths of one phase"),
+    ({"decay_samples": 9}, "trainer.optimizer.decay_samples=9 ("),
+    (
+        {"schedule": "wsd", "decay_samples": 9999, "warmup_steps": 1},
+        "Set trainer.optimizer.decay_samples to ",
+    ),
+    (
+        {"schedule": "wsd", "decay_steps": 1, "warmup_samples": 9999},
+        "Set trainer.optimizer.warmup_samples to less than ",
+    ),
 ]
 
 

@@ -1,9 +1,12 @@
 """``offbeat check`` of a megatron trainer: what its config says of the model and the ranks."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from transformers import GPT2Config, Qwen3Config, Qwen3MoeConfig
 
 from offbeat.config.run import RunConfig
@@ -60,16 +63,48 @@ def test_copies_share_the_optimizer_on_cuda_and_experts_have_other_copies(tmp_pa
     assert float(second) == pytest.approx(float(first) / 2, rel=0.01)
 
 
-def test_every_size_that_does_not_fit_is_named_with_what_to_set(tmp_path: Path) -> None:
+def test_sizes_that_do_not_fit_get_one_choice_of_all_of_them(tmp_path: Path) -> None:
     Qwen3MoeConfig(**SIZES).save_pretrained(tmp_path)
-    problems = findings(tmp_path, tensor_parallel=16, pipeline_parallel=8)
-    assert [each.level for each in problems] == [Level.ERROR] * 3
-    assert [each.message.split("=")[0] for each in problems] == [
-        "trainer.tensor_parallel",
-        "trainer.pipeline_parallel",
-        "trainer.sequence_parallel",
-    ]
-    assert "layers_per_stage to [11, 11, 12, 12, 12, 12, 11, 11]" in problems[1].fix
+    (problem,) = findings(tmp_path, tensor_parallel=16, pipeline_parallel=8)
+    assert problem.level is Level.ERROR
+    assert problem.message == (
+        "trainer.tensor_parallel=16 is not a divisor of the model's 8 key-value heads; "
+        "trainer.pipeline_parallel=8 is not a divisor of the model's 92 layers; "
+        "trainer.sequence_parallel=false is not true"
+    )
+    assert problem.fix == (
+        "Set trainer.tensor_parallel to 8 and trainer.layers_per_stage to "
+        "[11, 11, 12, 12, 12, 12, 11, 11] and trainer.sequence_parallel to true: together they fit."
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.fixed_dictionaries(
+        {
+            "tensor_parallel": st.integers(1, 24),
+            "pipeline_parallel": st.integers(1, 120),
+            "expert_parallel": st.integers(1, 24),
+            "data_parallel": st.sampled_from([1, 2, 6, 24]),
+        }
+    )
+)
+def test_a_choice_that_is_proposed_passes(
+    tmp_path_factory: pytest.TempPathFactory, sizes: dict[str, int]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "moe"
+    if not path.exists():
+        Qwen3MoeConfig(**SIZES).save_pretrained(path)
+    ranks = sizes["tensor_parallel"] * sizes["data_parallel"]
+    assume(ranks % sizes["expert_parallel"] == 0)  # others are refused with the recipe
+    (found,) = findings(path, **sizes)
+    if found.level is Level.OK:
+        return
+    named = found.fix.removeprefix("Set ").removesuffix(": together they fit.").split(" and ")
+    changes = dict(each.removeprefix("trainer.").split(" to ") for each in named)
+    chosen = {name: json.loads(value) for name, value in changes.items()}
+    (after,) = findings(path, **(sizes | chosen))
+    assert after.level is Level.OK, after
 
 
 def test_a_model_that_is_not_mapped_is_an_error_before_anything_starts(tmp_path: Path) -> None:

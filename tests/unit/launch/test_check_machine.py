@@ -26,7 +26,11 @@ from offbeat.launch.checks.machine import (
     memory_needed_bytes,
 )
 from offbeat.launch.checks.model_files import ModelFiles, check_lengths, read_model
-from offbeat.launch.checks.model_proof import check_end_tokens, check_model_proof
+from offbeat.launch.checks.model_proof import (
+    check_end_tokens,
+    check_model_proof,
+    trained_parameters,
+)
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.report import summary
 from offbeat.launch.checks.samples import check_failed_samples
@@ -167,19 +171,29 @@ def test_of_a_run_with_adapters_only_what_holds_the_base_is_counted() -> None:
     assert weights(generator={"device": "cuda", "gpus": 1}) == 2 * copy
 
 
-def test_of_a_run_that_freezes_parameters_gradients_and_moments_are_not_counted() -> None:
-    def weights(**trainer: Any) -> int:
-        run = config(trainer=trainer)
-        return memory_needed_bytes(run, HUGE) - memory_needed_bytes(run, ModelFiles(0, 0, 0, ""))
-
-    copy = 4 * HUGE.parameters
-    assert weights() - weights(freeze=["lm_head.*"]) == 3 * copy
-
-
 def test_a_model_beyond_all_memory_cannot_work() -> None:
     finding = one(check_memory(config(), MACHINE, HUGE))
     assert finding.level is Level.ERROR
     assert "10,000,000,000 parameters" in finding.message
+
+
+@pytest.mark.parametrize(("trained", "copies"), [(None, 6), (5 * 10**9, 4.5), (0, 3)])
+def test_what_is_not_trained_has_neither_gradient_nor_moments(
+    trained: int | None, copies: float
+) -> None:
+    """Of the weights, the published ones and the engine's; 3 more copies of what is trained."""
+    processes = memory_needed_bytes(config(), TINY) - 6 * 4 * TINY.parameters
+    needed = memory_needed_bytes(config(), HUGE, trained)
+    assert needed == processes + copies * 4 * HUGE.parameters
+
+
+def test_the_memory_of_a_recipe_counts_what_its_patterns_leave_to_train() -> None:
+    model = ROOT / "models" / "tiny-addition"
+    recipe = config(model={"path": str(model)}, trainer={"freeze": ["model.layers.0.*"]})
+    weights = load_file(model / "model.safetensors")
+    kept = [each for name, each in weights.items() if not name.startswith("model.layers.0.")]
+    assert trained_parameters(recipe) == sum(each.numel() for each in kept)
+    assert trained_parameters(config(model={"path": str(model)})) is None
 
 
 def test_a_model_beyond_free_memory_may_work() -> None:
