@@ -176,7 +176,7 @@ $(RUN_STAMP): $(TORCH_STAMP) pyproject.toml
 	@touch $@
 
 $(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
-	@$(PIP) --editable '.[dev,lora,megatron,wandb]'
+	@$(PIP) --editable '.[dev,lora,megatron,vision,wandb]'
 	@touch $@
 
 $(AGENTS_STAMP): $(RUN_STAMP)

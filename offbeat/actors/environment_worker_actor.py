@@ -31,6 +31,7 @@ from offbeat.environments.factory import (
     make_environment,
     make_verifiers,
 )
+from offbeat.environments.picture_encoder import PictureEncoder
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
 from offbeat.generators.end_tokens import end_ids_of
@@ -205,13 +206,14 @@ class EnvironmentRunner:
     sampling: SamplingParams
     environment: "Environment | AgentGroups"
     tokenizer: Tokenizer | None = None  # None: the environment needs none
+    pictures: PictureEncoder | None = None  # None: prompts have no pictures
 
     @classmethod
     def made(cls, view: RunConfig, working_dir: Path, began_with: Mapping[str, str]) -> Self:
         """Create the environment; it is not started yet.
 
         Raises:
-            As ``make_environment``, ``make_agent`` and ``make_verifiers``.
+            As ``make_environment``, ``make_agent``, ``make_verifiers`` and ``load_processor``.
         """
         section = view.generator.sampling
         sampling = SamplingParams(
@@ -225,7 +227,7 @@ class EnvironmentRunner:
             agents = _agents(view, tokenizer, working_dir, began_with, sampling.stop_token_ids)
             return cls(view, sampling, agents, tokenizer)
         environment = make_environment(view.environment, tokenizer, working_dir, began_with)
-        return cls(view, sampling, environment, tokenizer)
+        return cls(view, sampling, environment, tokenizer, _pictures(view))
 
     async def start(self) -> None:
         """Start the environment. Called once, before any other method."""
@@ -234,6 +236,8 @@ class EnvironmentRunner:
     async def close(self) -> None:
         """Close the environment. No group may be running."""
         await self.environment.close()
+        if self.pictures is not None:
+            self.pictures.close()
 
     async def run_group(self, task: RolloutTask, generate: Generate) -> tuple[Receipt, Columns]:
         """Roll one group out; one of an evaluation also gets the text of its responses.
@@ -263,6 +267,7 @@ class EnvironmentRunner:
             max_turns=config.environment.max_turns,
             max_model_len=max_model_len,
             policy=policy,
+            pictures=self.pictures,
         )
 
 
@@ -277,6 +282,23 @@ def _tokenizer(config: RunConfig) -> Any:  # noqa: ANN401 -- a tokenizer of tran
         local_files_only=True,
         trust_remote_code=config.model.trust_remote_code,
     )
+
+
+def _pictures(config: RunConfig) -> PictureEncoder | None:
+    """Load the model's image processor, where prompts have pictures; a stub makes its own.
+
+    Raises:
+        NoPictures: The model reads none.
+    """
+    images = config.environment.images
+    if images is None or config.environment.name == "stub":
+        return None
+    # It loads transformers and Pillow.
+    from offbeat.environments.picture_processors import load_processor  # noqa: PLC0415
+
+    model = config.model
+    processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
+    return PictureEncoder(images, processor)
 
 
 def _agents(

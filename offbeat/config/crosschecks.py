@@ -14,6 +14,7 @@ from offbeat.config.crosschecks_data import data_clashes
 from offbeat.config.crosschecks_demonstrations import demonstration_clashes
 from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
+from offbeat.config.crosschecks_images import image_backend_clashes, image_clashes
 from offbeat.config.crosschecks_layout import layout_clashes
 from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
 from offbeat.config.crosschecks_rewards import reward_call_clashes, reward_function_clashes
@@ -29,6 +30,7 @@ from offbeat.config.limits import (
     max_group_bytes,
     max_outstanding_groups,
 )
+from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import GeneratorConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
@@ -157,6 +159,8 @@ def _names_an_object(target: str) -> bool:
 def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
     group = max_group_bytes(config)
     needed = config.groups_per_step * group
+    has_images = any(each.environment.images for each in environment_views(config).values())
+    images = ("environment.images.max_mib",) if has_images else ()
     if config.buffer.capacity_mib * _MIB < needed:
         yield Clash(
             (
@@ -165,11 +169,13 @@ def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
                 "samples_per_group",
                 "generator.max_model_len",
                 "generator.sampling.max_new_tokens",
+                *images,
             ),
             f"buffer.capacity_mib={config.buffer.capacity_mib:g} holds no step of the largest groups: "
             f"{config.groups_per_step} groups of up to {group / _MIB:.3g} MiB need {needed / _MIB:.4g} MiB",
             f"Set buffer.capacity_mib to {-(-needed // _MIB)} or more, or lower groups_per_step, "
-            "samples_per_group, generator.max_model_len or generator.sampling.max_new_tokens.",
+            f"{''.join(f'{key}, ' for key in images)}samples_per_group, generator.max_model_len or "
+            "generator.sampling.max_new_tokens.",
         )
 
 
@@ -366,6 +372,7 @@ _ALWAYS = (
     in_each_environment(agent_clashes),
     agent_limit_clashes,
     in_each_environment(data_clashes),
+    in_each_environment(image_clashes),
     in_each_environment(eval_set_clashes),
     eval_clashes,
     demonstration_clashes,
@@ -374,6 +381,7 @@ _REAL_RUNS = (
     wire_clashes,
     in_each_environment(_stubs_come_together),
     vllm_clashes,
+    in_each_environment(image_backend_clashes),
     layout_clashes,
     _devices_and_gpus_agree,
 )

@@ -53,7 +53,7 @@ def max_sample_tokens(config: RunConfig) -> int:
 def max_group_bytes(config: RunConfig) -> int:
     """Return the most bytes that the packed columns of one prompt group can take.
 
-    The prompt is stored once. A single-turn response is at most ``max_new_tokens`` long; with more
+    The prompt is stored once, with its pictures. A single-turn response is at most ``max_new_tokens`` long; with more
     turns the observations between them are response tokens too, and only ``max_model_len`` bounds
     the whole; of an agent ``max_sample_tokens``, over all branches that are trained. Logprobs that
     the trainer adds to the group are counted. Of several environments, the one with the largest
@@ -81,7 +81,13 @@ def _max_group_bytes(config: RunConfig) -> int:
     logprobs = 1 + policy + loss.needs_reference_logprobs + (loss.teacher_path is not None)
     token = 2 * _ID_BYTES + _MASK_BYTES + logprobs * _LOGPROB_BYTES
     sample = response * token + _REWARD_BYTES + boundaries
-    return whole * _ID_BYTES + samples * sample + _OFFSET_BYTES
+    return whole * _ID_BYTES + samples * sample + _OFFSET_BYTES + max_media_bytes(config)
+
+
+def max_media_bytes(config: RunConfig) -> int:
+    """Return the most bytes of the pictures of a prompt; a worker refuses a prompt with more."""
+    images = config.environment.images
+    return 0 if images is None else int(images.max_mib * 2**20)
 
 
 def on_failed_sample(config: RunConfig) -> OnFailedSample:

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from offbeat.config.graders import GRADERS, reward_target
+from offbeat.config.graders import reward_target
 from offbeat.config.mixture import environment_views, environment_weights, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig, RewardConfig
@@ -16,16 +16,14 @@ from offbeat.config.sections.eval import EvalSetConfig
 from offbeat.config.user_code import load_target
 from offbeat.environments import agent_program
 from offbeat.environments.agent import INHERITED, AgentFunction
-from offbeat.environments.answer_rows import answer_problem
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.demonstrations import Demonstrations
-from offbeat.environments.demonstrations import row_problem as demonstration_problem
+from offbeat.environments.digits import DigitPrompts, DigitsOptions
 from offbeat.environments.episode_process import EpisodeLimits
 from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
-from offbeat.environments.gsm8k import row_problem as question_problem
 from offbeat.environments.gym_tasks import REWARD, GymOptions, GymPrompts, ReasoningGym
 from offbeat.environments.inputs import (
     DATA,
@@ -37,9 +35,15 @@ from offbeat.environments.inputs import (
 )
 from offbeat.environments.killable import RewardTarget
 from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
-from offbeat.environments.prompt_files import FilePrompts, RowCheck, prompt_files, row_problem
-from offbeat.environments.prompts import ArithmeticPrompts, PromptSource, StubPrompts
+from offbeat.environments.prompt_files import FilePrompts, prompt_files
+from offbeat.environments.prompts import (
+    ArithmeticOptions,
+    ArithmeticPrompts,
+    PromptSource,
+    StubPrompts,
+)
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
+from offbeat.environments.row_checks import row_check
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.text import Tokenizer
 from offbeat.environments.verifiers_options import VerifiersOptions
@@ -57,12 +61,6 @@ EPISODE: Final = "offbeat.environments.verifiers_episode:play"
 """Agent function that plays an episode of the library verifiers, for a child."""
 
 _NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
-_ROW_CHECKS: Final[dict[str, RowCheck]] = {
-    "gsm8k": question_problem,
-    "agent": lambda _: None,
-    "demonstrations": demonstration_problem,
-}
-"""Row checks of environments that need more than a ``prompt`` or ``messages``, or neither."""
 
 
 class BadEnvironment(OffbeatError):
@@ -73,13 +71,6 @@ class BadEnvironment(OffbeatError):
 
     def __str__(self) -> str:
         return f"{self.key}: {self.problem}"
-
-
-class ArithmeticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``environment.options`` of the built-in task: both terms are in ``[low, high)``."""
-
-    low: int = 0
-    high: int = 100
 
 
 def make_prompts(
@@ -105,29 +96,40 @@ def make_prompts(
         }
         return MixedPrompts(sources, environment_weights(config), config.seed)
     data, name = config.data, config.environment.name
-    shuffle, seed, epochs = data.shuffle, config.seed, data.epochs
-    if name == "gsm8k":
-        _options(
-            config.environment, Gsm8kOptions
-        )  # report a mistake in the options before anything starts
+    if name == "gsm8k":  # report a mistake in the options before anything starts
+        _options(config.environment, Gsm8kOptions)
     if data.path is not None:
         files = prompt_files(data.path, began_with)
-        prompts = _file_prompts(config, files, data.columns, shuffle=shuffle, epochs=epochs)
+        prompts = _file_prompts(
+            config, files, data.columns, shuffle=data.shuffle, epochs=data.epochs
+        )
         check_same(DATA, data.path, prompts.digest, began_with)
         return prompts
-    if name == "stub":
-        return StubPrompts(_STUB_ROWS, shuffle=shuffle, seed=seed, epochs=epochs)
-    if name == "arithmetic":
-        return _arithmetic_prompts(config)
-    if name == "reasoning_gym":
-        rows = _options(config.environment, GymOptions).rows
-        return GymPrompts(rows, shuffle=shuffle, seed=seed, epochs=epochs)
+    if (made := _made_prompts(config)) is not None:
+        return made
     if name == "verifiers":
         options = _options(config.environment, VerifiersOptions)
         return task_prompts(config, options, began_with, working_dir)
     raise BadEnvironment(
         "data.path", f"environment {name!r} has no prompts of its own; name a file"
     )
+
+
+def _made_prompts(config: RunConfig) -> PromptSource | None:
+    """Return the prompts of an environment of the package that makes its own; None of another."""
+    shuffle, seed, epochs = config.data.shuffle, config.seed, config.data.epochs
+    match config.environment.name:
+        case "stub":
+            return StubPrompts(_STUB_ROWS, shuffle=shuffle, seed=seed, epochs=epochs)
+        case "arithmetic":
+            return _arithmetic_prompts(config)
+        case "digits":
+            return _digit_prompts(config, shuffle=shuffle, epochs=epochs)
+        case "reasoning_gym":
+            rows = _options(config.environment, GymOptions).rows
+            return GymPrompts(rows, shuffle=shuffle, seed=seed, epochs=epochs)
+        case _:
+            return None
 
 
 def make_evaluation_sets(
@@ -169,6 +171,8 @@ def _evaluation_prompts(
         prompts = _file_prompts(config, files, one.columns, shuffle=False, epochs=1)
         check_same(eval_key(name), one.path, prompts.digest, began_with)
         return prompts
+    if config.environment.name == "digits":
+        return _digit_prompts(config, shuffle=False, epochs=1, held_out=True)
     # One epoch: a short source gives no row twice
     once = config.data.model_copy(update={"epochs": 1})
     return make_prompts(config.model_copy(update={"data": once}), began_with, working_dir)
@@ -193,7 +197,7 @@ def make_environment(
         NoChatTemplate: The environment needs a chat template, and the tokenizer has none.
     """
     if config.name == "stub":
-        return StubEnvironment()
+        return StubEnvironment(config.images)
     if tokenizer is None:
         raise BadEnvironment("model.path", f"environment {config.name!r} needs a tokenizer")
     built_in = _built_in(config, tokenizer, working_dir)
@@ -241,7 +245,7 @@ def _built_in(
 ) -> Environment | None:
     """Return the environment of the package that the name chooses; None for a user's own."""
     match config.name:
-        case "arithmetic":
+        case "arithmetic" | "digits":
             return Arithmetic(tokenizer)
         case "gsm8k":
             return Gsm8k(tokenizer, _options(config, Gsm8kOptions))
@@ -318,20 +322,8 @@ def _file_prompts(
         seed=config.seed,
         epochs=epochs,
         columns=columns,
-        problem_of=_row_check(config.environment),
+        problem_of=row_check(config.environment),
     )
-
-
-def _row_check(config: EnvironmentConfig) -> RowCheck | None:
-    if config.name != "function":
-        return _ROW_CHECKS.get(config.name)
-    single = {"": RewardConfig(target=config.target or "", options=config.options)}
-    for each in (config.rewards or single).values():
-        grader = GRADERS.get(each.target)
-        if grader is not None and grader.answer_key:
-            key = str(each.options.get("answer_key", grader.answer_key))
-            return lambda row: row_problem(row) or answer_problem(row, key)
-    return None
 
 
 def _options(config: EnvironmentConfig, kind: type[_Options]) -> _Options:
@@ -355,6 +347,14 @@ def _arithmetic_prompts(config: RunConfig) -> PromptSource:
         )
     except ValueError as error:
         raise BadEnvironment("environment.options", str(error)) from error
+
+
+def _digit_prompts(
+    config: RunConfig, *, shuffle: bool, epochs: int | None, held_out: bool = False
+) -> PromptSource:
+    rows = _options(config.environment, DigitsOptions).rows
+    first = rows if held_out else 0
+    return DigitPrompts(rows, seed=config.seed, first=first, shuffle=shuffle, epochs=epochs)
 
 
 def _reward_target(

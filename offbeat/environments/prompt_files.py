@@ -17,6 +17,7 @@ import msgspec
 
 from offbeat.config.hub_path import is_on_hub
 from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commit
+from offbeat.environments.picture_rows import names_pictures
 from offbeat.environments.prompts import RowPrompts
 from offbeat.environments.row_store import RowStore
 from offbeat.messages.failures import OffbeatError
@@ -82,12 +83,17 @@ class FilePrompts(RowPrompts):
         self._store = reader.stored(files)
         self.digest = reader.digest
         """Digest of the files' bytes."""
+        self._files_folder = str(files[0].parent.absolute()) if reader.names_pictures else ""
         super().__init__(len(self._store), shuffle=shuffle, seed=seed, epochs=epochs)
 
     def longest(self, count: int) -> Iterator[Prompt]:
         """Yield the prompts of the longest rows by bytes, longest first."""
         for row in self._store.longest(count):
-            yield Prompt(row, 0, row, self._data(row))
+            yield Prompt(row, 0, row, self._data(row), folder=self._files_folder)
+
+    def _folder(self, row: int) -> str:
+        del row  # all files lie in one folder
+        return self._files_folder
 
     def _data(self, row: int) -> dict[str, Any]:
         return msgspec.json.decode(self._store[row], type=dict[str, Any])
@@ -127,6 +133,8 @@ class _Reader:
     def __init__(self, columns: Mapping[str, str], problem_of: RowCheck) -> None:
         self._columns, self._problem_of = columns, problem_of
         self._digest = hashlib.sha256()
+        self.names_pictures = False
+        """Whether a row of them names a picture."""
 
     @property
     def digest(self) -> str:
@@ -208,7 +216,9 @@ class _Reader:
         for key, column in self._columns.items():
             if column not in row:
                 return f"has no {column!r}, which columns.{key} names (keys: {', '.join(row)})"
-        return self._problem_of(self._mapped(row))
+        mapped = self._mapped(row)
+        self.names_pictures |= names_pictures(mapped)
+        return self._problem_of(mapped)
 
     def _mapped(self, row: Mapping[str, object]) -> Mapping[str, object]:
         """Return the row under the keys that the environment reads."""

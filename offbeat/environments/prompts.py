@@ -7,6 +7,8 @@ prompts, so nothing is skipped and nothing repeated.
 import abc
 from typing import Any, Protocol
 
+import msgspec
+
 from offbeat.environments.permutation import permuted
 from offbeat.messages.groups import Prompt
 
@@ -42,10 +44,21 @@ class RowPrompts(abc.ABC):
         if self._epochs is not None and epoch >= self._epochs:
             return None
         row = permuted(place, self._rows, self._seed, epoch) if self._shuffle else place
-        return Prompt(prompt_index, epoch, row, self._data(row))
+        return Prompt(prompt_index, epoch, row, self._data(row), folder=self._folder(row))
+
+    def _folder(self, row: int) -> str:  # noqa: ARG002 - of a source of files
+        """Return the folder of the file that a row comes from; empty if from no file."""
+        return ""
 
     @abc.abstractmethod
     def _data(self, row: int) -> dict[str, Any]: ...
+
+
+class ArithmeticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``environment.options`` of the built-in task: both terms are in ``[low, high)``."""
+
+    low: int = 0
+    high: int = 100
 
 
 class ArithmeticPrompts(RowPrompts):

@@ -25,6 +25,7 @@ class Prompt(msgspec.Struct, frozen=True):
     row: int  # index of the row in the source
     data: dict[str, Any]  # input of the environment: text, answer, ...
     environment: str = ""  # of several environments, the name of its own
+    folder: str = ""  # of the data file: paths of pictures are relative to it; empty: no file
 
 
 class RolloutTask(msgspec.Struct, frozen=True):

@@ -1,10 +1,19 @@
 """Rolls out one prompt group: prompt in, checked columns and their receipt out. No Ray."""
 
 from offbeat.environments.demonstrations import Demonstrations
-from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
+from offbeat.environments.picture_encoder import PictureEncoder
+from offbeat.environments.picture_errors import BadPicture, WrongPlaces
+from offbeat.environments.protocol import EncodedPrompt, Environment, MultiTurn, SingleTurn
+from offbeat.messages.failures import FailureKind
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.rollouts.calls import EngineClient, Generate
+from offbeat.rollouts.calls import (
+    EngineClient,
+    Generate,
+    checked_prompt,
+    environment_code,
+    failed,
+)
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.multi_turn import run_multi_turn
 from offbeat.rollouts.recorded import recorded_group
@@ -21,6 +30,7 @@ async def run_group(
     max_turns: int,
     max_model_len: int,
     policy: SampleFailurePolicy,
+    pictures: PictureEncoder | None = None,
 ) -> tuple[Receipt, Columns]:
     """Generate, reward and pack all samples of one prompt.
 
@@ -35,6 +45,7 @@ async def run_group(
         max_turns: Model calls in one multi-turn episode at most.
         max_model_len: Longest prompt plus response, in tokens.
         policy: What a failed sample costs.
+        pictures: Encodes a prompt that names pictures, in the place of the environment.
 
     Raises:
         RolloutFailed: INFRASTRUCTURE when the engine aborted or answered out of shape; DATA when
@@ -47,8 +58,31 @@ async def run_group(
         case Demonstrations():
             return recorded_group(task, environment, max_model_len)
         case SingleTurn():
-            return await run_single_turn(environment, engine, draws)
+            prompt = await _first_observation(task, environment, pictures)
+            return await run_single_turn(environment, engine, draws, prompt)
         case MultiTurn():
-            return await run_multi_turn(environment, engine, draws, max_turns)
+            prompt = await _first_observation(task, environment, pictures)
+            return await run_multi_turn(environment, engine, draws, prompt, max_turns)
         case _:
             raise TypeError(f"{type(environment).__name__} is neither SingleTurn nor MultiTurn")
+
+
+async def _first_observation(
+    task: RolloutTask, environment: Environment, pictures: PictureEncoder | None
+) -> EncodedPrompt:
+    """Return the encoded prompt: by the model's processor where it names pictures.
+
+    Raises:
+        RolloutFailed: DATA, ``picture_unusable``: a picture cannot be read, decoded or placed; as
+            ``environment_code`` and ``checked_prompt``.
+    """
+    with environment_code(task):
+        encoded: object = None
+        if pictures is not None:
+            try:
+                encoded = await pictures.encode(task.prompt)
+            except (BadPicture, WrongPlaces) as error:
+                raise failed(task, FailureKind.DATA, "picture_unusable", str(error)) from error
+        if encoded is None:
+            encoded = environment.encode(task.prompt)
+    return checked_prompt(task, encoded)

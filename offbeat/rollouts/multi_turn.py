@@ -6,14 +6,13 @@ Every turn sends the whole token history as prompt.
 import time
 from dataclasses import dataclass, replace
 
-from offbeat.environments.protocol import Episode, MultiTurn, Response
+from offbeat.environments.protocol import EncodedPrompt, Episode, MultiTurn, Response
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import OUT_OF_TOKENS, OUT_OF_TURNS, Receipt, RolloutTask
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
     checked_answers,
-    checked_prompt,
     checked_reward,
     checked_tokens,
     environment_code,
@@ -24,13 +23,14 @@ from offbeat.rollouts.transcript import Transcript
 
 
 async def run_multi_turn(
-    environment: MultiTurn, engine: EngineClient, draws: SampleDraws, max_turns: int
+    environment: MultiTurn,
+    engine: EngineClient,
+    draws: SampleDraws,
+    prompt: EncodedPrompt,
+    max_turns: int,
 ) -> tuple[Receipt, Columns]:
     """The group of a multi-turn environment; promises and errors are those of ``run_group``."""
     task = engine.task
-    with environment_code(task):
-        encoded = environment.encode(task.prompt)
-    prompt = checked_prompt(task, encoded)
     prompt_ids, engine = prompt.token_ids, replace(engine, media=prompt.media)
     engine.check_room(prompt_ids)  # before any sample: no retry would find more
 

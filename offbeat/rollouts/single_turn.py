@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from offbeat.environments.protocol import SingleTurn
+from offbeat.environments.protocol import EncodedPrompt, SingleTurn
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
@@ -16,7 +16,6 @@ from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
     checked_answers,
-    checked_prompt,
     checked_reward,
     checked_rewards,
     environment_code,
@@ -28,13 +27,10 @@ from offbeat.rollouts.transcript import Transcript
 
 
 async def run_single_turn(
-    environment: SingleTurn, engine: EngineClient, draws: SampleDraws
+    environment: SingleTurn, engine: EngineClient, draws: SampleDraws, prompt: EncodedPrompt
 ) -> tuple[Receipt, Columns]:
     """The group of a single-turn environment; promises and errors are those of ``run_group``."""
     task = engine.task
-    with environment_code(task):
-        encoded = environment.encode(task.prompt)
-    prompt = checked_prompt(task, encoded)
     prompt_ids, engine = prompt.token_ids, replace(engine, media=prompt.media)
     began = time.perf_counter()
     result = await engine.sample(task.request_prefix, prompt_ids, task.samples, task.seed)

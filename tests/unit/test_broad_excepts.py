@@ -98,6 +98,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     USER_CODE: (
         "environments/episode_serving.py serve_episodes",
+        "environments/picture_decoding.py decoded",  # a picture, whose bytes are theirs too
         "environments/reward_child.py _answer_at_once",
         "environments/reward_child.py _answer_in_turn",
         "environments/verifiers_tasks.py main",

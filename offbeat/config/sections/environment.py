@@ -5,8 +5,9 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from offbeat.config.base import Config, Options, SectionName
+from offbeat.config.sections.images import ImagesConfig
 
-MAKE_PROMPTS: Final = ("arithmetic", "reasoning_gym", "verifiers")
+MAKE_PROMPTS: Final = ("arithmetic", "digits", "reasoning_gym", "verifiers")
 """Environments that read no file of prompts."""
 
 AGENTS: Final = ("agent", "verifiers")
@@ -35,6 +36,7 @@ class EnvironmentConfig(Config):
 
     name: Literal[
         "arithmetic",
+        "digits",
         "gsm8k",
         "reasoning_gym",
         "function",
@@ -44,7 +46,8 @@ class EnvironmentConfig(Config):
         "demonstrations",
         "stub",
     ] = "arithmetic"
-    """arithmetic: built-in addition; gsm8k: questions with one number as answer, from a file;
+    """arithmetic: built-in addition; digits: a digit to read in a picture, drawn from the seed and the
+    row; gsm8k: questions with one number as answer, from a file;
     reasoning_gym: ``options.task`` of the library reasoning-gym;
     function: a Python function as reward; custom: ``target`` is an Environment class;
     agent: ``target`` is an async function that calls the model over HTTP; verifiers: an environment
@@ -129,6 +132,9 @@ class EnvironmentConfig(Config):
     workers: Annotated[int, Field(ge=1)] = 1
     """Environment worker actors; each runs many episodes at once. More spread the work of
     environments and graders over cores; one is enough while its core is not busy."""
+
+    images: ImagesConfig | None = None
+    """Pictures that rows name, for a model that reads them; None: such rows are refused."""
 
     @property
     def is_agent(self) -> bool:

@@ -87,6 +87,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "environment.reward_calls_per_s": st.none(),
     "environment.variables": st.just(()),  # for an agent alone, as the next two
     "environment.renderer": st.just({}),
+    "environment.images": st.none(),  # a section that an override cannot take out again
     "environment.episodes_per_child": st.none(),
     "sampler": st.composite(sampler)(),
     "buffer.capacity_groups": st.none() | st.integers(800, 999),  # what the widest sampler admits

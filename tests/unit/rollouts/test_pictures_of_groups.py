@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 
+from offbeat.environments.picture_encoder import PictureEncoder
+from offbeat.environments.picture_errors import BadPicture, WrongPlaces
 from offbeat.environments.protocol import EncodedPrompt, Episode, MultiTurn, Response, SingleTurn
+from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
@@ -120,3 +123,63 @@ def test_pictures_that_are_none_fail_their_group_before_an_engine_reads_them(
     assert (caught.value.kind, caught.value.reason) == (FailureKind.DATA, reason)
     assert told in caught.value.detail
     assert engine.requests == []
+
+
+class Pictures:
+    """Encodes every prompt the same, or raises."""
+
+    def __init__(self, outcome: Any) -> None:
+        self.outcome = outcome
+
+    async def encode(self, prompt: Prompt) -> EncodedPrompt | None:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def encoded_by(pictures: Pictures, environment: SingleTurn) -> tuple[Receipt, Columns]:
+    group = run_group(
+        task(),
+        environment,
+        Engine(),
+        SAMPLING,
+        max_turns=1,
+        max_model_len=64,
+        policy=SampleFailurePolicy(),
+        pictures=cast("PictureEncoder", pictures),
+    )
+    return asyncio.run(group)
+
+
+def test_a_prompt_that_names_pictures_is_encoded_by_the_models_processor() -> None:
+    _, columns = encoded_by(Pictures(ENCODED), Looks((1, 2, 3)))
+    assert columns["prompt_ids"].tolist() == [5, 9, 9, 6]
+    assert media_of(columns) is not None
+
+
+def test_a_prompt_without_pictures_is_encoded_by_its_environment() -> None:
+    _, columns = encoded_by(Pictures(None), Looks((1, 2, 3)))
+    assert columns["prompt_ids"].tolist() == [1, 2, 3]
+    assert media_of(columns) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "reason"),
+    [
+        (BadPicture("a.png", "is damaged"), FailureKind.DATA, "picture_unusable"),
+        (WrongPlaces(0, 1), FailureKind.DATA, "picture_unusable"),
+        (
+            EnvironmentUnavailable("stale handle"),
+            FailureKind.INFRASTRUCTURE,
+            "environment_unavailable",
+        ),
+        (ValueError("of the processor"), FailureKind.DATA, "environment_raised"),
+    ],
+)
+def test_a_picture_that_cannot_be_used_fails_its_group_alone(
+    error: Exception, kind: FailureKind, reason: str
+) -> None:
+    with pytest.raises(RolloutFailed) as caught:
+        encoded_by(Pictures(error), Looks((1, 2, 3)))
+    assert (caught.value.kind, caught.value.reason) == (kind, reason)
+    assert str(error) in caught.value.detail

@@ -1,0 +1,45 @@
+"""Combinations of settings that cannot work with pictures in prompts."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from offbeat.config.clash import Clash
+from offbeat.config.run import RunConfig
+
+READ_PICTURES: Final = ("function", "custom", "digits", "stub")
+"""Environments whose prompts may have pictures."""
+
+
+def image_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield what reads no pictures where prompts have some, and pictures without their limits."""
+    name = config.environment.name
+    if config.environment.images is None:
+        if name == "digits":
+            yield Clash(
+                ("environment.images", "environment.name"),
+                "environment.name=digits draws a picture for each prompt, and environment.images is "
+                "not set",
+                "Write `images: {max_mib: 0.02}` under environment.",
+            )
+        return
+    if name not in READ_PICTURES:
+        yield Clash(
+            ("environment.images", "environment.name"),
+            f"environment.images is not used: prompts of environment.name={name} have no pictures",
+            f"Leave it out, or set environment.name to one of {', '.join(READ_PICTURES)}.",
+        )
+
+
+def image_backend_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield backends that read no pictures."""
+    chosen = {
+        "trainer.backend": (config.trainer.backend, "megatron", "torch"),
+        "generator.backend": (config.generator.backend, "vllm", "embedded"),
+    }
+    for key, (backend, blind, fix) in chosen.items():
+        if config.environment.images is not None and backend == blind:
+            yield Clash(
+                (key, "environment.images"),
+                f"{key}={backend} reads no pictures, and environment.images is set",
+                f"Set {key} to {fix}.",
+            )

@@ -1,0 +1,52 @@
+"""Decodes the bytes of a picture within limits that are checked before any pixel is decoded."""
+
+from io import BytesIO
+from typing import Final
+
+from PIL import Image, ImageOps
+
+from offbeat.environments.picture_errors import BadPicture
+from offbeat.messages.text import first_line
+
+_FORMATS: Final = ("PNG", "JPEG", "WEBP")
+"""Formats that are read; Pillow knows some sixty more, each another parser of untrusted bytes."""
+
+_MOST_ELONGATED: Final = 200
+"""Longest side over the shortest at most: the limit of Qwen-VL's own processor."""
+
+
+def decoded(name: str, content: bytes, max_pixels: int) -> Image.Image:
+    """Return a picture in RGB, upright, as transformers itself loads one from a file.
+
+    Raises:
+        BadPicture: It is no PNG, JPEG or WebP, damaged, moving, too large or too elongated. The
+            last three are known from the header.
+    """
+    try:
+        image = Image.open(BytesIO(content), formats=_FORMATS)
+        problem = _problem_of_header(image, max_pixels)
+        if problem is None:
+            image.load()
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        problem = f"has too many pixels: {first_line(error)}"
+    except Image.UnidentifiedImageError:
+        problem = f"is none of {', '.join(_FORMATS)}, by its {len(content)} bytes"
+    except Exception as error:  # noqa: BLE001 - a decoder raises whatever damaged bytes lead it to
+        problem = f"is damaged: {type(error).__name__}: {first_line(error)}"
+    raise BadPicture(name, problem)
+
+
+def _problem_of_header(image: Image.Image, max_pixels: int) -> str | None:
+    width, height = image.size
+    if min(width, height) < 1:
+        return f"has {width} x {height} pixels"
+    if width * height > max_pixels:
+        most = f"environment.images.max_pixels is {max_pixels}"
+        return f"has {width} x {height} pixels, which is {width * height}; {most}"
+    if max(width, height) > _MOST_ELONGATED * min(width, height):
+        return f"has {width} x {height} pixels: one side is over {_MOST_ELONGATED} times the other"
+    # A camera's JPEG may hold a preview as a second picture (MPO): the first one is meant.
+    if getattr(image, "is_animated", False) and image.format != "MPO":
+        return "is an animation; save one of its pictures"
+    return None

@@ -1,0 +1,90 @@
+"""Encodes the prompts that name pictures, beside the event loop of a worker."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from offbeat.config.sections.images import ImagesConfig
+from offbeat.environments.digits import drawn, is_drawn
+from offbeat.environments.picture_errors import BadPicture
+from offbeat.environments.picture_rows import names_pictures, picture_bytes, pictures_of
+from offbeat.environments.protocol import EncodedPrompt
+from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.messages.groups import Prompt
+from offbeat.messages.media import Media
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from offbeat.environments.picture_processors import PictureProcessor
+
+_MIB = 2**20
+
+
+class PictureEncoder:
+    """Reads, decodes and processes the pictures of prompts; the model's processor makes the ids.
+
+    It works in one thread of its own, one prompt after another: pictures cost milliseconds to
+    tenths of a second of CPU, in which the loop goes on with other groups. The processor and its
+    tokenizer belong to that thread.
+    """
+
+    def __init__(self, images: ImagesConfig, processor: "PictureProcessor") -> None:
+        self._images, self._processor = images, processor
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pictures")
+
+    async def encode(self, prompt: Prompt) -> EncodedPrompt | None:
+        """Return the first observation of a prompt that names pictures; None if it names none.
+
+        Raises:
+            BadPicture: A picture, or all of them together, cannot be used.
+            WrongPlaces: The text does not have one place for each picture.
+            EnvironmentUnavailable: The file system could not be read.
+        """
+        if not names_pictures(prompt.data):
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self.encoded, prompt)
+
+    def encoded(self, prompt: Prompt) -> EncodedPrompt:
+        """Do the work of ``encode``, for the thread and for checks before a run."""
+        named = pictures_of(prompt.data)
+        if len(named) > (most := self._images.max_pictures):
+            problem = f"is one of {len(named)}; environment.images.max_pictures is {most}"
+            raise BadPicture(f"{named[most]!r:.80}", problem)
+        pictures = [self._picture(prompt, each) for each in named]
+        text: Any = prompt.data.get("messages", prompt.data.get("prompt"))
+        encoded = self._processor.encode(text, pictures)
+        if encoded.media is not None:
+            self._check_bytes(prompt, encoded.media)
+        return encoded
+
+    def close(self) -> None:
+        """End the thread once it is idle."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _picture(self, prompt: Prompt, picture: object) -> "Image":
+        from offbeat.environments.picture_decoding import decoded  # noqa: PLC0415 - loads Pillow
+
+        if is_drawn(picture):
+            return drawn(picture)
+        try:
+            content = picture_bytes(prompt, picture, int(self._images.max_file_mib * _MIB))
+        except OSError as error:
+            raise EnvironmentUnavailable(f"picture {picture!r:.200}: {error}") from error
+        return decoded(str(picture), content, self._images.max_pixels)
+
+    def _check_bytes(self, prompt: Prompt, media: Media) -> None:
+        nbytes = media_bytes(media)
+        most = self._images.max_mib
+        if nbytes > most * _MIB:
+            problem = (
+                f"takes {nbytes / _MIB:.4g} MiB as the model reads it, with all pictures of its "
+                f"prompt; environment.images.max_mib is {most:g}"
+            )
+            raise BadPicture(str(pictures_of(prompt.data)[0]), problem)
+
+
+def media_bytes(media: Media) -> int:
+    """Return the bytes that pictures take in the columns of their group."""
+    return media.values.nbytes + media.sizes.nbytes + 4  # and their kind

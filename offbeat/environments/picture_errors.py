@@ -1,0 +1,41 @@
+"""Errors of pictures in prompts, and of models that cannot read them."""
+
+from typing import Final
+
+from offbeat.messages.failures import OffbeatError
+
+PLACE: Final = "<image>"
+"""Stands in a row for a picture, whatever token the model has for it."""
+
+
+class BadPicture(OffbeatError):
+    """A picture of a prompt cannot be used: its file, its content or its size."""
+
+    picture: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"picture {self.picture!r:.200} {self.problem}"
+
+
+class NoPictures(OffbeatError):
+    """A model cannot read pictures, or its processor cannot be loaded here."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"model.path={self.path}: {self.problem}"
+
+
+class WrongPlaces(OffbeatError):
+    """The text of a prompt does not have one place for each of its pictures."""
+
+    places: int
+    pictures: int
+
+    def __str__(self) -> str:
+        return (
+            f"the prompt has {self.places} places for its {self.pictures} pictures: write "
+            f"{PLACE!r} for each, or a part of type image in messages"
+        )

@@ -1,0 +1,135 @@
+"""Image processors of model families: the library's own code, behind one call.
+
+A family says how its processor is loaded without torchvision, and in which layout its values are.
+"""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportMissingTypeStubs=false
+# transformers leaves its processors untyped.
+
+import abc
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from PIL import Image
+from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
+
+from offbeat.environments.picture_errors import PLACE, BadPicture, NoPictures, WrongPlaces
+from offbeat.environments.protocol import EncodedPrompt
+from offbeat.messages.media import Media, MediaKind
+
+
+class PictureProcessor(abc.ABC):
+    """Makes prompt ids and values of a text and its pictures, as the model's own processor does."""
+
+    place: str
+    """What the model's text has in the place of a picture, before it is expanded."""
+
+    def __init__(self, tokenizer: Any, template: Any) -> None:  # noqa: ANN401 - of transformers
+        self._tokenizer, self._template = tokenizer, template
+
+    def encode(
+        self, prompt: str | Sequence[Mapping[str, Any]], pictures: Sequence[Image.Image]
+    ) -> EncodedPrompt:
+        """Encode a text, or messages that the chat template renders, with its pictures.
+
+        Raises:
+            WrongPlaces: The text does not have one place for each picture.
+        """
+        if isinstance(prompt, str):
+            text = prompt
+        else:
+            text = self._template.apply_chat_template(
+                prompt, add_generation_prompt=True, tokenize=False
+            )
+        text = text.replace(PLACE, self.place)
+        if (places := text.count(self.place)) != len(pictures):
+            raise WrongPlaces(places, len(pictures))
+        ids, media = self._processed(text, list(pictures), add_specials=isinstance(prompt, str))
+        return EncodedPrompt(tuple(ids), media)
+
+    @abc.abstractmethod
+    def _processed(
+        self, text: str, pictures: list[Image.Image], *, add_specials: bool
+    ) -> tuple[list[int], Media]: ...
+
+
+class _Pixels(PictureProcessor):
+    """Idefics3, SmolVLM's first release and Gemma 3: the library's processor as a whole."""
+
+    def __init__(self, processor: Any, place: str) -> None:  # noqa: ANN401 - of transformers
+        super().__init__(processor.tokenizer, processor)
+        self._processor, self.place = processor, place
+
+    def _processed(
+        self, text: str, pictures: list[Image.Image], *, add_specials: bool
+    ) -> tuple[list[int], Media]:
+        made = self._processor(
+            text=[text], images=[pictures], add_special_tokens=add_specials, return_tensors="np"
+        )
+        values = np.asarray(made["pixel_values"], np.float32)
+        shape = values.shape[-3:]
+        mask = made.get("pixel_attention_mask")
+        if mask is not None and not np.asarray(mask).all():
+            problem = "is padded to the size of another: the processor has to resize or cut them"
+            raise BadPicture("of the prompt", problem)
+        sizes = np.tile(np.array(shape, np.int32), (values.size // int(np.prod(shape)), 1))
+        return made["input_ids"][0].tolist(), Media(MediaKind.PIXELS, values.reshape(-1), sizes)
+
+
+class _Patches(PictureProcessor):
+    """Qwen2-VL and its successors: image processor and tokenizer, without the one of videos.
+
+    The whole processor of the library needs torchvision, for videos. What it does to a text with
+    pictures is to repeat the token of each by the cells of its grid.
+    """
+
+    place = "<|vision_start|><|image_pad|><|vision_end|>"
+    _pad = "<|image_pad|>"
+
+    def __init__(self, images: Any, tokenizer: Any) -> None:  # noqa: ANN401 - of transformers
+        super().__init__(tokenizer, tokenizer)
+        self._images = images
+
+    def _processed(
+        self, text: str, pictures: list[Image.Image], *, add_specials: bool
+    ) -> tuple[list[int], Media]:
+        made = self._images(images=pictures, return_tensors="np")
+        grids = np.asarray(made["image_grid_thw"], np.int32)
+        cells = grids.prod(axis=1) // self._images.merge_size**2
+        head, *rest = text.split(self._pad)
+        expanded = zip(cells.tolist(), rest, strict=True)
+        text = head + "".join(self._pad * count + after for count, after in expanded)
+        ids = self._tokenizer(text, add_special_tokens=add_specials)["input_ids"]
+        values = np.asarray(made["pixel_values"], np.float32).reshape(-1)
+        return ids, Media(MediaKind.PATCHES, values, grids)
+
+
+_PIXELS: Final = {"idefics3": PLACE, "gemma3": "<start_of_image>"}
+_PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+
+
+def load_processor(path: str, *, trust_remote_code: bool) -> PictureProcessor:
+    """Load the processor of the model at ``path``.
+
+    Raises:
+        NoPictures: The model reads no pictures, or is of a family that is not known here.
+    """
+    try:
+        kind = json.loads((Path(path) / "config.json").read_text("utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise NoPictures(path, f"its config.json cannot be read: {error}") from error
+    local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    try:
+        if kind in _PIXELS:
+            return _Pixels(AutoProcessor.from_pretrained(path, **local), _PIXELS[kind])
+        if kind in _PATCHES:
+            images = AutoImageProcessor.from_pretrained(path, **local)
+            return _Patches(images, AutoTokenizer.from_pretrained(path, **local))
+    except (OSError, ValueError, ImportError) as error:
+        raise NoPictures(path, f"its image processor cannot be loaded: {error}") from error
+    known = ", ".join([*_PIXELS, *_PATCHES])
+    raise NoPictures(path, f"pictures are read by models of {known}, and this is a {kind}")

@@ -1,0 +1,118 @@
+"""Finds the pictures that a prompt names, and reads the bytes of those in files.
+
+A row names pictures under ``image``, or a list under ``images``: each is the path of a file,
+relative to the folder of the data file. Nothing is fetched from an address, and no path leaves the
+folder, not by a link either: the rows of a data set are other people's input.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, cast
+
+from offbeat.environments.picture_errors import BadPicture
+from offbeat.messages.groups import Prompt
+
+_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_KEYS: Final = ("image", "images")
+
+
+def names_pictures(row: Mapping[str, object]) -> bool:
+    """Return whether a row names pictures."""
+    return any(row.get(key) is not None for key in _KEYS)
+
+
+def pictures_of(row: Mapping[str, object]) -> Sequence[object]:
+    """Return what names the pictures of a row, in their order; empty where there are none."""
+    single, several = (row.get(key) for key in _KEYS)
+    if single is not None:
+        return [single]
+    return cast("Sequence[object]", several or [])
+
+
+def pictures_problem(row: Mapping[str, object], most: int) -> str | None:
+    """Return why the pictures of a row cannot be used, without looking at a file; None: they can."""
+    single, several = (row.get(key) for key in _KEYS)
+    if single is not None and several is not None:
+        return "has both 'image' and 'images'; give one"
+    if several is not None and (not isinstance(several, list) or not several):
+        return f"'images' is {several!r:.80}; it is a list of at least one picture"
+    pictures = pictures_of(row)
+    if len(pictures) > most:
+        return f"has {len(pictures)} pictures; environment.images.max_pictures is {most}"
+    if problem := _problem_of_messages(row.get("messages")):
+        return problem
+    for picture in pictures:
+        if problem := _problem_of_name(picture):
+            return f"has a picture {picture!r:.80} that {problem}"
+    return None
+
+
+def _problem_of_messages(messages: object) -> str | None:
+    """Return which message holds a picture itself, where the template has only its place."""
+    for place, message in enumerate(cast("list[Mapping[str, object]]", messages or [])):
+        content = message.get("content")
+        for part in cast("list[object]", content) if isinstance(content, list) else []:
+            if not isinstance(part, dict) or cast("dict[str, object]", part).get("type") == "text":
+                continue
+            extra = cast("dict[str, object]", part).keys() - {"type", "text"}
+            kind = cast("dict[str, object]", part).get("type")
+            if kind != "image" or extra:
+                got = f"a part of type {kind!r:.40}" + (
+                    f" with {', '.join(extra)}" if extra else ""
+                )
+                return (
+                    f"has in messages[{place}] {got:.120}; name the picture under 'images' and "
+                    'write {"type": "image"} in its place'
+                )
+    return None
+
+
+def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
+    """Return the content of a picture's file.
+
+    Raises:
+        BadPicture: The path leads out of the folder of the data file; the file is missing, is no
+            regular file, or is too large.
+        OSError: The file system is at fault, not the file.
+    """
+    name = str(picture)
+    if problem := _problem_of_name(picture):
+        raise BadPicture(name, problem)
+    if not prompt.folder:
+        raise BadPicture(name, "is a path, and the prompt comes from no file")
+    folder = Path(os.path.realpath(prompt.folder))
+    path = Path(os.path.realpath(folder / name))
+    if not path.is_relative_to(folder):
+        raise BadPicture(name, f"lies outside of {folder}, the folder of the data file")
+    try:
+        with open(path, "rb", opener=_opened) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise BadPicture(name, "is no regular file")
+            if found.st_size > max_bytes:
+                raise BadPicture(name, f"has {found.st_size} bytes; at most {max_bytes} are read")
+            content = file.read(max_bytes + 1)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        raise BadPicture(name, f"cannot be read from {folder}: {error.strerror}") from error
+    if len(content) > max_bytes:
+        raise BadPicture(name, f"grew beyond {max_bytes} bytes while it was read")
+    return content
+
+
+def _opened(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a pipe would wait for its writer.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
+def _problem_of_name(picture: object) -> str | None:
+    """Return why this cannot name a picture; None: it can."""
+    if not isinstance(picture, str) or not picture or "\0" in picture:
+        return "is no path of a file"
+    if _ADDRESS.match(picture):
+        return "is an address, and nothing is fetched: download it to the folder of the data file"
+    if Path(picture).is_absolute() or ".." in Path(picture).parts:
+        return "leads out of the folder of the data file: name it relative to that, without '..'"
+    return None

@@ -1,0 +1,58 @@
+"""Pictures in prompts are for some environments and backends; the others name what to set instead."""
+
+from typing import Any
+
+import pytest
+
+from offbeat.config.crosschecks import clashes
+from offbeat.config.limits import max_group_bytes
+from offbeat.config.run import RunConfig
+
+IMAGES: dict[str, Any] = {"environment": {"name": "digits", "images": {}}}
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({"steps": 5, "model": {"path": "m"}, **sections})
+
+
+def told(**sections: Any) -> list[tuple[tuple[str, ...], str]]:
+    found = clashes(config(**sections))
+    return [(clash.keys, clash.hint) for clash in found if "environment.images" in clash.keys]
+
+
+def test_digits_in_pictures_on_the_embedded_engine_and_the_torch_trainer_are_fine() -> None:
+    assert told(**IMAGES) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "fix"),
+    [
+        ({"environment": {"name": "digits"}}, "environment.images", "Write `images:"),
+        (
+            {"environment": {"name": "arithmetic", "images": {}}},
+            "environment.name",
+            "one of function, custom, digits",
+        ),
+        (
+            {"environment": {"name": "agent", "target": "a:b", "images": {}}},
+            "environment.name",
+            "one of function, custom, digits",
+        ),
+        ({**IMAGES, "trainer": {"backend": "megatron"}}, "trainer.backend", "to torch"),
+        ({**IMAGES, "generator": {"backend": "vllm"}}, "generator.backend", "to embedded"),
+    ],
+)
+def test_what_reads_no_pictures_is_refused_by_name(
+    sections: dict[str, Any], key: str, fix: str
+) -> None:
+    (found,) = told(**sections)
+    assert key in found[0]
+    assert fix in found[1]
+
+
+def test_the_buffer_keeps_room_for_the_pictures_of_every_group() -> None:
+    limited = {"environment": {"name": "digits", "images": {"max_mib": 0.5}}}
+    assert max_group_bytes(config(**limited)) == 2**19 + max_group_bytes(config())
+    small = config(**IMAGES, buffer={"capacity_mib": 8})
+    (found,) = [clash for clash in clashes(small) if "buffer.capacity_mib" in clash.keys]
+    assert "environment.images.max_mib" in found.hint

@@ -1,0 +1,109 @@
+"""What a worker sends is what the library's own processor makes of the same text and pictures."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL", reason="the extra vision is not installed")
+
+from PIL import Image
+from transformers import AutoProcessor
+
+from offbeat.environments.picture_errors import NoPictures, WrongPlaces
+from offbeat.environments.picture_processors import PictureProcessor, load_processor
+from offbeat.messages.media import MediaKind
+from offbeat.transfer_queue.media_columns import columns_of_media
+from tests.support.picture_models import write_gemma3, write_qwen
+
+TINY_DIGITS = "models/tiny-digits"
+
+
+def loaded(path: Path | str) -> PictureProcessor:
+    return load_processor(str(path), trust_remote_code=False)
+
+
+def noise(width: int, height: int) -> Image.Image:
+    values = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(values)
+
+
+PICTURES = [noise(40, 60), noise(90, 30)]
+
+
+def same(processor: PictureProcessor, whole: Any, place: str, kind: MediaKind) -> None:
+    """Encode two pictures both ways, and compare."""
+    encoded = processor.encode("1 <image> and <image> = 2", PICTURES)
+    theirs = whole(
+        text=[f"1 {place} and {place} = 2"], images=[PICTURES], return_tensors="np", padding=False
+    )
+    assert encoded.token_ids == tuple(theirs["input_ids"][0].tolist())
+    assert encoded.media is not None
+    assert encoded.media.kind is kind
+    np.testing.assert_array_equal(encoded.media.values, theirs["pixel_values"].reshape(-1))
+    columns_of_media(encoded.media)  # checks them
+    if kind is MediaKind.PATCHES:
+        np.testing.assert_array_equal(encoded.media.sizes, theirs["image_grid_thw"])
+    else:
+        shape = theirs["pixel_values"].shape[-3:]
+        assert encoded.media.sizes.tolist() == [list(shape)] * 2
+
+
+def test_idefics3_is_encoded_as_the_library_does_it() -> None:
+    same(
+        loaded(TINY_DIGITS), AutoProcessor.from_pretrained(TINY_DIGITS), "<image>", MediaKind.PIXELS
+    )
+
+
+def test_gemma3_is_encoded_as_the_library_does_it(tmp_path: Path) -> None:
+    whole = write_gemma3(tmp_path)
+    same(loaded(tmp_path), whole, "<start_of_image>", MediaKind.PIXELS)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_qwen_is_encoded_as_the_library_does_it_without_its_processor_of_videos(
+    tmp_path: Path, family: str
+) -> None:
+    whole = write_qwen(tmp_path, family)
+    place = "<|vision_start|><|image_pad|><|vision_end|>"
+    same(loaded(tmp_path), whole, place, MediaKind.PATCHES)
+
+
+def test_a_picture_that_is_cut_into_tiles_has_a_size_for_each(tmp_path: Path) -> None:
+    whole = AutoProcessor.from_pretrained(TINY_DIGITS)
+    whole.image_processor.do_image_splitting = True
+    whole.image_processor.size = {"longest_edge": 64}
+    whole.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "idefics3"}')
+    encoded = loaded(tmp_path).encode("<image>=", [noise(64, 64)])
+    assert encoded.media is not None
+    assert encoded.media.sizes.tolist() == [[3, 32, 32]] * 5  # four tiles and the whole
+
+
+def test_messages_are_rendered_by_the_chat_template_of_the_model() -> None:
+    processor = loaded(TINY_DIGITS)
+    parts = [{"type": "image"}, {"type": "text", "text": "="}]
+    in_parts = processor.encode([{"role": "user", "content": parts}], PICTURES[:1])
+    in_text = processor.encode([{"role": "user", "content": "<image>="}], PICTURES[:1])
+    assert in_parts.token_ids == in_text.token_ids
+    assert set(processor.encode("<image>=", PICTURES[:1]).token_ids) <= set(in_text.token_ids)
+
+
+@pytest.mark.parametrize(("text", "places"), [("=", 0), ("<image><image>=", 2)])
+def test_a_text_has_one_place_for_each_picture(text: str, places: int) -> None:
+    with pytest.raises(WrongPlaces, match=f"has {places} places for its 1 pictures"):
+        loaded(TINY_DIGITS).encode(text, PICTURES[:1])
+
+
+def test_a_model_that_reads_no_pictures_is_named_with_those_that_do() -> None:
+    with pytest.raises(NoPictures, match=r"models of idefics3, gemma3, .*, and this is a "):
+        loaded("models/tiny-addition")
+
+
+def test_a_model_without_a_processor_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "idefics3"}')
+    with pytest.raises(NoPictures, match="its image processor cannot be loaded"):
+        loaded(tmp_path)
+    with pytest.raises(NoPictures, match=r"its config\.json cannot be read"):
+        loaded(tmp_path / "nowhere")
