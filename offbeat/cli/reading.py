@@ -26,16 +26,38 @@ def replay(run: RunArgument, as_json: JsonOption = False) -> None:
 @reading_app.command()
 def why(
     run: RunArgument,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="A prompt group: g-000412 or 412.")],
+    group: Annotated[
+        str | None, typer.Argument(metavar="[GROUP]", help="A prompt group: g-000412 or 412.")
+    ] = None,
+    of_eval: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--eval",
+            metavar="SET ROW",
+            help="Instead of a group, a row of a set of evaluation; SET of eval.path alone is -.",
+        ),
+    ] = None,
+    due: Annotated[
+        int | None,
+        typer.Option("--due", help="Of --eval: version whose samples to show; default: newest."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the history of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
+    from offbeat.runs.evaluated_row import evaluated_row
     from offbeat.runs.past_run import told_in_one_line
     from offbeat.runs.why import why as group_history
 
+    if (group is None) == (of_eval is None):
+        raise typer.BadParameter("name a GROUP, or --eval SET ROW, and not both")
+    if due is not None and of_eval is None:
+        raise typer.BadParameter("--due goes with --eval SET ROW")
     with told_in_one_line():
-        history = group_history(run, group)
-    typer.echo(history.to_json() if as_json else history.to_text(), nl=False)
+        if of_eval is not None:
+            told = evaluated_row(run, *of_eval, due)
+        else:
+            told = group_history(run, group or "")
+    typer.echo(told.to_json() if as_json else told.to_text(), nl=False)
 
 
 @reading_app.command()

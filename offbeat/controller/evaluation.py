@@ -9,6 +9,7 @@ as ``max_staleness`` allows, then waits, at most until the evaluation's deadline
 """
 
 import asyncio
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NoReturn
 
@@ -34,6 +35,7 @@ from offbeat.messages.failures import (
     RolloutFailed,
 )
 from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.text import bounded
 from offbeat.telemetry.evaluation_files import evaluation_metrics
 
 log = structlog.stdlib.get_logger()
@@ -237,6 +239,7 @@ def _samples(
     receipts: Iterable[tuple[RolloutTask, Receipt]], correct_from: float
 ) -> Iterator[ScoredSample]:
     for task, receipt in receipts:
+        prompt = bounded(json.dumps(task.prompt.data, ensure_ascii=False, default=str))
         for sample, is_valid in enumerate(receipt.valid):
             yield ScoredSample(
                 set=task.eval_set,
@@ -251,4 +254,5 @@ def _samples(
                 response_tokens=receipt.valid_tokens[sample],
                 turns=receipt.turns[sample] if receipt.turns else 1,
                 response=receipt.texts[sample] if receipt.texts else None,
+                prompt=prompt,
             )

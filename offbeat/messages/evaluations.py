@@ -19,6 +19,7 @@ class ScoredSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     turns: int
     # Text of the response, bounded; None: the environment has no tokenizer, or an older file
     response: str | None = None
+    prompt: str | None = None  # row of the set as JSON, bounded; None: an older file
 
 
 class EvaluatedVersion(msgspec.Struct, frozen=True):

@@ -1,9 +1,27 @@
-"""Sanitising of external text for a line of a log, a terminal, or a journal."""
+"""Sanitising and bounding of external text for a log, a terminal, a journal, or a file of samples."""
 
 from typing import Final
 
 LONGEST: Final = 2000
 """Characters kept of one text: a user's exception may quote a whole response or file."""
+
+
+SAMPLE_CHARACTERS: Final = 4096
+"""Characters kept of a prompt, or a response, of an evaluation. All samples of it go through the
+controller and wait there in memory: thousands of them, of which a model may write any length."""
+
+
+def bounded(text: str) -> str:
+    """Return the text in at most ``SAMPLE_CHARACTERS``, and a note in the place of the middle.
+
+    Characters that UTF-8 cannot encode become question marks.
+    """
+    encodable = text.encode(errors="replace").decode()
+    left_out = len(encodable) - SAMPLE_CHARACTERS
+    if left_out <= 0:
+        return encodable
+    half = SAMPLE_CHARACTERS // 2
+    return f"{encodable[:half]} [... {left_out} characters left out ...] {encodable[-half:]}"
 
 
 def printable(text: str, *, longest: int = LONGEST) -> str:

@@ -90,11 +90,42 @@ def read_evaluation(path: Path) -> EvaluatedVersion:
     import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
 
     rows = pq.read_table(path).to_pylist()
-    samples = tuple(
+    return EvaluatedVersion(rows[0]["due"], rows[0]["version"], _samples(rows))
+
+
+def read_evaluated_row(path: Path, name: str, row: int) -> EvaluatedVersion | None:
+    """Read the samples of one row of a set; None if the evaluation has none.
+
+    Raises:
+        OSError: The file cannot be read.
+        pyarrow.ArrowException: It is damaged.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
+
+    rows = pq.read_table(path, filters=[("set", "==", name), ("row", "==", row)]).to_pylist()
+    return EvaluatedVersion(rows[0]["due"], rows[0]["version"], _samples(rows)) if rows else None
+
+
+def rows_by_set(path: Path) -> dict[str, list[int]]:
+    """Return the rows that an evaluation has sampled, in ascending order, by the name of their set.
+
+    Raises:
+        OSError: The file cannot be read.
+        pyarrow.ArrowException: It is damaged.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
+
+    found: dict[str, set[int]] = {}
+    for each in pq.read_table(path, columns=["set", "row"]).to_pylist():
+        found.setdefault(each["set"], set()).add(each["row"])
+    return {name: sorted(rows) for name, rows in found.items()}
+
+
+def _samples(rows: list[dict[str, Any]]) -> tuple[ScoredSample, ...]:
+    return tuple(
         ScoredSample(**{key: row[key] for key in ScoredSample.__struct_fields__ if key in row})
         for row in rows
     )
-    return EvaluatedVersion(rows[0]["due"], rows[0]["version"], samples)
 
 
 def _newest(run_dir: Path) -> dict[str, float]:

@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 
 from offbeat.messages.groups import Receipt
+from offbeat.messages.text import SAMPLE_CHARACTERS, bounded
 from offbeat.rollouts.columns import Columns
-from offbeat.rollouts.response_text import RESPONSE_CHARACTERS, bounded, response_texts
+from offbeat.rollouts.response_text import response_texts
 from offbeat.transfer_queue.schema import RESPONSE_IDS, RESPONSE_OFFSETS
 from tests.support.environment_fakes import CharTokenizer
 
@@ -46,10 +47,10 @@ def test_the_placeholder_of_a_sample_without_a_turn_is_no_text() -> None:
 
 
 def test_a_long_text_keeps_its_ends_and_says_what_is_missing() -> None:
-    half = RESPONSE_CHARACTERS // 2
+    half = SAMPLE_CHARACTERS // 2
     text = "a" * half + "b" * 3 + "c" * half
     assert bounded(text) == "a" * half + " [... 3 characters left out ...] " + "c" * half
-    assert bounded("x" * RESPONSE_CHARACTERS) == "x" * RESPONSE_CHARACTERS
+    assert bounded("x" * SAMPLE_CHARACTERS) == "x" * SAMPLE_CHARACTERS
 
 
 def test_a_lone_surrogate_becomes_a_character_that_a_file_can_hold() -> None:

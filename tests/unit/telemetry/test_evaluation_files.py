@@ -30,6 +30,7 @@ def evaluated(due: int = 120) -> EvaluatedVersion:
             response_tokens=3,
             turns=1,
             response=f"= {answer}</s>" if name else None,
+            prompt='{"prompt": "2+3?"}',
         )
         for name in ("math", "")
         for prompt, number, reward, answer in rows
@@ -53,8 +54,9 @@ def test_a_file_without_responses_is_read(tmp_path: Path) -> None:
     files.take(evaluated())
     files.close()
     ((_, path),) = evaluation_files(tmp_path)
-    pq.write_table(pq.read_table(path).drop_columns("response"), path)
-    assert {sample.response for sample in read_evaluation(path).samples} == {None}
+    pq.write_table(pq.read_table(path).drop_columns(["response", "prompt"]), path)
+    read = read_evaluation(path).samples
+    assert {(sample.response, sample.prompt) for sample in read} == {(None, None)}
 
 
 def test_the_next_controller_knows_what_is_done_and_what_was_cut_short(tmp_path: Path) -> None:
