@@ -45,9 +45,6 @@ CHUNKS = (1, 2, 8)
 BOUND = 1e-10
 """Largest relative error in float64."""
 
-EXPERTS_BOUND = 1e-6
-"""The same with experts: both libraries round the router's probabilities to float32."""
-
 
 @dataclass(frozen=True)
 class Step:
@@ -159,6 +156,15 @@ EXPERT_LAYOUTS = {
         tensor=2, context=2, expert=4, sequence=True
     ),
 }
+SIGMOID_LAYOUTS = {
+    "sigmoid router, one rank": MegatronCut(),
+    "sigmoid router, ep2": MegatronCut(data=2, expert=2),
+    "sigmoid router, pp2 of 2 + 1 layers": MegatronCut(pipeline=2, stages=(2, 1)),
+    "sigmoid router, tp2, sequence": MegatronCut(tensor=2, sequence=True),
+    "sigmoid router, tp2 x etp2, sequence": MegatronCut(tensor=2, expert_tensor=2, sequence=True),
+    "sigmoid router, ep2 of tp2, sequence": MegatronCut(tensor=2, expert=2, sequence=True),
+    "sigmoid router, ep2 of cp2": MegatronCut(context=2, expert=2),
+}
 TORCH_CASES: list[tuple[int, str, str]] = [
     (ranks, rows, loss) for ranks in RANKS for rows in ROWS for loss in LOSSES
 ]
@@ -174,7 +180,7 @@ PAGE_CASES: frozenset[Case] = frozenset(
         *(("megatron", *case) for case in MEGATRON_CASES),
         *(
             ("megatron", layout, "packed", "tokens")
-            for layout in (*TIED_LAYOUTS, *UNEVEN_LAYOUTS, *EXPERT_LAYOUTS)
+            for layout in (*TIED_LAYOUTS, *UNEVEN_LAYOUTS, *EXPERT_LAYOUTS, *SIGMOID_LAYOUTS)
         ),
     }
 )

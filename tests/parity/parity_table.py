@@ -12,9 +12,8 @@ The split train step gives the gradient of the single-shot step, however a batch
 and assigned to ranks. Below is the largest relative error of any tensor of the gradient: the largest difference to the
 reference, over the largest value of that tensor. The reference is the `torch` trainer on one rank with the whole batch
 in one chunk, which is itself held against plain autograd, one sequence after another
-(`tests/unit/trainers/test_split_step.py`). Everything is computed in float64; the tests allow 1e-10. With experts they
-allow 1e-6: transformers and megatron-core both round the router's probabilities to float32, whatever they are given.
-Beside one rank of megatron-core, which rounds alike, every layout of experts keeps to 1e-10.
+(`tests/unit/trainers/test_split_step.py`). Everything is computed in float64; the tests allow 1e-10. transformers
+rounds norms and the scores of routers to float32, whatever it is given: there its own code is run with float64.
 
 dp: data-parallel ranks, tp: tensor-parallel ones, pp: pipeline stages, cp: ranks that share each row, ep: ranks that
 divide the experts (*of* those that they are counted among), etp: ranks that share the matrices of an expert;

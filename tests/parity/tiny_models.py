@@ -1,6 +1,7 @@
 """Tiny random models of every family, as Hugging Face directories."""
 
 from pathlib import Path
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -8,19 +9,42 @@ from parity_cases import SIZES
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    Dots1Config,
+    Glm4MoeConfig,
     LlamaConfig,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.models.dots1.modeling_dots1 import Dots1RMSNorm
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
-NORMS = (LlamaRMSNorm, Qwen2RMSNorm, Qwen2MoeRMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm)
+NORMS = (
+    Dots1RMSNorm,
+    Glm4MoeRMSNorm,
+    LlamaRMSNorm,
+    Qwen2RMSNorm,
+    Qwen2MoeRMSNorm,
+    Qwen3RMSNorm,
+    Qwen3MoeRMSNorm,
+)
+SIGMOID: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False,
+}
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -59,6 +83,12 @@ CONFIGS: dict[str, Any] = {
         mlp_only_layers=[0],
         tie_word_embeddings=False,
     ),
+    "glm4-moe": Glm4MoeConfig(**SIZES | SIGMOID, attention_bias=True),
+    "dots1": Dots1Config(
+        **SIZES | SIGMOID | dict[str, Any](n_routed_experts=8, num_experts_per_tok=4),
+        n_group=4,
+        topk_group=2,
+    ),
     "moe": Qwen3MoeConfig(**SIZES, **EXPERTS, tie_word_embeddings=False, norm_topk_prob=True),
 }
 
@@ -69,12 +99,22 @@ def save_tiny_model(name: str, path: Path) -> None:
     for parameter in model.parameters():
         if parameter.ndim == 1:  # else norms are ones and biases zeros: easily mistaken
             nn.init.uniform_(parameter, 0.5, 1.5)
+    for place, buffer in model.named_buffers():
+        if place.endswith("e_score_correction_bias"):
+            nn.init.uniform_(buffer, -0.3, 0.3)  # wide enough to choose other experts
     model.save_pretrained(path)
     (path / "tokenizer.json").write_text("{}")
 
 
+def unrounded(function: Any) -> Any:
+    """The same code of transformers, to which float32 is float64."""
+    wide = SimpleNamespace(**vars(torch) | {"float32": torch.float64, "float": torch.float64})
+    known = function.__globals__ | {"torch": wide}
+    return FunctionType(function.__code__, known, function.__name__)
+
+
 def compute_in_float64(model: Any) -> None:
-    """transformers rounds the input of every norm to float32: 1e-7 of noise in the gradient.
+    """transformers rounds norms and the scores of routers to float32: 1e-7 of noise in the gradient.
 
     Its grouped experts know no float64 at all.
     """
@@ -84,5 +124,7 @@ def compute_in_float64(model: Any) -> None:
                 exact = nn.RMSNorm(norm.weight.shape[0], eps=norm.variance_epsilon)
                 exact.weight = norm.weight
                 setattr(parent, name, exact)
-    if model.config.model_type in ("qwen2_moe", "qwen3_moe"):
+            if hasattr(norm, "top_k") and hasattr(norm, "weight"):
+                norm.forward = MethodType(unrounded(type(norm).forward), norm)
+    if model.config.model_type in ("qwen2_moe", "qwen3_moe", "glm4_moe", "dots1"):
         model.set_experts_implementation("eager")

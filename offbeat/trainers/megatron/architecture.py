@@ -14,8 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from offbeat.trainers.errors import UntrainableModel
 
-_FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe")
-_WITH_EXPERTS: Final = ("qwen2_moe", "qwen3_moe")
+_FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe", "glm4_moe", "dots1")
+_SOFTMAX_ROUTERS: Final = ("qwen2_moe", "qwen3_moe")
+_SIGMOID_ROUTERS: Final = ("glm4_moe", "dots1")
 _ROPES: Final = ("default", "linear", "llama3", "yarn")  # the same angles in rows of any length
 _TORCH: Final = "Train it with trainer.backend: torch"
 
@@ -40,15 +41,21 @@ class Architecture:
     qk_norm: bool = False
     experts: int = 0
     expert_intermediate: int = 0  # of each expert
-    shared_intermediate: int = (
-        0  # of an expert that all tokens pass, behind a gate; 0: there is none
-    )
+    shared_intermediate: int = 0  # of an expert that all tokens pass; 0: there is none
+    shared_gate: bool = True  # whether that expert is behind a gate
+    shared_name: str = "shared_expert"  # of its module
     dense_layers: tuple[int, ...] = ()  # layers without experts, in a model that has some
     rope_frequencies: tuple[float, ...] | None = None
     """Angle of each pair of a head's dimensions per position; None: the plain powers of ``rope_theta``."""
     rope_scale: float = 1.0  # factor of rotated queries and keys
     experts_per_token: int = 0
     normalise_routing: bool = True  # whether the weights of a token's experts sum to 1
+    sigmoid_routing: bool = False
+    """Whether scores are sigmoids, and experts are chosen by score plus a bias, which is a buffer."""
+    routing_scale: float = 1.0  # factor of the weights of a token's experts
+    routing_groups: int = 1  # equal groups of experts
+    routing_groups_per_token: int = 1  # groups among which the experts of a token are chosen
+    rotary_fraction: float = 1.0  # part of each head's dimensions that is rotated
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has experts in the place of one MLP."""
@@ -86,15 +93,18 @@ def read_architecture(path: str | Path) -> Architecture:
         problem = "compresses keys and values (multi-head latent attention), which is not mapped"
         raise UntrainableModel(name, problem, _TORCH)
     if family not in _FAMILIES:
-        raise UntrainableModel(name, f"is none of {', '.join(_FAMILIES)}", _TORCH)
+        raise UntrainableModel(
+            name, f"is of family {family}, none of {', '.join(_FAMILIES)}", _TORCH
+        )
     for problem in _problems(values):
         raise UntrainableModel(name, problem, _TORCH)
     layers: int = values["num_hidden_layers"]
-    experts: int = config.num_experts if family in _WITH_EXPERTS else 0
+    experts = _experts(config)
     dense = _dense_layers(values) if experts else ()
     if len(dense) == layers:
         experts, dense = 0, ()
     frequencies, scale = _rotation(config)
+    is_sigmoid = family in _SIGMOID_ROUTERS and experts > 0
     return Architecture(
         name=name,
         layers=layers,
@@ -110,18 +120,45 @@ def read_architecture(path: str | Path) -> Architecture:
         rope_frequencies=frequencies,
         rope_scale=scale,
         tied=bool(values["tie_word_embeddings"]),
-        qkv_bias=bool(values.get("qkv_bias", family == "qwen2")),
-        qk_norm=family in ("qwen3", "qwen3_moe"),
+        rotary_fraction=values["rope_parameters"].get("partial_rotary_factor", 1.0),
+        qkv_bias=_has_qkv_bias(values),
+        qk_norm=family in ("qwen3", "qwen3_moe", "dots1") or bool(values.get("use_qk_norm")),
         experts=experts,
         expert_intermediate=values["moe_intermediate_size"] if experts else 0,
-        shared_intermediate=values.get("shared_expert_intermediate_size", 0) if experts else 0,
+        shared_intermediate=_shared_intermediate(values) if experts else 0,
+        shared_gate=not is_sigmoid,
+        shared_name="shared_experts" if is_sigmoid else "shared_expert",
         dense_layers=dense,
         experts_per_token=values["num_experts_per_tok"] if experts else 0,
         normalise_routing=bool(values.get("norm_topk_prob", True)),
+        sigmoid_routing=is_sigmoid,
+        routing_scale=values["routed_scaling_factor"] if is_sigmoid else 1.0,
+        routing_groups=values["n_group"] if is_sigmoid else 1,
+        routing_groups_per_token=values["topk_group"] if is_sigmoid else 1,
     )
 
 
+def _experts(config: PretrainedConfig) -> int:
+    if config.model_type in _SOFTMAX_ROUTERS:
+        return config.num_experts
+    return config.n_routed_experts if config.model_type in _SIGMOID_ROUTERS else 0
+
+
+def _shared_intermediate(values: dict[str, Any]) -> int:
+    if values["model_type"] in _SIGMOID_ROUTERS:
+        return values["moe_intermediate_size"] * (values["n_shared_experts"] or 0)
+    return values.get("shared_expert_intermediate_size", 0)
+
+
+def _has_qkv_bias(values: dict[str, Any]) -> bool:
+    if values["model_type"] == "glm4_moe":
+        return bool(values["attention_bias"])  # in this family none of the output's
+    return bool(values.get("qkv_bias", values["model_type"] == "qwen2"))
+
+
 def _dense_layers(values: dict[str, Any]) -> tuple[int, ...]:
+    if values["model_type"] in _SIGMOID_ROUTERS:
+        return tuple(range(min(values["first_k_dense_replace"], values["num_hidden_layers"])))
     only, every = values.get("mlp_only_layers") or (), values.get("decoder_sparse_step", 1)
     layers = range(values["num_hidden_layers"])
     return tuple(layer for layer in layers if layer in only or (layer + 1) % every)
@@ -143,10 +180,14 @@ def _problems(values: dict[str, Any]) -> list[str]:
     kinds = set(values.get("layer_types") or ["full_attention"]) - {"full_attention"}
     checks = {
         f"scales its positions by {rope!r}, not by one of {', '.join(_ROPES)}": rope not in _ROPES,
-        "rotates a part of each head": rotated.get("partial_rotary_factor", 1.0) != 1.0,
+        "rotates a part of each head": (
+            values["model_type"] != "glm4_moe" and rotated.get("partial_rotary_factor", 1.0) != 1.0
+        ),
         f"has layers of kind {', '.join(sorted(kinds))}": bool(kinds),
         f"computes its MLP with {values['hidden_act']!r}": values["hidden_act"] != "silu",
-        "has biases in attention": bool(values.get("attention_bias")),
+        "has biases in attention": (
+            values["model_type"] != "glm4_moe" and bool(values.get("attention_bias"))
+        ),
         "has biases in the MLP": bool(values.get("mlp_bias")),
     }
     return [problem for problem, found in checks.items() if found]

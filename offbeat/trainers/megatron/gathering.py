@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offbeat.trainers.megatron.errors import IncompleteWeights
 from offbeat.trainers.megatron.hf_files import view_of
-from offbeat.trainers.megatron.mapping import TensorBox
+from offbeat.trainers.megatron.mapping import ROUTER_BIAS, TensorBox, is_router_bias
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.weight_sync.reshard.region import Region, Shape
 
@@ -64,22 +64,26 @@ class TensorGather:
 
         Args:
             names: Hugging Face names.
-            values: This rank's parameters, or tensors of their names and shapes; one dtype for all.
+            values: This rank's parameters and router biases, or tensors of their names and shapes.
+                Parameters have one dtype, the biases are float32.
         """
-        some = next(iter(values.values()))
+        some = next(each for name, each in values.items() if not name.endswith(ROUTER_BIAS))
+        dtypes = {name: torch.float32 if is_router_bias(name) else some.dtype for name in names}
         whole = {
-            name: torch.empty(self.shapes[name], dtype=some.dtype, device=some.device)
+            name: torch.empty(self.shapes[name], dtype=dtypes[name], device=some.device)
             for name in names
         }
-        pieces = [each for name in names for each in self._pieces[name]]
-        for owner in sorted({each.owner for each in pieces}):
-            theirs = [each.box for each in pieces if each.owner == owner]
-            sizes = [box.region.elements for box in theirs]
-            flat = torch.empty(sum(sizes), dtype=some.dtype, device=some.device)
+        by_message = dict[tuple[int, bool], list[TensorBox]]()
+        for name in names:
+            for each in self._pieces[name]:
+                by_message.setdefault((each.owner, is_router_bias(name)), []).append(each.box)
+        for (owner, _), boxes in sorted(by_message.items(), key=lambda each: each[0]):
+            sizes = [box.region.elements for box in boxes]
+            flat = torch.empty(sum(sizes), dtype=dtypes[boxes[0].tensor], device=some.device)
             if owner == self._rank:
-                torch.cat([view_of(values, box).reshape(-1) for box in theirs], out=flat)
+                torch.cat([view_of(values, box).reshape(-1) for box in boxes], out=flat)
             dist.broadcast(flat, src=owner)
-            for box, part in zip(theirs, flat.split(sizes), strict=True):
+            for box, part in zip(boxes, flat.split(sizes), strict=True):
                 whole[box.tensor][box.region.slices] = part.view(box.region.shape)
         return whole
 

@@ -4,6 +4,7 @@
 # pyright: reportUnknownVariableType=false, reportUnnecessaryComparison=false
 # megatron-core has no types.
 
+from functools import partial
 from typing import cast
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -15,6 +16,7 @@ from megatron.core.tensor_parallel.layers import (
 )
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttentionSubmodules
+from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlock,
@@ -26,6 +28,7 @@ from torch import nn
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.context import ContextAttention
 from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.trainers.megatron.router import ExpertRouter
 
 
 class Norm(nn.RMSNorm):
@@ -65,6 +68,9 @@ def _layer_of(
     inner = cast("SelfAttentionSubmodules", attention.submodules)
     if architecture.qk_norm:
         inner.q_layernorm = inner.k_layernorm = Norm
+    if has_experts:
+        experts = cast("MoESubmodules", cast("ModuleSpec", parts.mlp).submodules)
+        experts.router = partial(ExpertRouter, architecture)
     if layout.grid.context > 1:
         inner.core_attention = ContextAttention
     return layer

@@ -5,7 +5,8 @@ columns, or the heads of some key-value groups. Loading, export, checkpoints, di
 sync all use the same boxes, so that they cannot disagree, and a state written under one layout can
 be read under another.
 
-    direct      every rank holds the whole tensor              norms, routers, gates of shared experts
+    direct      every rank holds the whole tensor              norms, routers and their biases, gates
+                                                               of shared experts
     row         columns are sharded over tensor-parallel ranks output of attention, of the MLP
     gated       gate's rows, then up's rows                    input of a gated MLP
     qkv         for each key-value group: its queries' rows, its key's, its value's
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Final
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnmappedParameter
@@ -73,6 +75,11 @@ def boxes_of(
     return boxes
 
 
+def is_router_bias(tensor: str) -> bool:
+    """Return whether a Hugging Face name is that of a bias by which experts are chosen."""
+    return tensor.endswith(_BIAS)
+
+
 def padded_vocabulary(architecture: Architecture, layout: ParallelLayout) -> int:
     """Return the rows of the embedding over all ranks, padded to an equal number on each."""
     ranks = layout.grid.tensor
@@ -81,6 +88,10 @@ def padded_vocabulary(architecture: Architecture, layout: ParallelLayout) -> int
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
+_BIAS: Final = "e_score_correction_bias"
+ROUTER_BIAS: Final = "mlp.router.expert_bias"
+"""End of the library's name of a bias by which experts are chosen: a float32 buffer, not a parameter."""
+
 _EMBEDDINGS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
@@ -118,15 +129,16 @@ def _layer_rule(
         "mlp.linear_fc1.weight": partial(_gated, name, f"{prefix}mlp.", part),
         "mlp.linear_fc2.weight": partial(_row, name, f"{prefix}mlp.down_proj.weight", part),
         "mlp.shared_experts.linear_fc1.weight": partial(
-            _gated, name, f"{prefix}mlp.shared_expert.", part
+            _gated, name, f"{prefix}mlp.{a.shared_name}.", part
         ),
         "mlp.shared_experts.linear_fc2.weight": partial(
-            _row, name, f"{prefix}mlp.shared_expert.down_proj.weight", part
+            _row, name, f"{prefix}mlp.{a.shared_name}.down_proj.weight", part
         ),
         "mlp.shared_experts.gate_weight": partial(
             _direct, name, f"{prefix}mlp.shared_expert_gate.weight"
         ),
         "mlp.router.weight": partial(_direct, name, f"{prefix}mlp.gate.weight"),
+        ROUTER_BIAS: partial(_direct, name, f"{prefix}mlp.gate.{_BIAS}"),
     }
     if within in rules:
         return rules[within]

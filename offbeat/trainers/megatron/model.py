@@ -15,7 +15,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
@@ -23,7 +23,7 @@ from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.layers import block_of, mark_weights
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.layout_rules import broken_rules
-from offbeat.trainers.megatron.mapping import padded_vocabulary
+from offbeat.trainers.megatron.mapping import ROUTER_BIAS, padded_vocabulary
 
 
 def transformer_config(
@@ -97,11 +97,13 @@ def transformer_config(
             "moe_ffn_hidden_size": a.expert_intermediate,
             "moe_layer_freq": [int(a.has_experts(layer)) for layer in range(a.layers)],
             "moe_shared_expert_intermediate_size": a.shared_intermediate or None,
-            "moe_shared_expert_gate": a.shared_intermediate > 0,
+            "moe_shared_expert_gate": a.shared_intermediate > 0 and a.shared_gate,
             "moe_router_topk": a.experts_per_token,
-            "moe_router_pre_softmax": not a.normalise_routing,
+            "moe_router_pre_softmax": True,  # demanded with one expert per token
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
+            # As transformers: a 16-bit router and an engine's would choose other experts.
+            "moe_router_dtype": "fp32" if a.sigmoid_routing and dtype != torch.float64 else None,
         }
     config = TransformerConfig(**options)
     if a.rope_scale != 1:
@@ -148,6 +150,12 @@ def build_model(
     return model.to(torch.cuda.current_device())
 
 
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return this rank's parameters by the library's names, and the biases of its routers."""
+    biases = {name: each for name, each in model.named_buffers() if name.endswith(ROUTER_BIAS)}
+    return {name: each.detach() for name, each in model.named_parameters()} | biases
+
+
 def in_data_parallel(
     model: GPTModel, config: TransformerConfig, *, overlap: bool, sharded: bool
 ) -> DistributedDataParallel:
@@ -173,7 +181,7 @@ class PackedRotary(RotaryEmbedding):
     def __init__(self, architecture: Architecture, context_group: ProcessGroup) -> None:
         super().__init__(
             architecture.head_dim,
-            rotary_percent=1.0,
+            rotary_percent=architecture.rotary_fraction,
             rotary_base=architecture.rope_theta,  # pyright: ignore[reportArgumentType] -- a power's base
             use_cpu_initialization=True,
             cp_group=context_group,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.mapping import padded_vocabulary
+from offbeat.trainers.megatron.mapping import ROUTER_BIAS, padded_vocabulary
 from offbeat.weight_sync.reshard.grid import ModelGrid
 from offbeat.weight_sync.reshard.region import Shape
 
@@ -59,8 +59,8 @@ def _rank_bytes(a: Architecture, layout: ParallelLayout, dtype: str, *, sharded:
     if sharded:
         held = dense / (grid.context * grid.data)
         held += experts * grid.expert * grid.expert_tensor_ranks / grid.stage_ranks
-    total = dense + experts
-    return RankBytes(total * each, total * wide, round(held * states))
+    total, biases = dense + experts, sum(map(prod, rank_buffers(a, layout).values()))
+    return RankBytes(total * each + biases * _FLOAT32, total * wide, round(held * states))
 
 
 def rank_parameters(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]:
@@ -76,6 +76,16 @@ def rank_parameters(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]
         if not (a.tied and layout.is_first_stage):
             shapes["output_layer.weight"] = (rows, a.hidden)
     return shapes
+
+
+def rank_buffers(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]:
+    """Return the shapes of a rank's router biases by the library's names."""
+    here = enumerate(layout.grid.layers_of(layout.pipeline_rank, a.layers))
+    return {
+        f"decoder.layers.{index}.{ROUTER_BIAS}": (a.experts,)
+        for index, layer in here
+        if a.sigmoid_routing and a.has_experts(layer)
+    }
 
 
 def _layer(
@@ -103,7 +113,8 @@ def _layer(
     if a.shared_intermediate:
         shared = f"{at}mlp.shared_experts."
         shapes |= _mlp(shared, a.hidden, a.shared_intermediate // tensor)
-        shapes[f"{shared}gate_weight"] = (1, a.hidden)
+        if a.shared_gate:
+            shapes[f"{shared}gate_weight"] = (1, a.hidden)
     return shapes
 
 

@@ -37,9 +37,14 @@ from offbeat.trainers.megatron.gathering import TensorGather
 from offbeat.trainers.megatron.groups import pipeline_group, start_groups
 from offbeat.trainers.megatron.hf_directory import save_directory
 from offbeat.trainers.megatron.hf_files import load_boxes, view_of
-from offbeat.trainers.megatron.mapping import TensorBox, boxes_of
+from offbeat.trainers.megatron.mapping import TensorBox, boxes_of, is_router_bias
 from offbeat.trainers.megatron.microbatches import aligned
-from offbeat.trainers.megatron.model import build_model, in_data_parallel, transformer_config
+from offbeat.trainers.megatron.model import (
+    build_model,
+    in_data_parallel,
+    transformer_config,
+    weights_of,
+)
 from offbeat.trainers.megatron.parts import BackendParts, optimizer_for
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.trainers.model_trainer import LossOf, ModelTrainer
@@ -110,7 +115,9 @@ class MegatronTrainer(ModelTrainer):
         self.gradients = self._parts.gradients(self.ddp, self.transformer)
         self.boxes = self._boxes_of(self.model)
         self.gathering = TensorGather(self.boxes, self.peers)
-        self.optimizer = optimizer(self.ddp, trainer.optimizer, self.gathering.owned())
+        self._trained = [box for box in self.boxes if not is_router_bias(box.tensor)]
+        owned = [box for box in self.gathering.owned() if not is_router_bias(box.tensor)]
+        self.optimizer = optimizer(self.ddp, trainer.optimizer, owned)
         a = self.architecture
         self._planner = MicrobatchPlanner(
             microbatch_tokens(trainer),
@@ -160,13 +167,14 @@ class MegatronTrainer(ModelTrainer):
 
     @property
     def parameters(self) -> int:
-        """Return the number of weights of the whole model; tied weights count once."""
-        return sum(math.prod(shape) for shape in self.gathering.shapes.values())
+        """Return the number of parameters of the whole model; tied ones count once."""
+        shapes = self.gathering.shapes.items()
+        return sum(math.prod(shape) for name, shape in shapes if not is_router_bias(name))
 
     @property
     def local_weights(self) -> dict[str, Tensor]:
         """Return this rank's share of the weights, by the library's names."""
-        return {name: each.detach() for name, each in self.model.named_parameters()}
+        return weights_of(self.model)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights in order of their Hugging Face names; tied ones once. All ranks call it."""
@@ -175,7 +183,10 @@ class MegatronTrainer(ModelTrainer):
     def metas(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Return name, shape and dtype of every weight, in the order of ``named_weights``."""
         dtype = str(self._dtype).removeprefix("torch.")
-        return [(name, shape, dtype) for name, shape in self.gathering.shapes.items()]
+        return [
+            (name, shape, "float32" if is_router_bias(name) else dtype)
+            for name, shape in self.gathering.shapes.items()
+        ]
 
     def held_regions(self) -> list[TensorRegion]:
         """Return this rank's regions of the weights, in the memory that training updates."""
@@ -213,8 +224,9 @@ class MegatronTrainer(ModelTrainer):
             saved.fill(WEIGHTS, self.local_weights, self.boxes)
             kinds = dict[str, dict[str, Tensor]]()
             for kind in self.optimizer.kinds(saved.steps):
-                values = {name: self.optimizer.like(name) for name in self.local_weights}
-                saved.fill(kind, values, self.boxes)
+                names = {box.parameter for box in self._trained}
+                values = {name: self.optimizer.like(name) for name in names}
+                saved.fill(kind, values, self._trained)
                 kinds[kind] = values
             self.optimizer.load(kinds, saved.steps)
 
@@ -289,12 +301,11 @@ class MegatronTrainer(ModelTrainer):
 
     def _build(self, config: TransformerConfig) -> GPTModel:
         model = build_model(self.architecture, config, self.layout, self._seed)
-        parameters = {name: each.detach() for name, each in model.named_parameters()}
-        load_boxes(parameters, self._boxes_of(model), self.model_path)
+        load_boxes(weights_of(model), self._boxes_of(model), self.model_path)
         return model
 
     def _boxes_of(self, model: GPTModel) -> list[TensorBox]:
-        shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+        shapes = {name: tuple(each.shape) for name, each in weights_of(model).items()}
         return boxes_of(shapes, self.architecture, self.layout)
 
     def _forward_of(self, wrapped: nn.Module, model: GPTModel) -> Forward:
@@ -303,6 +314,5 @@ class MegatronTrainer(ModelTrainer):
     @cached_property
     def _reference(self) -> Forward:
         model = self._build(self._description()).requires_grad_(requires_grad=False)
-        reference = dict(model.named_parameters())
-        self._check_initial(weights_digest(self.gathering.all_tensors(reference)))
+        self._check_initial(weights_digest(self.gathering.all_tensors(weights_of(model))))
         return self._forward_of(model, model)

@@ -30,7 +30,7 @@ Kinds = Mapping[str, Mapping[str, Tensor]]
 def save_share(
     directory: Path, rank: int, boxes: Sequence[TensorBox], kinds: Kinds, steps: int
 ) -> None:
-    """Write the boxes that this rank owns, of every kind.
+    """Write the boxes that this rank owns, of every kind that has them: a buffer has no moments.
 
     Raises:
         OSError: The disk failed.
@@ -39,6 +39,7 @@ def save_share(
         f"{kind}/{box.tensor}@{_text(box.region.start)}": view_of(values, box).detach()
         for kind, values in kinds.items()
         for box in boxes
+        if box.parameter in values
     }
     tensors[_STEPS] = torch.tensor(steps)
     save_tensors(tensors, directory / f"share-{rank:05}.safetensors")

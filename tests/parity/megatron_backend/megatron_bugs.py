@@ -14,6 +14,7 @@ from offbeat.messages.training import StepResult
 from offbeat.trainers.megatron.context import ContextAttention, GatherTokens
 from offbeat.trainers.megatron.gradients import Gradients, Hooks
 from offbeat.trainers.megatron.optimizer import MainGradAdamW, RankOptimizer
+from offbeat.trainers.megatron.router import ExpertRouter
 from offbeat.trainers.megatron.sharded_optimizer import ShardedAdamW
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.movement import Movement
@@ -151,9 +152,47 @@ class LibraryRope(MegatronTrainer):
         return model
 
 
+class BiasInWeights(MegatronTrainer):
+    """The weights of a token's experts are those of the biased scores by which they were chosen."""
+
+    def _build(self, config: Any) -> Any:
+        model = super()._build(config)
+        for module in model.modules():
+            if isinstance(module, ExpertRouter):
+                module.__class__ = self.Router
+        return model
+
+    class Router(ExpertRouter):
+        def _scores(self, logits_TE: Tensor) -> Tensor:
+            assert self.expert_bias is not None
+            return super()._scores(logits_TE) + self.expert_bias
+
+        def _chosen(self, scores_TE: Tensor) -> Tensor:
+            assert self.expert_bias is not None
+            return super()._chosen(scores_TE - self.expert_bias)
+
+
+class BiasForgotten(MegatronTrainer):
+    """The bias stays zero, as the library makes it."""
+
+    def _build(self, config: Any) -> Any:
+        model = super()._build(config)
+        for name, each in model.named_buffers():
+            if name.endswith("expert_bias"):
+                each.zero_()
+        return model
+
+
 LAYOUT_BUGS: dict[str, type[MegatronTrainer]] = {
     each.__name__: each
-    for each in (OwnKeysOnly, CountedPerContextRank, ExpertsAsDense, LibraryRope)
+    for each in (
+        OwnKeysOnly,
+        CountedPerContextRank,
+        ExpertsAsDense,
+        LibraryRope,
+        BiasInWeights,
+        BiasForgotten,
+    )
 }
 
 

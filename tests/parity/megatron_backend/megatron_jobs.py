@@ -38,6 +38,7 @@ from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.gradients import Gradients
 from offbeat.trainers.megatron.hf_files import view_of
+from offbeat.trainers.megatron.mapping import is_router_bias
 from offbeat.trainers.megatron.parts import BackendParts
 from offbeat.trainers.megatron.rank_bytes import RankBytes, rank_parameters
 from offbeat.trainers.megatron.split_step import MegatronTrainer
@@ -156,7 +157,9 @@ def outcome(trainer: MegatronTrainer, result: StepResult) -> Told:
 
 
 def arrays(trainer: MegatronTrainer, values: dict[str, Tensor]) -> Arrays:
-    return as_arrays(dict(trainer.gathering.all_tensors(values)))
+    """Whole gradients; a router's bias has none."""
+    whole = trainer.gathering.all_tensors(trainer.local_weights | values)
+    return as_arrays({name: each for name, each in whole if not is_router_bias(name)})
 
 
 def as_arrays(tensors: dict[str, Tensor]) -> Arrays:

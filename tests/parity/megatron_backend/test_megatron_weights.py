@@ -47,6 +47,8 @@ def hf_model(path: Path) -> PreTrainedModel:
         ("moe", Cut()),
         ("qwen3", Cut(context=2)),
         ("moe", Cut(tensor=2, expert=2, sequence=True)),
+        ("glm4-moe", Cut(tensor=2, expert=2, sequence=True)),
+        ("dots1", Cut()),
     ],
     ids=lambda each: (
         each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}c{each.context}"
@@ -114,15 +116,18 @@ def plain_logprobs(model: Any, group: dict[str, Any], temperature: float) -> Any
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-tied", "qwen2", "llama-tied", "moe", "qwen2-moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "qwen3-tied", "qwen2", "llama-tied", "moe", "qwen2-moe", "glm4-moe"]
+)
 def test_weights_come_out_as_they_went_in(
     megatron_world: MegatronWorld, models: Models, tmp_path: Path, name: str, dtype: str
 ) -> None:
     path = models(name)
-    model = hf_model(path).to(getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     want = {n: each.float().numpy() for n, each in saved_names(model, tmp_path / "hf").items()}
-    has_experts = name in ("moe", "qwen2-moe")
-    cuts = [Cut(), Cut(pipeline=2, stages=(2, 1) if name == "qwen2-moe" else None)]
+    has_experts = "moe" in name
+    is_odd = model.config.num_hidden_layers % 2
+    cuts = [Cut(), Cut(pipeline=2, stages=(2, 1) if is_odd else None)]
     cuts += [Cut(tensor=2, sequence=has_experts)]
     if has_experts:
         cuts += [Cut(data=2, expert=2), Cut(tensor=2, expert=2, sequence=True)]
@@ -164,8 +169,9 @@ def saved_names(model: Any, directory: Path) -> dict[str, torch.Tensor]:
         ("moe", Cut(tensor=2, expert=2, sequence=True)),
         ("qwen3-3", Cut(pipeline=2, stages=(2, 1))),
         ("qwen3-tied", Cut(context=2)),
+        ("glm4-moe", Cut(data=2, expert=2)),
     ],
-    ids=["1", "t2", "p2d2", "moe-e2", "moe-t2e2", "p2-uneven", "c2"],
+    ids=["1", "t2", "p2d2", "moe-e2", "moe-t2e2", "p2-uneven", "c2", "sigmoid-e2"],
 )
 def test_an_embedded_engine_computes_with_the_weights_it_received(
     megatron_world: MegatronWorld,
@@ -202,10 +208,11 @@ def test_an_embedded_engine_computes_with_the_weights_it_received(
         )
 
 
+@pytest.mark.parametrize("model", ["moe", "dots1"])
 def test_a_vllm_engine_is_sent_the_names_of_the_models_files(
-    megatron_world: MegatronWorld, models: Models, step: Step, tmp_path: Path
+    megatron_world: MegatronWorld, models: Models, step: Step, tmp_path: Path, model: str
 ) -> None:
-    path = models("moe")
+    path = models(model)
     ((manifest, *_), *_) = megatron_world.run(
         2,
         "released",
@@ -230,8 +237,9 @@ def test_a_vllm_engine_is_sent_the_names_of_the_models_files(
         ("moe", Cut(tensor=2, expert=2, sequence=True, dtype="float32")),
         ("moe", Cut(tensor=2, expert_tensor=2, sequence=True, dtype="float32")),
         ("qwen2-moe", Cut(tensor=2, expert=2, sequence=True)),
+        ("glm4-moe", Cut(pipeline=2, stages=(1, 2), dtype="bfloat16")),
     ],
-    ids=["t2", "p2 of 2 + 1", "p2 tied", "t2e2", "t2et2", "shared"],
+    ids=["t2", "p2 of 2 + 1", "p2 tied", "t2e2", "t2et2", "shared", "sigmoid"],
 )
 def test_a_rank_holds_the_bytes_that_are_declared(
     megatron_world: MegatronWorld, models: Models, step: Step, model: str, cut: Cut
@@ -283,8 +291,9 @@ def test_the_driver_numbers_the_ranks_as_the_library_does(
         ("qwen3-tied", Cut(pipeline=2)),
         ("moe", Cut(data=2, expert=2)),
         ("qwen3", Cut(tensor=2, pipeline=2)),
+        ("glm4-moe", Cut(data=2, expert=2, dtype="bfloat16")),
     ],
-    ids=["tp2", "pp2", "ep2", "tp2pp2"],
+    ids=["tp2", "pp2", "ep2", "tp2pp2", "sigmoid"],
 )
 def test_sharded_receivers_get_what_a_broadcast_sends_from_the_ranks_that_hold_it(
     megatron_world: MegatronWorld, models: Models, name: str, cut: Cut

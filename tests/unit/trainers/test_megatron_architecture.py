@@ -7,6 +7,9 @@ import pytest
 import torch
 from transformers import (
     DeepseekV3Config,
+    Dots1Config,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GPT2Config,
     Qwen2MoeConfig,
     Qwen3Config,
@@ -97,6 +100,43 @@ def test_a_shared_expert_has_a_size_of_its_own(tmp_path: Path) -> None:
     assert read.qkv_bias
 
 
+SIGMOID: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+}
+
+
+def test_a_router_with_sigmoid_scores_is_read_with_its_bias_scale_and_shared_experts(
+    tmp_path: Path,
+) -> None:
+    config = Glm4MoeConfig(**SIZES, **SIGMOID, attention_bias=True, use_qk_norm=True)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        layers: Any = Glm4MoeForCausalLM(config).model.layers
+    read = read_architecture(tmp_path)
+    assert read.sigmoid_routing
+    assert (read.experts, read.experts_per_token, read.routing_scale) == (4, 2, 2.5)
+    assert [read.has_experts(layer) for layer in range(2)] == [
+        hasattr(layer.mlp, "experts") for layer in layers
+    ]
+    shared = layers[1].mlp.shared_experts
+    assert read.shared_intermediate == shared.intermediate_size == 24
+    assert (read.shared_gate, read.shared_name) == (False, "shared_experts")
+    assert (read.rotary_fraction, read.qkv_bias, read.qk_norm) == (0.5, True, True)
+
+
+def test_groups_of_experts_are_read(tmp_path: Path) -> None:
+    Dots1Config(**SIZES, **SIGMOID, n_group=2, topk_group=1).save_pretrained(tmp_path)
+    read = read_architecture(tmp_path)
+    assert (read.routing_groups, read.routing_groups_per_token) == (2, 1)
+    assert not read.normalise_routing
+    assert (read.rotary_fraction, read.qkv_bias, read.qk_norm) == (1.0, False, True)
+
+
 def test_scaled_positions_are_those_of_transformers(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 64}
     rope = {"rope_type": "yarn", "rope_theta": 1e4, **sizes}
@@ -116,5 +156,5 @@ def test_latent_attention_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_family_that_is_not_mapped_is_refused(tmp_path: Path) -> None:
     GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=2).save_pretrained(tmp_path)
-    with pytest.raises(UntrainableModel, match="is none of qwen2"):
+    with pytest.raises(UntrainableModel, match="is of family gpt2, none of qwen2, qwen3, llama"):
         read_architecture(tmp_path)

@@ -9,9 +9,9 @@ from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnmappedParameter
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TensorBox, boxes_of
-from offbeat.trainers.megatron.rank_bytes import rank_parameters
+from offbeat.trainers.megatron.rank_bytes import rank_buffers, rank_parameters
 from offbeat.weight_sync.reshard.grid import ModelGrid
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.reshard.region import Region, Shape
 
 SMALL = Architecture(
     name="two groups of two heads",
@@ -41,6 +41,7 @@ def cuts(draw: st.DrawFn) -> tuple[Architecture, ModelGrid]:
     if not experts or tensor * context * data % (expert * within):
         expert = within = 1
     groups = tensor * draw(st.integers(1, 2))
+    sigmoid = draw(st.booleans()) if experts else False
     architecture = Architecture(
         name="any",
         layers=sum(stages),
@@ -61,6 +62,9 @@ def cuts(draw: st.DrawFn) -> tuple[Architecture, ModelGrid]:
         qk_norm=draw(st.booleans()),
         experts=experts,
         experts_per_token=2 if experts else 0,
+        sigmoid_routing=sigmoid,
+        shared_gate=not sigmoid,
+        shared_name="shared_experts" if sigmoid else "shared_expert",
     )
     grid = ModelGrid(
         tensor=tensor,
@@ -76,7 +80,11 @@ def cuts(draw: st.DrawFn) -> tuple[Architecture, ModelGrid]:
 
 def world_of(a: Architecture, grid: ModelGrid) -> list[list[TensorBox]]:
     layouts = [ParallelLayout(grid, rank) for rank in range(grid.ranks)]
-    return [boxes_of(rank_parameters(a, layout), a, layout) for layout in layouts]
+    return [boxes_of(weights_of(a, layout), a, layout) for layout in layouts]
+
+
+def weights_of(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]:
+    return rank_parameters(a, layout) | rank_buffers(a, layout)
 
 
 @given(cuts())
@@ -108,7 +116,7 @@ def test_a_rank_s_boxes_cover_its_parameters_without_overlap(
 ) -> None:
     a, grid = cut
     layout = ParallelLayout(grid, grid.ranks - 1)
-    shapes = rank_parameters(a, layout)
+    shapes = weights_of(a, layout)
     covered = {name: np.zeros(shape, int) for name, shape in shapes.items()}
     for box in boxes_of(shapes, a, layout):
         covered[box.parameter][box.local.slices] += 1

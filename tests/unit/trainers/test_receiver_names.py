@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    Glm4MoeConfig,
     GPT2Config,
     GptOssConfig,
     MixtralConfig,
@@ -211,3 +212,14 @@ def test_a_rank_sends_in_the_wire_dtype_but_what_is_to_be_kept(make: Make) -> No
         name: "float32" if name.endswith("norm.weight") else "bfloat16" for name in dtypes
     }
     assert set(dtypes.values()) == {"float32", "bfloat16"}
+
+
+def test_a_router_s_bias_that_is_not_sent_is_named(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"n_routed_experts": 4, "first_k_dense_replace": 1}
+    model = AutoModelForCausalLM.from_config(Glm4MoeConfig(**BODY, **EXPERTS, **HEAD, **sizes))
+    model.save_pretrained(tmp_path)
+    metas = [(name, tuple(each.shape), dtype_name(each)) for name, each in named_weights(model)]
+    names_for_module(tmp_path, metas, remote_code=False)
+    parameters = [meta for meta in metas if not meta[0].endswith("e_score_correction_bias")]
+    with pytest.raises(UntrainableModel, match=r"layers\.1\.mlp\.gate\.e_score_correction_bias"):
+        names_for_module(tmp_path, parameters, remote_code=False)
