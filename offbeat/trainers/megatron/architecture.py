@@ -85,17 +85,19 @@ def read_architecture(path: str | Path) -> Architecture:
     Raises:
         UntrainableModel: Not a decoder that is mapped here, or it has an unsupported feature.
     """
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    except ValueError as unknown:
+        problem = f"is not known to transformers: {str(unknown).partition('.')[0]}"
+        raise UntrainableModel(str(path), problem, "Take a model of a family it has") from unknown
     values: dict[str, Any] = config.to_dict()
     family = values["model_type"]
     name = (values.get("architectures") or [family])[0]
-    if "kv_lora_rank" in values:
-        problem = "compresses keys and values (multi-head latent attention), which is not mapped"
-        raise UntrainableModel(name, problem, _TORCH)
     if family not in _FAMILIES:
-        raise UntrainableModel(
-            name, f"is of family {family}, none of {', '.join(_FAMILIES)}", _TORCH
-        )
+        latent = "kv_lora_rank" in values
+        why = " (its attention is multi-head latent attention)" if latent else ""
+        problem = f"is of family {family}{why}, none of {', '.join(_FAMILIES)}"
+        raise UntrainableModel(name, problem, _TORCH)
     for problem in _problems(values):
         raise UntrainableModel(name, problem, _TORCH)
     layers: int = values["num_hidden_layers"]

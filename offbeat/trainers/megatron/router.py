@@ -6,7 +6,8 @@ group, always normalises sigmoid scores, and updates its bias before a step is k
 Legend: T tokens of this rank, E experts, K experts per token, G groups of experts.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # megatron-core has no types.
 

@@ -7,7 +7,22 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Gemma3Config,
+    Glm4MoeConfig,
+    GPT2Config,
+    GptOssConfig,
+    Idefics3Config,
+    MambaConfig,
+    NemotronHConfig,
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, Level
@@ -107,11 +122,49 @@ def test_a_choice_that_is_proposed_passes(
     assert after.level is Level.OK, after
 
 
-def test_a_model_that_is_not_mapped_is_an_error_before_anything_starts(tmp_path: Path) -> None:
-    GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=2).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    "config",
+    [
+        DeepseekV2Config(),
+        DeepseekV3Config(),
+        Gemma3Config(),
+        GPT2Config(),
+        GptOssConfig(),
+        Idefics3Config(),
+        MambaConfig(),
+        NemotronHConfig(),
+        Qwen2_5_VLConfig(),
+        Qwen3NextConfig(),
+    ],
+    ids=lambda each: each.model_type,
+)
+def test_a_family_that_is_not_mapped_is_an_error_that_lists_those_that_are(
+    tmp_path: Path, config: PreTrainedConfig
+) -> None:
+    config.save_pretrained(tmp_path)
     (found,) = findings(tmp_path)
     assert found.level is Level.ERROR
-    assert "is none of qwen2, qwen3, llama, qwen2_moe, qwen3_moe" in found.message
+    assert f"is of family {config.model_type}" in found.message
+    assert "none of qwen2, qwen3, llama, qwen2_moe, qwen3_moe, glm4_moe, dots1" in found.message
+    assert found.fix == "Train it with trainer.backend: torch."
+
+
+def test_a_family_that_transformers_does_not_know_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "of_tomorrow"}')
+    (found,) = findings(tmp_path)
+    assert found.level is Level.ERROR
+    assert "of_tomorrow" in found.message
+
+
+def test_a_model_with_a_sigmoid_router_is_taken_with_the_bytes_of_its_biases(
+    tmp_path: Path,
+) -> None:
+    Glm4MoeConfig(num_hidden_layers=46, attention_bias=True).save_pretrained(tmp_path)
+    sizes = {"tensor_parallel": 4, "data_parallel": 4, "expert_parallel": 16}
+    stages = {"pipeline_parallel": 4, "layers_per_stage": [12, 12, 11, 11]}
+    (found,) = findings(tmp_path, sequence_parallel=True, **sizes, **stages)
+    assert found.level is Level.OK
+    assert found.message.startswith("64 ranks")
 
 
 def test_other_backends_have_no_layout(tmp_path: Path) -> None:
