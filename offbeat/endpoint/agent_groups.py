@@ -110,6 +110,8 @@ class AgentGroups:
         try:
             rewards = await self._rewards(session, api_key)
             transcript.reward, transcript.rewards_by_name = rewards.reward, rewards.by_name
+            if session.engine.task.evaluation:
+                transcript.answer = rewards.answer
         finally:
             branches = await self._endpoint.finish(api_key)
             if branches:

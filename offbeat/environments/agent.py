@@ -2,6 +2,7 @@
 
     ``async def run(task: dict, client: AgentClient, **options) -> float | {"reward": float, ...}``
 
+Beside further numbers, the mapping may have the final answer as text, ``answer``.
 ``task`` is the row of the data file; ``client`` has the address, the key and the name of the model
 for this sample. The function runs in child processes, many episodes at once in each
 (``episode_process``): a call that is cancelled costs one sample, and so does a process that dies,
@@ -79,4 +80,4 @@ class AgentFunction:
             reason = _REASONS.get(error.reason, error.reason)
             raise group_failure(task, error, reason) from error
         assert answer.reward is not None  # noqa: S101 - as the pool promises
-        return NamedRewards(answer.reward, answer.by_name)
+        return NamedRewards(answer.reward, answer.by_name, answer.answer)

@@ -9,10 +9,17 @@ import msgspec
 
 from offbeat.config.user_code import describe
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of, unavailable
+from offbeat.environments.reward_value import (
+    BadReward,
+    NamedRewards,
+    reward_of,
+    short_answer,
+    unavailable,
+)
 from offbeat.environments.unavailable import EnvironmentUnavailable
 
 _REWARD: Final = "reward"
+_ANSWER: Final = "answer"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MOST_NAMES: Final = 32
 
@@ -39,10 +46,15 @@ def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]
 
 
 def _reward_in(value: object) -> object:
-    """Return what an agent returned: a number, or the rewards in a mapping."""
+    """Return what an agent returned: a number, or the rewards and the final answer in a mapping."""
     if not isinstance(value, Mapping):
         return value
-    named = cast("Mapping[object, object]", value)
+    named = dict(cast("Mapping[object, object]", value))
+    answers = _ANSWER in named
+    answer = named.pop(_ANSWER, None)
+    if not isinstance(answer, str | None):
+        problem = f"{_ANSWER!r} is {type(answer).__name__} {answer!r:.80}: it is the final answer, as text"
+        return BadReward("reward_wrong_type", problem)
     if _REWARD not in named:
         problem = f"the agent returned {sorted(map(str, named))!r:.200} without {_REWARD!r}"
         return BadReward("reward_wrong_type", problem)
@@ -60,4 +72,5 @@ def _reward_in(value: object) -> object:
         if isinstance(reward, BadReward):
             return BadReward(reward.reason, f"{name}: {reward.detail}")
         by_name[str(name)] = reward
-    return NamedRewards(by_name.pop(_REWARD), by_name)
+    said = short_answer(answer or "") if answers else None
+    return NamedRewards(by_name.pop(_REWARD), by_name, said)

@@ -35,6 +35,8 @@ _INFRASTRUCTURE: Final = frozenset(
 _SERVER_ERROR: Final = 500  # and above: HTTP status of a service that failed
 _ENDED_BY_LIMIT: Final = "agent_timeout"  # of the environment's author: what was done is scored
 _TOTAL: Final = "reward"
+_TAKEN: Final = (_TOTAL, "answer")
+"""Names that mean something else in what an agent returns: the value trained, and the final answer."""
 
 
 async def play(
@@ -95,8 +97,9 @@ def _rewards(episode: Any) -> object:  # noqa: ANN401 - an Episode of the librar
     for name, each in trace.metrics.items():
         if each is not None:
             named[f"metric_{name}" if name in named else name] = each
-    if _TOTAL in named:
-        named[f"{_TOTAL}_score"] = named[_TOTAL]
+    for name in _TAKEN:
+        if name in named:
+            named[f"{name}_score"] = named.pop(name)
     return named | {_TOTAL: trace.reward}
 
 

@@ -92,7 +92,7 @@ def test_an_episode_with_a_tool_is_trained_on_the_tokens_that_were_drawn(model: 
     assert columns[schema.RESPONSE_IDS][mask].tolist() == [*first, *second]
     logprobs = columns[schema.GENERATION_LOGPROBS][mask].tolist()
     assert logprobs == [*first_logprobs, *second_logprobs]
-    assert (receipt.rewards, receipt.turns) == ((0.5,), (2,))
+    assert (receipt.rewards, receipt.turns, receipt.answers) == ((0.5,), (2,), ())
     assert receipt.rewards_by_name == (("answers", (2.0,)), ("right", (1.0,)))
 
 

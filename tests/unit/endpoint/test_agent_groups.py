@@ -125,6 +125,23 @@ def test_rewards_by_name_are_recorded_beside_the_one_that_is_trained() -> None:
     assert columns[schema.REWARDS].tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize(("answer", "recorded"), [("42", "42"), (None, ""), ("", "")])
+def test_the_final_answer_of_an_agent_is_that_of_an_evaluations_sample(
+    answer: object, recorded: str
+) -> None:
+    receipt, _ = play("names_its_answer", task(evaluation=True), answer=answer)
+    assert (receipt.answers, receipt.rewards_by_name) == ((recorded,), ())
+    receipt, _ = play("names_its_answer", task(), answer=answer)
+    assert receipt.answers == ()  # of a group to train nobody asks
+
+
+def test_a_sample_of_an_agent_without_an_answer_has_no_vote(tmp_path: Path) -> None:
+    receipt, _ = play(
+        "answers_first_time_only", task(samples=2, evaluation=True), folder=str(tmp_path)
+    )
+    assert sorted(receipt.answers) == ["", "7"]
+
+
 def test_a_masked_sample_has_no_rewards_by_name(tmp_path: Path) -> None:
     receipt, _ = play("names_its_rewards", task(samples=2), policy=MASK, fails_at=str(tmp_path))
     named, at = dict(receipt.rewards_by_name), receipt.statuses.index(SampleStatus.MASKED)
@@ -148,6 +165,11 @@ def test_samples_with_rewards_by_other_names_fail_their_group() -> None:
         ("never_asks", "no_model_call", "without an answer of the model"),
         ("swallows_a_refusal", "no_model_call", "was refused: 400 context_length_exceeded"),
         ("returns_no_reward", "reward_wrong_type", "['style'] without 'reward'"),
+        (
+            "answers_in_numbers",
+            "reward_wrong_type",
+            "'answer' is int 42: it is the final answer, as",
+        ),
         ("names_badly", "reward_wrong_type", "the agent named its rewards ['a/b', 'reward']"),
         ("returns_not_finite", "reward_not_finite", "style: the reward is inf"),
     ],

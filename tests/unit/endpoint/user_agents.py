@@ -123,6 +123,24 @@ async def names_its_rewards(
     return {"tool-calls": 3, "reward": 0.5, "style": 0.25}
 
 
+async def names_its_answer(task: Task, client: AgentClient, *, answer: object) -> dict[str, object]:
+    await converses(task, client, turns=1)
+    return {"reward": 0.5, "answer": answer}
+
+
+async def answers_in_numbers(task: Task, client: AgentClient) -> dict[str, object]:
+    return await names_its_answer(task, client, answer=42)
+
+
+async def answers_first_time_only(task: Task, client: AgentClient, *, folder: str) -> object:
+    await converses(task, client, turns=1)
+    asked = Path(folder) / "asked"
+    if asked.exists():
+        return 0.0
+    asked.touch()
+    return {"reward": 1.0, "answer": "7"}
+
+
 async def names_at_random(task: Task, client: AgentClient) -> dict[str, float]:
     await converses(task, client, turns=1)
     return {"reward": 1.0, f"of-{client.api_key[8:16]}": 0.5}
