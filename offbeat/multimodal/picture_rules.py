@@ -81,6 +81,14 @@ class PlacedPictures:
     sources_K: Ints  # index of the feature of each place, over all of ``media``
 
 
+def blank(rules: PictureRules) -> PlacedPictures:
+    """Return a picture that no prompt has, for a pass that has to compute the tower nevertheless."""
+    values = np.ones(int(np.prod(rules.size)), np.float32)
+    nowhere = np.zeros(0, np.int64)
+    media = Media(rules.kind, values, np.array([rules.size], np.int32))
+    return PlacedPictures((media,), nowhere, nowhere)
+
+
 def placed(
     rules: PictureRules,
     prompts: Sequence[Sequence[int] | NDArray[np.generic]],

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from offbeat.messages.media import Media, MediaKind
+from offbeat.transfer_queue.media_columns import columns_of_media
 
 PLACEHOLDER = 60
 _VOCABULARY = 64
@@ -91,6 +92,29 @@ def pictures(seed: int, count: int = 1) -> Media:
 def prompt_with(count: int, *text: int) -> tuple[int, ...]:
     """Token ids of a prompt with pictures, four placeholders each, and text behind them."""
     return (1, *((61, *[PLACEHOLDER] * 4, 62) * count), *text)
+
+
+def picture_groups(counts: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
+    """Groups of three random responses, behind prompts with so many pictures each."""
+    rng = np.random.default_rng(seed)
+    groups = list[dict[str, Any]]()
+    for count in counts:
+        lengths = rng.integers(1, 7, 3)
+        total, text = int(lengths.sum()), rng.integers(2, 50, rng.integers(1, 5)).tolist()
+        group: dict[str, Any] = {
+            "prompt_ids": np.array(prompt_with(count, *text), np.int32),
+            "response_ids": rng.integers(0, 50, total, dtype=np.int32),
+            "response_offsets": np.cumsum([0, *lengths]).astype(np.int64),
+            "loss_mask": rng.random(total) >= 0.2,
+            "weight_versions": np.zeros(total, np.int32),
+            "rewards": rng.random(3).astype(np.float32),
+        }
+        for name in ("generation_logprobs", "policy_logprobs", "reference_logprobs"):
+            group[name] = (-4 + rng.normal(0, 0.3, total)).astype(np.float32)
+        if count:
+            group |= columns_of_media(pictures(int(rng.integers(1000)), count))
+        groups.append(group)
+    return groups
 
 
 def logprobs_with_features_in_the_prompt_alone(

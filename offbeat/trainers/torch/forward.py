@@ -12,9 +12,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.picture_rules import blank, picture_rules
 from offbeat.multimodal.tower import pictures_in
 from offbeat.trainers.batches.packing import PackedRows, visible_in
 from offbeat.trainers.errors import UntrainableModel
@@ -80,18 +81,21 @@ def _through_head(
     """Return what ``compute`` makes of the logits [U, V], and of each token's place in U and id."""
     head, device = output_head(model), model.device
     places = chunk_places(vocabulary(model), device)
-    rules = picture_rules(model.config)
+    rules, pictures = picture_rules(model.config), packed.pictures
+    if pictures is None and rules is not None and isinstance(model, FSDPModule):
+        # All ranks gather the tower's weights and reduce its gradients, or none does.
+        pictures = blank(rules)
     if plain_head and len(packed.predicts_U) > places:
         with (
             chunked_head(head, packed, compute, places) as unpack,
-            pictures_in(model, rules, packed.pictures),
+            pictures_in(model, rules, pictures),
         ):
             return unpack(_logits(model, packed, dtype))
     predicts_U, which_N, target_N = (
         torch.from_numpy(each).to(device, non_blocking=True)
         for each in (packed.predicts_U, packed.which_N, packed.target_N)
     )
-    with _only_places(head, predicts_U), pictures_in(model, rules, packed.pictures):
+    with _only_places(head, predicts_U), pictures_in(model, rules, pictures):
         logits_UV = _logits(model, packed, dtype)
     return compute(logits_UV, which_N, target_N)
 

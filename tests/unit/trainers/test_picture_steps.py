@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_groups import Group, make_group
+from random_groups import Group
 from split_steps import MakeTrainer, Step, naive_gradients, raw_gradients
 from torch import Tensor
 
@@ -23,9 +23,9 @@ from tests.support.image_text_models import (
     exact_norms,
     logprobs_with_features_in_the_prompt_alone,
     make,
+    picture_groups,
     pictures,
     plain_logprobs,
-    prompt_with,
 )
 from tests.support.pictures import pixels
 
@@ -44,22 +44,11 @@ def idefics3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def group_with(rng: np.random.Generator, count: int, *lengths: int) -> Group:
-    """A group of random responses behind a prompt with ``count`` pictures."""
-    group = make_group(rng, 1, lengths, masked=0.2)
-    text = rng.integers(2, 50, rng.integers(1, 5)).tolist()
-    group["prompt_ids"] = np.array(prompt_with(count, *text), np.int32)
-    group["response_ids"] = group["response_ids"] % 50  # no placeholder
-    if count:
-        group |= columns_of_media(pictures(int(rng.integers(1000)), count))
-    return group
-
-
 @pytest.fixture(scope="module")
 def step() -> Step:
     """Eight groups, with one picture, two, or none."""
-    rng = np.random.default_rng(0)
-    groups = [group_with(rng, count, *rng.integers(1, 7, 3).tolist()) for count in (1, 2, 0, 1) * 2]
+    groups = picture_groups((1, 2, 0, 1) * 2)
+    rng = np.random.default_rng(1)
     return groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups]
 
 
