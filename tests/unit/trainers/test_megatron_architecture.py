@@ -158,3 +158,9 @@ def test_a_family_that_is_not_mapped_is_refused(tmp_path: Path) -> None:
     GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=2).save_pretrained(tmp_path)
     with pytest.raises(UntrainableModel, match="is of family gpt2, none of qwen2, qwen3, llama"):
         read_architecture(tmp_path)
+
+
+def test_a_model_that_reads_pictures_is_refused_by_name() -> None:
+    with pytest.raises(UntrainableModel, match="reads pictures") as refused:
+        read_architecture(Path(__file__).parents[3] / "models/tiny-digits")
+    assert refused.value.fix == "Train it with trainer.backend: torch"
