@@ -189,7 +189,7 @@ def gloo(
     group = Processes(receivers, mib, tensors)
     timings: Rounds = []
     for epoch in range(1, rounds + 1):
-        publish_s, (manifest, digest, (route,)) = _timed(lambda: sender.publish(1))
+        publish_s, (manifest, digest, (route,), *_) = _timed(lambda: sender.publish(1))
         call = (epoch, manifest, digest, route, group.names)
         since = time.perf_counter()
         group.ask("gloo", *[call] * receivers)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
-from offbeat.generators.broadcasts import Broadcasts
+from offbeat.generators.broadcasts import Broadcasts, in_thread
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import (
     CanaryFailed,
@@ -24,7 +24,8 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
-from offbeat.messages.weights import EngineState, WeightsAck
+from offbeat.messages.weights import EngineState, WeightDelta, WeightsAck
+from offbeat.weight_sync.delta import BaseKeeper, HeldRelease, check_delta, rebuilt
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
@@ -68,6 +69,7 @@ class EngineActor:
         self._requests = ReplyBatcher(self._generate, self._as_failure)
         self._epoch = 0  # epoch of the newest transfer begun
         self._broadcasts = Broadcasts(spec.name)
+        self._keeps_base, self._base_keeper = spec.keeps_base, BaseKeeper(spec.name)
         self._version: int | None = None
         self._digest: str | None = None
         self._manifest: Manifest | None = None  # of the served release
@@ -163,6 +165,83 @@ class EngineActor:
             raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
         return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
 
+    async def load_delta(
+        self,
+        fence: Fence,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        delta: WeightDelta,
+        *chunks: Bytes,
+    ) -> WeightsAck:
+        """Load a release by what it changes of the one that this engine serves.
+
+        Raises:
+            BaseRefused: It serves another one. Nothing was begun: the full release may follow.
+            WeightSyncFailed: As in ``load_weights``.
+        """
+        started_s = time.perf_counter()
+        base = self._begin_delta(fence, epoch, version, delta)
+        return await self._rebuilt(started_s, epoch, version, digest, manifest, base, delta, chunks)
+
+    async def receive_delta(
+        self,
+        fence: Fence,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        delta: WeightDelta,
+        route: Route,
+        members: tuple[str, ...],
+    ) -> WeightsAck:
+        """Receive what a release changes, broadcast to ``members`` together, and load it.
+
+        Raises:
+            BaseRefused: As in ``load_delta``.
+            WeightSyncFailed: As in ``receive_weights``.
+        """
+        started_s = time.perf_counter()
+        base = self._begin_delta(fence, epoch, version, delta)
+        try:
+            chunks = await self._broadcasts.fetch(route, epoch, members, delta.manifest)
+        except (TransferFailed, TransferRefused) as failure:
+            raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
+        return await self._rebuilt(started_s, epoch, version, digest, manifest, base, delta, chunks)
+
+    def _begin_delta(
+        self, fence: Fence, epoch: int, version: int, delta: WeightDelta
+    ) -> HeldRelease:
+        """Compare the base with what is served before anything else, and begin the transfer."""
+        self._guard.check(fence)
+        base = self._base_keeper.check(version, delta.base, self._digest)
+        self._begin(fence, epoch, version)
+        return base
+
+    async def _rebuilt(
+        self,
+        started_s: float,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        base: HeldRelease,
+        delta: WeightDelta,
+        parts: tuple[Bytes, ...],
+    ) -> WeightsAck:
+        """Rebuild the chunks of a release beside decoding, and load them as if they had arrived."""
+
+        def work() -> tuple[Bytes, ...]:
+            check_delta(epoch, delta, parts)
+            return rebuilt(epoch, base, manifest, parts, self._base_keeper.lend)
+
+        try:
+            chunks = await in_thread(f"delta {epoch}", work)
+        except TransferRefused as refused:
+            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
+        return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
+
     async def fetch_weights(
         self,
         fence: Fence,
@@ -253,6 +332,8 @@ class EngineActor:
             self._version = self._digest = None  # the old weights are overwritten
             raise
         self._version, self._digest, self._manifest = version, digest, manifest
+        if self._keeps_base:
+            self._base_keeper.serves(digest, manifest, chunks)
         took_s = time.perf_counter() - started_s
         return WeightsAck(
             engine=self._name,

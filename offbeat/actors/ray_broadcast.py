@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_ports import RayGenerator
+from offbeat.actors.ray_ports import RayGenerator, without_chunks
 from offbeat.messages.failures import ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import WeightRelease, WeightsAck
@@ -45,20 +45,24 @@ class BroadcastBarrier:
     """Collects the engines that take part in the same transfer."""
 
     def __init__(self) -> None:
-        self._joined: dict[int, list[str]] = {}
-        self._closed: dict[int, asyncio.Future[tuple[str, ...]]] = {}
+        self._joined: dict[tuple[int, str], list[str]] = {}
+        self._closed: dict[tuple[int, str], asyncio.Future[tuple[str, ...]]] = {}
 
-    async def members(self, epoch: int, name: str) -> tuple[str, ...]:
-        """Return all engines that join this epoch in this turn of the event loop, in that order."""
-        if epoch not in self._joined:
+    async def members(self, epoch: int, name: str, content: str = "") -> tuple[str, ...]:
+        """Return all engines that join this epoch in this turn of the event loop, in that order.
+
+        ``content``: digest of what they receive; those that receive another content are apart.
+        """
+        key = epoch, content
+        if key not in self._joined:
             loop = asyncio.get_running_loop()
-            self._joined[epoch], self._closed[epoch] = [], loop.create_future()
-            loop.call_soon(self._close, epoch)
-        self._joined[epoch].append(name)
-        return await asyncio.shield(self._closed[epoch])
+            self._joined[key], self._closed[key] = [], loop.create_future()
+            loop.call_soon(self._close, key)
+        self._joined[key].append(name)
+        return await asyncio.shield(self._closed[key])
 
-    def _close(self, epoch: int) -> None:
-        self._closed.pop(epoch).set_result(tuple(self._joined.pop(epoch)))
+    def _close(self, key: tuple[int, str]) -> None:
+        self._closed.pop(key).set_result(tuple(self._joined.pop(key)))
 
 
 class BroadcastGenerator(RayGenerator):
@@ -69,14 +73,16 @@ class BroadcastGenerator(RayGenerator):
         self._gathering = gathering
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        members = await self._gathering.members(epoch, self.name)
-        ref = self._engine.receive_weights.remote(
-            fence,
-            epoch,
-            release.version,
-            release.digest,
-            release.manifest,
-            *release.chunks,
-            members,
-        )
+        content, delta = (release.version, release.digest, release.manifest), release.delta
+        sent = release.digest if delta is None else delta.digest
+        members = await self._gathering.members(epoch, self.name, sent)
+        if delta is None:
+            ref = self._engine.receive_weights.remote(
+                fence, epoch, *content, *release.chunks, members
+            )
+        else:
+            header = without_chunks(delta)
+            ref = self._engine.receive_delta.remote(
+                fence, epoch, *content, header, *delta.chunks, members
+            )
         return await reply_of(ref, self.name, "weight sync")

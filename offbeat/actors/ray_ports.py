@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import ray
 
 from offbeat.actors.call import ArgumentLost, reply_of
@@ -24,7 +25,7 @@ from offbeat.messages.failures import ActorLost, ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.training import Chunk
-from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.messages.weights import EngineState, WeightDelta, WeightRelease, WeightsAck
 from offbeat.transfer_queue.schema import Columns
 
 Places = tuple[tuple[tuple[int, int], ...], ...]
@@ -137,9 +138,12 @@ class RayGenerator:
         return await reply_of(self._engine.state.remote(fence), self.name, "state")
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        ref = self._engine.load_weights.remote(
-            fence, epoch, release.version, release.digest, release.manifest, *release.chunks
-        )
+        content = release.version, release.digest, release.manifest
+        if release.delta is None:
+            ref = self._engine.load_weights.remote(fence, epoch, *content, *release.chunks)
+        else:
+            header, chunks = without_chunks(release.delta), release.delta.chunks
+            ref = self._engine.load_delta.remote(fence, epoch, *content, header, *chunks)
         try:
             return await reply_of(ref, self.name, "weight sync")
         except ArgumentLost as lost:
@@ -154,6 +158,11 @@ class RayGenerator:
     async def close(self) -> None:
         with contextlib.suppress(ActorLost):
             await reply_of(self._engine.close.remote(), self.name, "close")
+
+
+def without_chunks(delta: WeightDelta) -> WeightDelta:
+    """Return a delta without handles: Ray replaces those with their content as arguments alone."""
+    return msgspec.structs.replace(delta, chunks=())
 
 
 def flat(chunk: Chunk) -> tuple[Places, list[Any]]:

@@ -41,6 +41,7 @@ from offbeat.trainers.memory import with_highest
 from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
 from offbeat.trainers.spec import WorldRendezvous
+from offbeat.weight_sync.transport import release_of
 
 T = TypeVar("T")
 _GRACE_S: Final = 5.0
@@ -64,7 +65,8 @@ class RayTrainer:
         self._replicas = Replicas.of(config) if len(self._ranks) > 1 else Replicas()
         self._timeout_s = _PATIENCE * config.step_deadline_s
         self._grace_s = min(_GRACE_S, (1 - _PATIENCE) * config.step_deadline_s / 2)
-        self._chunks = 0  # chunks of a release; learnt from the first state
+        # Handles of a release, and of its delta; learnt from the first state
+        self._handles, self._delta_handles = 0, 0
         self._incarnations, self._killed = list[str](), set[str]()  # names of incarnations
         self._numbers = itertools.count(1)  # numbers of the calls whose columns are sent ahead
 
@@ -83,7 +85,8 @@ class RayTrainer:
             raise ActorLost("trainer", "start", "its ranks are not of one world")
         if worlds == {""}:
             await self._meet(fence)
-        _, self._chunks = await self._first(lambda rank: rank.about.remote(fence), "start")
+        about = await self._first(lambda rank: rank.about.remote(fence), "start")
+        _, self._handles, self._delta_handles = about
         return (await self._all(lambda rank: rank.state.remote(fence), "start"))[0]
 
     async def _meet(self, fence: Fence) -> None:
@@ -158,13 +161,12 @@ class RayTrainer:
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         first, *others = self._ranks
-        call = first.publish_weights.options(num_returns=1 + self._chunks)
+        handles = self._handles + self._delta_handles
+        call = first.publish_weights.options(num_returns=1 + handles)
         meta, *chunks = call.remote(fence, version)
         helping = [each.publish_weights.remote(fence, version) for each in others]
-        (manifest, digest), *_ = await self._gathered([meta, *helping], "publish")
-        return WeightRelease(
-            version, digest, manifest, tuple(chunks), manifest.nbytes, manifest.canary
-        )
+        published, *_ = await self._gathered([meta, *helping], "publish")
+        return release_of(version, published, tuple(chunks), self._delta_handles)
 
     async def save(self, fence: Fence, step: int) -> None:
         await self._all(lambda rank: rank.save.remote(fence, step), "save")

@@ -160,15 +160,16 @@ class TrainerActor:
             initial_digest=self._split.initial_digest,
         )
 
-    def about(self, fence: Fence) -> tuple[str, int]:
-        """Return this incarnation's name, and the number of handles of a published release."""
+    def about(self, fence: Fence) -> tuple[str, int, int]:
+        """Return this incarnation's name, and the handles of a published release and of its delta."""
         self._admit(fence)
-        return self._incarnation, self._sender.handles
+        return self._incarnation, self._sender.handles, self._sender.delta_handles
 
     def publish_weights(self, fence: Fence, version: int) -> tuple[Any, ...]:
-        """Publish a snapshot: ``((manifest, digest), handle, handle, ...)``.
+        """Publish a snapshot: ``(release without handles, handle, handle, ...)``.
 
-        Training may continue at once.
+        The handles of its delta follow those of the release; None where there is no delta. Training
+        may continue at once.
         """
         self._admit(fence)
         self._check_holds(version, TrainerCall.PUBLISH)
@@ -178,8 +179,10 @@ class TrainerActor:
             )
         except TransferFailed as error:  # only a new process can send again
             raise TrainStepFailed(self._rank, version, TrainerCall.PUBLISH, str(error)) from error
-        manifest, digest, handles = published
-        return (manifest, digest), *handles
+        delta, count = published.delta, self._sender.delta_handles
+        changes = (None,) * count if delta is None else delta.chunks
+        header = None if delta is None else msgspec.structs.replace(delta, chunks=())
+        return published._replace(handles=(), delta=header), *published.handles, *changes
 
     def hold(self, fence: Fence, number: int, *payloads: Sequence[Columns]) -> None:
         """Receive the columns of the next call with groups, which refers to them by ``number``.
@@ -338,6 +341,7 @@ class TrainerActor:
             DISK.remove(self._checkpoints)  # the run directory has copies
 
     def _restored(self, at_most: int) -> TrainerState:
+        self._sender.forget()
         found = self._store.rewind(at_most)
         if found is None:
             self._split.reset()

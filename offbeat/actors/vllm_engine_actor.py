@@ -107,7 +107,7 @@ class VllmEngineActor(EngineActor):
         try:
             if manifest.adapter is not None:
                 whole = await self._merged(epoch, version, digest, manifest, chunks)
-                manifest, digest, chunks = whole
+                manifest, digest, chunks, *_ = whole
             return TakenRelease(*await self._updates.take(epoch, version, digest, manifest, chunks))
         except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
             raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused

@@ -34,6 +34,7 @@ def wire_clashes(config: RunConfig) -> Iterator[Clash]:
             "trains adapters, which are small or have to be merged first",
             "Set sync.transport to object_store or gloo.",
         )
+    yield from _delta_clashes(config)
     # Embedded engines hold the type of the recipe's model, and take no other.
     wire, served = config.sync.wire_dtype, config.model.dtype
     if config.generator.backend == "embedded" and wire not in (None, served):
@@ -53,4 +54,24 @@ def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
             "sync.adapter=merged has nothing to merge: without trainer.lora, every release is the "
             "whole model",
             "Leave sync.adapter out, or set trainer.lora.",
+        )
+
+
+def _delta_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield releases that have no delta."""
+    if not config.sync.delta:
+        return
+    if config.sync.transport == "reshard":
+        yield Clash(
+            ("sync.delta", "sync.transport"),
+            "sync.delta=true has no effect on sync.transport=reshard, whose ranks send the regions that "
+            "they hold whole",
+            "Leave sync.delta out, or set sync.transport to object_store or gloo.",
+        )
+    if lora_of(config) is not None:
+        yield Clash(
+            ("sync.delta", "trainer.lora"),
+            "sync.delta=true saves nothing with trainer.lora: a step changes nearly every value of an "
+            "adapter, and a large part of the matrices that it is merged into",
+            "Leave sync.delta out.",
         )

@@ -87,7 +87,10 @@ class Generator(Protocol):
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         """Receive, verify and serve a release; on any error keep serving the former weights.
 
+        A release with a delta is received by that alone.
+
         Raises:
+            BaseRefused: The release has a delta, and the engine does not serve its base.
             WeightSyncFailed: The engine could not load the release.
             CanaryFailed: It loaded the release, and computes other values from it than the trainer.
             ReleaseLost: The release died with the machine that held it; the engine is healthy.

@@ -8,7 +8,7 @@ import asyncio
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -67,7 +67,11 @@ class StepMetricsBuilder:
                 self.staleness[trainer_version - min(spans)[0]] += 1
 
     def close(
-        self, result: StepResult, state: RunState, sync: SyncReport | None, unchanged: int
+        self,
+        result: StepResult,
+        state: RunState,
+        sync: SyncReport | None,
+        releases: Mapping[str, float],
     ) -> None:
         """Add what is known once the step is applied and its weights are requested.
 
@@ -75,13 +79,13 @@ class StepMetricsBuilder:
             result: Result of the trainer.
             state: State of the run.
             sync: Sync that ended meanwhile, if any.
-            unchanged: Number of releases with the content of the previous one.
+            releases: Metrics of the releases so far, and of what was sent of them.
         """
         self.result, self.sync = result, sync
         self.wall_s = asyncio.get_running_loop().time() - self.started_at
         self.version = state.ledger.trainer_version
         self._fleet = {
-            "sync/unchanged_releases": unchanged,
+            **releases,
             "fleet/serving": state.fleet.serving_count,
             "fleet/restarts": state.fleet.restarts,
             "fleet/retired": len(state.fleet.retired),

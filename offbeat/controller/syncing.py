@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 import structlog
 
+from offbeat.controller.delta_offers import DeltaOffers
 from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.failpoints import Failpoint
@@ -28,6 +29,7 @@ from offbeat.controller.trainer_client import TrainerClient
 from offbeat.controller.weight_guards import CanaryWatch, UnchangedReleases
 from offbeat.messages.failures import (
     ActorLost,
+    BaseRefused,
     CanaryFailed,
     Component,
     DeadlineExceeded,
@@ -89,6 +91,7 @@ class WeightSync:
         self._republished = 0  # since an engine last acked one
         self._report: SyncReport | None = None  # of the last sync, until ``take_report``
         self.unchanged, self.canaries = UnchangedReleases(), CanaryWatch(generators)
+        self.deltas = DeltaOffers(enabled=state.config.sync.delta)
 
     # --- what the train pump calls ---------------------------------------------------------------
 
@@ -129,6 +132,7 @@ class WeightSync:
         sync = self._state.sync
         sync.requested_version, sync.release, sync.is_lost = None, None, False
         self._republished = 0
+        self.deltas.forget()
 
     async def _until(self, target: str, predicate: Callable[[], bool]) -> None:
         state = self._state
@@ -197,6 +201,7 @@ class WeightSync:
         if sync.requested_version is None or state.ledger.lineage != lineage:
             return None  # forgotten meanwhile
         self.unchanged.released(sync.release, release)
+        self.deltas.released(release)
         sync.requested_version, sync.release, sync.is_lost = None, release, False
         state.ledger.released(version, release.digest)
         state.fleet.released(version)
@@ -275,19 +280,14 @@ class WeightSync:
         state, since = self._state, asyncio.get_running_loop().time()
         try:
             with state.observer.times.syncing(state.fleet.engines[name]):
-                ack = await state.waits.call(
-                    f"sync of version {release.version}",
-                    target=name,
-                    component=Component.ENGINE,
-                    deadline_s=state.config.sync.deadline_s,
-                    reply=self._generators[name].load_weights(state.fence, epoch, release),
-                )
+                ack = await self._loaded(name, epoch, release)
             _check_ack(ack, release)
         except ReleaseLost as lost:
             self._lose(release, lost)
             return None
         except _LEFT_BEHIND as failure:
             log.warning("sync.engine_left_behind", engine=name, error=str(failure))
+            self.deltas.lost(name)
             if isinstance(failure, CanaryFailed):
                 self.canaries.failed(failure)
             if isinstance(failure, DeadlineExceeded):
@@ -296,6 +296,7 @@ class WeightSync:
                 state.fleet.stale(name)
             return None
         if release is not state.sync.release:  # published meanwhile, or of an abandoned lineage
+            self.deltas.lost(name)
             state.fleet.took_former_release(name)
             return None
         if not state.fleet.acked(ack):  # taken by a process that is gone by now
@@ -304,9 +305,33 @@ class WeightSync:
         if ack.canary_gap is not None:
             self.canaries.passed(name)
         self._republished = 0
+        self.deltas.took(ack)
         state.ledger.served(ack)
         state.observer.synced(ack, since)
         return ack
+
+    async def _loaded(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck:
+        """Have one engine load what a release changes, or all of it where it serves another base."""
+        engine = self._state.fleet.engines[name]
+        offered = self.deltas.offer(name, engine.incarnation, release)
+        try:
+            return await self._load(name, epoch, offered)
+        except BaseRefused as refused:
+            log.info("sync.base_refused", engine=name, error=str(refused))
+            self.deltas.refused(name)
+        self._epoch += 1  # a broadcast of its own
+        full = self.deltas.offer(name, engine.incarnation, release)
+        return await self._load(name, self._epoch, full)
+
+    async def _load(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck:
+        state = self._state
+        return await state.waits.call(
+            f"sync of version {release.version}",
+            target=name,
+            component=Component.ENGINE,
+            deadline_s=state.config.sync.deadline_s,
+            reply=self._generators[name].load_weights(state.fence, epoch, release),
+        )
 
     def _lose(self, release: WeightRelease, lost: ReleaseLost) -> None:
         """Have a lost release published again; engines keep serving their version."""

@@ -139,7 +139,11 @@ class TrainPump:
             else:
                 self._rollouts.batches_moved()
             state.observer.times.computed(result.compute_s)
-            measures.close(result, state, self._sync.take_report(), self._sync.unchanged.count)
+            sent = {
+                "sync/unchanged_releases": self._sync.unchanged.count,
+                **self._sync.deltas.take_figures(),
+            }
+            measures.close(result, state, self._sync.take_report(), sent)
             self._on_step(measures)
             self._logprob_gap.check(measures.step, result.metrics)
         await self._sync.wait_until_served()

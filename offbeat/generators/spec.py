@@ -19,3 +19,4 @@ class EngineSpec:
     seed: int
     run_dir: str
     sharing: Sharing | None = None  # None: there is one machine
+    keeps_base: bool = False  # whether it keeps the release that it serves, to apply deltas to it

@@ -273,6 +273,22 @@ class WeightSyncFailed(OffbeatError):
         )
 
 
+class BaseRefused(OffbeatError):
+    """An engine that does not serve the base of a delta. It is unchanged, and needs the full release."""
+
+    engine: str
+    version: int
+    base: str
+    served: str | None
+
+    def __str__(self) -> str:
+        serves = "serves no release of this run" if self.served is None else f"serves {self.served}"
+        return (
+            f"{self.engine} {serves}; the delta of version {self.version} applies to {self.base}. "
+            "It takes the full release"
+        )
+
+
 class ReleaseLost(OffbeatError):
     """The published weights were lost with the machine that held them; the engine is healthy.
 

@@ -1,5 +1,6 @@
 """Weight releases, and the reports of engines on the weights that they serve."""
 
+import enum
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,6 +55,28 @@ class WeightsAck(msgspec.Struct, frozen=True):
     canary_gap: float | None = None  # nats from the trainer's canary; None: the release has none
 
 
+class FullReason(enum.StrEnum):
+    """Reason for which an engine gets a full release although ``sync.delta`` is set."""
+
+    NO_BASE = "no_base"  # the trainer's process has published nothing since it started or rewound
+    TOO_LARGE = "too_large"  # the changes are more than half of the full release
+    UNKNOWN_BASE = "unknown_base"  # the controller does not know that the engine serves the base
+    REFUSED = "refused"  # the engine serves another release than the controller believed
+
+
+class WeightDelta(msgspec.Struct, frozen=True):
+    """Changes that make a release from the release before it."""
+
+    base: str  # digest of the release that it applies to
+    digest: str  # of its own manifest and content
+    manifest: Any  # offbeat.weight_sync.manifest.Manifest without tensors: sizes and digests
+    chunks: tuple[
+        Any, ...
+    ]  # handles, one per chunk of the full release or as the transport has them
+    nbytes: int
+    changed: float  # share of the words of the full release
+
+
 class WeightRelease(msgspec.Struct, frozen=True):
     """One version of the weights, ready to be loaded by generators.
 
@@ -68,3 +91,5 @@ class WeightRelease(msgspec.Struct, frozen=True):
     chunks: tuple[Any, ...]
     nbytes: int
     canary: Canary | None = None  # the canary of the manifest
+    delta: WeightDelta | None = None  # for engines that serve its base
+    full_reason: FullReason | None = None  # why there is no delta, where ``sync.delta`` is set

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from offbeat.config.limits import lora_of
 from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.simulation.faults import (
@@ -31,6 +32,9 @@ The buffer is then always full of finished groups, they are spooled, and most of
 under ``windowed``; the state of these groups has to survive a controller's death. Drawn
 independently, these settings rarely coincide.
 """
+
+DELTA_SHARE: Final = 0.5
+"""Share of the episodes in which engines get what a release changes of the one before."""
 
 AGENTS_SHARE: Final = 0.4
 ENVIRONMENTS_SHARE: Final = 0.2
@@ -77,6 +81,8 @@ def draw_plan(
         del changes["generator"]["deterministic"]
     fails, failures = _sample_failures(random.Random(f"{seed}/samples"), profile)
     changes["rollout"] |= failures
+    if base.sync.transport != "reshard" and lora_of(base) is None:
+        changes["sync"]["delta"] = random.Random(f"{seed}/delta").random() < DELTA_SHARE
     changes["algorithm"] = _updates(random.Random(f"{seed}/updates"))
     environments = _environments(random.Random(f"{seed}/environments"), base)
     if environments:  # each has an evaluation set of its own

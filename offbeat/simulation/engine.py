@@ -10,7 +10,7 @@ from offbeat.messages.failures import (
     WeightSyncFailed,
 )
 from offbeat.messages.groups import VersionSpans
-from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.messages.weights import EngineState, WeightDelta, WeightRelease, WeightsAck
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.faults import FaultMoment
@@ -19,6 +19,7 @@ from offbeat.simulation.machines import MachineMemory
 from offbeat.simulation.network import SimulatedCall
 from offbeat.simulation.records import EngineComputesOther, EngineDied, EngineServes
 from offbeat.weight_sync.canary import check, invented_answers
+from offbeat.weight_sync.delta import check_base
 
 SLOW: Final = 10.0
 SLOW_FOR_S: Final = 60.0
@@ -53,7 +54,8 @@ class FakeEngine(Actor):
 
     def born(self) -> None:
         self.version: int | None = None
-        self.digest: str | None = None
+        self.digest: str | None = None  # of the release that it says it serves
+        self.content: str | None = None  # of the weights that it has
         self.since: list[tuple[float, int]] = []  # start of decoding by each version
         self.wedged, self.refuses, self.slow_until = False, False, 0.0
         self._epoch = 0
@@ -166,6 +168,8 @@ class FakeEngine(Actor):
         if self.context.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
             return
+        if release.delta is not None:
+            self._check_base(release, release.delta)
         if epoch <= self._epoch:
             detail = f"a newer transfer was begun: epoch {self._epoch}"
             raise WeightSyncFailed(self.name, epoch, release.version, detail)
@@ -176,6 +180,16 @@ class FakeEngine(Actor):
             self.later(0.5 * takes_s, self.die)
         elif kind != "load_hangs" and not self.hangs_in_loads:
             self.later(takes_s, self._commit, call, epoch, release, takes_s, kind)
+
+    def _check_base(self, release: WeightRelease, delta: WeightDelta) -> None:
+        check_base(self.name, release.version, delta.base, self.digest)
+
+    def _content(self, release: WeightRelease) -> str:
+        """Return the digest of the weights that the engine has once it has loaded a release."""
+        delta = release.delta
+        if delta is None or delta.base == self.content:
+            return release.digest
+        return f"{delta.digest} applied to {self.content}"
 
     def _lack(self, call: SimulatedCall, release: WeightRelease) -> None:
         """Fail the call because the machine of the release is gone, once that is known."""
@@ -195,7 +209,7 @@ class FakeEngine(Actor):
 
     def _lose(self) -> None:
         """Lose the weights: they are of no version, and open requests are lost."""
-        self.version = self.digest = None
+        self.version = self.digest = self.content = None
         for decoding in list(self._open):
             self.drop(decoding)
             decoding.on_end(decoding, False)  # noqa: FBT003
@@ -215,7 +229,7 @@ class FakeEngine(Actor):
             call.fail(WeightSyncFailed(self.name, epoch, release.version, problem))
             return
         now = self.context.loop.time()
-        effective_digest = release.digest
+        effective_digest = content = self._content(release)
         if kind:
             effective_digest = f"not {effective_digest}"
             self.context.record(
@@ -227,10 +241,10 @@ class FakeEngine(Actor):
             self._lose()
             call.fail(failure)
             return
-        self.version, self.digest = release.version, release.digest
+        self.version, self.digest, self.content = release.version, release.digest, content
         self.since.append((now, release.version))
         self.context.record(
-            EngineServes(now, self.name, self.incarnation, epoch, release.version, release.digest)
+            EngineServes(now, self.name, self.incarnation, epoch, release.version, content)
         )
         if self.flaps:
             self.later(FLAPS_AFTER_S, self.die)

@@ -4,9 +4,12 @@ Its weights are a digest of the trained groups, independent of chunks and arriva
 """
 
 import hashlib
+import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
+
+import msgspec
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import (
@@ -26,7 +29,7 @@ from offbeat.messages.training import (
     StepResult,
     TrainerState,
 )
-from offbeat.messages.weights import Canary, WeightRelease
+from offbeat.messages.weights import Canary, FullReason, WeightDelta, WeightRelease
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.disk import INITIAL_DIGEST, SavedModel
@@ -43,6 +46,7 @@ from offbeat.simulation.step_keys import StepKeys
 from offbeat.weight_sync.canary import invented, tolerance
 
 _NBYTES: Final = 1000
+_ONE_TOO_LARGE: Final = 6  # releases, of which one has too many changes for a delta
 _MOMENTS: Final = {
     "begin_train_step": FaultMoment.BEGIN,
     "train_microbatch": FaultMoment.MICROBATCH,
@@ -74,6 +78,7 @@ class FakeTrainer(Actor):
         self._queue: deque[SimulatedCall] = deque()
         self._busy = False
         self._digest, self._version = INITIAL_DIGEST, 0
+        self._base: str | None = None  # digest of the last release, which the next delta applies to
         self._last_step = self._last_attempt = 0
         self._open: list[tuple[SimulatedPayload, tuple[float, ...]]] = []
         self._minibatches, self._loss = list[int](), LossSpec()
@@ -275,8 +280,18 @@ class FakeTrainer(Actor):
                 self.context.loop.time(), self.incarnation_number, version, self._digest
             )
         )
-        memory = self.context.machines.memory_of(self.name)
-        return WeightRelease(version, self._digest, None, (memory,), _NBYTES, self._canary(version))
+        memory = (self.context.machines.memory_of(self.name),)
+        release = WeightRelease(version, self._digest, None, memory, _NBYTES, self._canary(version))
+        if not self.context.config.sync.delta:
+            return release
+        base, self._base = self._base, self._digest
+        if base is None:
+            return msgspec.structs.replace(release, full_reason=FullReason.NO_BASE)
+        if zlib.crc32(self._digest.encode()) % _ONE_TOO_LARGE == 0:
+            return msgspec.structs.replace(release, full_reason=FullReason.TOO_LARGE)
+        changes = f"{base} to {self._digest}"
+        delta = WeightDelta(base, changes, None, memory, _NBYTES // 20, 0.01)
+        return msgspec.structs.replace(release, delta=delta)
 
     def _canary(self, version: int) -> Canary | None:
         interval = self.context.config.sync.canary_interval
@@ -306,7 +321,7 @@ class FakeTrainer(Actor):
         now, disk = self.context.loop.time(), self.context.disk
         model = disk.newest(at_most) or SavedModel(0, INITIAL_DIGEST, 0, 0)
         disk.abandon_after(now, model.version)
-        self._version, self._digest = model.version, model.digest
+        self._version, self._digest, self._base = model.version, model.digest, None
         self._last_step, self._last_attempt = model.step, model.attempt
         self._steps.close()
         self._open, self._chunks = [], 0

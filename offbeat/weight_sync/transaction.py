@@ -263,4 +263,6 @@ def _names_in(manifest: Manifest, index: int) -> str:
     if manifest.pieces:
         pieces = (piece for piece in manifest.pieces if piece.chunk == index)
         names = [f"{manifest.tensors[each.tensor].name}{each.region}" for each in pieces]
+    if not names:
+        return "changes of weights"
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"

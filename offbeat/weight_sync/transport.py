@@ -9,6 +9,9 @@ themselves, addresses of memory, or the address of a sender.
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import msgspec
+
+from offbeat.messages.weights import FullReason, WeightDelta, WeightRelease
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.reshard.buckets import BucketRoute
 
@@ -68,6 +71,27 @@ class PublishedRelease(NamedTuple):
     manifest: Manifest  # sealed
     digest: str
     handles: tuple[Any, ...]
+    delta: WeightDelta | None = None  # changes since the release before, with its own handles
+    full_reason: FullReason | None = None  # why there is none, where deltas are enabled
+
+
+def release_of(
+    version: int, published: PublishedRelease, handles: tuple[Any, ...], delta_handles: int
+) -> WeightRelease:
+    """Return a release whose handles arrived separately, the last ones those of its delta."""
+    delta, own = published.delta, handles[: len(handles) - delta_handles]
+    if delta is not None:
+        delta = msgspec.structs.replace(delta, chunks=handles[len(own) :])
+    return WeightRelease(
+        version=version,
+        digest=published.digest,
+        manifest=published.manifest,
+        chunks=own,
+        nbytes=published.manifest.nbytes,
+        canary=published.manifest.canary,
+        delta=delta,
+        full_reason=published.full_reason,
+    )
 
 
 class Sender(Protocol):
@@ -76,6 +100,15 @@ class Sender(Protocol):
     @property
     def handles(self) -> int:
         """Return the number of handles per release."""
+        ...
+
+    @property
+    def delta_handles(self) -> int:
+        """Return the number of handles of a delta; 0: there are no deltas."""
+        ...
+
+    def forget(self) -> None:
+        """Forget the last release as a base: the weights were restored to another line of versions."""
         ...
 
     def publish(self, version: int) -> PublishedRelease:

@@ -27,6 +27,7 @@ from offbeat.messages.training import (
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.transfer_queue.schema import Columns
+from offbeat.weight_sync.transport import release_of
 
 T = TypeVar("T")
 Places = tuple[tuple[tuple[int, int], ...], ...]
@@ -75,8 +76,9 @@ class InProcessTrainer:
         self.rank.abort_train_step(fence, key)
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
-        (manifest, digest), *chunks = self.rank.publish_weights(fence, version)
-        return WeightRelease(version, digest, manifest, tuple(chunks), manifest.nbytes)
+        _, _, deltas = self.rank.about(fence)
+        published, *handles = self.rank.publish_weights(fence, version)
+        return release_of(version, published, tuple(handles), deltas)
 
     async def save(self, fence: Fence, step: int) -> None:
         self.rank.save(fence, step)
@@ -113,8 +115,12 @@ class InProcessGenerator:
         return await self._reply(self.engine.state(fence))
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        content = release.version, release.digest, release.manifest, *release.chunks
-        return await self._reply(self.engine.load_weights(fence, epoch, *content))
+        content, delta = (release.version, release.digest, release.manifest), release.delta
+        if delta is not None:
+            loading = self.engine.load_delta(fence, epoch, *content, delta, *delta.chunks)
+        else:
+            loading = self.engine.load_weights(fence, epoch, *content, *release.chunks)
+        return await self._reply(loading)
 
     async def exchange(
         self,

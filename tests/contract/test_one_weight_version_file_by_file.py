@@ -26,6 +26,9 @@ from tests.support.world import World
 ROOMS: Final = ("controller", "weight_sync", "trainers", "generators")
 PASSING: Final = {
     "controller/pending_waits.py": "the deadline of any call",
+    "controller/delta_offers.py": "returns the release without a delta, where it has one",
+    "weight_sync/delta.py": "packs a release beside its delta, where there are deltas",
+    "weight_sync/transport.py": "puts the handles of a release behind its manifest",
     "weight_sync/manifest.py": "returns a digest to the file that asked",
 }
 """Files through which the weights pass on the way between two that the architecture lists, and why
@@ -117,7 +120,8 @@ def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_the
 ) -> None:
     assert {*PASSING} <= {giver for giver, _ in handovers}, "none is listed in vain"
     for giver, taker in (
-        ("weight_sync/source.py", "weight_sync/transports/object_store.py"),
+        ("weight_sync/source.py", "weight_sync/delta.py"),
+        ("weight_sync/delta.py", "weight_sync/transports/object_store.py"),
         ("weight_sync/transports/object_store.py", "actors/trainer_actor.py"),
         ("actors/engine_actor.py", "actors/embedded_engine_actor.py"),
         ("weight_sync/receiver.py", "weight_sync/transaction.py"),

@@ -96,7 +96,7 @@ def resharded(
     plan = plan_buckets(wire, world, BUCKET_BYTES, needed)
     server = ReshardServer(host="127.0.0.1", incarnation=f"rank-{peers.rank}", timeouts=TIMEOUTS)
     sender = ReshardSender(HeldShards(plan, peers.rank, lambda: held), server, peers)
-    manifest, _, handles = sender.publish(1)
+    manifest, _, handles, *_ = sender.publish(1)
     route = peers.broadcast(handles[0] if handles else None, Decoder(ReshardRoute | None))
     assert route is not None
     whole: dict[str, Any] = dict(named)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import structlog
-from planted import engine_bugs, ledger_bugs, machine_bugs, rollout_bugs, step_bugs
+from planted import delta_bugs, engine_bugs, ledger_bugs, machine_bugs, rollout_bugs, step_bugs
 from planted.planting import Planted
 
 from offbeat.controller.controller import Controller
@@ -30,7 +30,7 @@ def bugs_of(*modules: ModuleType) -> list[type[Planted]]:
     ]
 
 
-BUGS = bugs_of(ledger_bugs, rollout_bugs, engine_bugs, step_bugs, machine_bugs)
+BUGS = bugs_of(ledger_bugs, rollout_bugs, engine_bugs, delta_bugs, step_bugs, machine_bugs)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -44,7 +44,7 @@ async def receive(
     actor: TakenOver, epoch: int, version: int, release: PublishedRelease
 ) -> WeightsAck:
     """As the controller's adapter calls it for a broadcast."""
-    manifest, digest, (route,) = release
+    manifest, digest, (route,), *_ = release
     return await actor.receive_weights(FENCE, epoch, version, digest, manifest, route, (NAME,))
 
 

@@ -50,6 +50,11 @@ class _Sync(Config):
     reproduce before it serves the release; a trainer's first release has one. 1 checks each release at a forward
     pass of trainer and engine, a larger number costs less and notices a wrong engine later; 0: none."""
 
+    delta: bool = False
+    """Whether a release also travels as what changed since the one before it, to engines that serve that one,
+    which rebuild its bytes exactly. Set it where few values change, as in 16 bits at small learning rates, and
+    the network is slow: the trainer's rank 0 and each engine keep one more copy of the weights in main memory."""
+
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
     """Nats per token by which the logprobs of engine and trainer may differ on samples drawn under the weights
     being trained; more ends the run. Set it to stop early rather than train on wrong ratios; None: a warning

@@ -59,7 +59,9 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
     Trainer: weights, gradients and two moments of AdamW, one more copy of the weights while they
     are published, the frozen reference if there is a KL penalty, and a teacher per rank, taken to
     be as large. Each engine: weights. Of a run that trains adapters, whose own size is left out:
-    weights in the trainer, and in each engine that merges them as loaded and as served.
+    weights in the trainer, and in each engine that merges them as loaded and as served. With
+    ``sync.delta``: the base in each engine, and in the trainer where its transport keeps no
+    snapshot anyway.
 
     Args:
         config: The recipe.
@@ -73,6 +75,8 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
     adapts = lora_of(config) is not None
     merges = adapts and config.sync.adapter == "separate"
     copies = 0 if merges else 1  # the published weights
+    bases = config.sync.delta
+    copies += bases and config.sync.transport == "object_store"
     processes = 2  # controller and environment workers
     if config.trainer.backend != "stub":
         processes += trainer_ranks(config)
@@ -85,7 +89,7 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
     if config.generator.backend != "stub":
         processes += config.generator.engines
         served = 0 if _on_gpu(config.generator.device) else 1
-        copies += (served + merges) * config.generator.engines
+        copies += (served + merges + bases) * config.generator.engines
     return weights * copies + states + processes * _PROCESS_BYTES
 
 

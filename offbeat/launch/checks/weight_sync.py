@@ -7,7 +7,9 @@ from offbeat.launch.checks.finding import Finding, ok, warning
 
 
 def check_weight_sync(config: RunConfig) -> Iterator[Finding]:
-    """Say which engines load the regions of a reshard, and which need whole tensors made of them."""
+    """Say what a release is cut into, and what engines make of it."""
+    if config.sync.delta and config.generator.has_engines:
+        yield _delta(config)
     if config.sync.transport != "reshard" or not config.generator.has_engines:
         return
     if config.generator.backend == "vllm":
@@ -22,3 +24,19 @@ def check_weight_sync(config: RunConfig) -> Iterator[Finding]:
             "weight sync",
             "every trainer rank sends the regions that it holds, and engines load them",
         )
+
+
+def _delta(config: RunConfig) -> Finding:
+    """Say what deltas need, and warn where they can hardly save a byte."""
+    if "float32" in (config.sync.wire_dtype or config.model.dtype):
+        return warning(
+            "weight sync",
+            "sync.delta=true with float32 weights: a step changes nearly every one of them, and a release "
+            "with many changes is sent whole",
+            "Set sync.wire_dtype to bfloat16, or leave sync.delta out.",
+        )
+    return ok(
+        "weight sync",
+        "engines that serve the release before get what changed since, the others the full release; each "
+        "engine and the trainer keep one more copy of the weights in main memory",
+    )

@@ -27,7 +27,7 @@ class SharedSource(Source, Protocol):
 class NullSender:
     """Sender of every rank but rank 0: it takes part in the gathering and sends nothing."""
 
-    handles = 0
+    handles = delta_handles = 0
 
     def __init__(self, source: SharedSource) -> None:
         self._source = source
@@ -36,6 +36,9 @@ class NullSender:
         del version
         self._source.take_part()
         return PublishedRelease(self._source.manifest, "", ())
+
+    def forget(self) -> None:
+        """Do nothing: rank 0 keeps the base."""
 
     def close(self) -> None:
         """Do nothing: no thread was started."""

@@ -28,7 +28,7 @@ class ReshardSender:
     What ranks exchange for a release is a digest per bucket, never weights.
     """
 
-    handles = 1
+    handles, delta_handles = 1, 0
 
     def __init__(self, source: ShardSource, server: ReshardServer, peers: Peers) -> None:
         """Compare the plans of all ranks, and collect their addresses.
@@ -67,6 +67,9 @@ class ReshardSender:
         senders = sent_from(self._routes, version, digest)
         route = ReshardRoute(version, digest, senders, self._source.routes)
         return PublishedRelease(sealed, digest, () if self._peers.rank else (route,))
+
+    def forget(self) -> None:
+        """Do nothing: no release is the base of another."""
 
     def close(self) -> None:
         """Stop sending. Idempotent."""

@@ -25,11 +25,13 @@ def make_sender(
         incarnation: Incarnation of this process.
     """
     if config.transport == "object_store":
-        return ObjectStoreSender(source)
+        return ObjectStoreSender(source, delta=config.delta)
     from offbeat.weight_sync.transports.gloo_sender import GlooSender  # noqa: PLC0415
 
     timeouts = timeouts_of(config)
-    return GlooSender(source, host=host(), incarnation=incarnation, timeouts=timeouts)
+    return GlooSender(
+        source, host=host(), incarnation=incarnation, timeouts=timeouts, delta=config.delta
+    )
 
 
 def timeouts_of(config: GlooSyncConfig | ReshardSyncConfig) -> TransferTimeouts:

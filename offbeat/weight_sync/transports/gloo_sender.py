@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 
 from offbeat.rendezvous.frames import SharedKey
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import Bytes, walk
+from offbeat.weight_sync.delta import DeltaPacker
 from offbeat.weight_sync.errors import TransferFailed
-from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.transport import PublishedRelease, Source
 from offbeat.weight_sync.transports.control import ControlServer
 from offbeat.weight_sync.transports.group import (
@@ -72,8 +74,18 @@ class GlooSender:
         incarnation: str,
         timeouts: TransferTimeouts,
         clock: Callable[[], float] = time.monotonic,
+        delta: bool = False,
     ) -> None:
-        """``incarnation`` names this process; a route of another process is refused."""
+        """Start to listen.
+
+        Args:
+            source: Weights to send.
+            host: Address to listen at.
+            incarnation: Name of this process; a route of another process is refused.
+            timeouts: Limits of each wait.
+            clock: Returns seconds.
+            delta: Whether each release also has what changed since the one before.
+        """
         self._source, self._incarnation, self._timeouts, self._clock = (
             source,
             incarnation,
@@ -87,6 +99,8 @@ class GlooSender:
         self._device = Device(host, timeouts.slack_s)
         # Snapshot to send; None before the first release
         self.snapshot: StagedRelease | None = None
+        self._delta: StagedRelease | None = None  # of that snapshot
+        self._packer, self.delta_handles = DeltaPacker(enabled=delta), int(delta)
         self._publishing = threading.Lock()
         self._parked = deque[Message]()  # joins that arrived while another session was served
         self._closed = False
@@ -108,14 +122,21 @@ class GlooSender:
         if self._ended:
             raise TransferFailed(0, 0, f"the weight sender has ended: {self._ended}")
         with self._publishing:
-            self.snapshot = None  # its memory is reused, unless a session uses it
-            packed = list(self._source.chunks(lambda _, nbytes: self._buffers.lend(nbytes)))
-            manifest = self._source.manifest.sealed([digest for _, digest in packed])
-            digest = release_digest(manifest, manifest.chunk_digests)
-            self.snapshot = StagedRelease(manifest, digest, [chunk for chunk, _ in packed])
+            self.snapshot = self._delta = None  # memory is reused, unless a session uses it
+            packed = self._packer.pack(self._source, lambda _, nbytes: self._buffers.lend(nbytes))
+            manifest, digest, chunks, delta, reason = packed
+            self.snapshot = StagedRelease(manifest, digest, chunks)
+            if delta is not None:
+                self._delta = StagedRelease(delta.manifest, delta.digest, delta.chunks)
         at = self._control.host, self._control.port, self._meeting.port, self._key
         route = Route(*at, self._incarnation, version, digest, self._timeouts)
-        return PublishedRelease(manifest, digest, (route,))
+        if delta is not None:
+            route_of_delta = msgspec.structs.replace(route, digest=delta.digest)
+            delta = msgspec.structs.replace(delta, chunks=(route_of_delta,))
+        return PublishedRelease(manifest, digest, (route,), delta, reason)
+
+    def forget(self) -> None:
+        self._packer.forget()
 
     def close(self) -> None:
         """Stop sending; return when the thread has ended, or after a few seconds."""
@@ -152,7 +173,9 @@ class GlooSender:
     def _run(self, first: Join) -> None:
         """Run one session to its end."""
         with self._publishing:
-            snapshot = self.snapshot
+            delta = self._delta
+            is_delta = delta is not None and delta.digest == first.digest
+            snapshot = delta if is_delta else self.snapshot
         session = Session(first, len(snapshot.chunks) if snapshot else 0)
         self._take_parked(session)
         problem = self._problem(first, snapshot)

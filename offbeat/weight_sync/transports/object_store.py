@@ -4,15 +4,17 @@ The release outlives the process that published it: an engine that starts later 
 the trainer.
 """
 
-from offbeat.weight_sync.manifest import release_digest
+from offbeat.weight_sync.delta import DeltaPacker
 from offbeat.weight_sync.transport import PublishedRelease, Source
 
 
 class ObjectStoreSender:
     """Sender whose releases have one handle per chunk: an object that contains it."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, *, delta: bool = False) -> None:
+        """``delta``: whether each release also has what changed since the one before."""
+        self._source, self._packer = source, DeltaPacker(enabled=delta)
+        self.delta_handles = self.handles if delta else 0
 
     @property
     def handles(self) -> int:
@@ -20,10 +22,11 @@ class ObjectStoreSender:
 
     def publish(self, version: int) -> PublishedRelease:
         del version
-        packed = list(self._source.chunks())
-        manifest = self._source.manifest.sealed([digest for _, digest in packed])
-        digest = release_digest(manifest, manifest.chunk_digests)
-        return PublishedRelease(manifest, digest, tuple(chunk for chunk, _ in packed))
+        manifest, digest, chunks, delta, reason = self._packer.pack(self._source)
+        return PublishedRelease(manifest, digest, chunks, delta, reason)
+
+    def forget(self) -> None:
+        self._packer.forget()
 
     def close(self) -> None:
         """Do nothing: there is no thread to stop."""

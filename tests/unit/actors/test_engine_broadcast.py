@@ -56,7 +56,7 @@ def test_it_acks_what_it_took_and_fails_as_a_sync_when_the_sender_is_gone(
 ) -> None:
     async def main() -> None:
         actor = engine(tmp_path)
-        manifest, digest, (route,) = sender.publish(3)
+        manifest, digest, (route,), *_ = sender.publish(3)
         ack = await actor.receive_weights(FENCE, 1, 3, digest, manifest, route, (NAME,))
         assert (ack.epoch, ack.version, ack.digest) == (1, 3, digest)
         sender.close()
@@ -79,7 +79,7 @@ def test_a_call_that_is_cancelled_leaves_the_engine_what_it_was(
 ) -> None:
     async def main() -> None:
         actor = engine(tmp_path)
-        manifest, digest, (route,) = sender.publish(3)
+        manifest, digest, (route,), *_ = sender.publish(3)
         waits_for_another = (NAME, "generator-1")
         call = asyncio.ensure_future(
             actor.receive_weights(FENCE, 1, 3, digest, manifest, route, waits_for_another)

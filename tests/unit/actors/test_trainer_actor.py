@@ -18,6 +18,7 @@ from offbeat.config.sections.stub import StubConfig
 from offbeat.messages.failures import CheckpointFailed, StaleFence, StepOutOfOrder, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import ChunkResult, StepResult
+from offbeat.messages.weights import FullReason
 from offbeat.trainers.errors import ColumnsMissing
 from offbeat.trainers.held_columns import merged
 from offbeat.trainers.spec import TrainerSpec
@@ -256,7 +257,7 @@ def test_what_is_published_is_the_weights_and_their_digest(
     actor: TrainerActor, trainer: Breakable
 ) -> None:
     step(actor, 1, (0,))
-    (manifest, digest), *chunks = actor.publish_weights(FENCE, 1)
+    (manifest, digest, *_), *chunks = actor.publish_weights(FENCE, 1)
     assert manifest.canary is not None
     assert len(chunks) == actor.about(FENCE)[1] == len(manifest.chunk_nbytes)
     assert b"".join(each.tobytes() for each in chunks) == bytes.fromhex(trainer.weights_digest())
@@ -268,6 +269,17 @@ def test_a_snapshot_does_not_follow_the_next_step(actor: TrainerActor) -> None:
     kept = before.copy()
     step(actor, 1, (0,))
     assert np.array_equal(before, kept)
+
+
+def test_after_a_restore_a_release_has_no_base(trainer: Breakable, tmp_path: Path) -> None:
+    actor = actor_of(trainer, tmp_path, sync={"delta": True})
+    reasons = [actor.publish_weights(FENCE, 0)[0].full_reason for _ in range(2)]
+    actor.restore(FENCE, 0)
+    published, *handles = actor.publish_weights(FENCE, 0)
+    actor.close()
+    assert reasons == [FullReason.NO_BASE, FullReason.TOO_LARGE]
+    assert published.full_reason is FullReason.NO_BASE
+    assert len(handles) == sum(actor.about(FENCE)[1:]) == 2
 
 
 def test_every_nth_release_of_a_process_has_a_canary_of_its_weights(

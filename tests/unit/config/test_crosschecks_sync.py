@@ -76,3 +76,12 @@ def test_releases_of_adapters_fit_every_kind_of_engine() -> None:
 def test_adapters_on_megatron_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"trainer\.megatron\.lora"):
         adapters(trainer={"backend": "megatron", "lora": {}})
+
+
+def test_deltas_are_refused_over_a_reshard_and_of_adapters() -> None:
+    assert adapters(sync={"delta": True}) == []
+    assert adapters(sync={"delta": True, "transport": "gloo"}) == []
+    (text,) = adapters(sync={"delta": True, "transport": "reshard"})
+    assert "sync.delta=true has no effect on sync.transport=reshard" in text
+    (text,) = adapters(sync={"delta": True}, trainer={"lora": {}})
+    assert "sync.delta=true saves nothing with trainer.lora" in text

@@ -141,6 +141,14 @@ def test_engines_that_need_whole_tensors_of_a_reshard_are_named() -> None:
     assert not list(check_weight_sync(config()))
 
 
+def test_deltas_are_announced_and_of_float32_weights_warned_of() -> None:
+    assert "nearly every one" in one(check_weight_sync(config(sync={"delta": True}))).message
+    served = {"path": "x", "dtype": "bfloat16"}
+    finding = one(check_weight_sync(config(sync={"delta": True}, model=served)))
+    assert finding.level is Level.OK
+    assert "the others the full release" in finding.message
+
+
 def test_stub_backends_take_no_cores() -> None:
     stub = {"backend": "stub"}
     assert one(check_cores(config(generator=stub, trainer=stub), MACHINE)).level is Level.OK
@@ -154,6 +162,8 @@ def test_weights_are_counted_once_for_each_holder() -> None:
     copy = 4 * HUGE.parameters
     assert weights() == 6 * copy, "weights, gradients, two moments; published; one engine"
     assert weights(generator={"engines": 3}) == 8 * copy
+    assert weights(sync={"delta": True}) == 8 * copy, "the base in the trainer and in the engine"
+    assert weights(sync={"delta": True, "transport": "gloo"}) == 7 * copy, "a snapshot is there"
     assert weights(algorithm={"loss": {"kl_coef": 0.1}}) == 7 * copy, "and the reference"
     assert weights(model={"path": "x", "dtype": "bfloat16"}) == 3 * copy
     assert weights(trainer={"device": "cuda", "gpus": 1}) == 2 * copy

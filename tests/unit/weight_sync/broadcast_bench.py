@@ -83,7 +83,7 @@ class End:
         given_up: threading.Event | None = None,
     ) -> None:
         """One transfer, as an engine does it; never raises."""
-        manifest, digest, (route,) = published
+        manifest, digest, (route,), *_ = published
         receiver = self.receiver
 
         def apply(index: int, data: Bytes) -> bool:

@@ -190,7 +190,7 @@ class ReshardEnd:
         given_up: threading.Event | None = None,
     ) -> None:
         """One transfer, as an engine does it; never raises."""
-        manifest, digest, (route,) = published
+        manifest, digest, (route,), *_ = published
         try:
             got = self.transport.receive(route, epoch, manifest, given_up, on_bucket)
             self.receiver.begin(epoch, manifest)

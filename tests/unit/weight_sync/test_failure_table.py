@@ -46,7 +46,7 @@ class Replica:
         changed: Callable[[int, Bytes], Bytes] = lambda _, data: data,
     ) -> None:
         """As an engine does it: whatever raises ends in an abort, and is raised."""
-        receiver, (manifest, digest, chunks) = self.receiver, published
+        receiver, (manifest, digest, chunks, *_) = self.receiver, published
         try:
             receiver.begin(epoch, manifest)
             receiver.transaction.pause()
@@ -213,7 +213,7 @@ def test_a_release_that_is_not_the_one_announced(on: Replica) -> None:
 
 
 def test_late_and_repeated_chunks_do_nothing_but_count(on: Replica) -> None:
-    receiver, (manifest, digest, chunks) = on.receiver, release()
+    receiver, (manifest, digest, chunks, *_) = on.receiver, release()
     stray = release(Model(9)).handles
     receiver.begin(5, manifest)
     receiver.transaction.pause()
@@ -249,7 +249,7 @@ def test_an_engine_is_started_anew_in_the_middle() -> None:
     """Its next incarnation knows of no transfer: what still travels is of none that it has begun."""
     for kind in ("staged", "in place"):
         old = replica(kind)
-        manifest, _, chunks = release()
+        manifest, _, chunks, *_ = release()
         old.receiver.begin(1, manifest)
         old.receiver.transaction.pause()
         old.receiver.apply(1, 0, chunks[0])

@@ -203,7 +203,7 @@ def test_a_newer_release_has_taken_the_place_of_the_one_asked_for(bench: Bench) 
 
 def test_a_route_of_another_process_incarnation_leads_nowhere(bench: Bench) -> None:
     models, receivers = ends(1)
-    manifest, digest, (route,) = bench.sender.publish(1)
+    manifest, digest, (route,), *_ = bench.sender.publish(1)
     former = msgspec.structs.replace(route, incarnation="incarnation-0")
     sync(PublishedRelease(manifest, digest, (former,)), 1, receivers)
     assert "incarnation-0 is gone; incarnation-1 has taken its place" in str(receivers[0].outcome)

@@ -201,7 +201,7 @@ def test_a_wrong_bucket_reaches_no_parameter_and_a_copy_sends_it_right(
 
 def test_a_rank_of_another_process_release_or_plan_refuses_by_name(bench_of: Made) -> None:
     bench, (models, (receiver,)) = bench_of(), ends(1)
-    manifest, digest, (route,) = published = bench.publish(1)
+    manifest, digest, (route,), *_ = published = bench.publish(1)
     bench.publish(2)
     changed = bench.models[0]
     before = weights(models[0])

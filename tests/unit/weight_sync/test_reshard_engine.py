@@ -45,7 +45,7 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
     bench = ReshardBench(2, models=[model] * 2, bucket_bytes=100_000)
 
     async def main() -> None:
-        manifest, digest, (route,) = bench.publish(3)
+        manifest, digest, (route,), *_ = bench.publish(3)
         for epoch, kind in enumerate((EmbeddedEngineActor, WholeTensors), start=1):
             actor = engine(tmp_path, kind)
             ack = await actor.fetch_weights(FENCE, epoch, 3, digest, manifest, route)
@@ -58,7 +58,7 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
             with torch.no_grad():
                 for _, each in named_weights(model):
                     each.mul_(2)
-            manifest, digest, (route,) = bench.publish(3)
+            manifest, digest, (route,), *_ = bench.publish(3)
             await actor.close()
         bench.close()
         with pytest.raises(WeightSyncFailed, match="no other rank holds bucket"):

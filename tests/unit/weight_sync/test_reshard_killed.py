@@ -130,11 +130,11 @@ def test_a_rank_that_is_lost_is_replaced_by_the_copies_of_its_weights(
     """The copy in another process: two processes with equal weights, each with all ranks."""
     ours, theirs = mp.Pipe()
     bench, model = ReshardBench(RANKS, copied(rows_of(2), 2), timeouts=HASTY), Model(5)
-    manifest, digest, (here,) = bench.publish(1)
+    manifest, digest, (here,), *_ = bench.publish(1)
     receiver = reshard_end("g0", model)
     buckets = [at for at, each in enumerate(here.buckets) if each.sender_by_receiver[0][1] < 2]
     started(processes, sweep, ranks, theirs, buckets[len(buckets) // 2], sign, "copies")
-    (_, _, (there,)), _ = ours.recv()
+    (_, _, (there,), *_), _ = ours.recv()
     assert there.digest == digest, "equal weights make equal releases"
     senders = (
         *there.senders[:2],

@@ -53,7 +53,7 @@ def test_a_router_bias_keeps_its_order_through_a_transfer_in_16_bits() -> None:
     sent, served = Router(torch.float32), Router(torch.bfloat16)
     served.e_score_correction_bias.data.zero_()
     source = ModuleSource(sent, 100, WirePolicy("bfloat16"))
-    manifest, digest, chunks = ObjectStoreSender(source).publish(1)
+    manifest, digest, chunks, *_ = ObjectStoreSender(source).publish(1)
     receiver = ModuleReceiver(served)
     receiver.begin(1, manifest)
     for index, chunk in enumerate(chunks):

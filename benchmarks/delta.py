@@ -1,0 +1,199 @@
+"""Measures delta releases: how much of a model changes per step, and a sync by delta beside a full one.
+
+    python benchmarks/delta.py MODEL_DIRECTORY                          # three learning rates, bfloat16
+    python benchmarks/delta.py MODEL_DIRECTORY --wire float32 --rates 1e-6
+
+Trains a Hugging Face model on the pages of this repository with AdamW, float32 masters and no warm-up,
+and publishes its weights after each step from two senders in turn, one with deltas: the same weights,
+the same minute. A receiver takes both over gloo on this machine, loads and commits them; what it then
+holds is compared bit by bit. Medians over the steps after the first.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from offbeat.weight_sync.buffers import Buffers
+from offbeat.weight_sync.delta import HeldRelease, check_delta, rebuilt
+from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.receiver import ModuleReceiver
+from offbeat.weight_sync.source import ModuleSource, named_weights
+from offbeat.weight_sync.transport import PublishedRelease
+from offbeat.weight_sync.transports.gloo_receiver import GlooReceiver
+from offbeat.weight_sync.transports.gloo_sender import GlooSender
+from offbeat.weight_sync.transports.messages import Route, TransferTimeouts
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[1]
+MIB = 1 << 20
+ROWS, TOKENS = 2, 128
+TIMEOUTS = TransferTimeouts(slowest_bytes_per_s=2e6, slack_s=60.0)
+
+
+class Sync(NamedTuple):
+    """Seconds of one sync, and its bytes on the wire."""
+
+    publish_s: float  # packing and digests, for a delta comparing and encoding too
+    receive_s: float  # transfer and digests, for a delta rebuilding too
+    load_s: float  # digests, staging and commit
+    nbytes: int
+
+
+class End:
+    """One engine's end: a module, and the release that it serves."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.module, self._receiver, self._name = module, ModuleReceiver(module, name), name
+        self._transport, self._buffers, self._epoch = GlooReceiver(name), Buffers(), 0
+        self._base: HeldRelease | None = None
+
+    def take(self, published: PublishedRelease, publish_s: float) -> Sync:
+        """Receive, load and commit a release, by its delta where it has one."""
+        delta, nbytes = published.delta, published.manifest.nbytes
+        if delta is None or self._base is None:
+            receive_s, chunks = timed(
+                lambda: self._received(published.handles[0], published.manifest)
+            )
+        else:
+            base, nbytes = self._base, delta.nbytes
+
+            def rebuild() -> tuple[Bytes, ...]:
+                parts = self._received(delta.chunks[0], delta.manifest)
+                check_delta(self._epoch, delta, parts)
+                return rebuilt(self._epoch, base, published.manifest, parts, self._buffers.lend)
+
+            receive_s, chunks = timed(rebuild)
+        load_s, _ = timed(lambda: self._load(published, chunks))
+        self._base = HeldRelease(published.digest, published.manifest, list(chunks))
+        return Sync(publish_s, receive_s, load_s, nbytes)
+
+    def _received(self, route: Route, manifest: Manifest) -> tuple[Bytes, ...]:
+        self._epoch += 1
+        chunks = list[Bytes]()
+        self._transport.receive(
+            route, self._epoch, (self._name,), manifest, lambda _, data: chunks.append(data)
+        )
+        return tuple(chunks)
+
+    def _load(self, published: PublishedRelease, chunks: tuple[Bytes, ...]) -> None:
+        self._receiver.begin(self._epoch, published.manifest)
+        for index, chunk in enumerate(chunks):
+            self._receiver.apply(self._epoch, index, chunk)
+        self._receiver.verify(published.digest)
+        self._receiver.commit(self._epoch)
+
+
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    """Return the seconds that a call takes, and its result."""
+    since = time.perf_counter()
+    value = work()
+    return time.perf_counter() - since, value
+
+
+def batches(tokenizer: Tokenizer) -> Iterator[Tensor]:
+    """Yield rows of tokens of the pages of this repository."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/*.md")))
+    ids = torch.tensor(tokenizer.encode(text).ids)
+    for start in range(0, len(ids) - ROWS * TOKENS, ROWS * TOKENS):
+        yield ids[start : start + ROWS * TOKENS].view(ROWS, TOKENS)
+
+
+def loaded(path: str, dtype: torch.dtype) -> nn.Module:
+    """Load the model in one type."""
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    return model
+
+
+def same_bits(source: nn.Module, served: nn.Module) -> bool:
+    """Return whether the served weights are the trainer's, rounded, bit by bit."""
+    dtype = {name: each.dtype for name, each in named_weights(served)}
+    held = dict(named_weights(served))
+    return all(
+        torch.equal(
+            each.to(dtype[name]).contiguous().view(torch.uint8),
+            held[name].contiguous().view(torch.uint8),
+        )
+        for name, each in named_weights(source)
+    )
+
+
+def run(path: str, wire: str, rate: float, steps: int, chunk_mib: int) -> dict[str, Any]:
+    """Train some steps at one learning rate; return what each changed, and what both syncs took."""
+    model, served = loaded(path, torch.float32), loaded(path, getattr(torch, wire))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    policy = WirePolicy(wire)
+    senders = {
+        kind: GlooSender(
+            ModuleSource(model, chunk_mib * MIB, policy),
+            host="127.0.0.1",
+            incarnation=kind,
+            timeouts=TIMEOUTS,
+            delta=kind == "delta",
+        )
+        for kind in ("full", "delta")
+    }
+    end = End(served, "engine")
+    syncs: dict[str, list[Sync]] = {"full": [], "delta": []}
+    changed, rows = list[float](), batches(Tokenizer.from_file(f"{path}/tokenizer.json"))
+    for step in range(steps + 1):
+        if step:
+            ids = next(rows)
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        # The delta first: the full release is not the base of it, so both take the same change.
+        for kind in ("delta", "full"):
+            sender = senders[kind]
+            publish_s, published = timed(partial(sender.publish, step))
+            syncs[kind].append(end.take(published, publish_s))
+            if not same_bits(model, served):
+                raise SystemExit(f"{kind} release of step {step} differs from the weights")
+            if kind == "delta" and published.delta is not None:
+                changed.append(published.delta.changed)
+    for sender in senders.values():
+        sender.close()
+    return {"wire": wire, "rate": rate, "steps": steps, "changed": changed} | {
+        kind: {
+            name: statistics.median(getattr(each, name) for each in taken[2:])
+            for name in Sync._fields
+        }
+        for kind, taken in syncs.items()
+    }
+
+
+def main() -> None:
+    """Print the figures of each learning rate."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-6, 1e-5, 2e-5])
+    parser.add_argument("--wire", default="bfloat16")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--chunk-mib", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    for rate in given.rates:
+        figures = run(given.model, given.wire, rate, given.steps, given.chunk_mib)
+        full, delta = figures["full"], figures["delta"]
+        share = delta["nbytes"] / full["nbytes"]
+        changes = ", ".join(f"{each:.2%}" for each in figures["changed"])
+        print(f"{given.wire} {rate:g}: changed {changes}; bytes {share:.2%} of {full['nbytes']:,}")
+        for kind in ("full", "delta"):
+            parts = ", ".join(f"{k} {v:.3f}" for k, v in figures[kind].items() if k != "nbytes")
+            print(f"  {kind:5} {parts}")
+        print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

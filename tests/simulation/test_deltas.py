@@ -1,0 +1,94 @@
+"""Episodes in which engines get what a release changes of the one before."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+import structlog
+from planted.delta_bugs import plant_engines
+
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.controller.controller import Controller
+from offbeat.controller.delta_offers import DeltaOffers
+from offbeat.messages.weights import FullReason, WeightDelta, WeightRelease
+from offbeat.simulation.campaign import violations_of
+from offbeat.simulation.draws import EpisodePlan, draw_plan
+from offbeat.simulation.engine import FakeEngine
+from offbeat.simulation.episode import play
+from offbeat.weight_sync.delta import check_base
+
+BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> Iterator[None]:
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+class Counting(DeltaOffers):
+    """Counts what it offers, over all controllers of all episodes."""
+
+    offered: ClassVar = Counter[str]()
+
+    def offer(self, name: str, incarnation: str, release: WeightRelease) -> WeightRelease:
+        before = Counter(self._full)
+        given = super().offer(name, incarnation, release)
+        self.offered.update(["delta"] if given.delta else (self._full - before).elements())
+        return given
+
+
+class CountingController(Controller):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sync.deltas = Counting(enabled=True)
+
+
+def with_delta(seed: int) -> EpisodePlan:
+    plan = draw_plan(seed, BASE, "all", None)
+    sync = plan.config.sync.model_copy(update={"delta": True})
+    return msgspec.structs.replace(plan, config=plan.config.model_copy(update={"sync": sync}))
+
+
+class ForgetfulEngine(FakeEngine):
+    """Refuses every base, as one does that restarted unnoticed."""
+
+    def _check_base(self, release: WeightRelease, delta: WeightDelta) -> None:
+        check_base(self.name, release.version, delta.base, None)
+
+
+class ControllerOfTheForgetful(CountingController):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        plant_engines(self, ForgetfulEngine)
+
+
+def offered_in(seeds: range, controller: type[CountingController]) -> Counter[str]:
+    Counting.offered.clear()
+    for seed in seeds:
+        assert violations_of(play(seed, with_delta(seed), controller)) == []
+    return Counting.offered
+
+
+def test_under_all_faults_most_releases_are_deltas_and_nothing_torn_is_served() -> None:
+    offered = offered_in(range(6), CountingController)
+    assert offered["delta"] > offered.total() / 3
+    assert {FullReason.NO_BASE, FullReason.TOO_LARGE, FullReason.UNKNOWN_BASE} <= offered.keys()
+
+
+def test_engines_that_refuse_every_base_get_full_releases_and_serve() -> None:
+    offered = offered_in(range(2), ControllerOfTheForgetful)
+    assert offered[FullReason.REFUSED] == offered["delta"] > 0
+
+
+def test_half_of_the_episodes_have_deltas_and_none_over_a_reshard() -> None:
+    drawn = [draw_plan(seed, BASE, "none", []).config.sync.delta for seed in range(40)]
+    assert 10 < sum(drawn) < 30
+    apart = RunConfig.model_validate({**BASE.model_dump(), "sync": {"transport": "reshard"}})
+    assert not any(draw_plan(seed, apart, "none", []).config.sync.delta for seed in range(40))
