@@ -7,5 +7,6 @@ forward pass gets token ids alone, and a hook behind the embedding writes the fe
 
 auto_class       transformers' class of a model, by its config
 picture_rules    what a family demands of pictures, and which tokens of a prompt are theirs (numpy)
+canary_pictures  canary prompts that reach the vision tower
 tower            features of pictures, written into a forward pass
 """

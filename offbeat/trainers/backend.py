@@ -17,6 +17,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import ChunkResult, StepResult
+from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.step_guard import StepCall, StepGuard
 from offbeat.transfer_queue.schema import Columns
@@ -203,6 +204,11 @@ class TrainerBackend(ABC):
     @abstractmethod
     def vocabulary(self) -> int:
         """Return the number of token ids that a prompt may contain."""
+
+    @property
+    def picture_rules(self) -> PictureRules | None:
+        """Return what the model demands of pictures; None if it reads none."""
+        return None
 
     @abstractmethod
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:

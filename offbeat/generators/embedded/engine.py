@@ -29,6 +29,7 @@ from offbeat.generators.stop_strings import Decode, StopMatcher
 from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 from offbeat.messages.weights import CanaryAnswer
+from offbeat.multimodal.canary_pictures import canary_media
 
 _PREFILL_TOKENS = 16_384  # padded tokens in one prefill: bounds its memory
 _PATIENCE_STEPS = 4  # longest that a small prefill waits for others to join it
@@ -123,12 +124,13 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
-        """Return the most probable next token after each prompt, as a prefill computes it.
+        """Return the most probable next token after each canary prompt, as a prefill computes it.
 
-        Keeps nothing.
+        Prompts with placeholders have the picture of canaries. Keeps nothing.
         """
         lengths_P = torch.tensor([len(prompt) for prompt in prompts])
-        logits_PV, _ = self._model.prefill(prompts, lengths_P)
+        media = canary_media(self._model.pictures, prompts)
+        logits_PV, _ = self._model.prefill(prompts, lengths_P, media=media)
         best = torch.log_softmax(logits_PV.to(self._logprob_dtype), -1).max(-1)
         return list(map(CanaryAnswer, best.indices.tolist(), best.values.tolist()))
 

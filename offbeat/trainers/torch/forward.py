@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from offbeat.multimodal.picture_rules import blank, picture_rules
+from offbeat.multimodal.canary_pictures import canary_media
+from offbeat.multimodal.picture_rules import blank, picture_rules, placed
 from offbeat.multimodal.tower import pictures_in
 from offbeat.trainers.batches.packing import PackedRows, visible_in
 from offbeat.trainers.errors import UntrainableModel
@@ -128,12 +129,18 @@ def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | Non
 def top_logprobs(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
-    """Return the most probable tokens after prompts of equal length, by a plain forward pass."""
+    """Return the most probable tokens after canary prompts of equal length, by a plain forward pass.
+
+    Those with placeholders have the picture of canaries.
+    """
     tokens_RT = torch.tensor(prompts, device=model.device)
     rows, tokens = tokens_RT.shape
+    rules = picture_rules(model.config)
+    starts = [(row, row * tokens) for row in range(rows)]
+    pictures = rules and placed(rules, prompts, canary_media(rules, prompts), starts)
     last_U = torch.arange(1, rows + 1, device=model.device) * tokens - 1
     try:
-        with _only_places(output_head(model), last_U):
+        with _only_places(output_head(model), last_U), pictures_in(model, rules, pictures):
             logits_UV = model(input_ids=tokens_RT, use_cache=False).logits
     except BaseException:
         settle(model, failed=True)

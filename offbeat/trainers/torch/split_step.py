@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.picture_rules import PictureRules, picture_rules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PADDING_MICROBATCH, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
@@ -136,6 +136,10 @@ class TorchTrainer(ReloadableTrainer):
     @property
     def vocabulary(self) -> int:
         return vocabulary(self._model)
+
+    @property
+    def picture_rules(self) -> PictureRules | None:
+        return picture_rules(self._model.config)
 
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
         return top_logprobs(self._model, prompts, count)
