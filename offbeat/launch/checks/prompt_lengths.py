@@ -34,6 +34,8 @@ def check_prompt_lengths(
     """
     if config.environment.name not in {"function", "gsm8k", "demonstrations"}:
         return
+    if config.environment.images is not None:
+        return  # encoded with their pictures by check_pictures
     from transformers import AutoTokenizer
 
     try:

@@ -34,6 +34,7 @@ from offbeat.launch.checks.model_proof import (
     trained_parameters,
 )
 from offbeat.launch.checks.optimizer_steps import check_optimizer_steps
+from offbeat.launch.checks.pictures import check_pictures
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.samples import check_failed_samples
 from offbeat.launch.checks.software import (
@@ -145,6 +146,7 @@ def _of_each_environment(
         for finding in chain(
             check_prompts(view, commits, share=share) if commits is not None else (),
             check_prompt_lengths(view, commits) if has_model and commits is not None else (),
+            check_pictures(view, commits) if has_model and commits is not None else (),
             check_targets(view, Path.cwd()),
             check_command(view, Path.cwd()),
             check_variables(view),

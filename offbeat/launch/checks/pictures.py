@@ -1,0 +1,90 @@
+"""Checks that the model's processor reads the pictures of the prompts, on their first rows."""
+
+import time
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Final
+
+from offbeat.config.run import RunConfig
+from offbeat.environments.factory import make_evaluation_sets, make_prompts
+from offbeat.environments.hub_files import NO_COMMITS
+from offbeat.environments.inputs import eval_key
+from offbeat.environments.picture_encoder import PictureEncoder, media_bytes
+from offbeat.environments.picture_errors import BadPicture, NoPictures, WrongPlaces
+from offbeat.environments.picture_rows import names_pictures
+from offbeat.environments.prompts import PromptSource
+from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.messages.failures import OffbeatError
+
+_ROWS: Final = 64
+_WITHIN_S: Final = 3.0  # for each file
+_SUBJECT: Final = "pictures"
+
+
+def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -> Iterator[Finding]:
+    """Encode the first rows as a worker does: read, decode, resize, and place them in the prompt.
+
+    ``commits`` are those of paths on the hub.
+    """
+    images = config.environment.images
+    if images is None or config.environment.name == "stub":
+        return
+    if find_spec("PIL") is None:
+        yield error(_SUBJECT, "Pillow is not installed", "pip install 'offbeat[vision]'")
+        return
+    # Of transformers and Pillow.
+    from offbeat.environments.picture_processors import load_processor
+
+    model = config.model
+    try:
+        processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
+        sources: dict[str, PromptSource] = {"data.path": make_prompts(config, commits)}
+        for name, each in make_evaluation_sets(config, commits).items():
+            sources[eval_key(name)] = each
+    except NoPictures as blind:
+        yield error(_SUBJECT, str(blind), "Name a model that reads pictures, with its processor.")
+        return
+    except OffbeatError:
+        return  # reported by the check of the prompts
+    encoder = PictureEncoder(images, processor)
+    for key, source in sources.items():
+        yield from _of_source(config, encoder, key, source)
+    encoder.close()
+
+
+def _of_source(
+    config: RunConfig, encoder: PictureEncoder, key: str, source: PromptSource
+) -> Iterator[Finding]:
+    limit, give_up_at = config.generator.max_model_len, time.monotonic() + _WITHIN_S
+    most_tokens, most_bytes, rows = 0, 0, 0
+    for index in range(min(_ROWS, source.rows)):
+        prompt = source.prompt(index)
+        if prompt is None or time.monotonic() > give_up_at:
+            break
+        if not names_pictures(prompt.data):
+            continue
+        try:
+            encoded = encoder.encoded(prompt)
+        except (BadPicture, WrongPlaces, EnvironmentUnavailable) as bad:
+            fix = "Fix the row or its file; a run drops its group, within rollout.drop_budget."
+            yield warning(_SUBJECT, f"row {prompt.row} of {key}: {bad}", fix)
+            return
+        rows += 1
+        most_tokens = max(most_tokens, len(encoded.token_ids))
+        if encoded.media is not None:
+            most_bytes = max(most_bytes, media_bytes(encoded.media))
+        if len(encoded.token_ids) >= limit:
+            seen = (
+                f"row {prompt.row} of {key} has {len(encoded.token_ids)} tokens with its pictures, "
+                f"which leaves no room in generator.max_model_len={limit}"
+            )
+            yield error(_SUBJECT, seen, "Raise generator.max_model_len, or use smaller pictures.")
+            return
+    images = config.environment.images
+    most = 0.0 if images is None else images.max_mib
+    yield ok(
+        _SUBJECT,
+        f"prompts of {key} encoded with their pictures: {rows}; {most_tokens} tokens and "
+        f"{most_bytes / 2**20:.3g} MiB at most, of environment.images.max_mib={most:g}",
+    )
