@@ -21,7 +21,7 @@ from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
-from offbeat.config.limits import max_sample_tokens, on_failed_sample
+from offbeat.config.limits import max_media_bytes, max_sample_tokens, on_failed_sample
 from offbeat.config.mixture import environment_views, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
@@ -43,7 +43,7 @@ from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.text import first_line
 from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline
-from offbeat.rollouts.group import run_group
+from offbeat.rollouts.group import PromptPictures, run_group
 from offbeat.rollouts.response_text import response_texts
 from offbeat.rollouts.rollout_log import RolloutLog
 from offbeat.rollouts.samples import SampleFailurePolicy
@@ -267,7 +267,7 @@ class EnvironmentRunner:
             max_turns=config.environment.max_turns,
             max_model_len=max_model_len,
             policy=policy,
-            pictures=self.pictures,
+            pictures=PromptPictures(self.pictures, max_media_bytes(config)),
         )
 
 

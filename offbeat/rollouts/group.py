@@ -1,7 +1,10 @@
 """Rolls out one prompt group: prompt in, checked columns and their receipt out. No Ray."""
 
+from dataclasses import dataclass
+from typing import Final
+
 from offbeat.environments.demonstrations import Demonstrations
-from offbeat.environments.picture_encoder import PictureEncoder
+from offbeat.environments.picture_encoder import PictureEncoder, media_bytes
 from offbeat.environments.picture_errors import BadPicture, WrongPlaces
 from offbeat.environments.protocol import EncodedPrompt, Environment, MultiTurn, SingleTurn
 from offbeat.messages.failures import FailureKind
@@ -21,6 +24,17 @@ from offbeat.rollouts.samples import SampleDraws, SampleFailurePolicy
 from offbeat.rollouts.single_turn import run_single_turn
 
 
+@dataclass(frozen=True, slots=True)
+class PromptPictures:
+    """What encodes a prompt that names pictures, in the place of the environment, and its limit."""
+
+    encoder: PictureEncoder | None = None  # None: the environment encodes every prompt
+    max_bytes: int = 0  # for which the buffer keeps room in each group
+
+
+NO_PICTURES: Final = PromptPictures()
+
+
 async def run_group(
     task: RolloutTask,
     environment: Environment,
@@ -30,7 +44,7 @@ async def run_group(
     max_turns: int,
     max_model_len: int,
     policy: SampleFailurePolicy,
-    pictures: PictureEncoder | None = None,
+    pictures: PromptPictures = NO_PICTURES,
 ) -> tuple[Receipt, Columns]:
     """Generate, reward and pack all samples of one prompt.
 
@@ -45,7 +59,7 @@ async def run_group(
         max_turns: Model calls in one multi-turn episode at most.
         max_model_len: Longest prompt plus response, in tokens.
         policy: What a failed sample costs.
-        pictures: Encodes a prompt that names pictures, in the place of the environment.
+        pictures: What encodes the pictures of a prompt, and how large they may be.
 
     Raises:
         RolloutFailed: INFRASTRUCTURE when the engine aborted or answered out of shape; DATA when
@@ -68,21 +82,26 @@ async def run_group(
 
 
 async def _first_observation(
-    task: RolloutTask, environment: Environment, pictures: PictureEncoder | None
+    task: RolloutTask, environment: Environment, pictures: PromptPictures
 ) -> EncodedPrompt:
     """Return the encoded prompt: by the model's processor where it names pictures.
 
     Raises:
-        RolloutFailed: DATA, ``picture_unusable``: a picture cannot be read, decoded or placed; as
-            ``environment_code`` and ``checked_prompt``.
+        RolloutFailed: DATA, ``picture_unusable``: a picture cannot be read, decoded or placed, or
+            all take too many bytes; as ``environment_code`` and ``checked_prompt``.
     """
     with environment_code(task):
         encoded: object = None
-        if pictures is not None:
+        if pictures.encoder is not None:
             try:
-                encoded = await pictures.encode(task.prompt)
+                encoded = await pictures.encoder.encode(task.prompt)
             except (BadPicture, WrongPlaces) as error:
                 raise failed(task, FailureKind.DATA, "picture_unusable", str(error)) from error
         if encoded is None:
             encoded = environment.encode(task.prompt)
-    return checked_prompt(task, encoded)
+    prompt = checked_prompt(task, encoded)
+    nbytes = 0 if prompt.media is None else media_bytes(prompt.media)
+    if nbytes > (most := pictures.max_bytes):
+        detail = f"its pictures take {nbytes} bytes; environment.images has room for {most}"
+        raise failed(task, FailureKind.DATA, "picture_unusable", detail)
+    return prompt

@@ -25,6 +25,7 @@ from offbeat.simulation.audit_groups import (
     AuditedGroups,
 )
 from offbeat.simulation.audit_world import World
+from offbeat.simulation.groups import media_bytes_of
 from offbeat.simulation.records import DrawnSamples, StepReported, TrainerApplied
 
 _MASKED: Final = "masked"
@@ -63,6 +64,7 @@ class AuditedSamples:
             receipt.retries or (0,) * size,
             receipt.turns or ones,
             receipt.branches or ones,
+            media_bytes_of(receipt),
         )
         if drawn and says not in drawn:
             self._findings.add("I18", f"{about}: {says}; its worker drew {drawn[-1]}")
@@ -95,9 +97,14 @@ class AuditedSamples:
         if len(known) == len(record.prompt_indices):
             self._recounts[record.version].append(SampleCounts.of(known))
         groups = zip(
-            record.prompt_indices, record.masked, record.branches, record.advantages, strict=True
+            record.prompt_indices,
+            record.masked,
+            record.branches,
+            record.advantages,
+            record.media_bytes or (0,) * len(record.prompt_indices),
+            strict=True,
         )
-        for prompt_index, masked, branches, advantages in groups:
+        for prompt_index, masked, branches, advantages, media_bytes in groups:
             receipt = receipts.get(prompt_index)
             if receipt is None:
                 continue
@@ -107,6 +114,11 @@ class AuditedSamples:
             if branches != (receipt.branches or (1,) * len(receipt.rewards)):
                 self._findings.add(
                     "I18", f"{about}: {branches} rows trained; its receipt says {receipt.branches}"
+                )
+            if media_bytes != media_bytes_of(receipt):
+                of_receipt = f"its receipt says {media_bytes_of(receipt)}"
+                self._findings.add(
+                    "I18", f"{about}: {media_bytes} bytes of pictures trained; {of_receipt}"
                 )
             if any(advantages[sample] for sample in masked):
                 self._findings.add("I18", f"{about}, was trained with advantages {advantages}")

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from offbeat.config.limits import lora_of
+from offbeat.config.limits import lora_of, max_group_bytes
 from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.simulation.faults import (
@@ -38,6 +38,8 @@ DELTA_SHARE: Final = 0.5
 
 AGENTS_SHARE: Final = 0.4
 ENVIRONMENTS_SHARE: Final = 0.2
+IMAGES_SHARE: Final = 0.2
+"""Share of the episodes whose prompts have pictures, in a buffer that holds few of them."""
 UPDATES_SHARE: Final = 0.25
 """Share of the episodes in which samples have several turns and branches, as those of agents."""
 
@@ -88,6 +90,9 @@ def draw_plan(
     if environments:  # each has an evaluation set of its own
         changes["eval"]["sets"] = {}
         changes["environments"] = environments
+    images = random.Random(f"{seed}/images")
+    if images.random() < IMAGES_SHARE:
+        _give_images(images, base, changes)
     config = RunConfig.model_validate(_merged(_with_engines(base), changes))
     needed = config.steps * config.groups_per_step
     prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004
@@ -165,6 +170,19 @@ def _environments(rng: random.Random, base: RunConfig) -> dict[str, Any]:
     names = ("first", "second", "third")[: rng.choice((2, 2, 3))]
     environment = base.environment.model_dump()
     return {name: {"weight": rng.randint(1, 4), "environment": environment} for name in names}
+
+
+def _give_images(rng: random.Random, base: RunConfig, changes: dict[str, Any]) -> None:
+    """Give the prompts of every environment pictures, and the buffer room for a step or a few."""
+    max_mib = rng.choice((0.02, 1.0, 16.0))
+    images: dict[str, Any] = {"images": {"max_mib": max_mib, "max_pictures": 2}}
+    changes["environment"] = images
+    for each in changes.get("environments", {}).values():
+        each["environment"] |= images
+    without = RunConfig.model_validate(_merged(_with_engines(base), changes))
+    step_bytes = without.groups_per_step * max_group_bytes(without)
+    capacity_mib = rng.choice((1.0, 1.5, 4.0)) * step_bytes / 2**20
+    changes["buffer"]["capacity_mib"] = capacity_mib * (1 + 1e-6)  # not a byte less
 
 
 def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from offbeat.messages.groups import (
 )
 from offbeat.simulation.engine import FakeEngine
 from offbeat.simulation.records import DrawnSamples
+from offbeat.transfer_queue.schema import MEDIA_COLUMNS, MEDIA_VALUES
 
 T = TypeVar("T")
 PROMPT_TOKENS: Final = 5
@@ -40,7 +41,7 @@ class Content:
     many branches, each of which is a first prompt and the turns that follow it.
     """
 
-    __slots__ = ("branches", "lengths", "longest", "rewards", "task", "turns")
+    __slots__ = ("branches", "lengths", "longest", "media_bytes", "rewards", "task", "turns")
 
     def __init__(
         self, task: RolloutTask, config: RunConfig, *, several_turns: bool = False
@@ -70,6 +71,7 @@ class Content:
                 [1 + (dice >> 40 + place) % count for place, count in enumerate(turns)]
             )
         self.turns, self.branches = turns, branches
+        self.media_bytes = _media_bytes(task, config, dice)
 
     def tokens_of_turn(self, turn: int) -> tuple[tuple[int, int], ...]:
         """Return which samples have this turn, counted from 0, and how many tokens in it."""
@@ -84,7 +86,7 @@ class Content:
 def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, ...]) -> Receipt:
     """Return a correct receipt."""
     task, lengths, n = content.task, content.lengths, content.task.samples
-    longest = content.longest
+    longest, media_bytes = content.longest, content.media_bytes
     return Receipt(
         task.prompt.prompt_index,
         task.attempt,
@@ -96,8 +98,8 @@ def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, 
         lengths,
         tuple(["length" if length == longest else "stop" for length in lengths]),
         spans,
-        _COLUMNS,
-        _TOKEN_BYTES * sum(lengths),
+        (*_COLUMNS, *MEDIA_COLUMNS) if media_bytes else _COLUMNS,
+        _TOKEN_BYTES * sum(lengths) + media_bytes,
         0.3,
         0.02,
         sampling=task.sampling,
@@ -115,7 +117,25 @@ def drawn_samples(receipt: Receipt) -> DrawnSamples:
         receipt.retries or (0,) * receipt.samples,
         receipt.turns or ones,
         receipt.branches or ones,
+        media_bytes_of(receipt),
     )
+
+
+def media_bytes_of(receipt: Receipt) -> int:
+    """Return the bytes that a correct receipt counts beyond those of its tokens: its pictures."""
+    if MEDIA_VALUES not in receipt.columns:
+        return 0
+    return receipt.payload_bytes - _TOKEN_BYTES * sum(receipt.response_tokens)
+
+
+def _media_bytes(task: RolloutTask, config: RunConfig, dice: int) -> int:
+    """Return the bytes of a prompt's pictures; many are as large as the limit."""
+    name = task.prompt.environment
+    section = config.environments[name].environment if name else config.environment
+    if section.images is None:
+        return 0
+    most = int(section.images.max_mib * 2**20)
+    return most if dice >> 37 & 1 else max(1, (dice >> 20) % most)
 
 
 def _where_any(counts: tuple[int, ...]) -> tuple[int, ...]:

@@ -19,3 +19,4 @@ class SimulatedPayload:
     memory: MachineMemory = FIRST_MEMORY  # memory that stores it
     masked: tuple[int, ...] = ()  # samples whose loss mask is False throughout
     branches: tuple[int, ...] = ()  # rows of each sample
+    media_bytes: int = 0  # of the pictures of the prompt

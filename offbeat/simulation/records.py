@@ -44,6 +44,7 @@ class DrawnSamples(msgspec.Struct, frozen=True, array_like=True):
     retries: tuple[int, ...]
     turns: tuple[int, ...]
     branches: tuple[int, ...]
+    media_bytes: int = 0  # of the pictures of their prompt
 
 
 class Generated(WorldRecord, frozen=True):
@@ -147,6 +148,7 @@ class TrainerApplied(WorldRecord, frozen=True):
     advantages: tuple[tuple[float, ...], ...] = ()  # advantages of each group, as they were sent
     # Rows of each sample of each group, from its payload
     branches: tuple[tuple[int, ...], ...] = ()
+    media_bytes: tuple[int, ...] = ()  # of the pictures of each group, from its payload
     minibatches: tuple[int, ...] = ()  # minibatch of each group, as it was sent; empty: one
     epochs: int = 1  # times that each group was trained
 

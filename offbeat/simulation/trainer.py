@@ -258,6 +258,7 @@ class FakeTrainer(Actor):
                 masked=tuple(payload.masked for payload in groups),
                 advantages=advantages,
                 branches=tuple(payload.branches for payload in groups),
+                media_bytes=tuple(payload.media_bytes for payload in groups),
                 minibatches=tuple(self._minibatches),
                 epochs=self._loss.epochs,
             )

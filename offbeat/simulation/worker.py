@@ -271,6 +271,7 @@ class _Rollout:
             memory,
             masked,
             samples.branches,
+            samples.media_bytes,
         )
         share = self.worker.spooled_share
         spooled = bool(share) and not task.evaluation and context.rng.random() < share

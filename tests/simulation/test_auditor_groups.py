@@ -347,6 +347,34 @@ def test_a_reported_step_whose_record_was_lost_is_recounted_from_what_the_traine
     assert broken(killed(history)) == violated
 
 
+def test_pictures_that_did_not_reach_the_trainer_with_their_group_are_found() -> None:
+    history = started()
+    pictured(history)
+    history.train([*history.ready(GROUPS_PER_STEP - 1), 0])
+    assert broken(killed(history)) == {"I18"}
+
+
+def test_pictures_that_a_receipt_does_not_count_are_found() -> None:
+    history = started()
+    pictured(history, counted=False)
+    assert broken(killed(history)) == {"I18"}
+
+
+def pictured(history: History, *, counted: bool = True) -> None:
+    """Roll out group 0, whose prompt has 48 bytes of pictures."""
+    history.dispatch(history.admit())
+    history.generate(0)
+    history.change(Generated, samples=msgspec.structs.replace(NOTHING_FAILED, media_bytes=48))
+    receipt = history.receipts[0]
+    if counted:
+        tokens = 13 * sum(receipt.response_tokens)
+        receipt = msgspec.structs.replace(
+            receipt, columns=(*receipt.columns, "media_values"), payload_bytes=tokens + 48
+        )
+        history.receipts[0] = receipt
+    history.commit(0)
+
+
 def branched(history: History) -> list[int]:
     """Roll out the groups of a step; the first sample of each has two branches."""
     groups = [history.admit() for _ in range(GROUPS_PER_STEP)]

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from offbeat.config.crosschecks import clashes
+from offbeat.config.limits import max_group_bytes
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import StepApplied
@@ -15,12 +16,15 @@ from offbeat.simulation.cli import BAD_ARGUMENTS, HELD, simulate
 from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play, run_episode
 from offbeat.simulation.faults import KINDS
-from offbeat.simulation.records import Generated, StepReported
+from offbeat.simulation.records import Generated, PermitsUsed, StepReported
 from offbeat.simulation.schedule import PlannedFault
 
 BASE = RunConfig.model_validate({"steps": 12, "groups_per_step": 8, "model": {"path": "none"}})
 QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
 SAMPLERS = ("in_order", "ready_first", "weight_fifo", "windowed")
+
+
+PICTURES = {"images": {"max_mib": 1.0}}
 
 
 def plan_with(**changes: object) -> EpisodePlan:
@@ -168,6 +172,23 @@ def test_samples_of_several_turns_and_branches_go_on_under_new_weights_and_are_t
     assert any(len(spans) > 1 for group in groups for spans in group.spans)
     reported = [each for each in result.records if isinstance(each, StepReported)]
     assert len(reported) == 12 and all(each.branches_mean > 1 for each in reported)
+
+
+def test_pictures_fill_the_buffer_to_its_last_byte_and_the_run_goes_on_under_faults() -> None:
+    """The buffer has room for one step and a half of groups, most of it for their pictures."""
+    group = max_group_bytes(plan_with(environment=PICTURES).config)
+    room = {"capacity_mib": 1.5 * BASE.groups_per_step * group / 2**20}
+    plan = plan_with(environment=PICTURES, buffer=room)
+    kills = [
+        PlannedFault("engine_killed", "generator-0", at_step=3),
+        PlannedFault("controller_killed", "controller", at_step=5),
+    ]
+    result = play(5, msgspec.structs.replace(plan, planned_faults=kills))
+    assert (result.outcome, violations_of(result)) == ("finished", [])
+    groups = [each for each in result.records if isinstance(each, Generated)]
+    assert max(each.samples.media_bytes for each in groups) == 2**20
+    held = max(each.held_bytes for each in result.records if isinstance(each, PermitsUsed))
+    assert held > 4 * group
 
 
 @pytest.mark.parametrize("seed", [500677, 500726])

@@ -42,7 +42,11 @@ def test_drawn_digits_are_encoded_and_measured() -> None:
 @pytest.mark.parametrize(
     ("row", "level", "told"),
     [
-        ({"prompt": "<image>=", "image": "a.png"}, "ok", "encoded with their pictures: 1; 8 tokens"),
+        (
+            {"prompt": "<image>=", "image": "a.png"},
+            "ok",
+            "encoded with their pictures: 1; 8 tokens",
+        ),
         (
             {"prompt": "<image>=", "image": "b.png"},
             "warning",

@@ -16,7 +16,7 @@ from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.columns import Columns
-from offbeat.rollouts.group import run_group
+from offbeat.rollouts.group import PromptPictures, run_group
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import payload_bytes
@@ -24,6 +24,7 @@ from tests.support.environment_fakes import SAMPLING, answers, task
 from tests.support.pictures import pixels
 
 PICTURE = pixels((3, 4, 4))
+ROOM = 4 * 48 + 12 + 4  # its values, sides and kind
 ENCODED = EncodedPrompt((5, 9, 9, 6), PICTURE)
 
 
@@ -75,11 +76,21 @@ class Engine:
 
 
 def rolled_out(
-    environment: SingleTurn | MultiTurn, engine: Engine, on_failed: Any = "fail_group"
+    environment: SingleTurn | MultiTurn,
+    engine: Engine,
+    on_failed: Any = "fail_group",
+    room: int = ROOM,
 ) -> tuple[Receipt, Columns]:
     policy = SampleFailurePolicy(on_failed)
     group = run_group(
-        task(), environment, engine, SAMPLING, max_turns=4, max_model_len=64, policy=policy
+        task(),
+        environment,
+        engine,
+        SAMPLING,
+        max_turns=4,
+        max_model_len=64,
+        policy=policy,
+        pictures=PromptPictures(max_bytes=room),
     )
     return asyncio.run(group)
 
@@ -125,6 +136,11 @@ def test_pictures_that_are_none_fail_their_group_before_an_engine_reads_them(
     assert engine.requests == []
 
 
+def test_pictures_for_which_the_buffer_keeps_no_room_fail_their_group() -> None:
+    with pytest.raises(RolloutFailed, match=r"take 208 bytes; environment.images has room for 207"):
+        rolled_out(Looks(), Engine(), room=ROOM - 1)
+
+
 class Pictures:
     """Encodes every prompt the same, or raises."""
 
@@ -146,7 +162,7 @@ def encoded_by(pictures: Pictures, environment: SingleTurn) -> tuple[Receipt, Co
         max_turns=1,
         max_model_len=64,
         policy=SampleFailurePolicy(),
-        pictures=cast("PictureEncoder", pictures),
+        pictures=PromptPictures(cast("PictureEncoder", pictures), ROOM),
     )
     return asyncio.run(group)
 
