@@ -26,7 +26,7 @@ from offbeat.rollouts.single_turn import run_single_turn
 
 @dataclass(frozen=True, slots=True)
 class PromptPictures:
-    """What encodes a prompt that names pictures, in the place of the environment, and its limit."""
+    """Encoder of the prompts that name pictures, in the place of the environment, and its limit."""
 
     encoder: PictureEncoder | None = None  # None: the environment encodes every prompt
     max_bytes: int = 0  # for which the buffer keeps room in each group
