@@ -24,7 +24,6 @@ _HEADER: Final = 3  # uint64
 _LOW_BITS: Final = 8
 _WIDE: Final = 255
 _WHOLE: Final = 0  # word bytes of a chunk that is not encoded
-_GROUP: Final = np.dtype(np.uint64)
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -43,9 +42,10 @@ def encode(base: Bytes, new: Bytes, width: int) -> Bytes:
         width: Bytes of a word, a divisor of the size of the chunk.
     """
     old_words, new_words = base.view(_UNSIGNED[width]), new.view(_UNSIGNED[width])
-    places = _changed(base, new, old_words, new_words)
-    if places is None:
+    differs = old_words != new_words
+    if np.count_nonzero(differs) * 2 > new_words.size:  # positions would take more than the chunk
         return _whole(new)
+    places = np.flatnonzero(differs)
     steps = _zigzag(new_words[places] - old_words[places])
     wide = steps[steps >= _WIDE]
     parts = (
@@ -84,29 +84,6 @@ def apply(data: Bytes, base: Bytes, into: Bytes) -> None:
     steps[small == _WIDE] = np.frombuffer(large.tobytes(), _UNSIGNED[width])
     into[:] = base
     into.view(_UNSIGNED[width])[places] += _from_zigzag(steps)
-
-
-def _changed(
-    base: Bytes,
-    new: Bytes,
-    old_words: NDArray[np.unsignedinteger],
-    new_words: NDArray[np.unsignedinteger],
-) -> NDArray[np.int64] | None:
-    """Return the positions of the words that differ; None if they are too many to be encoded.
-
-    Eight bytes are compared at a time, and words only where those differ: most are equal.
-    """
-    per_group = _GROUP.itemsize // new_words.itemsize
-    end = new.nbytes // _GROUP.itemsize
-    old_groups, new_groups = (each[: end * 8].view(_GROUP) for each in (base, new))
-    groups = np.flatnonzero(old_groups != new_groups)
-    if groups.size * 2 > new_words.size:  # two bytes and more a change
-        return None
-    inside = (groups[:, None] * per_group + np.arange(per_group)).reshape(-1)
-    inside = inside[old_words[inside] != new_words[inside]]
-    rest = end * per_group
-    after = np.flatnonzero(old_words[rest:] != new_words[rest:]) + rest
-    return np.concatenate((inside, after))
 
 
 def _whole(new: Bytes) -> Bytes:
