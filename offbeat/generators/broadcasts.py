@@ -101,7 +101,14 @@ class Broadcasts:
 
         if not self._has_joined:
             self._has_joined = True
-            log.info("weights.whole_tensors", engine=self._member, tensors=len(manifest.tensors))
+            nbytes = sum(spec.nbytes for spec in manifest.tensors)
+            log.warning(
+                "weights.whole_tensors",
+                engine=self._member,
+                tensors=len(manifest.tensors),
+                nbytes=nbytes,
+                reason="the loader of this engine takes whole tensors, no regions",
+            )
         return await in_thread("whole tensors", lambda: joined_release(manifest, digest, buckets))
 
 

@@ -19,7 +19,7 @@ def check_weight_sync(config: RunConfig) -> Iterator[Finding]:
             "takes one more copy of the weights in its main memory",
             "Set sync.transport to gloo or object_store where that memory is short.",
         )
-    else:
+    elif config.generator.backend == "embedded":
         yield ok(
             "weight sync",
             "every trainer rank sends the regions that it holds, and engines load them",

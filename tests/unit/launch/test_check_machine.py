@@ -139,6 +139,7 @@ def test_engines_that_need_whole_tensors_of_a_reshard_are_named() -> None:
     assert finding.level is Level.WARNING
     assert "vLLM loads whole tensors" in finding.message
     assert not list(check_weight_sync(config()))
+    assert not list(check_weight_sync(config(sync=sync, generator={"backend": "stub"})))
 
 
 def test_deltas_are_announced_and_of_float32_weights_warned_of() -> None:
