@@ -113,9 +113,6 @@ class EngineActor:
         version, manifest = self._version, self._manifest
         if version is None or manifest is None:
             return ServedWeights(self._name, version)
-        if manifest.pieces:
-            problem = "its release holds regions of tensors (sync.transport=reshard)"
-            return ServedWeights(self._name, version, problem=problem)
         return await self._read_back(version, manifest)
 
     async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:

@@ -20,8 +20,18 @@ import xxhash
 from torch import Tensor
 
 from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorSpec
+from offbeat.weight_sync.reshard.region import Region
 
-__all__ = ["Bytes", "WeightChunk", "digest_of", "pack", "tensor_views", "walk"]
+__all__ = [
+    "Bytes",
+    "ReleasePart",
+    "WeightChunk",
+    "digest_of",
+    "pack",
+    "parts_of",
+    "tensor_views",
+    "walk",
+]
 
 
 class ChunkSlice(NamedTuple):
@@ -75,6 +85,24 @@ def walk(manifest: Manifest) -> Iterator[WeightChunk]:
         by_chunk[spec.chunk].append(spec)
     for index, nbytes in enumerate(manifest.chunk_nbytes):
         yield WeightChunk(index, nbytes, tuple(by_chunk[index]))
+
+
+class ReleasePart(NamedTuple):
+    """A tensor of a release, or a region of one, as ``walk`` names it."""
+
+    name: str
+    tensor: str
+    region: Region  # of the tensor
+    chunk: int
+
+
+def parts_of(manifest: Manifest) -> Iterator[ReleasePart]:
+    """Yield what the chunks of a release consist of, chunk by chunk, in order."""
+    for piece in manifest.pieces:
+        spec = _piece(manifest, piece)
+        yield ReleasePart(spec.name, manifest.tensors[piece.tensor].name, piece.region, spec.chunk)
+    for spec in () if manifest.pieces else manifest.tensors:
+        yield ReleasePart(spec.name, spec.name, Region.whole(spec.shape), spec.chunk)
 
 
 def _piece(manifest: Manifest, piece: PieceSpec) -> TensorSpec:

@@ -41,11 +41,15 @@ def fingerprint(name: str, tensor: Tensor) -> TensorFingerprint:
 
 
 def fingerprint_difference(
-    want: TensorFingerprint, got: TensorFingerprint
+    want: TensorFingerprint, got: TensorFingerprint, of: tuple[str, Region] | None = None
 ) -> TensorDifference | None:
-    """Return the first region in which two fingerprints differ, or None."""
+    """Return the first region in which two fingerprints differ, or None.
+
+    ``of``: the tensor that they are a region of, and that region; None: they are of a whole tensor.
+    """
+    tensor, origin = (want.name, Region.whole(want.shape)) if of is None else (of[0], of[1])
     if problem := _differing_form((want.shape, want.dtype), (got.shape, got.dtype)):
-        return TensorDifference(want.name, "", problem)
+        return TensorDifference(tensor, str(origin), problem)
     regions = _regions(want.shape, want.dtype)
     for region, first, second in zip(regions, want.digests, got.digests, strict=True):
         if first != second:
@@ -53,7 +57,8 @@ def fingerprint_difference(
             detail = (
                 f"digest {second}, expected {first}; {differing} of {len(regions)} regions differ"
             )
-            return TensorDifference(want.name, str(region), detail)
+            start = tuple(a + b for a, b in zip(origin.start, region.start, strict=True))
+            return TensorDifference(tensor, str(Region.at(start, region.shape)), detail)
     return None
 
 

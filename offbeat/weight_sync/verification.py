@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.weight_sync.chunks import WeightChunk, pack, tensor_views, walk
+from offbeat.weight_sync.chunks import (
+    ReleasePart,
+    WeightChunk,
+    pack,
+    parts_of,
+    tensor_views,
+    walk,
+)
 from offbeat.weight_sync.fingerprints import (
     fingerprint,
     fingerprint_difference,
@@ -66,8 +73,9 @@ def packed_again(manifest: Manifest, tensors: Mapping[str, Tensor]) -> PackedWei
         KeyError: A tensor is missing.
     """
     digests, fingerprints = list[str](), list[TensorFingerprint]()
+    sent = {part.name: tensors[part.tensor][part.region.slices] for part in parts_of(manifest)}
     for chunk in walk(manifest):
-        digest, of_chunk = _packed(chunk, tensors)
+        digest, of_chunk = _packed(chunk, sent)
         digests.append(digest)
         fingerprints += of_chunk
     return PackedWeights(tuple(digests), tuple(fingerprints))
@@ -125,18 +133,25 @@ def _saved(
 ) -> tuple[PackedWeights, tuple[str, ...]]:
     """Pack a checkpoint's weights in whatever order they come; return the names it lacks, too."""
     chunks, held = list(walk(manifest)), dict[str, Tensor]()
-    specs = {spec.name: spec for spec in manifest.tensors}
+    specs, seen = {spec.name: spec for spec in manifest.tensors}, set[str]()
+    parts = dict[str, list[ReleasePart]]()
+    for part in parts_of(manifest):
+        parts.setdefault(part.tensor, []).append(part)
     waiting = [len(chunk.specs) for chunk in chunks]
     digests = [""] * len(chunks)
     of_chunk: list[list[TensorFingerprint]] = [[] for _ in chunks]
     for name, tensor in named:
         spec = specs.get(name)
-        if spec is None or name in held or tuple(tensor.shape) != spec.shape:
+        if spec is None or name in seen or tuple(tensor.shape) != spec.shape:
             continue
-        held[name] = tensor.to(getattr(torch, spec.source_dtype or spec.dtype))
-        waiting[spec.chunk] -= 1
-        if not waiting[spec.chunk]:
-            chunk = chunks[spec.chunk]
+        seen.add(name)
+        source = tensor.to(getattr(torch, spec.source_dtype or spec.dtype))
+        for part in parts.get(name, ()):
+            held[part.name] = source[part.region.slices]
+            waiting[part.chunk] -= 1
+            if waiting[part.chunk]:
+                continue
+            chunk = chunks[part.chunk]
             digests[chunk.index], of_chunk[chunk.index] = _packed(chunk, held)
             for each in chunk.names:
                 del held[each]
@@ -161,7 +176,7 @@ def _wire(
             found = TensorDifference(absent[0], "", "released, and no weight of the checkpoint")
         else:
             is_served = not served.problem and served.chunk_digests[chunk.index] == got
-            found = _first(chunk, saved, served) if is_served else None
+            found = _first(manifest, chunk, saved, served) if is_served else None
             found = found or _of_chunk(chunk, got, want)
         return LegResult(Leg.WIRE, where, found)
     return LegResult(Leg.WIRE, where)
@@ -175,20 +190,22 @@ def _load(
     for chunk in walk(manifest):
         got, want = served.chunk_digests[chunk.index], manifest.chunk_digests[chunk.index]
         if got != want:
-            found = _first(chunk, saved, served) or _of_chunk(chunk, got, want)
+            found = _first(manifest, chunk, saved, served) or _of_chunk(chunk, got, want)
             return LegResult(Leg.LOAD, where, found)
     return LegResult(Leg.LOAD, where, served.differences[0] if served.differences else None)
 
 
 def _first(
-    chunk: WeightChunk, saved: PackedWeights | None, served: ServedWeights
+    manifest: Manifest, chunk: WeightChunk, saved: PackedWeights | None, served: ServedWeights
 ) -> TensorDifference | None:
     """Return the first difference between checkpoint and engine in the tensors of a chunk."""
     wants = {each.name: each for each in saved.fingerprints} if saved else {}
     gots = {each.name: each for each in served.fingerprints}
-    for name in chunk.names:
-        if name in wants and name in gots:
-            found = fingerprint_difference(wants[name], gots[name])
+    for part in parts_of(manifest):
+        name = part.name
+        if part.chunk == chunk.index and name in wants and name in gots:
+            of = part.tensor, part.region
+            found = fingerprint_difference(wants[name], gots[name], of)
             if found is not None:
                 return found
     return None

@@ -1,11 +1,14 @@
 """An engine actor that fetches its weights from the ranks that hold them."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from reshard_bench import ReshardBench
+from structlog.testing import capture_logs
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
@@ -13,7 +16,9 @@ from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.fences import Fence
+from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.source import named_weights
+from offbeat.weight_sync.verification import compare_served
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
 CONFIG = RunConfig.model_validate({"steps": 1, "model": {"path": str(TINY)}})
@@ -48,10 +53,16 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
         manifest, digest, (route,), *_ = bench.publish(3)
         for epoch, kind in enumerate((EmbeddedEngineActor, WholeTensors), start=1):
             actor = engine(tmp_path, kind)
-            ack = await actor.fetch_weights(FENCE, epoch, 3, digest, manifest, route)
+            with capture_logs() as log:
+                ack = await actor.fetch_weights(FENCE, epoch, 3, digest, manifest, route)
+            said = [each for each in log if each["event"] == "weights.whole_tensors"]
+            assert len(said) == (0 if actor.takes_regions else 1)
+            assert all("takes whole tensors" in each["reason"] for each in said)
             assert (ack.epoch, ack.version, ack.digest) == (epoch, 3, digest)
             about = await actor.served_weights()
-            assert ("regions of tensors" in about.problem) == actor.takes_regions
+            assert about.manifest is not None
+            assert bool(about.manifest.pieces) == actor.takes_regions
+            assert all(each.is_equal for each in compare_served(about, lambda _: saved(model)))
             served = dict(named_weights(actor._module))  # noqa: SLF001
             for name, each in named_weights(model):
                 assert torch.equal(served[name], each)
@@ -65,3 +76,45 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
             await engine(tmp_path).fetch_weights(FENCE, 9, 4, digest, manifest, route)
 
     asyncio.run(main())
+
+
+def test_the_leg_and_the_region_of_a_tensor_that_differ_are_named_in_its_own_coordinates(
+    tmp_path: Path,
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True, dtype=torch.float32)
+    bench, name = ReshardBench(2, models=[model] * 2, bucket_bytes=100_000), "model.norm.weight"
+    rows = model.get_parameter(name).shape[0]
+
+    async def main() -> tuple[ServedWeights, ServedWeights]:
+        actor = engine(tmp_path)
+        manifest, digest, (route,), *_ = bench.publish(3)
+        await actor.fetch_weights(FENCE, 1, 3, digest, manifest, route)
+        as_sent = await actor.served_weights()
+        with torch.no_grad():
+            actor._module.get_parameter(name)[rows - 1] += 1  # noqa: SLF001
+        torn = await actor.served_weights()
+        await actor.close()
+        bench.close()
+        return as_sent, torn
+
+    as_sent, torn = asyncio.run(main())
+    wire, load = compare_served(torn, lambda _: saved(model))
+    assert wire.is_equal
+    second_rank = f"[{rows // 2}:{rows}]"
+    assert load.difference is not None
+    assert load.difference[:2] == (name, second_rank)
+    with torch.no_grad():
+        model.get_parameter(name)[0] += 1
+    wire, load = compare_served(as_sent, lambda _: saved(model))
+    assert load.is_equal
+    assert wire.difference is not None
+    assert wire.difference[:2] == (name, f"[0:{rows // 2}]")
+    lacking, _ = compare_served(as_sent, lambda _: (e for e in saved(model) if e[0] != name))
+    assert lacking.difference is not None
+    assert lacking.difference.tensor.startswith(name)
+    assert "no weight of the checkpoint" in lacking.difference.detail
+
+
+def saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Weights of a checkpoint, in another order than those of the release."""
+    yield from sorted(named_weights(model), reverse=True)
