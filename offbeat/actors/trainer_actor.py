@@ -49,7 +49,7 @@ from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.trained_log import trained_log
 from offbeat.transfer_queue.schema import Columns, payload_bytes
 from offbeat.weight_sync.errors import TransferFailed
-from offbeat.weight_sync.transport import WeightSource
+from offbeat.weight_sync.transport import WeightSource, with_handles_apart
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -183,10 +183,7 @@ class TrainerActor:
             )
         except TransferFailed as error:  # only a new process can send again
             raise TrainStepFailed(self._rank, version, TrainerCall.PUBLISH, str(error)) from error
-        delta, count = published.delta, self._sender.delta_handles
-        changes = (None,) * count if delta is None else delta.chunks
-        header = None if delta is None else msgspec.structs.replace(delta, chunks=())
-        return published._replace(handles=(), delta=header), *published.handles, *changes
+        return with_handles_apart(published, self._sender.delta_handles)
 
     def hold(self, fence: Fence, number: int, *payloads: Sequence[Columns]) -> None:
         """Receive the columns of the next call with groups, which refers to them by ``number``.

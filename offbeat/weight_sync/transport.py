@@ -75,6 +75,14 @@ class PublishedRelease(NamedTuple):
     full_reason: FullReason | None = None  # why there is none, where deltas are enabled
 
 
+def with_handles_apart(published: PublishedRelease, delta_handles: int) -> tuple[Any, ...]:
+    """Return a release without handles, its handles, and those of its delta; None where it has none."""
+    delta = published.delta
+    changes = (None,) * delta_handles if delta is None else delta.chunks
+    header = None if delta is None else msgspec.structs.replace(delta, chunks=())
+    return published._replace(handles=(), delta=header), *published.handles, *changes
+
+
 def release_of(
     version: int, published: PublishedRelease, handles: tuple[Any, ...], delta_handles: int
 ) -> WeightRelease:

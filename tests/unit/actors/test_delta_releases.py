@@ -29,7 +29,7 @@ from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.transport import Sender, release_of
+from offbeat.weight_sync.transport import Sender, release_of, with_handles_apart
 from offbeat.weight_sync.transports.gloo_sender import GlooSender
 from offbeat.weight_sync.transports.messages import TransferTimeouts
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
@@ -106,11 +106,9 @@ class Line:
         if share is not None:
             self.model.step(share)
         self.version += 1
-        published = self.sender.publish(self.version)
-        delta = published.delta
-        changes = (None,) * self.sender.delta_handles if delta is None else delta.chunks
-        handles = (*published.handles, *changes)
-        return release_of(self.version, published, handles, self.sender.delta_handles)
+        count = self.sender.delta_handles
+        published, *handles = with_handles_apart(self.sender.publish(self.version), count)
+        return release_of(self.version, published, tuple(handles), count)
 
     async def load(self, release: WeightRelease, *, full: bool = False) -> WeightsAck:
         """Call the engine as its port does."""
