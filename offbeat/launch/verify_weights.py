@@ -14,6 +14,12 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.initial_model import INITIAL_MODEL
 from offbeat.messages.failures import OffbeatError
 from offbeat.runs.directory import CONFIG
+from offbeat.trainers.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointCorrupt,
+    read_manifest,
+    verify,
+)
 from offbeat.trainers.receiver_names import file_shapes
 from offbeat.trainers.saved_weights import (
     NoSavedWeights,
@@ -97,9 +103,10 @@ def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
     Raises:
         NothingToCompare: There is no directory to compare with.
         NoSavedWeights: A side holds no weights.
+        CheckpointCorrupt: A file of the checkpoint is not what was written.
     """
     assert run.checkpoint is not None  # noqa: S101 -- the caller has looked
-    saved = saved_weights(run.checkpoint)
+    saved = _intact(run.checkpoint)
     exported = run.root / f"{_STEP}{version_of(run.checkpoint)}"
     target = against or (exported if exported.is_dir() else None)
     if target is None or target.absolute() == run.checkpoint.absolute():
@@ -130,6 +137,20 @@ def verify_engines(run: VerifiedRun, served: Sequence[ServedWeights]) -> list[Le
     return results
 
 
+def _intact(path: Path) -> SavedWeights:
+    """Return the weights of a directory; the files of a training state are verified first.
+
+    A damaged one would be reported as a weight that differs, or by whatever torch finds in it.
+
+    Raises:
+        NoSavedWeights: It holds none.
+        CheckpointCorrupt: A file is missing, or has another digest than when it was written.
+    """
+    if (path / MANIFEST).is_file():
+        verify(path, read_manifest(path).files)
+    return saved_weights(path)
+
+
 def _reference(
     run: VerifiedRun, version: int | None
 ) -> Callable[[Manifest], Iterator[tuple[str, Tensor]]] | str:
@@ -140,8 +161,8 @@ def _reference(
             f"(offbeat control {run.run_dir} pause), or lower checkpoint.interval"
         )
     try:
-        saved = saved_weights(path)
-    except NoSavedWeights as refused:
+        saved = _intact(path)
+    except (NoSavedWeights, CheckpointCorrupt) as refused:
         return str(refused)
 
     def named(manifest: Manifest) -> Iterator[tuple[str, Tensor]]:

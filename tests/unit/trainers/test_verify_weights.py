@@ -29,6 +29,7 @@ from offbeat.launch.verify_weights import VerifiedRun, verify_engines
 from offbeat.launch.weight_requests import answer, take_questions
 from offbeat.messages.fences import Fence
 from offbeat.runs.directory import CONFIG, SUMMARY
+from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.state import save_share
 from offbeat.trainers.torch import TorchTrainer
@@ -164,6 +165,23 @@ def test_a_damaged_file_is_named_with_the_code_of_what_cannot_be_compared(
     found = verify(tiny, "--against", damaged)
     assert found.exit_code == 2
     assert str(damaged / name) in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+def test_a_damaged_shard_is_named_before_it_is_taken_for_a_weight_that_differs(
+    tmp_path: Path, trained: MakeTrainer
+) -> None:
+    trainer, root = trained(), tmp_path / "checkpoints"
+    CheckpointStore(root, trainer.identity, keep=2).save(3, "0" * 32, 1, trainer.save_state)
+    trainer.save(root / "step_3")
+    assert verify(root / "state_3").exit_code == 0
+    shard = root / "state_3" / "__0_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    found = verify(root / "state_3")
+    assert found.exit_code == 2
+    assert f"{shard} is not what was written: its xxh3-128 digest is" in found.stderr
     assert found.stderr.count("\n") == 1
 
 
