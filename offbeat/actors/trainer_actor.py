@@ -80,11 +80,7 @@ class TrainerActor:
         # By call: a repeated one counts once
         self._prompt_indices: dict[StepKey, Sequence[int]] = {}
         self._columns = HeldColumns()
-        self._canaries = Canaries(
-            spec.config.sync,
-            spec.config.model.dtype,
-            with_pictures=spec.config.generator.backend == "embedded",
-        )
+        self._canaries = Canaries(spec.config)
         self._memory = PeakMemory(meter_of(spec.config.trainer))
         self._incarnation = new_incarnation(name)
         self._world = ""  # name of the process group; empty before it is formed

@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import PictureRules, picture_rules
+from offbeat.multimodal.picture_rules import picture_rules
 
 RESPONSE_TOKENS: Final = 3
 _TEXT_TOKENS: Final = (2, 5)  # of the prompts, behind a picture each
@@ -40,14 +40,9 @@ def pictured_prompts(model: PreTrainedModel, max_model_len: int) -> list[Picture
 
     made = list[PicturedPrompt]()
     for tokens in _TEXT_TOKENS:
-        media = _random_picture(rules, rng)
+        media = rules.example(rng)
         prompt = text(1) + [rules.placeholder] * rules.features(media) + text(tokens)
         responses = [text(RESPONSE_TOKENS) for _ in range(2)]
         made.append(PicturedPrompt(prompt, responses, media))
     longest = max(len(each.prompt) for each in made) + RESPONSE_TOKENS
     return made if longest <= max_model_len else []
-
-
-def _random_picture(rules: PictureRules, rng: np.random.Generator) -> Media:
-    values = rng.standard_normal(int(np.prod(rules.size)), np.float32)
-    return Media(rules.kind, values, np.array([rules.size], np.int32))

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.tower import picture_inputs
+from offbeat.multimodal.tower import picture_inputs, token_kinds
 
 TOLERANCES: Final = {
     torch.float64: 1e-3,  # transformers computes norms, softmax and rotary angles in float32
@@ -44,7 +44,7 @@ def plain_logprobs(
     places = torch.arange(first, first + len(tokens), device=model.device)[None]
     further = {"position_ids": places} if first else {}
     if media is not None:
-        further |= picture_inputs(model, [media])
+        further |= picture_inputs(model, [media]) | token_kinds(model, row)
     logits = model(input_ids=row, use_cache=False, **further).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(1, row[0, 1:, None])[:, 0]
 

@@ -6,7 +6,8 @@ samples is an ordinary token; transformers' own forward pass would put features 
 forward pass gets token ids alone, and a hook behind the embedding writes the features.
 
 auto_class       transformers' class of a model, by its config
-picture_rules    what a family demands of pictures, and which tokens of a prompt are theirs (numpy)
+picture_rules    what a family demands of pictures: sizes, tokens in a prompt, positions (numpy)
+placing          pictures of the prompts of a forward pass, and where they stand in its rows (numpy)
 canary_pictures  canary prompts that reach the vision tower
 tower            features of pictures, written into a forward pass
 """

@@ -6,6 +6,7 @@ Legend: I pictures, P prompt tokens, K placeholder tokens of the prompt.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,24 +17,42 @@ from numpy.typing import NDArray
 from offbeat.messages.media import Media, MediaKind
 
 Ints = NDArray[np.int64]
+Tokens = Sequence[int] | NDArray[np.generic]
 
 _PIXELS: Final = ("idefics3", "smolvlm")
-FAMILIES: Final = _PIXELS
+_PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES: Final = (*_PIXELS, *_PATCHES)
 """Values of ``model_type`` of the families whose pictures are supported."""
 
 
 @dataclass(frozen=True, slots=True)
-class PictureRules:
-    """Layout of the pictures that a model reads, and the tokens that one takes in a prompt."""
+class PictureRules(ABC):
+    """Layout of the pictures that a model reads, and the tokens that they take in a prompt."""
 
     placeholder: int  # token id
-    kind: MediaKind
-    size: tuple[int, int, int]  # channels, height and width of every picture
-    tokens: int  # placeholder tokens of one picture
 
-    def problem(
-        self, prompt_ids: Sequence[int] | NDArray[np.generic], media: Media, *, is_history: bool
-    ) -> str:
+    @property
+    @abstractmethod
+    def kind(self) -> MediaKind: ...
+
+    @property
+    def has_axes(self) -> bool:
+        """Return whether a token of a picture has a position on each of three axes."""
+        return False
+
+    @abstractmethod
+    def features(self, media: Media) -> int:
+        """Return the number of features that the tower makes of pictures: placeholders they need."""
+
+    @abstractmethod
+    def example(self, rng: np.random.Generator) -> Media:
+        """Return one picture of random values that the model reads."""
+
+    @abstractmethod
+    def _problem_of_sizes(self, media: Media) -> str:
+        """Return which picture has a size that the model does not read; empty if none."""
+
+    def problem(self, prompt_ids: Tokens, media: Media, *, is_history: bool) -> str:
         """Return why a prompt with these pictures cannot be computed; empty if it can.
 
         Args:
@@ -43,94 +62,132 @@ class PictureRules:
         """
         if media.kind is not self.kind:
             return f"has pictures as {media.kind.value}, and the model reads {self.kind.value}"
-        for index, size in enumerate(media.sizes.tolist()):
-            if tuple(size) != self.size:
-                return f"has a picture {index} of {size}, and the model reads {list(self.size)}"
-        blank = np.flatnonzero(~media.values.reshape(len(media.sizes), -1).any(1))
-        if len(blank):
-            return f"has a picture {blank[0]} of zeros, which the model takes for padding"
+        if problem := self._problem_of_sizes(media):
+            return problem
         features, placeholders = self.features(media), self._placeholders(prompt_ids)
         if len(placeholders) < features or (len(placeholders) > features and not is_history):
             return f"has {len(placeholders)} placeholder tokens, and its pictures take {features}"
         return ""
 
-    def features(self, media: Media) -> int:
-        """Return the number of features that the tower makes of pictures: placeholders they need."""
-        return len(media.sizes) * self.tokens
-
-    def places(self, prompt_ids: Sequence[int] | NDArray[np.generic], media: Media) -> Ints:
+    def places(self, prompt_ids: Tokens, media: Media) -> Ints:
         """Return the indices [K] of the tokens of the pictures of a prompt.
 
         Placeholder ids behind the last of them were sampled, and are ordinary tokens.
         """
         return self._placeholders(prompt_ids)[: self.features(media)]
 
-    def _placeholders(self, prompt_ids: Sequence[int] | NDArray[np.generic]) -> Ints:
+    def shift(self, media: Media | None) -> int:
+        """Return what is added to the positions of all tokens behind a prompt with these pictures."""
+        del media
+        return 0
+
+    def axes(self, prompt_ids: Tokens, media: Media | None) -> Ints:
+        """Return the positions [3, P] of a prompt's tokens on three axes."""
+        del media
+        return np.tile(np.arange(len(prompt_ids)), (3, 1))
+
+    def _placeholders(self, prompt_ids: Tokens) -> Ints:
         return np.flatnonzero(np.asarray(prompt_ids) == self.placeholder)
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedPictures:
-    """Pictures of the prompts of one forward pass, and where their features stand in its rows.
+class PixelRules(PictureRules):
+    """Rules of a model that reads pictures of one size."""
 
-    A prompt that several rows hold has its pictures once.
-    """
+    size: tuple[int, int, int]  # channels, height and width of every picture
+    tokens: int  # of one picture
 
-    media: tuple[Media, ...]  # of the prompts that have pictures
-    places_K: Ints  # indices into the flattened rows
-    sources_K: Ints  # index of the feature of each place, over all of ``media``
+    @property
+    def kind(self) -> MediaKind:
+        return MediaKind.PIXELS
+
+    def features(self, media: Media) -> int:
+        return len(media.sizes) * self.tokens
+
+    def example(self, rng: np.random.Generator) -> Media:
+        values = rng.standard_normal(int(np.prod(self.size)), np.float32)
+        return Media(self.kind, values, np.array([self.size], np.int32))
+
+    def _problem_of_sizes(self, media: Media) -> str:
+        for index, size in enumerate(media.sizes.tolist()):
+            if tuple(size) != self.size:
+                return f"has a picture {index} of {size}, and the model reads {list(self.size)}"
+        blank = np.flatnonzero(~media.values.reshape(len(media.sizes), -1).any(1))
+        if len(blank):
+            return f"has a picture {blank[0]} of zeros, which the model takes for padding"
+        return ""
 
 
-def blank(rules: PictureRules) -> PlacedPictures:
-    """Return a picture that no prompt has, for a pass that has to compute the tower nevertheless."""
-    values = np.ones(int(np.prod(rules.size)), np.float32)
-    nowhere = np.zeros(0, np.int64)
-    media = Media(rules.kind, values, np.array([rules.size], np.int32))
-    return PlacedPictures((media,), nowhere, nowhere)
+@dataclass(frozen=True, slots=True)
+class PatchRules(PictureRules):
+    """Rules of a model that reads pictures of any size as patches, with positions on three axes."""
 
+    patch_values: int
+    merge: int  # patches along each side that one token stands for
 
-def placed(
-    rules: PictureRules,
-    prompts: Sequence[Sequence[int] | NDArray[np.generic]],
-    media: Sequence[Media | None],
-    rows: Sequence[tuple[int, int]],
-) -> PlacedPictures | None:
-    """Place the pictures of prompts in rows; None if no row's prompt has one.
+    @property
+    def kind(self) -> MediaKind:
+        return MediaKind.PATCHES
 
-    Args:
-        rules: Rules that all prompts comply with.
-        prompts: Token ids of each prompt.
-        media: Pictures of each prompt.
-        rows: Of each row, the index of its prompt, and that of its first token in the flattened
-            rows.
-    """
-    firsts, kept, count = dict[int, int](), list[Media](), 0
-    places, sources = list[Ints](), list[Ints]()
-    for prompt, start in rows:
-        own = media[prompt]
-        if own is None:
-            continue
-        within = rules.places(prompts[prompt], own)
-        if prompt not in firsts:
-            firsts[prompt] = count
-            kept.append(own)
-            count += len(within)
-        places.append(start + within)
-        sources.append(firsts[prompt] + np.arange(len(within)))
-    if not kept:
-        return None
-    return PlacedPictures(tuple(kept), np.concatenate(places), np.concatenate(sources))
+    @property
+    def has_axes(self) -> bool:
+        return True
+
+    def features(self, media: Media) -> int:
+        return int(media.sizes.astype(np.int64).prod(1).sum()) // self.merge**2
+
+    def example(self, rng: np.random.Generator) -> Media:
+        grid = np.array([[1, 2 * self.merge, 3 * self.merge]], np.int32)
+        values = rng.standard_normal(int(grid.prod()) * self.patch_values, np.float32)
+        return Media(self.kind, values, grid)
+
+    def shift(self, media: Media | None) -> int:
+        """Return it: a picture takes as many positions as its longer side has tokens."""
+        if media is None:
+            return 0
+        longer = media.sizes[:, 1:].max(1) // self.merge
+        return int(longer.sum()) - self.features(media)
+
+    def axes(self, prompt_ids: Tokens, media: Media | None) -> Ints:
+        """Return positions of which a picture's count its rows and columns from where it begins."""
+        if media is None:
+            return np.tile(np.arange(len(prompt_ids)), (3, 1))
+        steps = np.ones(len(prompt_ids), np.int64)  # by which each token moves those behind it on
+        grids, firsts, places = list[Ints](), list[int](), self.places(prompt_ids, media)
+        count = 0
+        for frames, height, width in media.sizes.tolist():
+            shape = (frames, height // self.merge, width // self.merge)
+            grids.append(np.indices(shape).reshape(3, -1))
+            own = places[count : count + grids[-1].shape[1]]
+            count += len(own)
+            steps[own] = 0
+            steps[own[-1]] = max(shape[1:])
+            firsts += [own[0]] * len(own)
+        before = np.cumsum(steps) - steps
+        axes = np.tile(before, (3, 1))
+        axes[:, places] = before[firsts] + np.concatenate(grids, 1)
+        return axes
+
+    def _problem_of_sizes(self, media: Media) -> str:
+        for index, (frames, height, width) in enumerate(media.sizes.tolist()):
+            if frames != 1 or height % self.merge or width % self.merge:
+                want = f"one frame, and sides of multiples of {self.merge}"
+                return f"has a picture {index} of {[frames, height, width]}; the model reads {want}"
+        if len(media.values) != self.patch_values * int(media.sizes.astype(np.int64).prod(1).sum()):
+            return f"has patches that are not of {self.patch_values} values, as the model reads"
+        return ""
 
 
 def picture_rules(config: Any) -> PictureRules | None:  # noqa: ANN401 -- transformers' config, which it does not type
     """Return the rules of a model by its config; None for one whose pictures are not supported."""
-    if config.model_type not in _PIXELS:
-        return None
-    vision = config.vision_config
-    side, patches = vision.image_size, vision.image_size // vision.patch_size
-    return PictureRules(
-        placeholder=config.image_token_id,
-        kind=MediaKind.PIXELS,
-        size=(vision.num_channels, side, side),
-        tokens=patches**2 // config.scale_factor**2,
-    )
+    if config.model_type in _PIXELS:
+        vision = config.vision_config
+        side, patches = vision.image_size, vision.image_size // vision.patch_size
+        size = (vision.num_channels, side, side)
+        return PixelRules(config.image_token_id, size, patches**2 // config.scale_factor**2)
+    if config.model_type in _PATCHES:
+        vision = config.vision_config
+        channels: int = getattr(vision, "in_channels", 0) or vision.in_chans
+        values = channels * vision.temporal_patch_size * vision.patch_size**2
+        return PatchRules(config.image_token_id, values, vision.spatial_merge_size)
+    return None

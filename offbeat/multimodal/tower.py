@@ -9,15 +9,18 @@ Legend: K placeholders, F features over all pictures, H hidden.
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import PictureRules, PlacedPictures
+from offbeat.messages.media import Media, MediaKind
+from offbeat.multimodal.picture_rules import PictureRules, picture_rules
+from offbeat.multimodal.placing import PlacedPictures
 
 
 class FeaturesMismatch(RuntimeError):
@@ -34,6 +37,13 @@ class FeaturesMismatch(RuntimeError):
         )
 
 
+class Features(NamedTuple):
+    """Features of pictures."""
+
+    embedded_FH: Tensor  # in the place of the embeddings of their tokens
+    deep: tuple[Tensor, ...]  # [F, H] each: added to what the first decoder layers return
+
+
 @contextmanager
 def pictures_in(
     model: PreTrainedModel, rules: PictureRules | None, pictures: PlacedPictures | None
@@ -47,38 +57,71 @@ def pictures_in(
         yield
         return
     wanted = sum(map(rules.features, pictures.media))
+    places_K, sources_K = (
+        torch.from_numpy(each).to(model.device, non_blocking=True)
+        for each in (pictures.places_K, pictures.sources_K)
+    )
+    handles = list[RemovableHandle]()
 
     def write(_: nn.Module, __: tuple[Tensor], embedded: Tensor) -> Tensor:
-        features_FH = features(model, pictures.media)
-        if len(features_FH) != wanted:
-            raise FeaturesMismatch(type(model).__name__, len(features_FH), wanted)
-        places_K, sources_K = (
-            torch.from_numpy(each).to(embedded.device, non_blocking=True)
-            for each in (pictures.places_K, pictures.sources_K)
-        )
+        made = features(model, pictures.media)
+        if len(made.embedded_FH) != wanted:
+            raise FeaturesMismatch(type(model).__name__, len(made.embedded_FH), wanted)
+        for layer, deep_FH in zip(_decoder_layers(model), made.deep, strict=False):
+            handles.append(layer.register_forward_hook(partial(add, deep_FH)))
         flat = embedded.reshape(-1, embedded.shape[-1])
-        at_places_KH = features_FH.to(flat.dtype).index_select(0, sources_K)
+        at_places_KH = made.embedded_FH.to(flat.dtype).index_select(0, sources_K)
         return flat.index_copy(0, places_K, at_places_KH).view_as(embedded)
 
-    handle = model.get_input_embeddings().register_forward_hook(write)
+    def add(deep_FH: Tensor, _: nn.Module, __: tuple[Tensor], hidden: Tensor) -> Tensor:
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        at_places_KH = deep_FH.to(flat.dtype).index_select(0, sources_K)
+        return flat.index_add(0, places_K, at_places_KH).view_as(hidden)
+
+    handles.append(model.get_input_embeddings().register_forward_hook(write))
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
-def features(model: PreTrainedModel, media: tuple[Media, ...]) -> Tensor:
-    """Compute the features [F, H] of pictures; with a gradient if a weight of the tower is trained."""
+def features(model: PreTrainedModel, media: tuple[Media, ...]) -> Features:
+    """Compute the features of pictures; with a gradient if a weight of the tower is trained."""
     body: Any = model
     output = body.get_image_features(**picture_inputs(model, media), return_dict=True)
-    made = cast("Tensor", output.pooler_output)
-    return made.reshape(-1, made.shape[-1])
+    deep = getattr(output, "deepstack_features", None) or ()  # of Qwen3-VL alone
+    return Features(_joined(output.pooler_output), tuple(map(_joined, deep)))
 
 
 def picture_inputs(model: PreTrainedModel, media: Sequence[Media]) -> dict[str, Tensor]:
     """Return the arguments by which transformers' own forward pass takes these pictures."""
     values = torch.from_numpy(np.concatenate([each.values for each in media]))
+    values = values.to(model.device, model.dtype)
     sizes = np.concatenate([each.sizes for each in media])
+    if media[0].kind is MediaKind.PATCHES:
+        patches = values.view(int(sizes.astype(np.int64).prod(1).sum()), -1)
+        grids = torch.from_numpy(sizes.astype(np.int64)).to(model.device)
+        return {"pixel_values": patches, "image_grid_thw": grids}
     channels, height, width = sizes[0].tolist()
-    pixels = values.view(1, len(sizes), channels, height, width)
-    return {"pixel_values": pixels.to(model.device, model.dtype)}
+    return {"pixel_values": values.view(1, len(sizes), channels, height, width)}
+
+
+def token_kinds(model: PreTrainedModel, ids_RT: Tensor) -> dict[str, Tensor]:
+    """Return the argument by which transformers' own pass tells tokens of pictures [R, T] from text."""
+    rules = picture_rules(model.config)
+    if rules is None or not rules.has_axes:
+        return {}
+    return {"mm_token_type_ids": (ids_RT == rules.placeholder).int()}
+
+
+def _joined(made: Tensor | Sequence[Tensor]) -> Tensor:
+    """Return features [F, H] that a tower makes per picture."""
+    whole = made if isinstance(made, Tensor) else torch.cat(list(made))
+    return whole.reshape(-1, whole.shape[-1])
+
+
+def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    layers = model.get_decoder().get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)  # noqa: S101 -- of every family with such features
+    return layers

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from offbeat.config.sections.sync import SyncConfig
+from offbeat.config.run import RunConfig
 from offbeat.messages.weights import Canary
 from offbeat.multimodal.canary_pictures import canary_prompts
 from offbeat.trainers.backend import TrainerBackend
@@ -16,11 +16,11 @@ class Canaries:
     All ranks call ``add`` together, for every release that they publish.
     """
 
-    def __init__(self, sync: SyncConfig, model_dtype: str, *, with_pictures: bool = False) -> None:
-        """``with_pictures``: the engines can compute canary prompts with pictures."""
-        self._interval = sync.canary_interval
-        self._tolerance = tolerance(model_dtype, sync.wire_dtype)
-        self._with_pictures = with_pictures
+    def __init__(self, config: RunConfig) -> None:
+        self._interval = config.sync.canary_interval
+        self._tolerance = tolerance(config.model.dtype, config.sync.wire_dtype)
+        # Another engine is asked for text alone: it would take placeholders for tokens
+        self._with_pictures = config.generator.backend == "embedded"
         self._releases = 0  # published by this process
 
     def add(self, published: PublishedRelease, split: TrainerBackend) -> PublishedRelease:

@@ -14,6 +14,10 @@ from transformers import (
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 from offbeat.messages.media import Media, MediaKind
@@ -52,7 +56,60 @@ def idefics3() -> PreTrainedModel:
     )
 
 
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {"idefics3": idefics3}
+_PATCHES = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 1, "in_channels": 3}
+_QWEN: dict[str, Any] = {
+    "image_token_id": PLACEHOLDER,
+    "vision_start_token_id": 61,
+    "vision_end_token_id": 62,
+    "video_token_id": 63,
+    "tie_word_embeddings": False,
+}
+_AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+
+
+def qwen2_5_vl() -> PreTrainedModel:
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config={**_TEXT, "rope_parameters": _AXES},
+            vision_config={
+                **_PATCHES,
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_heads": 4,
+                "window_size": 32,
+                "out_hidden_size": 32,
+                "fullatt_block_indexes": [1],
+            },
+            **_QWEN,
+        )
+    )
+
+
+def qwen3_vl() -> PreTrainedModel:
+    return Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(
+            text_config={**_TEXT, "head_dim": 8, "rope_parameters": _AXES},
+            vision_config={
+                **_PATCHES,
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_heads": 4,
+                "out_hidden_size": 32,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+            **_QWEN,
+        )
+    )
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "idefics3": idefics3,
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen3_vl": qwen3_vl,
+}
 
 
 def make(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -83,8 +140,17 @@ def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:
     return norm
 
 
-def pictures(seed: int, count: int = 1) -> Media:
-    """Random pictures as Idefics3's processor leaves them."""
+def patched(seed: int, *grids: tuple[int, int, int]) -> Media:
+    """Random pictures of these grids of patches, as the processors of Qwen's families leave them."""
+    count = sum(int(np.prod(grid)) for grid in grids) * 3 * 8 * 8
+    values = np.random.default_rng(seed).standard_normal(count, np.float32)
+    return Media(MediaKind.PATCHES, values, np.array(grids, np.int32))
+
+
+def pictures(seed: int, count: int = 1, family: str = "idefics3") -> Media:
+    """Random pictures of four tokens each, as the processor of a family leaves them."""
+    if family != "idefics3":
+        return patched(seed, *([(1, 4, 4), (1, 8, 2)] * count)[:count])
     values = np.random.default_rng(seed).standard_normal(count * 3 * 32 * 32, np.float32)
     return Media(MediaKind.PIXELS, values, np.array([[3, 32, 32]] * count, np.int32))
 
@@ -94,7 +160,9 @@ def prompt_with(count: int, *text: int) -> tuple[int, ...]:
     return (1, *((61, *[PLACEHOLDER] * 4, 62) * count), *text)
 
 
-def picture_groups(counts: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
+def picture_groups(
+    counts: Sequence[int], seed: int = 0, family: str = "idefics3"
+) -> list[dict[str, Any]]:
     """Groups of three random responses, behind prompts with so many pictures each."""
     rng = np.random.default_rng(seed)
     groups = list[dict[str, Any]]()
@@ -112,7 +180,7 @@ def picture_groups(counts: Sequence[int], seed: int = 0) -> list[dict[str, Any]]
         for name in ("generation_logprobs", "policy_logprobs", "reference_logprobs"):
             group[name] = (-4 + rng.normal(0, 0.3, total)).astype(np.float32)
         if count:
-            group |= columns_of_media(pictures(int(rng.integers(1000)), count))
+            group |= columns_of_media(pictures(int(rng.integers(1000)), count, family))
         groups.append(group)
     return groups
 
@@ -133,6 +201,20 @@ def logprobs_with_features_in_the_prompt_alone(
     return logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
 
 
+def native_inputs(model: PreTrainedModel, ids: Tensor, media: Media | None) -> dict[str, Tensor]:
+    """What transformers' own forward pass over ids takes for pictures."""
+    if media is None:
+        return {}
+    values = torch.from_numpy(media.values).to(model.dtype)
+    if media.kind is MediaKind.PIXELS:
+        return {"pixel_values": values.view(1, len(media.sizes), *media.sizes[0].tolist())}
+    return {
+        "pixel_values": values.view(-1, 3 * 8 * 8),
+        "image_grid_thw": torch.from_numpy(media.sizes.astype(np.int64)),
+        "mm_token_type_ids": (ids == PLACEHOLDER).int(),
+    }
+
+
 def plain_logprobs(
     model: PreTrainedModel, prompt: Sequence[int], response: Sequence[int], media: Media | None
 ) -> Tensor:
@@ -140,11 +222,8 @@ def plain_logprobs(
 
     A response must have no placeholder id: transformers would look for its picture.
     """
-    further: dict[str, Any] = {}
-    if media is not None:
-        shape = (1, len(media.sizes), *media.sizes[0].tolist())
-        further["pixel_values"] = torch.from_numpy(media.values).view(shape).to(model.dtype)
     ids = torch.tensor([[*prompt, *response]])
+    further = native_inputs(model, ids, media)
     logits = model(
         input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **further
     ).logits[0, len(prompt) - 1 : -1]

@@ -160,7 +160,10 @@ class EmbeddedEngine:
         room = self._limits.max_model_len - len(request.prompt_ids)
         new_tokens = min(request.sampling.max_new_tokens, room)
         matchers = self._matchers(request)
-        opened = OpenRequest(request, self._seed_of(request), new_tokens, matchers=matchers)
+        rules = self._model.pictures
+        shift = 0 if rules is None else rules.shift(request.media)
+        seed = self._seed_of(request)
+        opened = OpenRequest(request, seed, new_tokens, shift=shift, matchers=matchers)
         self._open[request.request_id] = opened
         self._waiting.append(opened)
 
@@ -187,7 +190,8 @@ class EmbeddedEngine:
         began_s = self._clock()
         logits = list[torch.Tensor]()
         if self._rows:
-            logits.append(self._model.decode(self._cache, self._rows.positions(self._cache.now)))
+            positions_R = self._rows.rotary_positions(self._cache.now)
+            logits.append(self._model.decode(self._cache, positions_R))
         self._cache.advance()
         admitted = self._admit()
         if admitted:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
@@ -22,7 +23,8 @@ from offbeat.generators.embedded.cache import ClockedCache, LayerStates
 from offbeat.generators.errors import UndecodableModel
 from offbeat.messages.media import Media
 from offbeat.model_proof.loading import load_causal_lm
-from offbeat.multimodal.picture_rules import picture_rules, placed
+from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.placing import RowSpan, placed
 from offbeat.multimodal.tower import pictures_in
 
 _NEEDED_INPUTS = (
@@ -79,13 +81,18 @@ class DecodedModel:
             input_ids_BP[row, : len(prompt)] = torch.tensor(prompt)
         last, which_B = torch.unique(lengths_B - 1, return_inverse=True)
         cache, pictures = DynamicCache(), None
+        positions_BP = torch.arange(first, first + padded, device=device)[None]
         if self.pictures is not None and any(media):
-            rows = [(prompt, prompt * padded) for prompt in range(len(prompts))]
-            pictures = placed(self.pictures, prompts, media, rows)
+            starts = [prompt * padded for prompt in range(len(prompts))]
+            spans = [RowSpan(row, start, start + padded) for row, start in enumerate(starts)]
+            tiled_BP = np.tile(np.arange(first, first + padded), (len(prompts), 1))
+            pictures = placed(self.pictures, prompts, media, spans, tiled_BP)
+            if pictures is not None and pictures.axes_3RT is not None:
+                positions_BP = torch.from_numpy(pictures.axes_3RT).to(device)
         with pictures_in(self.module, self.pictures, pictures):
             output = self.module(
                 input_ids=input_ids_BP.to(device),
-                position_ids=torch.arange(first, first + padded, device=device)[None],
+                position_ids=positions_BP,
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=last.to(device),

@@ -211,6 +211,9 @@ def _decoded_logprobs(
         media: Pictures of each prompt, or empty.
     """
     device, lengths_B = decoded.module.device, torch.tensor(lengths)
+    shifts_B = torch.zeros_like(lengths_B)
+    if decoded.pictures is not None and media:
+        shifts_B = torch.tensor([decoded.pictures.shift(each) for each in media])
     cache = ClockedCache(dtype=decoded.dtype, logprob_dtype=torch.float32, device=device)
     cache.advance()
     prompts = [each[:length] for each, length in zip(sequences, lengths, strict=True)]
@@ -219,7 +222,7 @@ def _decoded_logprobs(
     logprobs = list[Tensor]()
     for step in range(further):
         if step:
-            positions_R = first + lengths_B.to(device) + step - 1
+            positions_R = first + (lengths_B + shifts_B).to(device) + step - 1
             logits_RV = decoded.decode(cache, positions_R)
             cache.advance()
         tokens_R = torch.tensor(

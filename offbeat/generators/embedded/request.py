@@ -95,6 +95,7 @@ class OpenRequest:
     seed: int
     new_tokens: int  # most new tokens per sample, ``max_model_len`` included
     samples: dict[int, Sample] = field(default_factory=dict[int, Sample])  # finished, by index
+    shift: int = 0  # added to the positions of sampled tokens, behind pictures
     matchers: list[StopMatcher] = field(default_factory=list[StopMatcher])  # by sample, or none
     start: int = -1  # tick of the first prompt token, once running
     first_new: int = -1  # tick of the first generated token, once running

@@ -29,6 +29,7 @@ class RunningRows:
         self.owners: list[tuple[OpenRequest, int]] = []  # [R] request, sample index
         self._eos = tuple(eos_token_ids)
         self._starts = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._shifts = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._keys = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._temperatures = torch.ones(capacity, dtype=dtype, device=device)
         self._top_ps = torch.ones(capacity, dtype=torch.float64, device=device)
@@ -51,6 +52,7 @@ class RunningRows:
         counts = torch.tensor([request.request.samples for request in requests])
         for column, values in (
             (self._starts, [request.start for request in requests]),
+            (self._shifts, [request.shift for request in requests]),
             (self._temperatures, [request.request.sampling.temperature for request in requests]),
             (self._top_ps, [request.request.sampling.top_p for request in requests]),
             (self._stops, [(*ids, *[_NO_TOKEN] * (width - len(ids))) for ids in stops]),
@@ -64,7 +66,14 @@ class RunningRows:
     ) -> None:
         """Move each mover to the place of a hole, [holes] both; ``owners`` are of the rows left."""
         if len(holes):
-            for column in (self._starts, self._keys, self._temperatures, self._top_ps, self._stops):
+            for column in (
+                self._starts,
+                self._shifts,
+                self._keys,
+                self._temperatures,
+                self._top_ps,
+                self._stops,
+            ):
                 column.index_copy_(0, holes, column.index_select(0, movers))
         self.owners = owners
         if self._cut_rows:
@@ -73,6 +82,10 @@ class RunningRows:
     def positions(self, tick: int) -> Tensor:
         """Return the position of this tick's token in each row's sequence, [R]."""
         return tick - self._starts[: len(self)]
+
+    def rotary_positions(self, tick: int) -> Tensor:
+        """Return the position [R] by which the model rotates this tick's token of each row."""
+        return self.positions(tick) + self._shifts[: len(self)]
 
     def draw(self, logits_RV: Tensor, tick: int) -> tuple[Tensor, Tensor]:
         """Return the token of every row at this tick, [R], and its logprob, [R].

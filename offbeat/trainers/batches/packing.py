@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import PictureRules, PlacedPictures, placed
+from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.multimodal.placing import PlacedPictures, RowSpan, placed
 from offbeat.trainers.batches.fitness import check_layout, pictures_of
 from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
@@ -229,16 +230,21 @@ def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> Pack
         source_N,
         one_branch_a_row=len(branch_S) == len(rows) and (not flat or len(rows) == 1),
         trees=_trees(prompt_R, first_R, branches_R, length_S - 1) if flat else (),
-        pictures=_pictures(batch, rows, first_R),
+        pictures=_pictures(batch, rows, first_R, positions_RT),
     )
 
 
-def _pictures(batch: Batch, rows: Sequence[PackedRow], first_R: Ints) -> PlacedPictures | None:
+def _pictures(
+    batch: Batch, rows: Sequence[PackedRow], first_R: Ints, positions_RT: Ints
+) -> PlacedPictures | None:
     """Return the pictures of the rows' prompts, and where they stand in the flattened rows."""
     if batch.picture_rules is None or not any(batch.media):
         return None
-    starts = [(row.group, first) for row, first in zip(rows, first_R.tolist(), strict=True)]
-    return placed(batch.picture_rules, batch.prompts, batch.media, starts)
+    spans = [
+        RowSpan(row.group, first, first + row.length)
+        for row, first in zip(rows, first_R.tolist(), strict=True)
+    ]
+    return placed(batch.picture_rules, batch.prompts, batch.media, spans, positions_RT)
 
 
 def visible_in(packed: PackedRows) -> Bools:

@@ -10,13 +10,15 @@ vocabulary.
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from offbeat.multimodal.canary_pictures import canary_media
-from offbeat.multimodal.picture_rules import blank, picture_rules, placed
+from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.placing import RowSpan, blank, placed
 from offbeat.multimodal.tower import pictures_in
 from offbeat.trainers.batches.packing import PackedRows, visible_in
 from offbeat.trainers.errors import UntrainableModel
@@ -105,9 +107,13 @@ def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | Non
     """Return what the model returns as its logits; hooks of its head choose of which places."""
     device = model.device
     input_ids_RT = torch.from_numpy(packed.input_ids_RT).to(device, non_blocking=True)
-    if packed.one_branch_a_row:
-        return model(input_ids=input_ids_RT, use_cache=False).logits
     further: dict[str, object] = {}
+    positions_RT = torch.from_numpy(packed.positions_RT)
+    if packed.pictures is not None and packed.pictures.axes_3RT is not None:
+        positions_RT = torch.from_numpy(packed.pictures.axes_3RT)
+        further["position_ids"] = positions_RT.to(device, non_blocking=True)
+    if packed.one_branch_a_row:
+        return model(input_ids=input_ids_RT, use_cache=False, **further).logits
     implementation = model.config._attn_implementation  # noqa: SLF001 -- the only place it is kept
     if packed.trees and implementation == SPLIT:
         # A mask of four axes is handed on as it is; without one transformers would make a dense one.
@@ -115,14 +121,8 @@ def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | Non
         further["trees"] = packed.trees
     else:
         mask = _mask(packed, device, dtype or model.dtype)
-    positions_RT = torch.from_numpy(packed.positions_RT).to(device, non_blocking=True)
-    return model(
-        input_ids=input_ids_RT,
-        position_ids=positions_RT,
-        attention_mask=mask,
-        use_cache=False,
-        **further,
-    ).logits
+    further["position_ids"] = positions_RT.to(device, non_blocking=True)
+    return model(input_ids=input_ids_RT, attention_mask=mask, use_cache=False, **further).logits
 
 
 @torch.no_grad()
@@ -136,12 +136,17 @@ def top_logprobs(
     tokens_RT = torch.tensor(prompts, device=model.device)
     rows, tokens = tokens_RT.shape
     rules = picture_rules(model.config)
-    starts = [(row, row * tokens) for row in range(rows)]
-    pictures = rules and placed(rules, prompts, canary_media(rules, prompts), starts)
+    pictures, further = None, dict[str, Tensor]()
+    if rules is not None:
+        spans = [RowSpan(row, row * tokens, (row + 1) * tokens) for row in range(rows)]
+        positions_RT = np.tile(np.arange(tokens), (rows, 1))
+        pictures = placed(rules, prompts, canary_media(rules, prompts), spans, positions_RT)
+    if pictures is not None and pictures.axes_3RT is not None:
+        further["position_ids"] = torch.from_numpy(pictures.axes_3RT).to(model.device)
     last_U = torch.arange(1, rows + 1, device=model.device) * tokens - 1
     try:
         with _only_places(output_head(model), last_U), pictures_in(model, rules, pictures):
-            logits_UV = model(input_ids=tokens_RT, use_cache=False).logits
+            logits_UV = model(input_ids=tokens_RT, use_cache=False, **further).logits
     except BaseException:
         settle(model, failed=True)
         raise

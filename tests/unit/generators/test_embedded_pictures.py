@@ -30,17 +30,24 @@ def request(
     return GenerateRequest(id_, prompt, samples, sampling, media)
 
 
-REQUESTS = (
-    request("one", prompt_with(1, 5), pictures(1)),
-    request("other", prompt_with(1, 5), pictures(2)),
-    request("two", prompt_with(2, 8, 9, 10), pictures(3, count=2)),
-    request("text", (7, 8, 9), None),
-)
+def requests_of(family: str) -> tuple[GenerateRequest, ...]:
+    """Prompts of different lengths, two of them with the same tokens and other pictures."""
+    return (
+        request("one", prompt_with(1, 5), pictures(1, family=family)),
+        request("other", prompt_with(1, 5), pictures(2, family=family)),
+        request("two", prompt_with(2, 8, 9, 10), pictures(3, 2, family)),
+        request("text", (7, 8, 9), None),
+    )
 
 
-def without_sampled_placeholders(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+REQUESTS = requests_of("idefics3")
+
+
+def without_sampled_placeholders(
+    dtype: torch.dtype = torch.float32, family: str = "idefics3"
+) -> PreTrainedModel:
     """A model that never samples a placeholder, so that transformers can check every sample."""
-    model = make("idefics3", dtype)
+    model = make(family, dtype)
     head: Any = model.get_output_embeddings()
     bias = torch.zeros(len(head.weight), dtype=dtype)
     bias[PLACEHOLDER] = -1e4
@@ -53,27 +60,30 @@ def assert_samples_are_those_of(
     results: dict[str, GenerateResult],
     samples_of: SamplesOf,
     tolerance: float = 1e-6,
+    family: str = "idefics3",
 ) -> None:
-    for each in REQUESTS:
+    for each in requests_of(family):
         for tokens, logprobs in samples_of(results[each.request_id]):
             with torch.no_grad():
                 want = plain_logprobs(plain, each.prompt_ids, tokens, each.media)
             np.testing.assert_allclose(logprobs, want.numpy(), atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-8)])
 def test_logprobs_behind_pictures_equal_the_plain_forward_pass_of_each_sample(
     dtype: torch.dtype,
     tolerance: float,
+    family: str,
     make_engine: MakeEngine,
     finish: Finish,
     samples_of: SamplesOf,
 ) -> None:
-    engine = make_engine(without_sampled_placeholders(dtype))
-    for each in REQUESTS:
+    engine = make_engine(without_sampled_placeholders(dtype, family))
+    for each in requests_of(family):
         engine.submit(each)
-    plain = without_sampled_placeholders(dtype)
-    assert_samples_are_those_of(plain, finish(engine), samples_of, tolerance)
+    plain = without_sampled_placeholders(dtype, family)
+    assert_samples_are_those_of(plain, finish(engine), samples_of, tolerance, family)
 
 
 def test_a_new_vision_tower_is_used_from_the_next_prompt_on(

@@ -51,11 +51,11 @@ def naive_gradients(
     trainer: TorchTrainer,
     step: Step,
     loss: LossSpec,
-    inputs_of: Callable[[dict[str, Any]], dict[str, Tensor]] = lambda _: {},
+    inputs_of: Callable[[dict[str, Any], Tensor], dict[str, Tensor]] = lambda *_: {},
 ) -> dict[str, Tensor]:
     """The same gradient the slow way: one unpadded sequence at a time, autograd's own softmax.
 
-    ``inputs_of`` a group are what its forward pass takes besides token ids.
+    ``inputs_of`` a group and token ids are what their forward pass takes besides.
     """
     model, total = trainer.module, torch.zeros((), dtype=torch.float64)
     tokens, sequences, config = 0, 0, loss.config
@@ -67,7 +67,7 @@ def naive_gradients(
             own = slice(offsets[i], offsets[i + 1])
             ids = np.concatenate([group["prompt_ids"], group["response_ids"][own]])
             row = torch.tensor(ids, dtype=torch.int64)[None]
-            logits = model(input_ids=row, **inputs_of(group)).logits[0]
+            logits = model(input_ids=row, **inputs_of(group, row)).logits[0]
             logprobs = torch.log_softmax(logits / loss.temperature, -1)
             first, mask = len(group["prompt_ids"]), group["loss_mask"][own]
             terms = list[Tensor]()

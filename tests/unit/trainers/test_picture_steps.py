@@ -13,7 +13,6 @@ from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
-from offbeat.multimodal.tower import picture_inputs
 from offbeat.trainers.errors import UnfitColumns, UntrainableModel
 from offbeat.trainers.torch.proof import prove_rows
 from offbeat.transfer_queue.media_columns import columns_of_media, media_of
@@ -23,6 +22,7 @@ from tests.support.image_text_models import (
     exact_norms,
     logprobs_with_features_in_the_prompt_alone,
     make,
+    native_inputs,
     picture_groups,
     pictures,
     plain_logprobs,
@@ -44,17 +44,16 @@ def idefics3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def step() -> Step:
+def step_of(family: str) -> Step:
     """Eight groups, with one picture, two, or none."""
-    groups = picture_groups((1, 2, 0, 1) * 2)
+    groups = picture_groups((1, 2, 0, 1) * 2, family=family)
     rng = np.random.default_rng(1)
     return groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups]
 
 
-def inputs_of(model: Any, group: Group) -> dict[str, Tensor]:
-    media = media_of(group)
-    return {} if media is None else picture_inputs(model, [media])
+@pytest.fixture(scope="module")
+def step() -> Step:
+    return step_of("idefics3")
 
 
 @pytest.mark.parametrize("shared_prompt", [True, False], ids=["packed", "padded"])
@@ -69,12 +68,30 @@ def test_the_gradient_is_that_of_one_plain_sample_after_another(
     options: dict[str, Any] = {"shared_prompt": shared_prompt, "freeze": freeze}
     trainer = trainer_of(idefics3, max_tokens_per_microbatch=100, **options)
     model: Any = exact_norms(trainer.module)
-    want = naive_gradients(trainer, step, FULL, lambda group: inputs_of(model, group))
+    want = naive_gradients(
+        trainer, step, FULL, lambda group, row: native_inputs(model, row, media_of(group))
+    )
     is_frozen = {name.startswith("model.text_model") or name == "lm_head.weight" for name in want}
     assert is_frozen == ({True} if freeze else {True, False})
     for attempt, chunks in enumerate((1, 2, 8), start=1):
         got = raw_gradients(trainer, step, FULL, chunks, attempt)
         assert error(got, want) <= 1e-10
+
+
+@pytest.mark.parametrize("shared_prompt", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_positions_on_three_axes_give_the_gradient_of_plain_samples(
+    trainer_of: MakeTrainer, tmp_path: Path, family: str, shared_prompt: bool
+) -> None:
+    make(family).save_pretrained(tmp_path)
+    step, options = step_of(family), {"shared_prompt": shared_prompt}
+    trainer = trainer_of(tmp_path, max_tokens_per_microbatch=100, **options)
+    model: Any = exact_norms(trainer.module)
+    want = naive_gradients(
+        trainer, step, FULL, lambda group, row: native_inputs(model, row, media_of(group))
+    )
+    got = raw_gradients(trainer, step, FULL, 2)
+    assert error(got, want) <= 1e-7  # their towers compute angles in float32
 
 
 def error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:

@@ -1,0 +1,79 @@
+"""Pictures of the prompts of one forward pass, and where they stand in its rows. Numpy only.
+
+Legend: R rows, T tokens of a row, K placeholder tokens in all rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from offbeat.messages.media import Media
+from offbeat.multimodal.picture_rules import Ints, PictureRules, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPictures:
+    """Pictures of the prompts of one forward pass, and where their features stand in its rows.
+
+    A prompt that several rows hold has its pictures once.
+    """
+
+    media: tuple[Media, ...]  # of the prompts that have pictures
+    places_K: Ints  # indices into the flattened rows
+    sources_K: Ints  # index of the feature of each place, over all of ``media``
+    axes_3RT: Ints | None = None  # positions on three axes, of a model that has them
+
+
+class RowSpan(NamedTuple):
+    """A prompt in the flattened rows."""
+
+    prompt: int  # its index
+    start: int  # of its first token
+    end: int  # of the last token behind it
+
+
+def blank(rules: PictureRules) -> PlacedPictures:
+    """Return a picture that no prompt has, for a pass that has to compute the tower nevertheless."""
+    nowhere = np.zeros(0, np.int64)
+    return PlacedPictures((rules.example(np.random.default_rng(0)),), nowhere, nowhere)
+
+
+def placed(
+    rules: PictureRules,
+    prompts: Sequence[Tokens],
+    media: Sequence[Media | None],
+    spans: Sequence[RowSpan],
+    positions_RT: Ints,
+) -> PlacedPictures | None:
+    """Place the pictures of prompts in rows; None if no row's prompt has one.
+
+    Args:
+        rules: Rules that all prompts comply with.
+        prompts: Token ids of each prompt.
+        media: Pictures of each prompt.
+        spans: Prompts in the rows, with all tokens that attend to each.
+        positions_RT: Positions of a model without axes.
+    """
+    firsts, kept, count = dict[int, int](), list[Media](), 0
+    places, sources = list[Ints](), list[Ints]()
+    axes_3RT = np.tile(positions_RT, (3, 1, 1)) if rules.has_axes else None
+    for prompt, start, end in spans:
+        own = media[prompt]
+        if own is None:
+            continue
+        within = rules.places(prompts[prompt], own)
+        if prompt not in firsts:
+            firsts[prompt] = count
+            kept.append(own)
+            count += len(within)
+        places.append(start + within)
+        sources.append(firsts[prompt] + np.arange(len(within)))
+        if axes_3RT is not None:
+            flat, length = axes_3RT.reshape(3, -1), len(prompts[prompt])
+            flat[:, start : start + length] = rules.axes(prompts[prompt], own)
+            flat[:, start + length : end] += rules.shift(own)
+    if not kept:
+        return None
+    return PlacedPictures(tuple(kept), np.concatenate(places), np.concatenate(sources), axes_3RT)
