@@ -41,6 +41,7 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.text import first_line
+from offbeat.messages.worker_report import WorkerReport
 from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.group import PromptPictures, run_group
@@ -111,11 +112,11 @@ class EnvironmentActor:
         fence: Fence,
         requests: Sequence[tuple[int, RolloutTask]],
         cancelled: Sequence[int],
-    ) -> tuple[tuple[str, list[BatchedReply[Receipt]]], list[Columns]]:
+    ) -> tuple[tuple[WorkerReport, list[BatchedReply[Receipt]]], list[Columns]]:
         """Roll groups out; see ``offbeat.actors.call_batching``.
 
         Returns:
-            The name of this process and the receipts, for the controller; and the columns of the
+            The report of this process and the receipts, for the controller; and the columns of the
             successful groups, in the same order, for the trainer. Failures are ``RolloutFailed``,
             classified where they happened.
         """
@@ -129,7 +130,12 @@ class EnvironmentActor:
             BatchedReply(each.id, each.value[0] if each.value else None, each.failure)
             for each in answers
         ]
-        return (self._incarnation, receipts), [each.value[1] for each in answers if each.value]
+        columns = [each.value[1] for each in answers if each.value]
+        return (self._report(), receipts), columns
+
+    def _report(self) -> WorkerReport:
+        calls = sum(each.reward_calls for each in self._environments.values())
+        return WorkerReport(self._incarnation, calls)
 
     async def _roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
         config = self._spec.config
@@ -176,17 +182,19 @@ class EnvironmentActor:
             engine = self._engines[name] = CallBatcher(exchange)
         return engine
 
-    async def ping(self) -> str:
+    async def ping(self) -> WorkerReport:
         """Return the name of this incarnation; a reply shows that the process is alive."""
-        return self._incarnation
+        return self._report()
 
-    async def close(self) -> None:
+    async def close(self) -> WorkerReport:
+        """Return the last report, which counts the calls of what was cancelled."""
         await self._groups.close()
         await self._log.close()
         if self._spooling is not None:
             await self._spooling.close()
         for each in self._environments.values():
             await each.close()
+        return self._report()
 
     async def _start_once(self) -> None:
         if self._started is None:
@@ -228,6 +236,11 @@ class EnvironmentRunner:
             return cls(view, sampling, agents, tokenizer)
         environment = make_environment(view.environment, tokenizer, working_dir, began_with)
         return cls(view, sampling, environment, tokenizer, _pictures(view))
+
+    @property
+    def reward_calls(self) -> int:
+        """Return the calls made so far; what an agent's own program calls is not known."""
+        return self.environment.reward_calls if isinstance(self.environment, Environment) else 0
 
     async def start(self) -> None:
         """Start the environment. Called once, before any other method."""

@@ -20,7 +20,7 @@ import ray
 from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_worker import OnJoined, RayWorker
+from offbeat.actors.ray_worker import OnJoined, OnRewardCalls, RayWorker
 from offbeat.messages.failures import ActorLost, ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -89,6 +89,11 @@ class RayRollouts:
         for worker in self._workers:
             worker.on_joined = on_joined
 
+    def report_reward_calls(self, on_reward_calls: OnRewardCalls) -> None:
+        """Set the callback for the number of calls that a worker process has made so far."""
+        for worker in self._workers:
+            worker.on_reward_calls = on_reward_calls
+
     def _next(self) -> int:
         first, workers = next(self._turn), self._workers
         in_turn = [(first + later) % len(workers) for later in range(len(workers))]
@@ -105,7 +110,7 @@ class RayRollouts:
     @staticmethod
     async def _close_one(worker: RayWorker) -> None:
         with contextlib.suppress(ActorLost):
-            await reply_of(worker.handle.close.remote(), worker.name, "close")
+            worker.closed(await reply_of(worker.handle.close.remote(), worker.name, "close"))
 
     def _exchange_with(
         self, worker: RayWorker

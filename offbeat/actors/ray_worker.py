@@ -25,6 +25,7 @@ from offbeat.actors.call import reply_of
 from offbeat.actors.handles import Handle
 from offbeat.messages.failures import ActorLost, StartFailed
 from offbeat.messages.fixed_times import RETRY_S
+from offbeat.messages.worker_report import WorkerReport
 
 T = TypeVar("T")
 log = structlog.stdlib.get_logger()
@@ -34,13 +35,14 @@ _START_S: Final = 120.0
 
 
 OnJoined = Callable[[str, str], None]
+OnRewardCalls = Callable[[str, int], None]
 """Receives the names of a worker and its process when the process replies for the first time."""
 
 
 class WorkerProcess(Protocol):
     """The present process of a worker."""
 
-    async def ping(self, during: str) -> str:
+    async def ping(self, during: str) -> WorkerReport:
         """Return the name of the process, once it replies.
 
         Raises:
@@ -60,7 +62,7 @@ class RayProcess:
     def __init__(self, name: str, handle: Handle) -> None:
         self._name, self._handle = name, handle
 
-    async def ping(self, during: str) -> str:
+    async def ping(self, during: str) -> WorkerReport:
         return await reply_of(self._handle.ping.remote(), self._name, during)
 
     def kill(self) -> None:
@@ -78,23 +80,24 @@ class RayWorker:
         self._probe: asyncio.Task[None] | None = None  # probe in progress
         self._reported = set[str]()  # processes that have replied
         self.on_joined: OnJoined = lambda name, incarnation: None  # noqa: ARG005 - nobody counts
+        self.on_reward_calls: OnRewardCalls = lambda process, calls: None  # noqa: ARG005 - as above
 
     @property
     def gone(self) -> bool:
         """Return whether its process was lost and no other one has replied yet."""
         return self._standing == "gone"
 
-    async def answer(self, ref: "ray.ObjectRef[tuple[str, T]]", during: str) -> T:
-        """Return the reply to a call, without the name of the process, which is part of it.
+    async def answer(self, ref: "ray.ObjectRef[tuple[WorkerReport, T]]", during: str) -> T:
+        """Return the reply to a call, without the report of the process, which is part of it.
 
         Raises as ``reply_of`` does.
         """
         try:
-            incarnation, answer = await reply_of(ref, self.name, during)
+            report, answer = await reply_of(ref, self.name, during)
         except ActorLost:
             self._lost()
             raise
-        self._answered_by(incarnation)
+        self._answered_by(report)
         return answer
 
     async def back(self) -> None:
@@ -135,12 +138,17 @@ class RayWorker:
             self.close()  # no probe is needed any more
             self._begin(self._until_answered())
 
-    def _answered_by(self, incarnation: str) -> None:
+    def closed(self, report: WorkerReport) -> None:
+        """Pass the last report on."""
+        self.on_reward_calls(report.incarnation, report.reward_calls)
+
+    def _answered_by(self, report: WorkerReport) -> None:
         """Report a process at its first reply; the reply of a replaced process may be late."""
         self._standing = "up"
-        if incarnation not in self._reported:
-            self._reported.add(incarnation)
-            self.on_joined(self.name, incarnation)
+        if report.incarnation not in self._reported:
+            self._reported.add(report.incarnation)
+            self.on_joined(self.name, report.incarnation)
+        self.on_reward_calls(report.incarnation, report.reward_calls)
 
     def _begin(self, probe: Coroutine[Any, Any, None]) -> None:
         self._probe = asyncio.ensure_future(probe)
@@ -149,7 +157,7 @@ class RayWorker:
         while True:
             try:
                 async with asyncio.timeout(_START_S):
-                    incarnation = await self._process.ping("start")
+                    report = await self._process.ping("start")
             except TimeoutError:
                 self._replace(_START_S)
             except ActorLost:
@@ -158,7 +166,7 @@ class RayWorker:
                 self._standing = "starting"  # the next call reports it
                 break
             else:
-                self._answered_by(incarnation)
+                self._answered_by(report)
                 break
         self._probe = None
 

@@ -17,7 +17,11 @@ from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_images import image_backend_clashes, image_clashes
 from offbeat.config.crosschecks_layout import layout_clashes
 from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
-from offbeat.config.crosschecks_rewards import reward_call_clashes, reward_function_clashes
+from offbeat.config.crosschecks_rewards import (
+    reward_budget_clashes,
+    reward_call_clashes,
+    reward_function_clashes,
+)
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_samples import sample_clashes
 from offbeat.config.crosschecks_schedule import schedule_clashes
@@ -369,6 +373,7 @@ _ALWAYS = (
     mixture_clashes,
     in_each_environment(_user_code_is_named),
     in_each_environment(reward_call_clashes),
+    reward_budget_clashes,
     in_each_environment(agent_clashes),
     agent_limit_clashes,
     in_each_environment(data_clashes),

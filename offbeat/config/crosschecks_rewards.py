@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
 from offbeat.config.graders import GRADERS
+from offbeat.config.reward_calls import max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 
@@ -59,4 +60,32 @@ def reward_call_clashes(config: RunConfig) -> Iterator[Clash]:
             (key, chosen),
             f"{key} is not used: {chosen}={name if name != 'function' else target} calls no async reward",
             f"Leave {key} out, or name an async reward function with environment.name=function.",
+        )
+
+
+def reward_budget_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield a budget of calls that bounds nothing, or that does not cover the first step."""
+    budget = config.rollout.reward_call_budget
+    if budget is None:
+        if config.rollout.on_reward_budget_spent != "fail":
+            yield Clash(
+                ("rollout.on_reward_budget_spent", "rollout.reward_call_budget"),
+                "rollout.on_reward_budget_spent is not used: there is no rollout.reward_call_budget",
+                "Set rollout.reward_call_budget, or leave it out.",
+            )
+        return
+    per_group = max_reward_calls(config)
+    if not per_group:
+        yield Clash(
+            ("rollout.reward_call_budget", "environment.name"),
+            f"rollout.reward_call_budget is not used: environment.name={config.environment.name} calls no "
+            "reward function of yours, and what an agent's own program calls is not counted",
+            "Leave it out, or name a reward function with environment.name=function.",
+        )
+    elif budget < config.groups_per_step * per_group:
+        yield Clash(
+            ("rollout.reward_call_budget", "groups_per_step"),
+            f"rollout.reward_call_budget={budget} may not cover one step: the rewards of "
+            f"groups_per_step={config.groups_per_step} groups make up to {per_group} calls each",
+            f"Set it to {config.groups_per_step * per_group} or more.",
         )

@@ -339,7 +339,8 @@ class Controller:
 
     async def _keep_state(self) -> None:
         """Save a checkpoint of a run that ends early, if its trainer is healthy."""
-        match self._cause:
+        # A pump with tasks of its own raises a group.
+        match self._cause and next(leaves(self._cause)):
             case RunAborted():
                 within_s = self._keep_until - asyncio.get_running_loop().time()
                 await self._train_pump.keep_state(within_s)

@@ -41,6 +41,16 @@ class BudgetSpent(OffbeatError):
         )
 
 
+class RewardCallBudgetSpent(BudgetSpent):
+    """The calls of reward functions that are left do not cover one more group."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.last}, and {self.key}={self.budget}: what is left does not cover {self.what}. "
+            f"Raise {self.key} and resume, or set rollout.on_reward_budget_spent=stop"
+        )
+
+
 class EveryCanaryFailed(OffbeatError):
     """No engine computes from the released weights what the trainer computes."""
 

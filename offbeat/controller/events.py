@@ -289,6 +289,16 @@ class Spent(Event, frozen=True):
     syncs: int = 0
 
 
+class RewardCallsMade(Event, frozen=True):
+    """A worker's process reported how many calls of reward functions it has made so far."""
+
+    process: str  # incarnation of the worker
+    calls: int  # since it started, tries included
+
+
+CostEvent = Joined | EngineLost | Retired | TrainerReplaced | Spent | RewardCallsMade
+"""Records of what the run costs: no group moves."""
+
 AnyEvent = (
     Opened
     | Joined
@@ -296,6 +306,7 @@ AnyEvent = (
     | Retired
     | TrainerReplaced
     | Spent
+    | RewardCallsMade
     | Rewound
     | Admitted
     | Dispatched

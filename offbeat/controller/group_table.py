@@ -26,6 +26,7 @@ from offbeat.controller.events import (
     Retired,
     Returned,
     ReturnKind,
+    RewardCallsMade,
     Rewound,
     Served,
     Spent,
@@ -190,7 +191,14 @@ class GroupTable:
                 self.run_id, self.incarnation = event.run_id, event.incarnation
             case Joined():
                 self.initial_weights = self.initial_weights or event.initial_weights
-            case Served() | EngineLost() | Retired() | TrainerReplaced() | Spent():
+            case (
+                Served()
+                | EngineLost()
+                | Retired()
+                | TrainerReplaced()
+                | Spent()
+                | RewardCallsMade()
+            ):
                 pass  # records about processes and time: no group moves
 
     # --- moves -----------------------------------------------------------------------------------

@@ -12,23 +12,19 @@ from offbeat.controller.events import (
     Checkpointed,
     Claimed,
     Committed,
+    CostEvent,
     Dispatched,
     Dropped,
     DropReason,
-    EngineLost,
-    Joined,
     Opened,
     Released,
-    Retired,
     Returned,
     ReturnKind,
     Rewound,
     Served,
-    Spent,
     StepApplied,
     StepIntent,
     StepRefused,
-    TrainerReplaced,
     Unclaimed,
     UndoneStep,
 )
@@ -300,7 +296,7 @@ class Ledger(GroupTable):
         """Record that an engine has verified a release and serves it."""
         self._do(Served(ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest))
 
-    def note(self, event: Joined | EngineLost | Retired | TrainerReplaced | Spent) -> None:
+    def note(self, event: CostEvent) -> None:
         """Record what moves no group: what the run costs."""
         self._do(event)
 

@@ -22,6 +22,7 @@ from offbeat.controller.pending_waits import Pump, is_cancelled
 from offbeat.controller.ports import Prompts, Rollouts
 from offbeat.controller.receipts import refusal
 from offbeat.controller.retries import Failure, RetryPolicy
+from offbeat.controller.reward_budget import RewardBudget
 from offbeat.controller.room import groups_without_room
 from offbeat.controller.state import RunState
 from offbeat.controller.waiting_groups import WaitingGroups
@@ -76,7 +77,7 @@ class RolloutPump:
     ) -> None:
         self._state, self._prompts, self._workers = state, prompts, workers
         self._retries, self._max_group_bytes = retries, max_group_bytes
-        self._waiting = WaitingGroups(state)
+        self._waiting, self._budget = WaitingGroups(state), RewardBudget(state)
         self._running: dict[int, _Running] = {}
         config = state.config
         self._sampling = sampling_identity(config)
@@ -96,7 +97,10 @@ class RolloutPump:
         async with asyncio.TaskGroup() as rollouts:
             while True:
                 await state.waits.until(Pump.ROLLOUT, "room for a prompt group", self._can_dispatch)
-                self._dispatch_one(rollouts)
+                if self._budget.covers_next_group:
+                    self._dispatch_one(rollouts)
+                else:
+                    self._budget.end_run()
 
     def again(self, prompt_index: int) -> None:
         """Dispatch an admitted group again, as soon as its policy allows."""
@@ -111,6 +115,7 @@ class RolloutPump:
             and not (state.operator.is_stopping or state.operator.is_paused)
             and state.lifecycle.phase is not RunPhase.REWINDING
             and state.ledger.in_flight < self._max_in_flight
+            and self._budget.is_settled
             and state.fleet.pick() is not None
             and self._retries.outage.may_dispatch(asyncio.get_running_loop().time())
             and self._has_room(0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from offbeat.controller.events import Event, Joined, Retired, Spent
+from offbeat.controller.events import Event, Joined, Retired, RewardCallsMade, Spent
 from offbeat.messages.failures import Component
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fractions, verdict
 
@@ -31,6 +31,10 @@ class RunCosts(msgspec.Struct):
     """Weight syncs that an engine took."""
     retired: dict[str, str] = {}
     """Engines retired since the run was last started or resumed, with the last failure of each."""
+    reward_calls: int = 0
+    """Calls of reward functions, over all workers and incarnations."""
+    reward_calls_of: dict[str, int] = {}
+    """Calls of each process of a worker since the run was last started or resumed."""
 
     def take(self, event: Event) -> None:
         """Add the next event."""
@@ -48,15 +52,18 @@ class RunCosts(msgspec.Struct):
                 self.generate_s += event.generate_s
                 self.reward_s += event.reward_s
                 self.syncs += event.syncs
+            case RewardCallsMade():
+                self.reward_calls += event.calls - self.reward_calls_of.get(event.process, 0)
+                self.reward_calls_of[event.process] = event.calls
             case _:
                 pass
 
     def forget_processes(self) -> None:
         """Forget all processes, because all actors are new.
 
-        None of them replaces one, and no engine is retired.
+        None of them replaces one, and no engine is retired. What they have cost stays counted.
         """
-        self.processes, self.retired = {}, {}
+        self.processes, self.retired, self.reward_calls_of = {}, {}, {}
 
     def is_new(self, name: str, incarnation: str) -> bool:
         """Return whether this is not the process that last answered under this name."""

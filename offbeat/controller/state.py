@@ -4,7 +4,7 @@ import asyncio
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.engine_record import EngineRecord
-from offbeat.controller.events import AnyEvent, EngineLost, Joined, Retired, Spent, TrainerReplaced
+from offbeat.controller.events import AnyEvent, CostEvent, Joined, RewardCallsMade
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle
@@ -95,7 +95,12 @@ class RunState:
         if self.tally.is_new(name, incarnation):
             self.count(Joined(component, name, incarnation, initial_weights))
 
-    def count(self, event: Joined | EngineLost | Retired | TrainerReplaced | Spent) -> None:
+    def reward_calls(self, process: str, calls: int) -> None:
+        """Record how many calls a worker's process has made; an older report changes nothing."""
+        if calls > self.tally.reward_calls_of.get(process, 0):
+            self.count(RewardCallsMade(process, calls))
+
+    def count(self, event: CostEvent) -> None:
         """Count a cost of the run, for this incarnation and those after it."""
         self.tally.take(event)
         self.ledger.note(event)

@@ -32,8 +32,14 @@ class CallLimits(msgspec.Struct, frozen=True):
 class AsyncCalls:
     """Makes the calls of an async reward function within its limits."""
 
-    def __init__(self, reward: Callable[..., Awaitable[object]], limits: CallLimits) -> None:
-        self._reward, self._limits = reward, limits
+    def __init__(
+        self,
+        reward: Callable[..., Awaitable[object]],
+        limits: CallLimits,
+        on_try: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_try`` is called before each try, whatever becomes of it."""
+        self._reward, self._limits, self._on_try = reward, limits, on_try
         self._open = asyncio.Semaphore(limits.concurrency)
         self._next_start_s = 0.0  # time of the event loop before which no call may start
 
@@ -59,6 +65,7 @@ class AsyncCalls:
         while True:
             async with self._open:
                 await self._pace()
+                self._on_try()
                 try:
                     return await self._reward(row, response)
                 except Exception as error:

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from offbeat.config.graders import reward_target
+from offbeat.config.graders import GRADERS, reward_target
 from offbeat.config.mixture import environment_views, environment_weights, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig, RewardConfig
@@ -237,7 +237,8 @@ def _function(
 ) -> FunctionReward:
     target = _reward_target(config, reward.target, working_dir, began_with.get(key, ""))
     target = replace(target, options=reward.options)
-    return FunctionReward(tokenizer, target, config.reward_workers)
+    is_counted = reward.target not in GRADERS
+    return FunctionReward(tokenizer, target, config.reward_workers, is_counted=is_counted)
 
 
 def _built_in(

@@ -1,7 +1,8 @@
 """Messages between a reward child and its parent: length-prefixed JSON, never pickle.
 
 Parent: ``Hello`` once, then one ``RewardCall`` per group, or per episode of an agent, which
-``CancelCall`` may end. Child: ``Ready`` or ``Refused`` once, then one ``RewardReply`` per sample.
+``CancelCall`` may end. Child: ``Ready`` or ``Refused`` once, then one ``RewardReply`` per sample, and a
+``TryBegun`` before each try of an async function.
 JSON rather than MessagePack, because a row may hold integers
 of any size.
 """
@@ -57,6 +58,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     """The target could not be imported."""
 
     detail: str
+
+
+class TryBegun(msgspec.Struct, frozen=True, tag=True):
+    """Notice that a call of an async function begins, or its next try."""
 
 
 class RewardReply(msgspec.Struct, frozen=True, tag=True):

@@ -29,9 +29,16 @@ class FunctionReward(SingleTurn):
     unavailable raises ``EnvironmentUnavailable``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, target: RewardTarget, workers: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, target: RewardTarget, workers: int, *, is_counted: bool = True
+    ) -> None:
+        """``is_counted``: whether its calls count in ``rollout.reward_call_budget``."""
+        self._tokenizer, self._is_counted = tokenizer, is_counted
         self._pool = RewardPool(target, workers)
+
+    @property
+    def reward_calls(self) -> int:
+        return self._pool.count.made if self._is_counted else 0
 
     async def start(self) -> None:
         await self._pool.start()

@@ -28,6 +28,7 @@ from offbeat.environments.frames import (
     Refused,
     RewardCall,
     RewardReply,
+    TryBegun,
     framed,
 )
 from offbeat.environments.reward_value import NamedRewards, RewardFault
@@ -39,7 +40,9 @@ _STDERR = 2
 _TWICE = (
     "sample {} was answered twice, or in another call: user code writes to this program's socket"
 )
-_FROM_CHILD = msgspec.json.Decoder(Ready | Refused | RewardReply)
+_FROM_CHILD = msgspec.json.Decoder(Ready | Refused | RewardReply | TryBegun)
+_LAST_FRAMES_S: Final = 1.0
+"""Longest wait for what a killed child had written; only a process that left its group holds it."""
 
 
 class RewardFailed(OffbeatError):
@@ -69,6 +72,13 @@ class RewardTarget:
 
 
 @dataclass(slots=True)
+class CallCount:
+    """Number of calls of a function that the children of a pool have begun, tries included."""
+
+    made: int = 0
+
+
+@dataclass(slots=True)
 class RewardChild:
     """One child process and the socket to it. Serves one call at a time."""
 
@@ -78,10 +88,15 @@ class RewardChild:
     writer: asyncio.StreamWriter
     concurrent: bool = False
     calls: int = 0  # number of calls begun
+    count: CallCount = field(default_factory=CallCount)
 
     @classmethod
-    async def start(cls, target: RewardTarget, mark_fd: int | None = None) -> Self:
+    async def start(
+        cls, target: RewardTarget, mark_fd: int | None = None, count: CallCount | None = None
+    ) -> Self:
         """Start a process and import the target in it; ``mark_fd`` is for an agent, see ``Hello``.
+
+        ``count`` is what the child's calls are added to.
 
         Raises:
             RewardFailed: ``reward_import_failed``, or the process died or hung in its imports.
@@ -99,7 +114,7 @@ class RewardChild:
         except BaseException:
             writer.close()
             raise
-        child = cls(target, process, reader, writer)
+        child = cls(target, process, reader, writer, count=count or CallCount())
         try:
             await child._greet(mark_fd)
         except BaseException:
@@ -124,6 +139,7 @@ class RewardChild:
             async with asyncio.timeout(deadline_s) as deadline:
                 self.send(call)
                 for _ in call.responses:
+                    self.count.made += not self.concurrent  # its samples are scored in turn
                     answer = await self.receive()
                     if not isinstance(answer, RewardReply) or answer.sample >= len(responses):
                         raise RewardFailed("reward_process_died", f"it sent {answer!r}, no answer")
@@ -151,6 +167,11 @@ class RewardChild:
         """Kill the process group and wait until the process is gone."""
         self.kill()
         await self.process.wait()
+        if self.concurrent:
+            with suppress(RewardFailed, TimeoutError, ValueError):  # the end of what it has written
+                async with asyncio.timeout(_LAST_FRAMES_S):
+                    while True:
+                        await self.receive()
         self.writer.close()
         with suppress(ConnectionError):
             await self.writer.wait_closed()
@@ -183,6 +204,16 @@ class RewardChild:
         self.concurrent = isinstance(reply, Ready) and reply.concurrent
 
     async def receive(self) -> Ready | Refused | RewardReply:
+        """Return the next message that is no notice; tries that are announced before it are counted.
+
+        Raises:
+            RewardFailed: ``reward_process_died``, also of a message beyond any size.
+        """
+        while isinstance(message := await self._message(), TryBegun):
+            self.count.made += 1
+        return message
+
+    async def _message(self) -> Ready | Refused | RewardReply | TryBegun:
         """Return the next message.
 
         Raises:
@@ -208,6 +239,7 @@ class RewardPool:
 
     target: RewardTarget
     size: int
+    count: CallCount = field(default_factory=CallCount)
     _slots: list["_Slot"] = field(default_factory=list["_Slot"])
     _free: asyncio.Queue["_Slot"] = field(default_factory=asyncio.Queue["_Slot"])
 
@@ -217,7 +249,7 @@ class RewardPool:
         Raises:
             RewardFailed: The target cannot be imported. No child is left running.
         """
-        self._slots = [_Slot(self.target) for _ in range(self.size)]
+        self._slots = [_Slot(self.target, self.count) for _ in range(self.size)]
         try:
             for slot in self._slots:
                 await slot.child()
@@ -280,9 +312,10 @@ class _Slot:
     Replacing needs no await, so that no cancellation can shrink the pool.
     """
 
-    def __init__(self, target: RewardTarget) -> None:
-        self._target = target
-        self._start = asyncio.create_task(RewardChild.start(target), name="reward-child-start")
+    def __init__(self, target: RewardTarget, count: CallCount) -> None:
+        self._target, self._count = target, count
+        start = RewardChild.start(target, count=count)
+        self._start = asyncio.create_task(start, name="reward-child-start")
         # Separate from the start, so that cancelling the new child never spares the old one.
         self._end: asyncio.Task[None] | None = None
 
@@ -311,7 +344,7 @@ class _Slot:
 
     async def _restart(self, end: asyncio.Task[None]) -> RewardChild:
         await asyncio.wait({end})
-        return await RewardChild.start(self._target)
+        return await RewardChild.start(self._target, count=self._count)
 
 
 async def _ended(start: asyncio.Task[RewardChild]) -> None:

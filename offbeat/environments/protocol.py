@@ -37,6 +37,11 @@ class Environment(abc.ABC):
     async def close(self) -> None:  # noqa: B027
         """Close the environment. Called once, at the end, when no group is running."""
 
+    @property
+    def reward_calls(self) -> int:
+        """Return how often this process has called what ``rollout.reward_call_budget`` bounds."""
+        return 0
+
     @abc.abstractmethod
     def encode(self, prompt: Prompt) -> tuple[int, ...] | EncodedPrompt:
         """Return the first observation: at least one token, shared by all samples of the group.

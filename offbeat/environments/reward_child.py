@@ -21,7 +21,14 @@ import msgspec
 from offbeat.config.user_code import TargetNotFound, load_target
 from offbeat.environments.async_calls import AsyncCalls
 from offbeat.environments.episode_mark import EpisodeMark
-from offbeat.environments.frames import Hello, Ready, Refused, RewardCall, framed
+from offbeat.environments.frames import (
+    Hello,
+    Ready,
+    Refused,
+    RewardCall,
+    TryBegun,
+    framed,
+)
 from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
 from offbeat.environments.reward_replies import reply_to_raise, reply_with, row_of
 from offbeat.messages.framing import LENGTH, body_length
@@ -61,7 +68,10 @@ def _serve(hello: Hello, channel: socket.socket, frames: BinaryIO) -> None:
         send(Refused(str(InputChanged(ENVIRONMENT, hello.target))))
         return
     concurrent = inspect.iscoroutinefunction(reward.func)
-    at_once = AsyncCalls(reward, hello.limits).call if concurrent and hello.limits else reward
+    reply = _of_this_process(send)
+    announce = partial(reply, TryBegun())
+    limits = hello.limits
+    at_once = AsyncCalls(reward, limits, announce).call if concurrent and limits else reward
     send(Ready(concurrent))
     if hello.mark_fd is not None:
         from offbeat.environments.episode_serving import serve_episodes  # noqa: PLC0415 - agents
@@ -70,7 +80,6 @@ def _serve(hello: Hello, channel: socket.socket, frames: BinaryIO) -> None:
         os.close(hello.mark_fd)
         asyncio.run(serve_episodes(reward, channel, mark, working_dir, _of_this_process))
         return
-    reply = _of_this_process(send)
     with asyncio.Runner() as runner:
         while (call := _receive(frames, RewardCall)) is not None:
             if concurrent:

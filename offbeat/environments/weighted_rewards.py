@@ -22,6 +22,10 @@ class WeightedRewards(SingleTurn):
         """``functions`` are weights and functions by name; there is at least one."""
         self._functions = dict(functions)
 
+    @property
+    def reward_calls(self) -> int:
+        return sum(function.reward_calls for _, function in self._functions.values())
+
     async def start(self) -> None:
         for _, function in self._functions.values():
             await function.start()

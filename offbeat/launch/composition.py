@@ -134,6 +134,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         driver=spec.driver,
     )
     rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
+    rollouts.report_reward_calls(controller.state.reward_calls)
     if incarnation > 1:
         journal.past.take(Opened(spec.run_id, incarnation, spec.driver))
         controller.progress.go_on_from(journal.past)

@@ -54,6 +54,8 @@ def dry(config: RunConfig) -> RunConfig:
             "max_sample_tokens": None,
             "max_branches": RolloutConfig().max_branches,
             "branches": RolloutConfig().branches,
+            "reward_call_budget": None,
+            "on_reward_budget_spent": RolloutConfig().on_reward_budget_spent,
         },
         "data": no_file,
         "eval": {

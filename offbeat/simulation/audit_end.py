@@ -14,6 +14,7 @@ from offbeat.simulation.audit_groups import (
     TRAINING,
     AuditedGroups,
 )
+from offbeat.simulation.audit_rewards import AuditedRewards
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.records import ControllerEnd, Ended
@@ -55,10 +56,11 @@ class End:
         groups: AuditedGroups,
         steps: Steps,
         world: World,
+        rewards: AuditedRewards,
         findings: Findings,
     ) -> None:
         self._config, self._groups, self._steps = config, groups, steps
-        self._world, self._findings = world, findings
+        self._world, self._rewards, self._findings = world, rewards, findings
 
     def check(self) -> None:
         """Run all checks of the end."""
@@ -89,6 +91,8 @@ class End:
             add("I9", f"the run stalled although no fault delayed it: {end.error}")
         elif cause == "EmptyBatch" and not self._groups.given_up:
             add("I9", f"no group was left to train although no prompt was given up: {end.error}")
+        elif cause == "RewardCallBudgetSpent" and not self._rewards.is_spent:
+            add("I9", f"the calls that are left cover a group: {end.error}")
         if not (_STEP.search(end.error) and _VERSION.search(end.error) and cause in end.error):
             add("I16", f"the error does not name step, version and cause {cause!r}: {end.error!r}")
 
@@ -121,6 +125,7 @@ class End:
         add, groups, steps = self._findings.add, self._groups, self._steps
         config, made = self._config, len(self._steps.stack)
         stopped, counts = STOPPED in self._world.fault_kinds, groups.counts
+        stopped |= config.rollout.on_reward_budget_spent == "stop" and self._rewards.is_spent
         kept = steps.last_checkpoint == made or "checkpoint_fails" in self._world.fault_kinds
         if config.checkpoint.interval and not kept:
             add("I12", f"it finished at version {made} and kept version {steps.last_checkpoint}")

@@ -10,6 +10,7 @@ the samplers, so it does not repeat their mistakes.
     both    -> End      how it ended                   I3 I8 I9 I14 I15 I16
                Losses   cost of a lost machine         I17
                Samples  each sample once, masked ones nowhere  I18
+        AuditedRewards  calls of reward functions      I20
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from offbeat.controller.events import (
     Released,
     Retired,
     Returned,
+    RewardCallsMade,
     Rewound,
     Served,
     Spent,
@@ -43,9 +45,10 @@ from offbeat.simulation.audit_end import End
 from offbeat.simulation.audit_engines import AuditedEngines
 from offbeat.simulation.audit_environments import Environments
 from offbeat.simulation.audit_findings import Findings, Violation
-from offbeat.simulation.audit_groups import AuditedGroups
+from offbeat.simulation.audit_groups import IN_FLIGHT, AuditedGroups
 from offbeat.simulation.audit_losses import Losses
 from offbeat.simulation.audit_poison import Poison
+from offbeat.simulation.audit_rewards import AuditedRewards
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.records import WorldRecord
@@ -77,16 +80,18 @@ def audit(
     engines = AuditedEngines(groups, world, findings)
     losses, poison = Losses(world, findings), Poison(config, world, findings)
     environments = Environments(config, findings)
-    _read_journal(journals, groups, steps, engines, losses, poison, environments, findings)
+    rewards = AuditedRewards(config, records, findings)
+    _read_journal(journals, groups, steps, engines, losses, poison, environments, rewards, findings)
     poison.check()
     engines.check_retired()
     steps.check_trainer()
     findings.source, findings.index = "end", len(records)
-    End(config, groups, steps, world, findings).check()
+    rewards.check_end()
+    End(config, groups, steps, world, rewards, findings).check()
     return findings.violations
 
 
-def _read_journal(
+def _read_journal(  # noqa: PLR0913, PLR0917 - one reader for all tables
     journals: Sequence[AnyEvent],
     groups: AuditedGroups,
     steps: Steps,
@@ -94,12 +99,14 @@ def _read_journal(
     losses: Losses,
     poison: Poison,
     environments: Environments,
+    rewards: AuditedRewards,
     findings: Findings,
 ) -> None:
     def returned(event: Returned) -> None:
         if groups.is_ready(event.prompt_index):
             losses.returned_from_ready(event)
         groups.returned(event)
+        rewards.returned(event)
         poison.returned(event)
 
     def opened(event: Opened) -> None:
@@ -108,6 +115,7 @@ def _read_journal(
 
     def dispatched(event: Dispatched) -> None:
         groups.dispatched(event)
+        rewards.dispatched(groups.counts[IN_FLIGHT])
         engines.dispatched(event)
 
     def committed(event: Committed) -> None:
@@ -140,6 +148,7 @@ def _read_journal(
         EngineLost: _skip,
         TrainerReplaced: _skip,
         Spent: _skip,
+        RewardCallsMade: rewards.reported,
     }
     findings.source = "journal"
     for findings.index, event in enumerate(journals):

@@ -172,6 +172,7 @@ class Cluster:
             groups_per_turn=self._plan.groups_per_turn,
             driver=self._driver,
         )
+        simulated.rollouts.report_reward_calls(simulated.controller.state.reward_calls)
         if self.events:
             simulated.controller.progress.go_on_from(self._history(simulated))
         return simulated.controller

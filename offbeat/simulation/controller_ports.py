@@ -27,7 +27,7 @@ from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.faults import FaultMoment
-from offbeat.simulation.network import SimulatedCall
+from offbeat.simulation.network import Report, SimulatedCall
 from offbeat.simulation.processes import Process
 from offbeat.simulation.records import (
     Closed,
@@ -46,16 +46,24 @@ class Caller:
         self.context, self.process, self.fence = context, process, fence
         self.told_to_close: set[str] = set()
 
-    async def call(self, host: Actor, method: str, fence: Fence, *args: object) -> Any:  # noqa: ANN401
+    async def call(
+        self,
+        host: Actor,
+        method: str,
+        fence: Fence,
+        *args: object,
+        on_report: Callable[[Report], None] | None = None,
+    ) -> Any:  # noqa: ANN401
         """Make a remote call; cancelling it notifies the callee."""
         call = self.context.network.send(self.process, host, method, fence, *args)
+        call.on_report = on_report
         try:
             return await call.reply
         except asyncio.CancelledError:
             self.context.network.cancel(call)
             raise
 
-    async def close(self, *hosts: Actor) -> None:
+    async def close(self, *hosts: Actor, on_report: Callable[[Report], None] | None = None) -> None:
         """Close all actors concurrently."""
         if not self.process.alive:
             return
@@ -64,7 +72,9 @@ class Caller:
             self.told_to_close.add(host.name)
             self.context.record(Closed(self.context.loop.time(), host.name))
             if host.process.alive:
-                calls.append(self.context.network.send(self.process, host, "close", self.fence))
+                call = self.context.network.send(self.process, host, "close", self.fence)
+                call.on_report = on_report
+                calls.append(call)
         for call in calls:
             await call.reply
 
@@ -107,9 +117,14 @@ class SimulatedRollouts:
     ) -> None:
         self._caller, self._workers, self._buffer_use = caller, workers, buffer_use
         self._turn = 0
+        self._on_report: Callable[[Report], None] | None = None
         self.open = 0
         self._peaks = (0, 0, 0)
         self._looks = False
+
+    def report_reward_calls(self, on_reward_calls: Callable[[str, int], None]) -> None:
+        """Set the callback for the number of calls that a worker process has made so far."""
+        self._on_report = lambda report: on_reward_calls(*report)
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
         self._turn += 1
@@ -118,7 +133,9 @@ class SimulatedRollouts:
             self.open += 1
             self._look_soon()
         try:
-            return await self._caller.call(worker, "rollout", fence, task)
+            return await self._caller.call(
+                worker, "rollout", fence, task, on_report=self._on_report
+            )
         finally:
             self.open -= not task.evaluation
 
@@ -140,7 +157,7 @@ class SimulatedRollouts:
             caller.context.record(PermitsUsed(at, caller.fence.incarnation, *self._peaks))
 
     async def close(self) -> None:
-        await self._caller.close(*self._workers)
+        await self._caller.close(*self._workers, on_report=self._on_report)
 
 
 class SimulatedGenerator:

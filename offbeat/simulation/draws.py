@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.config.limits import lora_of, max_group_bytes
+from offbeat.config.reward_calls import max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.simulation.faults import (
@@ -32,6 +33,8 @@ The buffer is then always full of finished groups, they are spooled, and most of
 under ``windowed``; the state of these groups has to survive a controller's death. Drawn
 independently, these settings rarely coincide.
 """
+BUDGET_SHARE: Final = 0.1
+"""Share of the episodes whose rewards have a budget of calls."""
 
 DELTA_SHARE: Final = 0.5
 """Share of the episodes in which engines get what a release changes of the one before."""
@@ -91,9 +94,12 @@ def draw_plan(
         changes["eval"]["sets"] = {}
         changes["environments"] = environments
     images = random.Random(f"{seed}/images")
-    if images.random() < IMAGES_SHARE:
+    has_images = images.random() < IMAGES_SHARE
+    if has_images:
         _give_images(images, base, changes)
     config = RunConfig.model_validate(_merged(_with_engines(base), changes))
+    if not (environments or has_images):
+        config = _with_reward_budget(random.Random(f"{seed}/rewards"), config)
     needed = config.steps * config.groups_per_step
     prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004
     workers = rng.randint(1, 2)
@@ -230,6 +236,26 @@ _FIXED: Final[dict[str, Any]] = {
     "supervision": {"stall_timeout_s": 120.0, "controller_restart_budget": 12},
 }
 """Settings of every episode: times and budgets in proportion to its faults."""
+
+
+def _with_reward_budget(rng: random.Random, config: RunConfig) -> RunConfig:
+    """Return the run with a judge whose calls have a budget, which may be too small; mostly without."""
+    if rng.random() >= BUDGET_SHARE:
+        return config
+    judge = {"name": "function", "target": "judge:reward", "reward_retries": rng.randint(0, 1)}
+    rows: dict[str, Any] = {"data": {"path": "prompts.jsonl"}}
+    if config.eval.interval:
+        sets = {name: {"path": "held-out.jsonl"} for name in config.eval.sets}
+        rows["eval"] = {"sets": sets} if sets else {"path": "held-out.jsonl"}
+    judged = _merged(config.model_dump(), {"environment": judge, **rows})
+    calls = max_reward_calls(RunConfig.model_validate(judged))
+    budget = {
+        "reward_call_budget": int(
+            config.steps * config.groups_per_step * calls * rng.uniform(0.3, 2.0)
+        ),
+        "on_reward_budget_spent": rng.choice(("fail", "stop")),
+    }
+    return RunConfig.model_validate(_merged(judged, {"rollout": budget}))
 
 
 def _drawn(rng: random.Random) -> dict[str, Any]:

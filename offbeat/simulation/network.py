@@ -27,6 +27,10 @@ _BASE_S: Final = 0.0004
 _TAIL: Final = 0.998  # the longest latency is 500 times the shortest; the median is twice
 
 
+Report = tuple[str, int]
+"""Incarnation of a worker, and the calls of reward functions that it has made so far."""
+
+
 class Host(Protocol):
     """An actor: one name, one process after another."""
 
@@ -53,6 +57,8 @@ class SimulatedCall(msgspec.Struct, eq=False):
     answered: bool = False
     cancelled: bool = False
     on_cancel: Callable[[], None] | None = None
+    report_of: Callable[[], Report] | None = None  # what the host tells with each reply
+    on_report: Callable[[Report], None] | None = None  # run at the caller, also of a late reply
 
     def answer(self, value: object, after_s: float = 0.0) -> None:
         """Reply with a result; a second reply to the same call is ignored."""
@@ -125,7 +131,8 @@ class SimulatedNetwork:
             return
         if kind == "answer_late":
             arrives += self._rng.uniform(*HELD_BACK_S)
-        loop.at(arrives, call.caller, _arrive, call, value, error)
+        report = None if call.report_of is None else call.report_of()
+        loop.at(arrives, call.caller, _arrive, call, value, error, report)
 
     def cancel(self, call: SimulatedCall) -> None:
         """Cancel a call that is no longer awaited; the callee learns of that a little later."""
@@ -148,7 +155,11 @@ class SimulatedNetwork:
         return arrives
 
 
-def _arrive(call: SimulatedCall, value: object, error: Exception | None) -> None:
+def _arrive(
+    call: SimulatedCall, value: object, error: Exception | None, report: Report | None
+) -> None:
+    if report is not None and call.on_report is not None:
+        call.on_report(report)
     reply = call.reply
     if reply.done():
         return

@@ -219,6 +219,14 @@ class PoisonTaken(WorldRecord, frozen=True):
     engine: str
 
 
+class RewardsCalled(WorldRecord, frozen=True):
+    """A worker has called the reward functions of a group."""
+
+    process: str
+    calls: int  # of the process since it started
+    evaluation: bool
+
+
 class EngineRetired(WorldRecord, frozen=True):
     """An engine's process was ended for good by its controller."""
 

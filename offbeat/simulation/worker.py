@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from offbeat.config.reward_calls import max_reward_calls
 from offbeat.messages.failures import (
     ENVIRONMENT_UNAVAILABLE,
     Component,
@@ -24,9 +25,9 @@ from offbeat.simulation.groups import (
     receipt_of,
     with_failed_samples,
 )
-from offbeat.simulation.network import DEATH_NOTICED_S, SimulatedCall
+from offbeat.simulation.network import DEATH_NOTICED_S, Report, SimulatedCall
 from offbeat.simulation.payloads import SimulatedPayload
-from offbeat.simulation.records import Generated, PoisonTaken, Scored
+from offbeat.simulation.records import Generated, PoisonTaken, RewardsCalled, Scored
 
 _DEADLY_AFTER_S: Final = 0.1  # from arrival to the death of the engine
 _ENDLESS_S: Final = 1e5  # longer than any episode
@@ -51,6 +52,21 @@ class FakeWorker(Actor):
 
     def born(self) -> None:
         self._open: dict[SimulatedCall, _Rollout] = {}
+        self._reward_calls = 0
+
+    def call_rewards(self, task: RolloutTask) -> None:
+        """Make the calls that score a group; drawn only where the run has a budget of them."""
+        context = self.context
+        if context.config.rollout.reward_call_budget is None:
+            return
+        most = max_reward_calls(context.config)
+        self._reward_calls += context.rng.randint(min(task.samples, most), most)
+        context.record(
+            RewardsCalled(context.loop.time(), *self._report(), evaluation=task.evaluation)
+        )
+
+    def _report(self) -> Report:
+        return self.process.name, self._reward_calls
 
     def ended(self) -> None:
         for rollout in self._open.values():
@@ -65,6 +81,7 @@ class FakeWorker(Actor):
     def serve(self, call: SimulatedCall) -> None:
         if call.cancelled:
             return
+        call.report_of = self._report
         try:
             self.check_fence(call)
             if call.method == "rollout":
@@ -203,6 +220,7 @@ class _Rollout:
                 loop.at(now + TURN_S, worker.process, self.go_on)
                 return
             worker.close_call(call)
+            worker.call_rewards(task)
             spans = tuple(map(tuple, self.spans))
             receipt = receipt_of(content, self.engine, spans)
             loop.at(now + REWARD_S, worker.process, self.rewarded, receipt)

@@ -56,6 +56,7 @@ def plan_of(seed: int, profile: str, **settings: Any) -> EpisodePlan:
     for name, section in {**SYNCHRONOUS, **settings}.items():
         whole[name] = section if name == "sampler" else {**whole[name], **section}
     whole["rollout"]["infrastructure_retries"] = 40  # nothing is given up for want of an engine
+    whole["rollout"] |= {"reward_call_budget": None, "on_reward_budget_spent": "fail"}
     # A sample that is masked changes what is trained, as it should; here nothing may change it.
     whole["rollout"] |= {"on_failed_sample": "fail_group", "min_valid_samples": None}
     dropping = ("gradient_nan", *POISON)

@@ -97,6 +97,16 @@ class RolloutConfig(Config):
     attempt hung or lost its engine or worker; one more ends it. Raise it where single prompts
     may kill engines; None: as many as ``drop_budget``, counted apart."""
 
+    reward_call_budget: Annotated[int, Field(ge=1)] | None = None
+    """Calls of reward functions that the run may make, tries, evaluations and resumes included;
+    None: no limit. A group is dispatched only while the calls it can make at most are left, so what a
+    paid judge costs is bounded and the last calls of a small budget stay unused."""
+
+    on_reward_budget_spent: Literal["fail", "stop"] = "fail"
+    """With ``reward_call_budget``, once no further group can be scored: fail ends the run with
+    RewardCallBudgetSpent, after a checkpoint, so that nobody takes it for complete; stop ends it as
+    an operator's stop does, which suits a run that is to train as far as the money goes."""
+
     on_dropped_prompt: Literal["replace", "shrink"] = "replace"
     """replace: draw a fresh prompt, so that the batch stays whole and the step waits for it;
     shrink: train the smaller batch at once, whose gradient is noisier."""

@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 import msgspec
 from planted.planting import DEEP, LOST, Planted, become
 
-from offbeat.controller.events import AnyEvent, ReturnKind, StepApplied
+from offbeat.controller.events import AnyEvent, ReturnKind, RewardCallsMade, StepApplied
 from offbeat.controller.ledger import GroupRecord, Ledger
 from offbeat.controller.ports import Prompts
 from offbeat.controller.retries import Failure, RetryPolicy
+from offbeat.controller.reward_budget import RewardBudget
 from offbeat.controller.rollouts import RolloutPump
+from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import StepKey
@@ -22,6 +24,37 @@ from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.transfer_queue.index import QueueIndex
 
 MASKS = {"on_failed_sample": "mask", "min_valid_samples": 1}
+
+
+class ABudgetOfCallsForgetsWhatIsInFlight(Planted):
+    breaks = frozenset({"I20"})
+    settings: ClassVar = {
+        "environment": {"name": "function", "target": "judge:reward"},
+        "rollout": {"reward_call_budget": 150},
+    }
+
+    class BrokenBudget(RewardBudget):
+        @property
+        def covers_next_group(self) -> bool:
+            return self._state.tally.reward_calls + self._per_group <= (self._limit or 0)
+
+    def plant(self) -> None:
+        become(self._rollout_pump._budget, self.BrokenBudget)  # noqa: SLF001 - a part of a part
+
+
+class AReportOfCallsIsAddedUp(Planted):
+    """A count since the start of a process is taken for the calls since its last report."""
+
+    breaks = frozenset({"I20"})
+    settings = ABudgetOfCallsForgetsWhatIsInFlight.settings
+
+    class BrokenState(RunState):
+        def reward_calls(self, process: str, calls: int) -> None:
+            before = self.tally.reward_calls_of.get(process, 0)
+            self.count(RewardCallsMade(process, before + calls))
+
+    def plant(self) -> None:
+        become(self.state, self.BrokenState)
 
 
 class ReceiptsAreNotChecked(Planted):

@@ -8,6 +8,7 @@ from ray.exceptions import ActorUnavailableError
 
 from offbeat.actors.ray_worker import RayWorker
 from offbeat.messages.failures import ActorLost
+from offbeat.messages.worker_report import WorkerReport
 from tests.support.virtual_time import run
 
 
@@ -24,7 +25,7 @@ class Process:
         if self.failures:
             reply.set_exception(self.failures.pop(0))
         else:
-            reply.set_result(None)
+            reply.set_result(WorkerReport("incarnation-0"))
         return reply
 
 
@@ -63,8 +64,8 @@ def test_a_worker_that_does_not_come_back_is_told_as_lost() -> None:
     run(main())
 
 
-def reply(value: tuple[str, str]) -> Any:
-    answered: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+def reply(value: tuple[WorkerReport, str]) -> Any:
+    answered: asyncio.Future[tuple[WorkerReport, str]] = asyncio.get_running_loop().create_future()
     answered.set_result(value)
     return answered
 
@@ -75,10 +76,10 @@ class Hanging:
     def __init__(self, hangs: int) -> None:
         self.hangs, self.kills = hangs, 0
 
-    async def ping(self, during: str) -> str:
+    async def ping(self, during: str) -> WorkerReport:
         if self.kills < self.hangs:
             await asyncio.get_running_loop().create_future()
-        return f"incarnation-{self.kills}"
+        return WorkerReport(f"incarnation-{self.kills}")
 
     def kill(self) -> None:
         self.kills += 1
@@ -149,7 +150,10 @@ def test_a_process_that_was_replaced_while_nobody_called_it_is_reported_with_the
         worker, heard = RayWorker("environment-0", None, Hanging(0)), list[str]()
         worker.on_joined = lambda name, incarnation: heard.append(incarnation)
         for incarnation in ("incarnation-0", "incarnation-0", "incarnation-1", "incarnation-1"):
-            assert await worker.answer(reply((incarnation, "a group")), "rollout") == "a group"
+            assert (
+                await worker.answer(reply((WorkerReport(incarnation), "a group")), "rollout")
+                == "a group"
+            )
         assert heard == ["incarnation-0", "incarnation-1"]
 
     run(main())
@@ -160,7 +164,7 @@ def test_an_answer_that_comes_after_that_of_the_next_process_replaces_nobody() -
         worker, heard = RayWorker("environment-0", None, Hanging(0)), list[str]()
         worker.on_joined = lambda name, incarnation: heard.append(incarnation)
         for incarnation in ("incarnation-0", "incarnation-1", "incarnation-0"):
-            await worker.answer(reply((incarnation, "a group")), "rollout")
+            await worker.answer(reply((WorkerReport(incarnation), "a group")), "rollout")
         assert heard == ["incarnation-0", "incarnation-1"]
 
     run(main())

@@ -97,6 +97,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "rollout.max_branches": st.just(64),
     "rollout.overlong_tokens": st.none(),
     "rollout.overlong_penalty": st.just(1.0),
+    "rollout.reward_call_budget": st.none(),  # this one and the next for a reward function alone
+    "rollout.on_reward_budget_spent": st.just("fail"),
     "rollout.max_in_flight": st.none() | st.just(1),
     "rollout.min_valid_samples": st.none(),
     "rollout.backoff_s": st.floats(0.01, 1),

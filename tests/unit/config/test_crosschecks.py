@@ -292,6 +292,25 @@ def test_limits_of_the_calls_of_an_async_reward_where_there_is_none(
     assert f"environment.reward_retries is not used: {chosen} calls no async reward" in text
 
 
+def test_a_budget_of_calls_of_a_reward_function_where_there_is_none() -> None:
+    text = only({"rollout": {"reward_call_budget": 10**6}})
+    assert "rollout.reward_call_budget is not used: environment.name=arithmetic calls no" in text
+
+
+def test_a_budget_of_calls_covers_at_least_one_step() -> None:
+    judge = {"environment": {"name": "function", "target": "judge:reward", "reward_retries": 1}}
+    sizes = {"groups_per_step": 4, "samples_per_group": 8}
+    text = only(judge, DATA, sizes, {"rollout": {"reward_call_budget": 63}})
+    assert "make up to 16 calls each" in text
+    assert "Set it to 64 or more" in text
+    assert not messages(judge, DATA, sizes, {"rollout": {"reward_call_budget": 64}})
+
+
+def test_what_is_done_about_a_budget_of_calls_needs_one() -> None:
+    text = only({"rollout": {"on_reward_budget_spent": "stop"}})
+    assert "there is no rollout.reward_call_budget" in text
+
+
 def test_a_target_that_nobody_reads() -> None:
     assert "is not used: environment.name=arithmetic is built in" in only(
         {"environment": {"target": "a:b"}}

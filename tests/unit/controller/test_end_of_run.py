@@ -264,3 +264,10 @@ def test_a_trainer_that_came_back_empty_before_the_last_save_is_restored_and_tra
 
 async def _to_the_end(world: World) -> None:
     await world.controller().run()
+
+
+def test_a_run_that_ends_over_a_budget_of_rollouts_saves_its_last_version() -> None:
+    world = World({"checkpoint": {"interval": 50}, "rollout": {"data_retries": 0}})
+    world.rollouts.faults = {17: [bad_data(17)]}
+    world.fail()
+    assert list(world.trainer.checkpoints) == [world.built.state.ledger.trainer_version]

@@ -28,6 +28,7 @@ from offbeat.controller.events import (
     Retired,
     Returned,
     ReturnKind,
+    RewardCallsMade,
     Rewound,
     Served,
     Spent,
@@ -88,6 +89,7 @@ EVERY_KIND: list[AnyEvent] = [
     StepRefused(2, 1, "gradient norm is nan"),
     Checkpointed(1, "digest"),
     Released(1, "digest"),
+    RewardCallsMade("environment-0-1", 7),
     Rewound(1, 1, "a rank was lost"),
 ]
 

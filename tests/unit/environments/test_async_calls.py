@@ -60,6 +60,19 @@ def test_no_more_calls_are_open_at_once_than_allowed() -> None:
     assert judge.started_at == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
 
 
+def test_every_try_is_announced_before_it_is_made() -> None:
+    async def story() -> tuple[list[float], list[float]]:
+        judge = Judge(EnvironmentUnavailable("503"), EnvironmentUnavailable("503"))
+        announced = list[float]()
+        clock = asyncio.get_running_loop().time
+        at_once = AsyncCalls(judge.reward, limits(retries=2), lambda: announced.append(clock()))
+        await at_once.call({}, "a")
+        return announced, judge.started_at
+
+    announced, started_at = run(story())
+    assert announced == started_at == [0.0, 0.25, 0.75]
+
+
 def test_calls_start_at_the_rate_allowed_their_retries_included() -> None:
     judge = Judge(EnvironmentUnavailable("503"))
     assert outcomes(judge, limits(calls_per_s=2.0, retries=1), calls=3) == [1.0] * 3

@@ -11,17 +11,26 @@ from typing import Any
 import psutil
 import pytest
 
+from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
 from offbeat.environments.reward_value import NamedRewards, short_answer
 
 HERE = Path(__file__).parent
+AT_ONCE = CallLimits(deadline_s=60.0, concurrency=8)
 
 
 @asynccontextmanager
 async def pool_of(
-    name: str, *, size: int = 1, deadline_s: float = 20.0, memory_mib: int = 2048, **options: Any
+    name: str,
+    *,
+    size: int = 1,
+    deadline_s: float = 20.0,
+    memory_mib: int = 2048,
+    limits: CallLimits | None = None,
+    **options: Any,
 ) -> AsyncIterator[RewardPool]:
-    pool = RewardPool(RewardTarget(name, HERE, options, memory_mib, deadline_s, 120.0), size)
+    target = RewardTarget(name, HERE, options, memory_mib, deadline_s, 120.0, limits=limits)
+    pool = RewardPool(target, size)
     await pool.start()
     try:
         yield pool
@@ -182,6 +191,28 @@ def test_a_cancelled_call_costs_its_process_and_not_its_place() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("name", "responses", "made"),
+    [
+        ("length", ["a", "b", "c"], 3),
+        ("hangs", ["ok", "hang", "ok"], 2),  # the third sample's turn never comes
+        ("waits", ["0.01", "0.01", "0.01"], 3),
+        ("waits", ["60", "60", "0.01"], 3),  # killed at the deadline, two calls open
+    ],
+)
+def test_calls_are_counted_as_they_begin_those_of_a_killed_process_too(
+    name: str, responses: list[str], made: int
+) -> None:
+    async def scenario() -> int:
+        async with pool_of(f"user_rewards:{name}", deadline_s=1.0, limits=AT_ONCE) as pool:
+            with suppress(RewardFailed):
+                await pool.score({"offset": 0}, responses)
+            count = pool.count
+        return count.made
+
+    assert asyncio.run(scenario()) == made
+
+
 def test_processes_that_user_code_started_are_killed_with_it(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     failure("forks_and_hangs", "a", prompt={"pid_file": str(pid_file)}, deadline_s=0.4)
@@ -240,6 +271,7 @@ def test_no_child_outlives_a_worker_that_is_killed() -> None:
 WORKER = """
 import asyncio, sys
 from pathlib import Path
+from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.killable import RewardPool, RewardTarget
 
 async def main():

@@ -1,0 +1,81 @@
+"""Calls of reward functions, recounted from the workers' records and the journal: I20."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from offbeat.config.reward_calls import max_reward_calls
+from offbeat.config.run import RunConfig
+from offbeat.controller.events import Returned, ReturnKind, RewardCallsMade
+from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.records import Fault, RewardsCalled, WorldRecord
+
+
+class AuditedRewards:
+    """Calls that each worker's process has made, and those that the journal knows of."""
+
+    def __init__(
+        self, config: RunConfig, records: Sequence[WorldRecord], findings: Findings
+    ) -> None:
+        self._budget, self._findings = config.rollout.reward_call_budget, findings
+        self._per_group = max_reward_calls(config)
+        self._made = dict[str, list[int]]()  # counts of each process, in order
+        self._of_groups = 0  # calls of groups that are not of an evaluation
+        self._is_quiet = True  # no fault, and no group cancelled
+        self._known = Counter[str]()  # calls of each process, by the journal
+        if self._budget is None:
+            return
+        for record in records:
+            if isinstance(record, RewardsCalled):
+                counts = self._made.setdefault(record.process, [0])
+                self._of_groups += 0 if record.evaluation else record.calls - counts[-1]
+                counts.append(record.calls)
+            self._is_quiet &= not isinstance(record, Fault)
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether the journal's calls leave too few for one more group."""
+        return self._budget is not None and not self._covers(1)
+
+    def reported(self, event: RewardCallsMade) -> None:
+        """Check a count that the controller recorded."""
+        if self._budget is None:
+            self._findings.add("I20", f"{event.process} called rewards that nobody counts")
+            return
+        if event.calls not in self._made.get(event.process, ()):
+            self._findings.add(
+                "I20",
+                f"the journal has {event.calls} calls of {event.process}; its counts were "
+                f"{self._made.get(event.process, [])}",
+            )
+        if event.calls <= self._known[event.process]:
+            self._findings.add("I20", f"the count of {event.process} does not rise: {event.calls}")
+        self._known[event.process] = event.calls
+
+    def dispatched(self, in_flight: int) -> None:
+        """Check that what is left covers every group in flight, the new one included."""
+        if self._budget is not None and not self._covers(in_flight):
+            self._findings.add(
+                "I20",
+                f"{in_flight} groups of up to {self._per_group} calls are in flight after "
+                f"{self._known.total()} calls; the budget is {self._budget}",
+            )
+
+    def returned(self, event: Returned) -> None:
+        self._is_quiet &= event.kind is not ReturnKind.CANCELLED
+
+    def check_end(self) -> None:
+        """Check a run in which nothing was lost: each call is counted, and the budget kept."""
+        if self._budget is None or not self._is_quiet:
+            return
+        made = sum(counts[-1] for counts in self._made.values())
+        if made != self._known.total():
+            self._findings.add(
+                "I20", f"{made} calls were made; the journal has {self._known.total()}"
+            )
+        if self._of_groups > self._budget:
+            self._findings.add(
+                "I20", f"groups made {self._of_groups} calls; the budget is {self._budget}"
+            )
+
+    def _covers(self, groups: int) -> bool:
+        return self._known.total() + groups * self._per_group <= (self._budget or 0)
