@@ -44,7 +44,8 @@ class EmbeddedEngineActor(EngineActor):
         self._committed: tuple[int, Manifest, Callable[[], ReadBack]] | None = None
         super().__init__(spec, self._loop, incarnation)
 
-    async def _name_loaded(self, version: int) -> None:
+    async def _name_loaded(self, epoch: int, version: int) -> None:
+        del epoch  # it has no cache that outlives a version
         await self._loop.between_steps(lambda engine: engine.set_version(version))
 
     async def _take(

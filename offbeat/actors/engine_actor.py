@@ -284,7 +284,7 @@ class EngineActor:
             digest = await loop.run_in_executor(None, loaded_digest, self._model_path)
         except OSError as error:
             raise WeightSyncFailed(self._name, epoch, version, str(error)) from error
-        await self._name_loaded(version)
+        await self._name_loaded(epoch, version)
         self._version, self._digest = version, digest
         return WeightsAck(
             engine=self._name,
@@ -298,8 +298,12 @@ class EngineActor:
             tokens=self._served.tokens,
         )
 
-    async def _name_loaded(self, version: int) -> None:
-        """Stamp tokens of the loaded weights with this version from here on."""
+    async def _name_loaded(self, epoch: int, version: int) -> None:
+        """Stamp tokens of the loaded weights with this version from here on.
+
+        Raises:
+            WeightSyncFailed: The engine has other weights by now.
+        """
         raise NotImplementedError
 
     def _begin(self, fence: Fence, epoch: int, version: int) -> None:

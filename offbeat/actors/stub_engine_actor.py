@@ -20,7 +20,8 @@ class StubEngineActor(EngineActor):
         self._stub = StubEngine(spec.stub, name=spec.name, incarnation=incarnation, seed=spec.seed)
         super().__init__(spec, self._stub, incarnation)
 
-    async def _name_loaded(self, version: int) -> None:
+    async def _name_loaded(self, epoch: int, version: int) -> None:
+        del epoch  # it has no cache that outlives a version
         await self._stub.set_version(version)
 
     async def _take(

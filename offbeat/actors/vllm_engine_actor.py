@@ -100,6 +100,13 @@ class VllmEngineActor(EngineActor):
             self._warm_up = asyncio.ensure_future(self._vllm.warm_up())
         await asyncio.shield(self._warm_up)
 
+    async def _name_loaded(self, epoch: int, version: int) -> None:
+        await self._warmed_up()
+        try:
+            await self._updates.name_loaded(epoch, version)
+        except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
+            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
+
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:

@@ -86,6 +86,7 @@ class Controller:
         ledger: Ledger | None = None,
         driver: str = "",
         groups_per_turn: int = GROUPS_PER_TURN,
+        evaluates_only: bool = False,
     ) -> None:
         """Create the controller on the event loop that runs it.
 
@@ -103,6 +104,7 @@ class Controller:
             ledger: Fold of the journal, if the run has had a controller before.
             driver: Name of the process that started this incarnation, for the journal.
             groups_per_turn: Groups that a rewind returns between two turns of the event loop.
+            evaluates_only: Nothing is trained, so evaluations may have every engine.
         """
         self._config, self._ports, self._driver = config, ports, driver
         state = self.state = RunState(config, fence, ports, sampler, ledger or Ledger())
@@ -114,7 +116,12 @@ class Controller:
             state, ports.prompts, ports.rollouts, retries, max_group_bytes=max_group_bytes
         )
         self._evaluation = Evaluation(
-            state, ports.evaluation, ports.rollouts, ports.telemetry, ports.scores
+            state,
+            ports.evaluation,
+            ports.rollouts,
+            ports.telemetry,
+            ports.scores,
+            on_all_engines=evaluates_only,
         )
         self._recovery = self._new_recovery(groups_per_turn)
         step = TrainStep(state, self._trainer_client, sync, advantages=advantages, loss=loss)

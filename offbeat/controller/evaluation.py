@@ -10,9 +10,11 @@ as ``max_staleness`` allows, then waits, at most until the evaluation's deadline
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, NoReturn
 
+import msgspec
 import structlog
 
 from offbeat.config.limits import min_valid_samples
@@ -20,7 +22,6 @@ from offbeat.config.mixture import evaluation_sets
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.config.sections.generator import StubGeneratorConfig
-from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.pending_waits import Pump
 from offbeat.controller.ports import EvaluationLog, Prompts, Rollouts, TelemetryPort
 from offbeat.controller.receipts import refusal
@@ -57,7 +58,8 @@ class Evaluation:
 
     consumes   versions that the train pump asks it to score, held-out prompts
     produces   the metrics ``eval/*``, records of evaluations
-    waits for  a version to score, an engine that serves it, pinned to it until the end
+    waits for  a version to score, an engine that serves it, pinned to it until the end; or all of
+               them, in a run that trains nothing
     woken by   the train pump every ``eval.interval`` steps, the sync pump
     """
 
@@ -68,14 +70,17 @@ class Evaluation:
         workers: Rollouts,
         telemetry: TelemetryPort,
         record: EvaluationLog,
+        *,
+        on_all_engines: bool = False,
     ) -> None:
+        """``on_all_engines``: nothing is trained meanwhile, and nobody else needs an engine."""
         self._state, self._sets = state, sets
         self._workers, self._telemetry, self._record = workers, telemetry, record
         self._sampling = sampling_identity(state.config)
-        self._room = asyncio.Semaphore(_in_flight(state.config))
+        self._on_all_engines = on_all_engines
         if (owed := self._due_at_start()) is not None:
             state.evaluation.requested_version = owed
-        self._engine: str | None = None  # pinned
+        self._open = dict[str, int]()  # prompts at each engine that is pinned
 
     def is_due(self, version: int) -> bool:
         interval = self._state.config.eval.interval
@@ -120,9 +125,9 @@ class Evaluation:
             limit_s = state.config.eval.deadline_s
             try:
                 async with asyncio.timeout(limit_s):
-                    engine = await self._pinned(version)
-                    if engine is not None:
-                        await self._score(version, engine)
+                    served = await self._pinned(version)
+                    if served is not None:
+                        await self._score(version, served)
             except (EvaluationFailed, TimeoutError) as failure:
                 error = str(failure) or f"eval.deadline_s={limit_s:g} is over"
                 log.warning("eval.given_up", version=version, error=error)
@@ -132,8 +137,8 @@ class Evaluation:
                 self._unpin()
                 pending.is_busy = False
 
-    async def _pinned(self, version: int) -> EngineRecord | None:
-        """Pin an engine that serves the requested version or a newer one, and return it.
+    async def _pinned(self, version: int) -> int | None:
+        """Pin an engine that serves the requested version or a newer one; return which it serves.
 
         None if that version was undone by a rewind: it is requested again once it is trained again.
         """
@@ -142,28 +147,33 @@ class Evaluation:
         def is_undone() -> bool:
             return version > state.ledger.trainer_version
 
+        can_pin = fleet.can_pin_all if self._on_all_engines else fleet.can_pin
         await state.waits.until(
             Pump.EVALUATION,
-            f"an engine with version {version}",
-            lambda: is_undone() or fleet.can_pin(max(version, fleet.serving_version)),
+            f"{'all engines' if self._on_all_engines else 'an engine'} with version {version}",
+            lambda: is_undone() or can_pin(max(version, fleet.serving_version)),
         )
         if is_undone():
             return None
-        self._engine = fleet.pin(max(version, fleet.serving_version))
-        if self._engine is None:
+        served = max(version, fleet.serving_version)
+        while (engine := fleet.pin(served)) is not None:
+            self._open[engine] = 0
+            if not self._on_all_engines:
+                break
+        if not self._open:
             raise LookupError(f"no engine serves version {version}, and one did when it was chosen")
-        return fleet.engines[self._engine]
+        return served
 
     def _unpin(self) -> None:
-        if self._engine is not None:
-            self._state.fleet.unpin(self._engine)
-            self._engine = None
+        for engine in self._open:
+            self._state.fleet.unpin(engine)
+        self._open.clear()
 
-    async def _score(self, due: int, engine: EngineRecord) -> None:
-        version = engine.version
+    async def _score(self, due: int, version: int) -> None:
+        room = asyncio.Semaphore(_in_flight(self._state.config) * len(self._open))
         async with asyncio.TaskGroup() as rollouts:
-            tasks = [(task, rollouts.create_task(self._one(task, version)))
-                     for task in self._tasks(engine)]  # fmt: skip
+            tasks = [(task, rollouts.create_task(self._one(task, version, room)))
+                     for task in self._tasks()]  # fmt: skip
         answers = [(task, running.result()) for task, running in tasks]
         for _, answer in answers:
             if not isinstance(answer, Receipt):
@@ -172,7 +182,8 @@ class Evaluation:
         correct_from = self._state.config.eval.correct_from
         self._report(EvaluatedVersion(due, version, tuple(_samples(receipts, correct_from))))
 
-    def _tasks(self, engine: EngineRecord) -> Iterator[RolloutTask]:
+    def _tasks(self) -> Iterator[RolloutTask]:
+        """Yield the rollouts to make; the engine of each is chosen when there is room for it."""
         config = self._state.config
         for name, one in evaluation_sets(config).items():
             samples, count = one.samples or 1, one.prompts or 0
@@ -184,7 +195,7 @@ class Evaluation:
                     prompt=prompt,
                     attempt=1,
                     samples=samples,
-                    engine=engine.name,
+                    engine="",
                     seed=group_seed(config.seed + 1, prompt.prompt_index),
                     deadline_s=config.rollout.deadline_s,
                     evaluation=True,
@@ -193,17 +204,22 @@ class Evaluation:
                     eval_set=name,
                 )
 
-    async def _one(self, task: RolloutTask, version: int) -> Receipt | EvaluationFailed:
+    async def _one(
+        self, task: RolloutTask, version: int, room: asyncio.Semaphore
+    ) -> Receipt | EvaluationFailed:
+        """Sample a prompt at the engine with the fewest of them."""
         place = f"prompt {task.prompt_index}{f' of {task.eval_set}' if task.eval_set else ''}"
         try:
-            async with self._room:
-                receipt, _ = await self._state.waits.call(
-                    f"evaluation of {place}",
-                    target=f"a worker and {task.engine}",
-                    component=Component.WORKER,
-                    deadline_s=task.deadline_s,
-                    reply=self._workers.rollout(self._state.fence, task),
-                )
+            async with room:
+                with self._freest() as engine:
+                    task = msgspec.structs.replace(task, engine=engine)
+                    receipt, _ = await self._state.waits.call(
+                        f"evaluation of {place}",
+                        target=f"a worker and {engine}",
+                        component=Component.WORKER,
+                        deadline_s=task.deadline_s,
+                        reply=self._workers.rollout(self._state.fence, task),
+                    )
         except (ActorLost, DeadlineExceeded, RolloutFailed) as failure:
             return EvaluationFailed(version, str(failure))
         versions = {number for spans in receipt.version_spans for number, _ in spans}
@@ -213,6 +229,15 @@ class Evaluation:
         if refused := refusal(receipt, task, oldest_version=version, trainer_version=version):
             return EvaluationFailed(version, f"{place}: {refused}")
         return receipt
+
+    @contextmanager
+    def _freest(self) -> Generator[str]:
+        engine = min(self._open, key=self._open.__getitem__)
+        self._open[engine] += 1
+        try:
+            yield engine
+        finally:
+            self._open[engine] -= 1
 
     def _report(self, evaluated: EvaluatedVersion) -> None:
         if not evaluated.samples:

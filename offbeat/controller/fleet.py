@@ -295,6 +295,11 @@ class Fleet:
         self._repin(engine, pinned=True)
         return engine.name
 
+    def can_pin_all(self, version: int) -> bool:
+        """Return whether ``pin`` finds every engine that is not given up for good. Linear in engines."""
+        ready = sum(e.version == version and not e.loads for e in self._routed)
+        return 0 < ready == len(self.engines) - len(self.retired)
+
     def _pinnable(self, version: int) -> EngineRecord | None:
         """Return an engine to pin. One that loads a release would change its version soon."""
         return next((e for e in self._routed if e.version == version and not e.loads), None)

@@ -132,6 +132,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         rng=random.Random(config.seed),
         ledger=ledger,
         driver=spec.driver,
+        evaluates_only=spec.evaluates_only,
     )
     rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
     rollouts.report_reward_calls(controller.state.reward_calls)

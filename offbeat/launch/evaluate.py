@@ -52,21 +52,17 @@ def check_can_evaluate(config: RunConfig) -> None:
             "Evaluate the model by a recipe that samples: offbeat eval RECIPE model.path=DIRECTORY"
         )
         raise NothingToEvaluate(f"generator.backend={backend}", problem, fix)
-    if backend not in ("embedded", "stub"):
-        problem = "is not evaluated by itself: only the embedded engine serves what it loaded"
-        fix = "Set generator.backend=embedded, or evaluate during training with eval.interval"
-        raise NothingToEvaluate(f"generator.backend={backend}", problem, fix)
 
 
 def evaluation_only(config: RunConfig) -> RunConfig:
-    """Return the run that scores ``model.path`` once, on one engine, and trains nothing."""
+    """Return the run that scores ``model.path`` once, on the recipe's engines, and trains nothing."""
     values: dict[str, Any] = config.model_dump()
     kept = {
         name: values["trainer"][name] for name in _names(StubTrainerConfig) & {*values["trainer"]}
     }
     changes: dict[str, dict[str, Any]] = {
         "trainer": {**kept, "backend": "stub", "cpus": 0.0, "gpus": 0.0},
-        "generator": {"engines": 1, "min_engines": 1},
+        "generator": {"min_engines": 1},
         "checkpoint": {"interval": 0, "final": False},
         "eval": {"interval": 1, "at_start": True},
         "wandb": {"mode": "disabled"},

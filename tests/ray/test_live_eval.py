@@ -13,7 +13,7 @@ from tests.ray.conftest import ROOT, Start
 def test_a_recipe_is_evaluated_alone(start: Start, dry: bool) -> None:
     recipe = ROOT / "recipes" / "quickstart.yaml"
     sets = ("eval.sets.few={prompts: 4, samples: 2}", "eval.sets.more.prompts=9")
-    how = ["--dry-run"] if dry else []
+    how = ["--dry-run"] if dry else ["generator.engines=2"]
     with start(f"alone{dry:d}", recipe, *sets, *how, command="eval") as run:
         assert run.exit_code() == 0, run.err
         ((due, path),) = evaluation_files(Path(run.run_dir))

@@ -55,6 +55,7 @@ class World:
     reached: Failpoints = no_failpoints
     advantages: Advantages = lambda rewards, _valid: rewards
     groups_per_turn: int = GROUPS_PER_TURN
+    evaluates_only: bool = False
 
     def __post_init__(self) -> None:
         names = [f"generator-{index}" for index in range(self.engines)]
@@ -98,6 +99,7 @@ class World:
             rng=random.Random(0),
             ledger=self.ledger,
             groups_per_turn=self.groups_per_turn,
+            evaluates_only=self.evaluates_only,
         )
         if self.past is not None:
             self.built.progress.go_on_from(self.past)

@@ -106,6 +106,24 @@ class WeightUpdates:
             await self._stage(epoch, digest, manifest, chunks)
             return await self._update(epoch, version, manifest.canary)
 
+    async def name_loaded(self, epoch: int, version: int) -> None:
+        """Serve the weights that vLLM has loaded itself, under this version.
+
+        Raises:
+            TransferRefused: A release was begun: the loaded weights may be gone.
+            DeadlineExceeded: A call took longer than ``call_deadline_s``.
+            CallRefused: vLLM raised.
+            EngineUnavailable: The engine's processes have ended.
+        """
+        async with self._one_at_a_time:
+            if self._newest >= 0:
+                raise TransferRefused(epoch, "weights", "those of a release", "as loaded")
+            self._engine.check_usable("serve loaded weights")
+            label = label_of(version)
+            await self._call("name", self._llm.update_weight_version(label))
+            await self._check_named(epoch, label)
+            self._engine.serve(version, epoch)
+
     async def idle(self) -> None:
         """Wait until no release is being loaded."""
         async with self._one_at_a_time:
@@ -237,6 +255,9 @@ class WeightUpdates:
     async def _finish(self, epoch: int, version: int) -> None:
         label = label_of(version)
         await self._call("finish", self._llm.finish_weight_update(weight_version=label))
+        await self._check_named(epoch, label)
+
+    async def _check_named(self, epoch: int, label: str) -> None:
         served = await self._call("version", self._llm.get_weight_version())
         if served != label:
             raise TransferRefused(epoch, "version after the update", served, label)

@@ -21,12 +21,14 @@ class Watched(FakeRollouts):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.scored = list[tuple[int, int | None, int | None]]()
+        self.sampled_by = list[str]()
 
     async def rollout(self, fence: Any, task: RolloutTask) -> Any:
         engine = self.engines[task.engine]
         before = engine.version
         answer = await super().rollout(fence, task)
         if task.evaluation:
+            self.sampled_by.append(task.engine)
             self.scored.append((task.prompt_index, before, engine.version))
         return answer
 
@@ -51,6 +53,20 @@ def test_each_evaluation_is_sampled_from_one_version_only() -> None:
     world.run()
     world.assert_ledger_agrees()
     assert [version for version, _ in scores(world)] == [4, 8]
+    assert all(before == after for _, before, after in rollouts.scored)
+
+
+def test_without_training_an_evaluation_has_all_engines_and_shares_its_prompts_out() -> None:
+    world = World(
+        {"eval": {"interval": 4, "prompts": 9}},
+        engines=3,
+        scored=FakePrompts(),
+        evaluates_only=True,
+    )
+    rollouts = watched(world)
+    world.run()
+    assert [version for version, _ in scores(world)] == [4, 8]
+    assert Counter(rollouts.sampled_by) == dict.fromkeys(world.generators, 6)
     assert all(before == after for _, before, after in rollouts.scored)
 
 

@@ -73,7 +73,7 @@ def test_a_dry_run_has_no_model_to_evaluate(tmp_path: Path) -> None:
         recipe_and_model(run)
 
 
-def test_an_evaluation_has_one_engine_no_trainer_and_nothing_to_save() -> None:
+def test_an_evaluation_has_the_engines_of_its_recipe_no_trainer_and_nothing_to_save() -> None:
     sets = {"math": {"prompts": 3}}
     config = evaluation_only(
         run_config(
@@ -82,7 +82,7 @@ def test_an_evaluation_has_one_engine_no_trainer_and_nothing_to_save() -> None:
             eval={"samples": 4, "sets": sets},
         )
     )
-    assert (config.generator.engines, config.trainer.backend, config.trainer.cpus) == (1, "stub", 0)
+    assert (config.generator.engines, config.trainer.backend, config.trainer.cpus) == (4, "stub", 0)
     assert (config.checkpoint.interval, config.checkpoint.final) == (0, False)
     assert config.eval.at_start
     assert config.eval.named_sets["math"].samples == 4
@@ -90,9 +90,8 @@ def test_an_evaluation_has_one_engine_no_trainer_and_nothing_to_save() -> None:
     assert NoPrompts().prompt(0) is None
 
 
-def test_engines_that_serve_a_trainers_release_alone_are_refused() -> None:
-    with pytest.raises(NothingToEvaluate, match=r"^generator\.backend=vllm is not evaluated"):
-        check_can_evaluate(run_config(generator={"backend": "vllm"}))
+def test_a_recipe_without_engines_is_refused() -> None:
     with pytest.raises(NothingToEvaluate, match=r"offbeat eval RECIPE model\.path=DIRECTORY"):
         check_can_evaluate(run_config(generator={"backend": "none"}))
-    check_can_evaluate(run_config())
+    for backend in ("embedded", "vllm", "stub"):
+        check_can_evaluate(run_config(generator={"backend": backend}))
