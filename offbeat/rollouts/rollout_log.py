@@ -14,10 +14,10 @@ rollout or memory: groups that are not logged are counted in the worker's log.
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,10 @@ import pyarrow.parquet as pq
 import structlog
 
 from offbeat.messages.groups import Receipt, RolloutTask, SampleFailure, SampleStatus
+from offbeat.rollouts.thumbnails import Thumbnail, thumbnails
 from offbeat.run_files.files import Files
 from offbeat.run_files.transfer import send
+from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
 log = structlog.stdlib.get_logger()
@@ -43,7 +45,14 @@ HELD_BYTES: Final = 256 * 2**20
 ROW_CHARACTERS: Final = 4096  # of a row's other keys, for each of its samples
 _LOGGED: Final = (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS)
 
-_Row = tuple[RolloutTask, Receipt, Columns]
+
+class LoggedGroup(NamedTuple):
+    """A group with the columns that are logged, and small copies of its prompt's pictures."""
+
+    task: RolloutTask
+    receipt: Receipt
+    columns: Columns
+    pictures: Sequence[Thumbnail] = ()
 
 
 class RolloutLog:
@@ -71,7 +80,7 @@ class RolloutLog:
         self._file_waits_s = file_waits_s
         self._began_s: float | None = None  # of the event loop's clock
         self._due: asyncio.TimerHandle | None = None  # when the file is written, full or not
-        self._rows = list[_Row]()
+        self._rows = list[LoggedGroup]()
         self._rows_bytes = 0
         self._files = 0
         self.held_bytes = 0
@@ -87,13 +96,15 @@ class RolloutLog:
 
         A full file is written in the background.
         """
-        nbytes = _bytes_of(task, receipt, columns)
+        pictures = thumbnails(media_of(columns))
+        nbytes = _bytes_of(task, receipt, columns) + sum(len(each.rgb) for each in pictures)
         if self.held_bytes and self.held_bytes + nbytes > self._held_limit:
             self.not_logged += 1
             if not self._told:
                 self._tell()
             return
-        self._rows.append((task, receipt, {name: _owned(columns[name]) for name in _LOGGED}))
+        logged = {name: _owned(columns[name]) for name in _LOGGED}
+        self._rows.append(LoggedGroup(task, receipt, logged, pictures))
         self._rows_bytes += nbytes
         self.held_bytes += nbytes
         if len(self._rows) >= self._groups_per_file or self._rows_bytes >= self._file_bytes:
@@ -169,7 +180,7 @@ def _owned(column: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     return column if column.base is None else column.copy()
 
 
-def _write(path: Path, rows: list[_Row], files: Files | None) -> int:
+def _write(path: Path, rows: list[LoggedGroup], files: Files | None) -> int:
     """Write one file; return the number of groups lost because the disk refused."""
     beside = path.with_suffix(".tmp")
     try:
@@ -188,14 +199,14 @@ def _write(path: Path, rows: list[_Row], files: Files | None) -> int:
     return 0
 
 
-def table(rows: list[_Row]) -> pa.Table:
+def table(rows: list[LoggedGroup]) -> pa.Table:
     """Return a table with one row per branch of a sample: most samples are one.
 
     ``response_ids`` are the tokens of the branch; the other fields are those of the sample. The
     prompt is text if the row has text, ``prompt_row`` what else the row has, such as the answer.
     """
     columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
-    for task, receipt, packed in rows:
+    for task, receipt, packed, pictures in rows:
         offsets = packed[RESPONSE_OFFSETS].tolist()
         responses = packed[RESPONSE_IDS]
         branches = receipt.branches or (1,) * receipt.samples
@@ -226,6 +237,7 @@ def table(rows: list[_Row]) -> pa.Table:
                 branch,
                 receipt.environment,
                 rest,
+                [each._asdict() for each in pictures] if pictures and not row else None,
             )
             for name, value in zip(_FIELDS, values, strict=True):
                 columns[name].append(value)
@@ -255,6 +267,10 @@ _FIELDS: Final = {
     "branch": pa.int32(),  # 0 of the first branch of each sample
     "environment": pa.string(),
     "prompt_row": pa.string(),  # JSON, cut
+    # Of the first row of a group: small copies of what the model has seen
+    "pictures": pa.list_(
+        pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.binary())])
+    ),
 }
 
 

@@ -26,7 +26,7 @@ from offbeat.controller.events import (
 )
 from offbeat.messages.failures import Component
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
-from offbeat.rollouts.rollout_log import table
+from offbeat.rollouts.rollout_log import LoggedGroup, table
 from offbeat.telemetry.records import MetricRecord, encode_line
 from offbeat.telemetry.status import NamedWait, Status
 from offbeat.telemetry.status_file import StatusFile
@@ -157,7 +157,7 @@ class ShownRun:
             "response_ids": np.array([token for each in ids for token in each], dtype=np.int32),
             "response_offsets": np.cumsum([0, *map(len, ids)]).astype(np.int64),
         }
-        self.logged.append((task, made, columns))
+        self.logged.append(LoggedGroup(task, made, columns))
 
     def drop(self) -> None:
         self.roll_out(1)

@@ -14,7 +14,7 @@ from offbeat.runs.report.group_rows import MAX_ROWS
 from offbeat.runs.report.steps import binned, last_of_bins
 from offbeat.runs.report.story import RunStory
 from offbeat.runs.report.timeline import as_bytes
-from offbeat.runs.report.told import prompt_of, rest_of, told_samples
+from offbeat.runs.report.told import pictures_of, prompt_of, rest_of, told_samples
 from offbeat.runs.report.verdicts import NOTHING, duration, verdict_of
 from offbeat.telemetry.metric_table import ROWS
 from offbeat.telemetry.summary import Summary
@@ -191,6 +191,7 @@ def _told(story: RunStory, characters: int) -> Iterator[tuple[str, Facts]]:
             "now": history.now,
             "prompt": prompt_of(rows, story.text),
             "row": rest_of(rows),
+            "pictures": pictures_of(rows),
             "samples": msgspec.to_builtins(samples),
             "moments": [
                 [each.unix_s - story.began_unix_s if each.unix_s else None, each.what, each.detail]
@@ -199,6 +200,7 @@ def _told(story: RunStory, characters: int) -> Iterator[tuple[str, Facts]]:
         }
         left -= sum(len(text) for sample in samples for _, text in sample.spans)
         left -= len(facts["prompt"] or "") + len(facts["row"] or "")
+        left -= sum(len(each["rgb"]) for each in facts["pictures"])
         left -= sum(len(each.detail) for each in history.moments)
         if left < 0:
             return

@@ -3,6 +3,7 @@
 # pyarrow has no types.
 """Text and history of the groups that the page tells: prompt, responses by version, moments."""
 
+import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from offbeat.messages.groups import Receipt
+from offbeat.rollouts.thumbnails import LONGEST_SIDE, THUMBNAILS
 from offbeat.runs.inputs import TOKENIZER
 from offbeat.runs.report.limits import (
     ROLLOUT_BYTES,
@@ -28,7 +30,7 @@ from offbeat.runs.report.limits import (
 
 _COLUMNS: Final = (
     *("prompt_index", "attempt", "sample", "prompt", "prompt_ids", "response_ids"),
-    "prompt_row",
+    *("prompt_row", "pictures"),
 )
 _SAMPLE_CHARACTERS: Final = 4000
 _SAMPLES: Final = 64  # of a group
@@ -160,6 +162,31 @@ def rest_of(rows: BranchesBySample | None) -> str | None:
         return None
     rest = next(iter(rows.values()))[0].get("prompt_row")  # an older log has no such column
     return None if rest is None else str(rest)[:_SAMPLE_CHARACTERS]
+
+
+def pictures_of(rows: BranchesBySample | None) -> list[dict[str, Any]]:
+    """Return the logged pictures of a group, for a page that draws them pixel by pixel.
+
+    One whose bytes are not those of its sides, or with sides longer than a run logs, is left out.
+    """
+    if not rows:
+        return []
+    logged = next(iter(rows.values()))[0].get("pictures")  # an older log has no such column
+    return [
+        each | {"rgb": base64.b64encode(each["rgb"]).decode()}
+        for each in (logged if isinstance(logged, list) else [])[:THUMBNAILS]
+        if _is_picture(each)
+    ]
+
+
+def _is_picture(logged: object) -> bool:
+    """Return whether a run may have logged this: bytes of its sides, which are short."""
+    match logged:
+        case {"height": int(height), "width": int(width), "rgb": bytes(rgb)}:
+            shorter, longer = sorted((height, width))
+            return 0 < shorter <= longer <= LONGEST_SIDE and len(rgb) == 3 * height * width
+        case _:
+            return False
 
 
 def _spans(

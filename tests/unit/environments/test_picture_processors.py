@@ -14,6 +14,7 @@ from transformers import AutoProcessor
 from offbeat.environments.picture_errors import NoPictures, WrongPlaces
 from offbeat.environments.picture_processors import PictureProcessor, load_processor
 from offbeat.messages.media import MediaKind
+from offbeat.rollouts.thumbnails import thumbnails
 from offbeat.transfer_queue.media_columns import columns_of_media
 from tests.support.picture_models import write_gemma3, write_qwen
 
@@ -68,6 +69,16 @@ def test_qwen_is_encoded_as_the_library_does_it_without_its_processor_of_videos(
     whole = write_qwen(tmp_path, family)
     place = "<|vision_start|><|image_pad|><|vision_end|>"
     same(loaded(tmp_path), whole, place, MediaKind.PATCHES)
+
+
+def test_a_person_sees_the_picture_of_a_qwen_as_it_was(tmp_path: Path) -> None:
+    write_qwen(tmp_path, "qwen2_5_vl")
+    picture = noise(64, 32)  # of a size that is not changed
+    (seen,) = thumbnails(loaded(tmp_path).encode("<image>", [picture]).media)
+    pixels = np.frombuffer(seen.rgb, np.uint8).reshape(32, 64, 3).astype(int)
+    # Each channel has a deviation of its own, and contrast is stretched over all of them.
+    correlation = np.corrcoef(pixels.reshape(-1), np.asarray(picture).reshape(-1))[0, 1]
+    assert correlation > 0.99
 
 
 def test_a_picture_that_is_cut_into_tiles_has_a_size_for_each(tmp_path: Path) -> None:

@@ -10,11 +10,15 @@ from structlog.testing import capture_logs
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.rollouts.rollout_log import (
     ROW_CHARACTERS,
+    LoggedGroup,
     RolloutLog,
     file_wait_s,
     rest_of_row,
     table,
 )
+from offbeat.rollouts.thumbnails import thumbnails
+from offbeat.transfer_queue.media_columns import columns_of_media, media_of
+from tests.support.pictures import pixels
 
 
 def finished(prompt_index: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
@@ -76,11 +80,11 @@ def test_every_sample_is_one_row_with_its_text_tokens_reward_and_versions(tmp_pa
 
 def test_what_a_row_has_besides_its_prompt_is_logged_as_text_whatever_it_is() -> None:
     task, receipt, columns = finished(0)
-    assert table([(task, receipt, columns)])["prompt_row"].to_pylist() == [None, None]
+    assert table([LoggedGroup(task, receipt, columns)])["prompt_row"].to_pylist() == [None, None]
     data = {"prompt": "1+1=", "messages": [], "answer": 2, "when": object, "odd": "\ud800é"}
     prompt = msgspec.structs.replace(task.prompt, data=data)
     with_row = msgspec.structs.replace(task, prompt=prompt)
-    (text, again) = table([(with_row, receipt, columns)])["prompt_row"].to_pylist()
+    (text, again) = table([LoggedGroup(with_row, receipt, columns)])["prompt_row"].to_pylist()
     assert text == again == '{"answer": 2, "when": "<class \'object\'>", "odd": "?é"}'
     assert len(rest_of_row({"answer": "x" * 10_000}) or "") == ROW_CHARACTERS
 
@@ -91,7 +95,7 @@ def test_every_branch_of_a_sample_is_a_row_of_its_own() -> None:
     merged = msgspec.structs.replace(
         receipt, **one, finish_reasons=("stop",), kept_kv=(), statuses=(), failures=(), retries=()
     )
-    rows = table([(task, merged, columns)]).to_pylist()
+    rows = table([LoggedGroup(task, merged, columns)]).to_pylist()
     assert [row["response_ids"] for row in rows] == [[7], [8, 9]]
     assert [(row["sample"], row["branch"], row["reward"]) for row in rows] == [
         (0, 0, 1.0),
@@ -221,3 +225,12 @@ def test_a_disk_that_refuses_is_counted(tmp_path: Path) -> None:
         assert log.not_logged == 3
 
     asyncio.run(main())
+
+
+def test_the_first_row_of_a_group_has_small_copies_of_its_pictures() -> None:
+    task, receipt, columns = finished(0)
+    pictured = {**columns, **columns_of_media(pixels((3, 32, 32)))}
+    small = thumbnails(media_of(pictured))
+    first, second = table([LoggedGroup(task, receipt, columns, small)])["pictures"].to_pylist()
+    assert [len(each["rgb"]) for each in first] == [32 * 32 * 3]
+    assert second is None

@@ -4,16 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from msgspec.structs import replace
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.rollouts.rollout_log import table
+from offbeat.rollouts.rollout_log import LoggedGroup, table
 from offbeat.runs.inputs import keep_tokenizer
 from offbeat.runs.report import told
 from offbeat.runs.report.told import (
     TokenText,
     logged_rows,
+    pictures_of,
     prompt_of,
     rest_of,
     token_text,
@@ -35,7 +38,7 @@ def logged(directory: Path, made: Receipt, branches: list[list[int]]) -> Path:
     }
     (directory / "rollouts").mkdir(exist_ok=True)
     path = directory / "rollouts" / f"{made.prompt_index}-{made.attempt}.parquet"
-    pq.write_table(table([(task, made, columns)]), path)
+    pq.write_table(table([LoggedGroup(task, made, columns)]), path)
     return path
 
 
@@ -105,3 +108,33 @@ def test_the_tokenizer_is_the_run_s_copy_or_that_of_its_exported_model_or_recipe
     assert token_text(tmp_path, str(model)).of([5]) != "[5]"
     keep_tokenizer(model, tmp_path)
     assert token_text(tmp_path, "no/such/model").of([5]) != "[5]"
+
+
+def test_a_group_is_shown_with_small_copies_of_its_pictures(tmp_path: Path) -> None:
+    made = receipt(3, 1, 7)
+    path = logged(tmp_path, made, [[1, 2, 3, 4, 5], [11, 12, 13, 14, 15, 16, 17, 18, 19]])
+    assert pictures_of(logged_rows(tmp_path, [3])[0][3, 1]) == []
+    rows = pq.read_table(path).to_pylist()
+    rows[0]["pictures"] = [{"height": 1, "width": 2, "rgb": b"abcdef"}]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    shown = pictures_of(logged_rows(tmp_path, [3])[0][3, 1])
+    assert shown == [{"height": 1, "width": 2, "rgb": "YWJjZGVm"}]
+    assert pictures_of(None) == []
+
+
+@pytest.mark.parametrize(
+    "pictures",
+    [
+        None,
+        "<img src=x>",
+        [{"height": 1, "width": 2, "rgb": b"abcde"}],
+        [{"height": 0, "width": 2, "rgb": b""}],
+        [{"height": 1, "width": 97, "rgb": b"a" * 291}],
+        [{"height": 2**31, "width": 2**31, "rgb": b"abc"}],
+        [{"height": None, "width": 1, "rgb": b"abc"}],
+        [{"height": 1, "width": 1}],
+        ["<svg/>"],
+    ],
+)
+def test_a_file_that_no_run_has_written_shows_no_picture(pictures: object) -> None:
+    assert pictures_of({0: [{"pictures": pictures}]}) == []

@@ -10,6 +10,7 @@ function drawStory(run, index) {
   }
   box.append(el('p', {}, told.now));
   if (told.prompt != null) box.append(el('h4', {}, 'Prompt'), el('pre', { class: 'text' }, told.prompt || '(empty)'));
+  if (told.pictures.length) box.append(el('h4', {}, 'Its pictures, small, as the model reads them'), el('div', {}, told.pictures.map(picture)));
   if (told.row != null) box.append(el('h4', {}, 'Its row besides the text'), el('pre', { class: 'text' }, told.row));
   const oldest = Math.min(...told.samples.flatMap(sample => sample.spans.map(([version]) => version)));
   if (told.samples.length) {
@@ -18,6 +19,18 @@ function drawStory(run, index) {
   }
   box.append(el('h4', {}, 'What became of it'), el('ol', { class: 'moments' }, told.moments.map(([at, what, detail]) =>
     el('li', {}, el('span', { class: 'dim number' }, at == null ? '' : seconds(at)), el('b', {}, what), el('span', {}, detail)))));
+}
+
+/* Drawn pixel by pixel: no decoder of the browser reads bytes of a run. */
+function picture({ height, width, rgb }) {
+  const canvas = el('canvas', { class: 'picture', height, width }), context = canvas.getContext('2d');
+  const image = context.createImageData(width, height), values = atob(rgb);
+  for (let at = 0; at < height * width; at++) {
+    for (let channel = 0; channel < 3; channel++) image.data[4 * at + channel] = values.charCodeAt(3 * at + channel);
+    image.data[4 * at + 3] = 255;
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
 }
 
 const shadeOf = (version, oldest) => `v${Math.min(version - oldest, 3)}`;

@@ -1,0 +1,82 @@
+"""Small copies of a prompt's pictures, made of the values that the model reads.
+
+They are for people who look at a run. Made of numbers, not of the files: no byte of a file that
+somebody else wrote gets into the run directory or to a page.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.messages.media import Media, MediaKind
+
+THUMBNAILS: Final = 4
+"""Pictures of a prompt that are copied; of one that is cut into tiles, the first tiles."""
+
+LONGEST_SIDE: Final = 96
+_MERGED: Final = 2  # patches of a side that Qwen-VL merges, and sends next to each other
+_CHANNELS: Final = 3
+
+
+class Thumbnail(NamedTuple):
+    """A picture of at most 96 pixels a side."""
+
+    height: int
+    width: int
+    rgb: bytes  # height * width * 3, row by row
+
+
+def thumbnails(media: Media | None) -> list[Thumbnail]:
+    """Return small copies of the first pictures; contrast is stretched to the whole range."""
+    if media is None:
+        return []
+    pictures = _pixels(media) if media.kind is MediaKind.PIXELS else _joined_patches(media)
+    return [_small(picture) for picture, _ in zip(pictures, range(THUMBNAILS), strict=False)]
+
+
+def _pixels(media: Media) -> Iterator[NDArray[Any]]:
+    start = 0
+    for size in media.sizes.tolist():
+        end = start + math.prod(size)
+        yield media.values[start:end].reshape(size)
+        start = end
+
+
+def _joined_patches(media: Media) -> Iterator[NDArray[Any]]:
+    """Yield the first frame of each picture; nothing where the patches are of another layout."""
+    grids = media.sizes.tolist()
+    length = len(media.values) // sum(map(math.prod, grids))
+    frames = next((f for f in (2, 1) if _side(length, f)), 0)
+    start = 0
+    for t, rows, columns in grids:
+        end = start + t * rows * columns * length
+        if not frames or t != 1 or rows % _MERGED or columns % _MERGED:
+            return
+        side, cells = _side(length, frames), (rows // _MERGED, columns // _MERGED)
+        shape = (*cells, _MERGED, _MERGED, _CHANNELS, frames, side, side)
+        patches = media.values[start:end].reshape(shape)[..., 0, :, :]
+        # To channel, then row of cells, row in a cell, row in a patch, and the same of columns.
+        yield patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(_CHANNELS, rows * side, columns * side)
+        start = end
+
+
+def _side(length: int, frames: int) -> int:
+    """Return the side of a patch of so many values, 0 if it has none."""
+    pixels, rest = divmod(length, _CHANNELS * frames)
+    side = math.isqrt(pixels)
+    return 0 if rest or side * side != pixels else side
+
+
+def _small(picture: NDArray[Any]) -> Thumbnail:
+    """Return a thumbnail of [channels, height, width]."""
+    step = math.ceil(max(picture.shape[1:]) / LONGEST_SIDE)
+    few = picture[:, ::step, ::step].astype(np.float64)
+    if len(few) != _CHANNELS:
+        few = np.repeat(few.mean(axis=0, keepdims=True), _CHANNELS, axis=0)
+    low, high = few.min(), few.max()
+    scaled = (few - low) * (255 / (high - low) if high > low else 0)
+    rgb = np.rint(scaled).astype(np.uint8).transpose(1, 2, 0)
+    return Thumbnail(rgb.shape[0], rgb.shape[1], rgb.tobytes())
