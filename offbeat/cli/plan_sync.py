@@ -12,6 +12,8 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.planning.grid_text import parse_grid
 from offbeat.planning.sync_plan import MIB, NothingToPlan, SyncLayouts, layouts_of, plan_of
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.reshard.errors import LayoutRefused
+from offbeat.weight_sync.reshard.grid import ModelGrid
 
 _PIECE_BYTES = 64 * MIB
 
@@ -47,11 +49,19 @@ def _layouts(
     if recipe is None:
         if model is None or not senders or not receivers:
             raise NothingToPlan("give a RECIPE, or all of --model, --senders and --receivers")
-        grids = parse_grid(senders), parse_grid(receivers)
+        grids = _grid("--senders", senders), _grid("--receivers", receivers)
         return SyncLayouts(model, WirePolicy(), *grids, per_machine, _PIECE_BYTES)
     found = layouts_of(read_or_exit(recipe, overrides).config, per_machine)
     if model is not None:
         found = replace(found, model=model, policy=WirePolicy())
     if senders:
-        found = replace(found, senders=parse_grid(senders))
-    return replace(found, receivers=parse_grid(receivers)) if receivers else found
+        found = replace(found, senders=_grid("--senders", senders))
+    return replace(found, receivers=_grid("--receivers", receivers)) if receivers else found
+
+
+def _grid(option: str, text: str) -> ModelGrid:
+    """Return the grid of an option; what is wrong with it names the option."""
+    try:
+        return parse_grid(text)
+    except LayoutRefused as refused:
+        raise refused.of(option) from refused

@@ -21,6 +21,8 @@ from offbeat.weight_sync.reshard.plan import RankMachines, ReshardPlan, plan_res
 
 MIB: Final = 1 << 20
 _GB: Final = 1e9
+_VLLM_VOCABULARY: Final = 64
+"""Rows of the vocabulary that vLLM pads to a multiple of, before it cuts them over its ranks."""
 _LINKS: Final = ("network", "machine", "shared copy")
 
 
@@ -194,7 +196,9 @@ def _receivers(config: RunConfig) -> ModelGrid:
     if generator.backend != "vllm":
         return ModelGrid(data=generator.engines)
     vllm = generator.vllm
+    is_padded = vllm.tensor_parallel > 1 and _VLLM_VOCABULARY % vllm.tensor_parallel == 0
     return ModelGrid(
+        vocabulary_multiple=_VLLM_VOCABULARY // vllm.tensor_parallel if is_padded else 1,
         tensor=vllm.tensor_parallel,
         pipeline=vllm.pipeline_parallel,
         data=generator.engines,

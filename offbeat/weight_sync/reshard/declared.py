@@ -10,10 +10,11 @@ not exist yet has names and shapes alone, so it declares how trainers and engine
     vocabulary  first axis, padded to equal numbers of rows     embedding, output head
     segments    first axis in segments that are cut each alone  input of a state space layer
     whole       every rank                                      norms, routers, what MLA compresses to
+    no rule     every rank                                      whatever else a model has
     expert      one of these, for one expert, over expert and expert-tensor ranks
 
-What no rule knows is whole on every receiver: that costs bytes and is never wrong. A sender, which
-has to hold it somewhere, holds it whole as well.
+What no rule knows is whole on every receiver: that costs bytes and is never wrong, and the bytes are
+counted apart. A sender, which has to hold it somewhere, holds it whole as well.
 """
 
 import re
@@ -39,6 +40,10 @@ _RULES: Final[tuple[tuple[str, Cut], ...]] = (
     (r"(o|down|out)_proj\.weight", "columns"),
     (r"mixer\.(in_proj|conv1d)\.(weight|bias)", "segments"),
     (r"mixer\.(A_log|D|dt_bias|norm\.weight)", "rows"),
+    (r"(o|down|out)_proj\.bias", "whole"),
+    (r"\w*norm\w*\.(weight|bias)", "whole"),
+    (r"gate\.(weight|e_score_correction_bias)", "whole"),
+    (r"(q_a_proj|kv_a_proj_with_mqa|fc\d+_latent_proj)\.(weight|bias)", "whole"),
 )
 _CUTS: Final[tuple[tuple[re.Pattern[str], Cut], ...]] = tuple(
     (re.compile(rf"(?:.*\.)?{pattern}"), cut) for pattern, cut in _RULES
@@ -81,22 +86,37 @@ def placed(
     Receivers take the tensors of state space layers whole: engines rearrange them as they load.
 
     Raises:
-        LayoutRefused: Parallel sizes do not divide a tensor, or a tensor is in no known stage.
+        LayoutRefused: Parallel sizes of one side, which it names, do not divide a tensor, or a
+            tensor is in no known stage.
     """
     order = sorted(
-        enumerate(tensors), key=lambda each: (_stages(each[1].name, sizes, source)[0], each[0])
+        enumerate(tensors), key=lambda each: (_first_stage(each[1].name, sizes, source), each[0])
     )
     return [
         PlacedTensor(
             each.name,
             each.shape,
             each.itemsize,
-            placement(each, sizes, source),
-            placement(each, sizes, target, rearranges=True),
+            _on_side("senders", each, sizes, source),
+            _on_side("receivers", each, sizes, target),
             kind_of(each.name),
         )
         for _, each in order
     ]
+
+
+def _first_stage(name: str, sizes: ModelSizes, source: ModelGrid) -> int:
+    try:
+        return _stages(name, sizes, source)[0]
+    except LayoutRefused as refused:
+        raise refused.of("senders") from refused
+
+
+def _on_side(side: str, tensor: DeclaredTensor, sizes: ModelSizes, grid: ModelGrid) -> Placement:
+    try:
+        return placement(tensor, sizes, grid, rearranges=side == "receivers")
+    except LayoutRefused as refused:
+        raise refused.of(f"{side}, {tensor.name}") from refused
 
 
 def kind_of(name: str) -> str:
@@ -105,7 +125,8 @@ def kind_of(name: str) -> str:
         return "experts"
     if _STATE_SPACE.fullmatch(name):
         return "state space"
-    return "vocabulary" if _cut_of(name) == "vocabulary" else "dense"
+    cut = _known_cut(name)
+    return "no rule" if cut is None else "vocabulary" if cut == "vocabulary" else "dense"
 
 
 def placement(
@@ -138,10 +159,12 @@ def placement(
 
 
 def _cut_of(name: str) -> Cut:
-    for pattern, cut in _CUTS:
-        if pattern.fullmatch(name):
-            return cut
-    return "whole"
+    return _known_cut(name) or "whole"
+
+
+def _known_cut(name: str) -> Cut | None:
+    """Return the cut of a tensor that some rule knows."""
+    return next((cut for pattern, cut in _CUTS if pattern.fullmatch(name)), None)
 
 
 def _stages(name: str, sizes: ModelSizes, grid: ModelGrid) -> tuple[int, ...]:

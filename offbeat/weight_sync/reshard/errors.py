@@ -23,9 +23,14 @@ class LayoutRefused(OffbeatError):
     what: str
     got: str
     want: str
+    where: str = ""  # senders or receivers, and the tensor; empty: known to the caller
+
+    def of(self, where: str) -> "LayoutRefused":
+        """Return this error with the side, or the tensor, that is at fault."""
+        return LayoutRefused(self.what, self.got, self.want, where)
 
     def __str__(self) -> str:
-        return f"{self.what} is {self.got}, expected {self.want}"
+        return f"{self.where and f'{self.where}: '}{self.what} is {self.got}, expected {self.want}"
 
 
 class LayoutNotRecorded(OffbeatError):

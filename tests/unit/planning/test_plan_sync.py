@@ -62,7 +62,8 @@ def test_a_megatron_recipe_of_vllm_engines_is_planned_by_its_own_sizes() -> None
     done = plan_sync(QUICKSTART, *args)
     assert done.exit_code == 0, done.output
     assert "senders    4 ranks: tensor 2, data 2, expert_tensor 1\n" in done.stdout
-    assert "receivers  2 ranks: tensor 2\n" in done.stdout
+    assert "receivers  2 ranks: tensor 2, vocabulary_multiple 32\n" in done.stdout
+    assert "no rule" not in done.stdout
 
 
 def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
@@ -80,9 +81,14 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
         ([], "give a RECIPE, or all of --model, --senders and --receivers"),
         ([LORA], "trainer.lora sends the adapters alone. Set sync.adapter=merged"),
         ([STUB], "trainer.backend is stub, which has no weights"),
-        ([QUICKSTART, "--senders", "tp=2"], "size is 'tp', expected one of tensor, pipeline"),
+        (
+            [QUICKSTART, "--senders", "tp=2"],
+            "--senders: size is 'tp', expected one of tensor, pipeline",
+        ),
         ([QUICKSTART, "--senders", "tensor=x"], "tensor is 'x', expected a positive number"),
-        ([QUICKSTART, "--senders", "tensor=3"], "tensor is 3, expected a divisor of"),
+        ([QUICKSTART, "--senders", "tensor=3"], "senders, model.layers.0."),
+        ([QUICKSTART, "--receivers", "tensor=3"], "tensor is 3, expected a divisor of"),
+        ([QUICKSTART, "--receivers", "tensor=3"], "receivers, model.layers.0."),
         ([QUICKSTART, "--model", "nowhere/config.json"], "nowhere/config.json: cannot be read"),
     ],
 )

@@ -1,5 +1,6 @@
 """Placements that are declared by name, beside what the trainer and torch really hold."""
 
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -147,6 +148,18 @@ def test_a_cut_within_an_attention_head_is_refused(name: str, tensor: int, want:
     assert placement(weight, sizes, ModelGrid(tensor=2)).at(1)
 
 
+def test_the_side_whose_sizes_do_not_divide_a_tensor_is_named_with_the_tensor() -> None:
+    sizes, fits = ModelSizes(8, key_value_heads=6, attention_heads=14), ModelGrid(tensor=2)
+    weight = DeclaredTensor("model.layers.0.self_attn.q_proj.weight", (64, 4), 2)
+    for side, grids in (
+        ("senders", (ModelGrid(tensor=4), fits)),
+        ("receivers", (fits, ModelGrid(tensor=4))),
+    ):
+        with pytest.raises(LayoutRefused) as refused:
+            placed([weight], sizes, *grids)
+        assert str(refused.value).startswith(f"{side}, {weight.name}: tensor is 4, expected")
+
+
 def test_a_state_space_input_is_cut_segment_by_segment_and_received_whole() -> None:
     sizes = ModelSizes(8, 2, segments=(16, 16, 4, 4, 8), state_space_groups=2)
     tensor = DeclaredTensor("model.layers.0.mixer.in_proj.weight", (48, 4), 2)
@@ -172,7 +185,11 @@ def test_what_no_rule_knows_is_whole_on_every_receiver() -> None:
     ("name", "kind"),
     [
         ("model.layers.3.mlp.experts.7.up_proj.weight", "experts"),
-        ("model.layers.3.mlp.experts.7.up_proj.weight_scale_inv", "dense"),
+        ("model.layers.3.mlp.experts.7.up_proj.weight_scale_inv", "no rule"),
+        ("model.layers.3.self_attn.q_norm.weight", "dense"),
+        ("model.layers.3.mlp.gate.e_score_correction_bias", "dense"),
+        ("model.layers.3.self_attn.something_new.weight", "no rule"),
+        ("model.norm.weight", "dense"),
         ("model.layers.3.mlp.shared_experts.up_proj.weight", "dense"),
         ("lm_head.weight", "vocabulary"),
         ("model.layers.0.mixer.conv1d.bias", "state space"),
