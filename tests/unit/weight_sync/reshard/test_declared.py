@@ -1,6 +1,5 @@
 """Placements that are declared by name, beside what the trainer and torch really hold."""
 
-
 import pytest
 import torch
 from hypothesis import given, settings
