@@ -1,9 +1,24 @@
 """Times and rates of all incarnations so far, from a run's journal."""
 
+from typing import Final
+
 import msgspec
 
-from offbeat.controller.events import Event, Opened, Served, StepApplied
+from offbeat.controller.events import (
+    Admitted,
+    Claimed,
+    Committed,
+    Dispatched,
+    Event,
+    Opened,
+    Returned,
+    Served,
+    StepApplied,
+    StepIntent,
+)
 from offbeat.controller.run_costs import RunCosts
+
+_OF_GROUPS: Final = frozenset({Admitted, Dispatched, Committed, Returned, Claimed, StepIntent})
 
 
 class History(msgspec.Struct):
@@ -49,6 +64,8 @@ class History(msgspec.Struct):
             if self.serving:
                 self.serving_s += spent_s
         self.at_s = event.unix_s
+        if type(event) in _OF_GROUPS:  # most records: nothing below is about them
+            return
         self.tally.take(event)
         if isinstance(event, Served):
             self.serving = True
