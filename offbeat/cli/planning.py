@@ -47,6 +47,26 @@ def plan_sync(
 
 
 @planning_app.command()
+def plan(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory with some steps.")],
+    overrides: OverridesArgument = None,
+    length_scale: Annotated[
+        float, typer.Option("--length-scale", help="Factor of the lengths of responses.")
+    ] = 1.0,
+    length_spread: Annotated[
+        float,
+        typer.Option("--length-spread", help="Factor of how far they spread; 0: all are equal."),
+    ] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Predict what other settings would do to the speed of a run, from its own times."""
+    from offbeat.cli.plan import plan_or_exit as predicted_or_exit
+
+    text = predicted_or_exit(run, overrides or [], length_scale, length_spread, as_json=as_json)
+    typer.echo(text, nl=False)
+
+
+@planning_app.command()
 def sweep(  # noqa: PLR0917 -- the options of a command line
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,

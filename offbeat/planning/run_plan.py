@@ -1,0 +1,201 @@
+"""``offbeat plan``: what other settings would do to a run, by its own times."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from offbeat.config.loader import load_recipe
+from offbeat.config.problems import ConfigError
+from offbeat.config.run import RunConfig
+from offbeat.planning.measured_run import MeasuredRun, measured_run
+from offbeat.planning.prediction import NotPlanned, Pace, predict
+from offbeat.planning.virtual_ports import Costs, GroupWork
+from offbeat.runs.directory import CONFIG
+
+Predict = Callable[[RunConfig, Costs, Sequence[GroupWork]], Pace]
+"""``predict``, or what a test puts in its place."""
+
+_STALENESS: Final = (0, 1, 2, 4)
+_NEAR_BEST: Final = 0.03  # a smaller staleness is better, as long as it costs no more than this
+_UNSURE: Final = 0.15  # of the time of a step; a run that is not predicted better is no basis
+
+
+class PlannedChange(msgspec.Struct, frozen=True):
+    """Predicted pace of the run with other settings, corrected by the error for the run itself."""
+
+    overrides: list[str]
+    pace: Pace
+    speedup: float  # samples per second, over those that were measured
+
+
+class RunPlan(msgspec.Struct, frozen=True):
+    """A run, the prediction of it, and of what other settings would do to it."""
+
+    run: str
+    measured: Pace
+    predicted: Pace
+    error: float  # of the predicted time of a step, over the measured one
+    changes: list[PlannedChange]
+    advice: str
+    explained: float  # of the variance of the groups' times, by tokens and load
+
+    def to_json(self) -> str:
+        """Encode as indented JSON with a final newline."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+
+    def to_text(self) -> str:
+        """Format as a table, with what it rests on."""
+        rows = [("as it was", self.measured, "measured")]
+        rows.append(("the same, predicted", self.predicted, f"{self.error:+.0%} a step"))
+        rows += [
+            (" ".join(each.overrides), each.pace, f"{each.speedup - 1:+.0%} samples/s")
+            for each in self.changes
+        ]
+        width = max(len(name) for name, _, _ in rows)
+        head = f"{'':<{width}}  s/step  samples/s  staleness  trainer waits  engines idle"
+        lines = [self.run, head, *(_row(name, pace, note, width) for name, pace, note in rows)]
+        return "\n".join([*lines, "", *self._notes()]) + "\n"
+
+    def _notes(self) -> Iterator[str]:
+        yield self.advice
+        if abs(self.error) > _UNSURE:
+            yield (
+                f"The planner does not predict this run itself ({self.error:+.0%} a step), so little "
+                "rests on the rest: something that it does not know takes the time."
+            )
+        if self.explained:
+            yield (
+                f"Engines: tokens and sequences side by side explain {self.explained:.0%} of the "
+                "groups' times."
+            )
+        else:
+            yield (
+                "Engines: tokens do not explain the groups' times, so these are drawn as they were; "
+                "more engines or groups do not change them."
+            )
+        yield (
+            "Not in it: prefill and prefix cache, preemption, memory, cores that engines and trainer "
+            "share, checkpoints, evaluations, learning. A step's time in the trainer grows with its "
+            "groups, but for a tenth."
+        )
+
+
+def plan_run(
+    run_dir: Path,
+    overrides: Sequence[str] = (),
+    *,
+    length_scale: float = 1.0,
+    length_spread: float = 1.0,
+    predict: Predict = predict,
+) -> RunPlan:
+    """Predict a run itself, then with ``overrides`` or, without any change, with common ones.
+
+    ``length_scale`` multiplies the groups' lengths; ``length_spread`` the deviation of their
+    logarithm from its mean.
+
+    Raises:
+        NotPlanned: The run has not trained enough steps, or cannot be imitated.
+        ConfigError: An override does not fit.
+        NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
+    """
+    run = measured_run(run_dir)
+    base = predict(run.config, run.costs, run.work)
+    error = base.step_s / run.pace.step_s - 1
+    work = _reshaped(run.work, length_scale, length_spread)
+    is_reshaped = (length_scale, length_spread) != (1.0, 1.0)
+    lengths = [f"lengths x {length_scale:g}, spread x {length_spread:g}"] if is_reshaped else []
+    if overrides or is_reshaped:
+        asked = [(list(overrides), _with(run_dir, overrides))]
+    else:
+        asked = list(_common(run_dir, run.config))
+    changes = list[PlannedChange]()
+    for change, config in asked:
+        pace = _corrected(predict(config, run.costs, work), error)
+        speedup = pace.samples_per_s / run.pace.samples_per_s
+        changes.append(PlannedChange([*change, *lengths], pace, speedup))
+    return RunPlan(
+        str(run_dir), run.pace, base, error, changes, _advice(run, changes), run.explained
+    )
+
+
+def _with(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
+    return load_recipe(run_dir / CONFIG, list(overrides), dry_run=True).config
+
+
+def _common(run_dir: Path, config: RunConfig) -> Iterator[tuple[list[str], RunConfig]]:
+    """Yield the changes that are tried without a request: staleness, step size, engines."""
+    bounds = [each for each in _STALENESS if each != config.sampler.max_staleness]
+    groups, engines = config.groups_per_step, config.generator.engines
+    tried = [f"sampler.max_staleness={bound}" for bound in bounds]
+    tried += [f"groups_per_step={count}" for count in (groups // 2, groups * 2) if count]
+    tried += [f"generator.engines={count}" for count in (engines // 2, engines * 2) if count]
+    for change in tried:
+        try:
+            yield [change], _with(run_dir, [change])
+        except ConfigError:
+            continue  # it does not fit the rest of the recipe
+
+
+def _corrected(pace: Pace, error: float) -> Pace:
+    """Return a predicted pace without the relative error that the run itself was predicted with."""
+    return msgspec.structs.replace(
+        pace,
+        step_s=pace.step_s / (1 + error),
+        samples_per_s=pace.samples_per_s * (1 + error),
+        trainer_waits_s=pace.trainer_waits_s / (1 + error),
+    )
+
+
+def _reshaped(work: Sequence[GroupWork], scale: float, spread: float) -> list[GroupWork]:
+    """Return work of other lengths.
+
+    Raises:
+        NotPlanned: A factor is no positive number.
+    """
+    if not 0 < scale < math.inf or not 0 <= spread < math.inf:
+        problem = f"lengths cannot be multiplied by {scale:g}, nor their spread by {spread:g}"
+        raise NotPlanned(problem, "Use a scale above 0 and a spread of at least 0")
+    logs = [math.log(max(each, 1e-9)) for group in work for each in group.sequences]
+    mean = math.fsum(logs) / len(logs)
+
+    def reshaped(length: float) -> float:
+        return scale * math.exp(mean + spread * (math.log(max(length, 1e-9)) - mean))
+
+    return [
+        GroupWork(
+            tuple(map(reshaped, group.sequences)),
+            group.outside_s,
+            group.prompt_tokens,
+            group.response_tokens,
+        )
+        for group in work
+    ]
+
+
+def _advice(run: MeasuredRun, changes: Sequence[PlannedChange]) -> str:
+    """Return a sentence on the smallest staleness that costs next to nothing."""
+    own = run.config.sampler.max_staleness
+    rates = {own: run.pace.samples_per_s}
+    for change in changes:
+        key, _, value = (
+            change.overrides[0].partition("=") if len(change.overrides) == 1 else ("",) * 3
+        )
+        if key == "sampler.max_staleness":
+            rates[int(value)] = change.pace.samples_per_s
+    if len(rates) == 1:
+        return "Without changes, other bounds of staleness, step sizes and numbers of engines are tried."
+    best = max(rates.values())
+    least = min(bound for bound, rate in rates.items() if rate >= best * (1 - _NEAR_BEST))
+    if least == own:
+        return f"sampler.max_staleness={own}, as it is, is the least within 3 % of the best speed."
+    return f"sampler.max_staleness={least} is the least within 3 % of the best speed."
+
+
+def _row(name: str, pace: Pace, note: str, width: int) -> str:
+    return (
+        f"{name:<{width}}  {pace.step_s:>6.3g}  {pace.samples_per_s:>9.4g}  {pace.staleness:>9.2f}  "
+        f"{pace.trainer_waits_s:>11.3g} s  {pace.engines_idle:>12.0%}  {note}"
+    )

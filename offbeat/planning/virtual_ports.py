@@ -1,0 +1,292 @@
+"""Ports of the controller that take measured times on a virtual clock, and do nothing else.
+
+engine      sequences share its pace: the more decode side by side, the slower each of them
+trainer     serves calls one by one: a part of the step for each group, the rest in ``finish``
+journal     adds up what it is handed, as the journal of a run does
+"""
+# ruff: noqa: ARG002 - a port takes what it is handed, and these look at little of it
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from offbeat.config.loss_spec import LossSpec
+from offbeat.controller.aggregates import RunAggregates
+from offbeat.controller.events import Event
+from offbeat.controller.steps_after import StepsAfter
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask, VersionSpans
+from offbeat.messages.training import (
+    Checkpoint,
+    Chunk,
+    ChunkResult,
+    PreparedColumns,
+    StepResult,
+    TrainerState,
+)
+from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+
+FINISH_SHARE: Final = 0.1
+"""Part of a step's time that does not depend on its groups: the optimizer, and what surrounds it."""
+
+_BEGAN: Final = 1.0  # the virtual clock's 0 as a time of day; 0 would mean that none is known
+_LEAST: Final = 1e-9  # of work: a sequence without any would end before it began
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """Work of one group: a number per sequence, in tokens or in seconds."""
+
+    sequences: tuple[float, ...]
+    outside_s: float = 0.0  # in environment, reward and transit
+    prompt_tokens: int = 64  # of a sample, and those of its response: they decide on chunks
+    response_tokens: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Times of a run's parts. One of ``n`` sequences takes ``alone + shared * n`` s per unit of work."""
+
+    alone: float
+    shared: float
+    step_s: float  # of a step of ``groups`` groups in the trainer, calls included
+    groups: int
+    publish_s: float
+    load_s: float  # from a release until an engine serves it
+    pause_s: float  # of it, the engine decodes nothing
+    slots: int | None = None  # sequences that an engine decodes side by side; None: any number
+
+
+class VirtualJournal:
+    """Journal that keeps nothing but what its records add up to."""
+
+    def __init__(self) -> None:
+        self.aggregates = RunAggregates()
+
+    def append(self, event: Event) -> None:
+        now_s = _BEGAN + asyncio.get_running_loop().time()
+        self.aggregates.take(msgspec.structs.replace(event, unix_s=now_s))
+
+    async def barrier(self) -> None: ...
+    async def steps_after(self, version: int) -> StepsAfter:
+        return StepsAfter((), ())
+
+
+class VirtualPrompts:
+    """Prompts without content or end."""
+
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        return Prompt(prompt_index, 0, prompt_index, {})
+
+
+class NoMetrics:
+    """Telemetry that drops everything."""
+
+    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None: ...
+
+
+class SharedEngine:
+    """Engine whose sequences share its pace.
+
+    ``progress`` is the work that one sequence would have done since the start had it always been
+    running; a sequence ends once it has grown by its own work. So an engine has one timer, however
+    many sequences it decodes.
+    """
+
+    def __init__(self, name: str, costs: Costs) -> None:
+        self.name, self.version = name, -1
+        self._costs = costs
+        self._served = [-1]  # versions, in the order they came
+        self._progress, self._at_s = 0.0, 0.0
+        self._ends = list[tuple[float, int, _Group]]()
+        self._waiting = deque[tuple[float, _Group]]()
+        self._running = self._count = self._loads = 0
+        self._timer: Any = None
+
+    async def state(self, fence: Fence) -> EngineState:
+        return EngineState(self.name, "virtual", self.version, "", 0, 0, 0.0, 0)
+
+    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
+        """Serve a release after its time; decode nothing during the last part of it."""
+        costs = self._costs
+        await asyncio.sleep(max(0.0, costs.load_s - costs.pause_s))
+        self._change(lambda: self._count_load(1))
+        await asyncio.sleep(min(costs.pause_s, costs.load_s))
+        self._change(lambda: self._count_load(-1))
+        self._served.append(release.version)
+        self.version = release.version
+        return WeightsAck(
+            self.name,
+            "virtual",
+            epoch,
+            release.version,
+            release.digest,
+            costs.load_s,
+            costs.pause_s,
+        )
+
+    async def decode(self, work: GroupWork) -> VersionSpans:
+        """Decode the sequences of a group; return the versions they went through."""
+        first = len(self._served) - 1
+        group = _Group(len(work.sequences), asyncio.get_running_loop().create_future())
+        self._change(lambda: self._waiting.extend((each, group) for each in work.sequences))
+        try:
+            await group.done
+        except asyncio.CancelledError:
+            self._change(lambda: self._remove(group))
+            raise
+        versions = self._served[first:]
+        tokens = max(len(versions), work.response_tokens)
+        bounds = [tokens * at // len(versions) for at in range(len(versions) + 1)]
+        return tuple((v, b - a) for v, (a, b) in zip(versions, pairwise(bounds), strict=True))
+
+    async def restart(self) -> None: ...
+    async def retire(self) -> None: ...
+    async def close(self) -> None: ...
+
+    # --- sharing ---------------------------------------------------------------------------------
+
+    def _count_load(self, change: int) -> None:
+        self._loads += change
+
+    def _remove(self, group: "_Group") -> None:
+        running = sum(each is group for _, _, each in self._ends)
+        self._ends = [entry for entry in self._ends if entry[2] is not group]
+        heapq.heapify(self._ends)
+        self._waiting = deque(entry for entry in self._waiting if entry[1] is not group)
+        self._running -= running
+
+    def _change(self, change: Callable[[], None]) -> None:
+        """Bring the sequences up to now, change something, and set the timer anew."""
+        loop = asyncio.get_running_loop()
+        if self._running and not self._loads:
+            self._progress += (loop.time() - self._at_s) / self._pace_s()
+        self._at_s = loop.time()
+        while self._ends and self._ends[0][0] <= self._progress + _LEAST:
+            _, _, group = heapq.heappop(self._ends)
+            self._running -= 1
+            group.left -= 1
+            if not group.left and not group.done.done():
+                group.done.set_result(None)
+        change()
+        while self._waiting and (self._costs.slots is None or self._running < self._costs.slots):
+            work, group = self._waiting.popleft()
+            self._count += 1
+            self._running += 1
+            heapq.heappush(self._ends, (self._progress + max(work, _LEAST), self._count, group))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ends and not self._loads:
+            left = max(0.0, self._ends[0][0] - self._progress)
+            self._timer = loop.call_later(left * self._pace_s(), self._change, _nothing)
+
+    def _pace_s(self) -> float:
+        return self._costs.alone + self._costs.shared * self._running
+
+
+@dataclass(eq=False)
+class _Group:
+    left: int  # sequences that have not ended
+    done: "asyncio.Future[None]"
+
+
+def _nothing() -> None:
+    """Change nothing: only time has passed."""
+
+
+class VirtualRollouts:
+    """Sends each group to its engine, and waits for its environment."""
+
+    def __init__(
+        self, engines: Mapping[str, SharedEngine], work: Sequence[GroupWork], first: int
+    ) -> None:
+        """``work`` is given out in its order from ``first`` on, and again from its beginning.
+
+        So a run meets the lengths in the order in which the measured one met them.
+        """
+        self._engines, self._work, self._first = engines, work, first
+
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, None]:
+        work = self._work[(self._first + task.prompt_index) % len(self._work)]
+        spans = await self._engines[task.engine].decode(work)
+        await asyncio.sleep(work.outside_s)
+        return _receipt(task, spans, work.prompt_tokens), None
+
+    async def close(self) -> None: ...
+
+
+def _receipt(task: RolloutTask, spans: VersionSpans, prompt_tokens: int) -> Receipt:
+    """Return the receipt of a group whose samples all have the same response."""
+    n, tokens = task.samples, sum(count for _, count in spans)
+    return Receipt(
+        prompt_index=task.prompt_index,
+        attempt=task.attempt,
+        engine=task.engine,
+        engine_incarnation="virtual",
+        rewards=tuple(float(sample % 2) for sample in range(n)),
+        prompt_tokens=(prompt_tokens,) * n,
+        response_tokens=(tokens,) * n,
+        valid_tokens=(tokens,) * n,
+        finish_reasons=("stop",) * n,
+        version_spans=(spans,) * n,
+        columns=("prompt_ids", "response_ids"),
+        payload_bytes=1,
+        sampling=task.sampling,
+    )
+
+
+class VirtualTrainer:
+    """Trainer that serves one call at a time, in the order they were made."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.version = 0
+        self._costs = costs
+        self._turn = asyncio.Lock()
+
+    async def state(self, fence: Fence) -> TrainerState:
+        return TrainerState(1, self.version, self.version, 0, 0, "")
+
+    async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
+        count = len(chunk.prompt_indices)
+        return PreparedColumns(("policy_logprobs",), (8,) * count, (None,) * count)
+
+    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None: ...
+    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
+        groups, costs = len(chunk.prompt_indices), self._costs
+        cost_s = costs.step_s * (1 - FINISH_SHARE) * groups / costs.groups
+        await self._serve(cost_s)
+        return ChunkResult(chunk.tokens, groups, 1, cost_s)
+
+    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+        await self._serve(self._costs.step_s * FINISH_SHARE)
+        self.version += 1
+        return StepResult(
+            applied=True, loss=0.0, grad_norm=1.0, learning_rate=1e-6, tokens=1, sequences=1,
+            chunks=1, metrics={}, compute_s=self._costs.step_s,
+        )  # fmt: skip
+
+    async def abort_train_step(self, fence: Fence, key: StepKey) -> None: ...
+    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
+        await self._serve(self._costs.publish_s)
+        return WeightRelease(version, f"digest-{version}", None, (), 0)
+
+    async def save(self, fence: Fence, step: int) -> None: ...
+    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+        return Checkpoint(version, f"digest-{version}", 0)
+
+    async def restore(self, fence: Fence, at_most: int) -> TrainerState:
+        return await self.state(fence)
+
+    async def restart(self) -> None: ...
+    async def close(self) -> None: ...
+
+    async def _serve(self, cost_s: float) -> None:
+        async with self._turn:
+            await asyncio.sleep(cost_s)
