@@ -151,6 +151,7 @@ class Moves(RuleBasedStateMachine):
             assert self.run.sampler.in_flight_to_cancel(self.run.view, predictive=True) == []
 
     trains_all = True
+    rounds_per_step = 1
 
     def teardown(self) -> None:
         """From wherever the moves led, once nothing fails any more every group is trained."""
@@ -161,7 +162,9 @@ class Moves(RuleBasedStateMachine):
         rounds = len(left) // run.groups_per_step + 12
         for _ in range(rounds):
             before = run.trainer_version
-            run.round()
+            for _ in range(self.rounds_per_step):
+                if run.trainer_version == before:
+                    run.round()
             assert run.trainer_version == before + 1, "the step in progress was completed"
         if self.trains_all:
             assert not left & set(run.ledger.groups)

@@ -18,6 +18,10 @@ class CountingFifoMoves(DiscardingMoves):
 
 
 class DiscardAtConsumptionMoves(DiscardingMoves):
+    """All its places may be taken by groups in flight that are too old: one round throws them away."""
+
+    rounds_per_step = 2
+
     def make(self, groups_per_step: int, max_staleness: int, lookahead: int) -> Sampler:
         return DiscardAtConsumption(groups_per_step, max_staleness, 1.0 + lookahead)
 
