@@ -132,6 +132,7 @@ class DrawnBytes:
     version: int = 0
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     encode: Callable[[str], list[int]] = encode
+    end: int = END
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         sampling = request.sampling
@@ -160,7 +161,7 @@ class DrawnBytes:
     def _ended(self, ids: list[int], sampling: SamplingParams) -> tuple[list[int], str]:
         matcher = StopMatcher(template().decode, sampling.stop) if sampling.stop else None
         for length, token in enumerate(ids, 1):
-            if token == END or token in sampling.stop_token_ids:
+            if token == self.end or token in sampling.stop_token_ids:
                 return ids[:length], "stop"
             if matcher is not None and matcher.push(token):
                 return ids[:length], STOPPED_AT_STRING
