@@ -45,7 +45,7 @@ class DigitPrompts(RowPrompts):
 
 def is_drawn(named: object) -> bool:
     """Return whether a row names its picture by what it is drawn from."""
-    return isinstance(named, dict)
+    return isinstance(named, dict) and "seed" in named
 
 
 def drawn(named: object) -> "Image":

@@ -11,6 +11,7 @@ processes (``killable``), so that a failure costs at most one group.
 from collections.abc import Sequence
 
 from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.picture_rows import without_content
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.reward_failure import group_failure
 from offbeat.environments.reward_value import NamedRewards
@@ -56,6 +57,6 @@ class FunctionReward(SingleTurn):
             self._tokenizer.decode(ids, skip_special_tokens=True) for ids in content_ids(result)
         ]
         try:
-            return await self._pool.score(task.prompt.data, responses)
+            return await self._pool.score(without_content(task.prompt.data), responses)
         except RewardFailed as error:
             raise group_failure(task, error, error.reason) from error

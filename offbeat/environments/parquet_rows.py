@@ -5,8 +5,9 @@
 # pyright: reportUnknownVariableType=false
 # pyarrow has no types.
 
+import base64
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
@@ -31,11 +32,14 @@ class UnreadableParquet(OffbeatError):
         return self.problem
 
 
-def parquet_rows(file: BinaryIO, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def parquet_rows(
+    file: BinaryIO, columns: Sequence[str] = (), pictures: Container[str] = ()
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of an open file as plain values, in its order.
 
     Only ``columns`` are read, all if none are named. A null is no key: a Parquet row has a place
-    for every column, and a struct for every field.
+    for every column, and a struct for every field. In the columns ``pictures`` a value may be the
+    bytes of a file, alone or as field ``bytes``; they become ``{"bytes": text in base64}``.
 
     Raises:
         UnreadableParquet: The file is damaged or changes meanwhile, lacks a column, or has one that
@@ -44,17 +48,22 @@ def parquet_rows(file: BinaryIO, columns: Sequence[str] = ()) -> Iterator[dict[s
     before = _version(file)
     try:
         parquet = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-        names = _checked_columns(parquet.schema_arrow, columns)
+        names = _checked_columns(parquet.schema_arrow, columns, pictures)
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
             for row in batch.to_pylist():
-                yield _without_nulls(row)
+                yield {
+                    key: _picture(value) if key in pictures else value
+                    for key, value in _without_nulls(row).items()
+                }
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UnreadableParquet(f"is no readable Parquet file: {error}") from error
     if _version(file) != before:
         raise UnreadableParquet("was changed while it was read")
 
 
-def _checked_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
+def _checked_columns(
+    schema: pa.Schema, columns: Sequence[str], pictures: Container[str]
+) -> list[str]:
     names = cast("list[str]", schema.names)
     if missing := [column for column in columns if column not in names]:
         raise UnreadableParquet(f"has no column {missing[0]!r} (columns: {', '.join(names)})")
@@ -64,12 +73,39 @@ def _checked_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
                 f"has column {name!r} {names.count(name)} times (columns: {', '.join(names)}); "
                 "give each a name of its own"
             )
-        if not _is_plain(schema.field(name).type):
+        kind = schema.field(name).type
+        if not (_is_plain(kind) or (name in pictures and _is_picture(kind))):
             raise UnreadableParquet(
                 f"has column {name!r} of type {schema.field(name).type}, which no prompt can hold; "
                 "name the columns that are needed"
             )
     return list(dict.fromkeys(columns)) or names
+
+
+def _is_picture(kind: pa.DataType) -> bool:
+    """Return whether values are bytes, structs of ``bytes`` and plain fields, or lists of these."""
+    if kinds.is_list(kind) or kinds.is_large_list(kind):
+        return _is_picture(kind.value_type)
+    if kinds.is_struct(kind):
+        fields = [kind.field(place) for place in range(kind.num_fields)]
+        return all(
+            _is_bytes(each.type) if each.name == "bytes" else _is_plain(each.type)
+            for each in fields
+        )
+    return _is_bytes(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return kinds.is_binary(kind) or kinds.is_large_binary(kind)
+
+
+def _picture(value: Any) -> Any:  # noqa: ANN401 - what names a picture, or a list of it
+    if isinstance(value, list):
+        return [_picture(each) for each in cast("list[Any]", value)]
+    content = cast("dict[str, Any]", value).get("bytes") if isinstance(value, dict) else value
+    if isinstance(content, bytes):
+        return {"bytes": base64.b64encode(content).decode()}
+    return cast("dict[str, Any]", value).get("path") if isinstance(value, dict) else value
 
 
 def _is_plain(kind: pa.DataType) -> bool:

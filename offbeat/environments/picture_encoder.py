@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from offbeat.config.sections.images import ImagesConfig
 from offbeat.environments.digits import drawn, is_drawn
 from offbeat.environments.picture_errors import BadPicture
-from offbeat.environments.picture_rows import names_pictures, picture_bytes, pictures_of
+from offbeat.environments.picture_rows import names_pictures, picture_bytes, pictures_of, shown
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.groups import Prompt
@@ -51,7 +51,7 @@ class PictureEncoder:
         named = pictures_of(prompt.data)
         if len(named) > (most := self._images.max_pictures):
             problem = f"is one of {len(named)}; environment.images.max_pictures is {most}"
-            raise BadPicture(f"{named[most]!r:.80}", problem)
+            raise BadPicture(shown(named[most]), problem)
         pictures = [self._picture(prompt, each) for each in named]
         text: Any = prompt.data.get("messages", prompt.data.get("prompt"))
         encoded = self._processor.encode(text, pictures)
@@ -71,8 +71,8 @@ class PictureEncoder:
         try:
             content = picture_bytes(prompt, picture, int(self._images.max_file_mib * _MIB))
         except OSError as error:
-            raise EnvironmentUnavailable(f"picture {picture!r:.200}: {error}") from error
-        return decoded(str(picture), content, self._images.max_pixels)
+            raise EnvironmentUnavailable(f"picture {shown(picture)!r:.200}: {error}") from error
+        return decoded(shown(picture), content, self._images.max_pixels)
 
     def _check_bytes(self, prompt: Prompt, media: Media) -> None:
         nbytes = media_bytes(media)
@@ -82,7 +82,7 @@ class PictureEncoder:
                 f"takes {nbytes / _MIB:.4g} MiB as the model reads it, with all pictures of its "
                 f"prompt; environment.images.max_mib is {most:g}"
             )
-            raise BadPicture(str(pictures_of(prompt.data)[0]), problem)
+            raise BadPicture(shown(pictures_of(prompt.data)[0]), problem)
 
 
 def media_bytes(media: Media) -> int:

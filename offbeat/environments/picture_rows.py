@@ -1,32 +1,34 @@
 """Finds the pictures that a prompt names, and reads the bytes of those in files.
 
 A row names pictures under ``image``, or a list under ``images``: each is the path of a file,
-relative to the folder of the data file. Nothing is fetched from an address, and no path leaves the
-folder, not by a link either: the rows of a data set are other people's input.
+relative to the folder of the data file, or ``{"bytes": base64}``, which a Parquet file has as
+bytes. Nothing is fetched from an address, and no path leaves the folder, not by a link either: the
+rows of a data set are other people's input.
 """
 
+import base64
 import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from offbeat.environments.picture_errors import BadPicture
 from offbeat.messages.groups import Prompt
 
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_KEYS: Final = ("image", "images")
+PICTURE_KEYS: Final = ("image", "images")
 
 
 def names_pictures(row: Mapping[str, object]) -> bool:
     """Return whether a row names pictures."""
-    return any(row.get(key) is not None for key in _KEYS)
+    return any(row.get(key) is not None for key in PICTURE_KEYS)
 
 
 def pictures_of(row: Mapping[str, object]) -> Sequence[object]:
     """Return what names the pictures of a row, in their order; empty where there are none."""
-    single, several = (row.get(key) for key in _KEYS)
+    single, several = (row.get(key) for key in PICTURE_KEYS)
     if single is not None:
         return [single]
     return cast("Sequence[object]", several or [])
@@ -34,7 +36,7 @@ def pictures_of(row: Mapping[str, object]) -> Sequence[object]:
 
 def pictures_problem(row: Mapping[str, object], most: int) -> str | None:
     """Return why the pictures of a row cannot be used, without looking at a file; None: they can."""
-    single, several = (row.get(key) for key in _KEYS)
+    single, several = (row.get(key) for key in PICTURE_KEYS)
     if single is not None and several is not None:
         return "has both 'image' and 'images'; give one"
     if several is not None and (not isinstance(several, list) or not several):
@@ -71,14 +73,16 @@ def _problem_of_messages(messages: object) -> str | None:
 
 
 def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
-    """Return the content of a picture's file.
+    """Return the content of a picture, from its file or from the row itself.
 
     Raises:
-        BadPicture: The path leads out of the folder of the data file; the file is missing, is no
+        BadPicture: The bytes in the row are no base64, or too many; the path leads out of the folder of the data file; the file is missing, is no
             regular file, or is too large.
         OSError: The file system is at fault, not the file.
     """
-    name = str(picture)
+    name = shown(picture)
+    if (content := _content(picture)) is not None:
+        return _decoded(name, content, max_bytes)
     if problem := _problem_of_name(picture):
         raise BadPicture(name, problem)
     if not prompt.folder:
@@ -102,6 +106,48 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
     return content
 
 
+def without_content(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row for a reader of its text: of bytes that it holds, how many they are."""
+    if not names_pictures(row):
+        return dict(row)
+    brief = {
+        key: [_brief(each) for each in cast("list[object]", row[key])]
+        if isinstance(row[key], list)
+        else _brief(row[key])
+        for key in PICTURE_KEYS
+        if key in row
+    }
+    return {**row, **brief}
+
+
+def shown(picture: object) -> str:
+    """Return what names a picture, for people."""
+    content = _content(picture)
+    return str(picture) if content is None else f"of {len(content) * 3 // 4} bytes in its row"
+
+
+def _brief(picture: object) -> object:
+    return picture if _content(picture) is None else shown(picture)
+
+
+def _content(picture: object) -> str | None:
+    """Return the text of a picture that the row holds itself; None of any other."""
+    match picture:
+        case {"bytes": str(content)}:
+            return content
+        case _:
+            return None
+
+
+def _decoded(name: str, content: str, max_bytes: int) -> bytes:
+    if len(content) * 3 // 4 > max_bytes + 2:  # of padding
+        raise BadPicture(name, f"is too large; at most {max_bytes} bytes are read")
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError as error:
+        raise BadPicture(name, f"is no base64: {error}") from error
+
+
 def _opened(path: str, flags: int) -> int:
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -109,6 +155,8 @@ def _opened(path: str, flags: int) -> int:
 
 def _problem_of_name(picture: object) -> str | None:
     """Return why this cannot name a picture; None: it can."""
+    if _content(picture) is not None:
+        return None
     if not isinstance(picture, str) or not picture or "\0" in picture:
         return "is no path of a file"
     if _ADDRESS.match(picture):

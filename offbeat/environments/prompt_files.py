@@ -17,7 +17,7 @@ import msgspec
 
 from offbeat.config.hub_path import is_on_hub
 from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commit
-from offbeat.environments.picture_rows import names_pictures
+from offbeat.environments.picture_rows import PICTURE_KEYS, names_pictures
 from offbeat.environments.prompts import RowPrompts
 from offbeat.environments.row_store import RowStore
 from offbeat.messages.failures import OffbeatError
@@ -194,7 +194,8 @@ class _Reader:
 
         self._digest.update(hashlib.file_digest(file, "sha256").digest())
         try:
-            rows = parquet_rows(file, tuple(self._columns.values()))
+            named = {self._columns.get(key, key) for key in PICTURE_KEYS}
+            rows = parquet_rows(file, tuple(self._columns.values()), named)
             for number, fields in enumerate(rows, start=1):
                 yield self._from_parquet(path, number, fields)
         except UnreadableParquet as error:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
+from offbeat.environments.picture_rows import without_content
 from offbeat.messages.groups import Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.rollouts.thumbnails import Thumbnail, thumbnails
 from offbeat.run_files.files import Files
@@ -276,7 +277,8 @@ _FIELDS: Final = {
 
 def rest_of_row(data: Mapping[str, Any]) -> str | None:
     """Return the keys of a prompt's row besides its text as JSON, cut to ``ROW_CHARACTERS``."""
-    rest = {key: value for key, value in data.items() if key not in {"prompt", "messages"}}
+    shown = without_content(data).items()
+    rest = {key: value for key, value in shown if key not in {"prompt", "messages"}}
     if not rest:
         return None
     text = json.dumps(rest, ensure_ascii=False, default=str)[:ROW_CHARACTERS]

@@ -1,9 +1,12 @@
 """The rows of a data set are other people's input: a path stays in its folder, nothing is fetched."""
 
+import base64
 import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from offbeat.environments.picture_errors import BadPicture
@@ -12,7 +15,9 @@ from offbeat.environments.picture_rows import (
     picture_bytes,
     pictures_of,
     pictures_problem,
+    without_content,
 )
+from offbeat.environments.prompt_files import FilePrompts
 from offbeat.messages.groups import Prompt
 
 MOST = 1024
@@ -142,3 +147,49 @@ def test_messages_have_places_for_the_pictures_of_their_row() -> None:
     content = [PART, {"type": "text", "text": "What is it?"}]
     row = {"image": "a.png", "messages": [{"role": "user", "content": content}]}
     assert pictures_problem(row, 1) is None
+
+
+IN_ROW = {"bytes": base64.b64encode(b"a picture").decode()}
+
+
+def test_a_row_may_hold_a_picture_itself(folder: Path) -> None:
+    assert pictures_problem({"prompt": "<image>", "image": IN_ROW}, 1) is None
+    assert content(folder, IN_ROW) == b"a picture"
+    assert picture_bytes(Prompt(0, 0, 0, {}), IN_ROW, 9) == b"a picture"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("A" * 4096, "is too large; at most 1024 bytes"), ("no base64!", "is no base64")],
+)
+def test_a_picture_in_its_row_has_the_limits_of_a_file(folder: Path, text: str, told: str) -> None:
+    with pytest.raises(BadPicture, match=f"bytes in its row' {told}"):
+        content(folder, {"bytes": text})
+
+
+def test_a_reward_and_a_log_read_how_many_bytes_a_row_holds_and_not_the_bytes() -> None:
+    row = {"prompt": "<image>", "images": [IN_ROW, "a.png"], "answer": 7}
+    assert without_content(row) == row | {"images": ["of 9 bytes in its row", "a.png"]}
+    assert without_content({"prompt": "1+1="}) == {"prompt": "1+1="}
+
+
+def files_of(path: Path, values: Any, **options: Any) -> list[dict[str, Any]]:
+    pq.write_table(pa.table(values), path)
+    prompts = FilePrompts([path], shuffle=False, seed=0, epochs=1, **options)
+    return [prompt.data for index in range(prompts.rows) if (prompt := prompts.prompt(index))]
+
+
+def test_a_parquet_file_holds_pictures_as_bytes_as_structs_or_in_lists(tmp_path: Path) -> None:
+    path, image = tmp_path / "rows.parquet", b"a picture"
+    text = {"prompt": ["<image>"]}
+    as_struct = [{"bytes": image, "path": "a.png"}]
+    assert files_of(path, text | {"image": [image]})[0]["image"] == IN_ROW
+    assert files_of(path, text | {"image": as_struct})[0]["image"] == IN_ROW
+    assert files_of(path, text | {"images": [as_struct]})[0]["images"] == [IN_ROW]
+    by_path = pa.array(
+        [{"bytes": None, "path": "a.png"}],
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    )
+    assert files_of(path, text | {"image": by_path})[0]["image"] == "a.png"
+    renamed = {"prompt": "prompt", "image": "picture"}
+    assert files_of(path, text | {"picture": [image]}, columns=renamed)[0]["image"] == IN_ROW

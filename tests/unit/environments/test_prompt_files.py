@@ -182,7 +182,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
         ({"text": ["a"]}, r"parquet:1: .*neither of 'prompt' and 'messages' \(keys: text\)"),
         ({"prompt": ["a", None]}, r"parquet:2: .*neither of 'prompt' and 'messages'"),
         ({"prompt": ["a"], "x": [float("nan")]}, "parquet:1: holds a number that is not finite"),
-        ({"prompt": ["a"], "image": [b"png"]}, "column 'image' of type binary, which no prompt"),
+        ({"prompt": ["a"], "blob": [b"png"]}, "column 'blob' of type binary, which no prompt"),
         ({"prompt": ["a"], "when": [[date(2020, 1, 1)]]}, "column 'when' of type list"),
         ({"prompt": pa.array([], pa.string())}, "holds no rows"),
         ({"prompt": ["a" * (17 * 2**20)]}, "parquet:1: has more than 16 MiB"),
