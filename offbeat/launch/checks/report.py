@@ -13,6 +13,7 @@ from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.mixture import environment_views, environment_weights, text_in
 from offbeat.config.run import RunConfig
 from offbeat.environments.hub_files import HubFilesError
+from offbeat.launch.checks.activations import check_activations
 from offbeat.launch.checks.agent import check_agent
 from offbeat.launch.checks.checkpoints import check_checkpoints
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
@@ -73,7 +74,10 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
     unused = [
         ok("recipe", f"not used, another choice by name was made: {key}") for key in loaded.dropped
     ]
-    findings = [ok("recipe", str(loaded.recipe)), *unused, *find(config, run_dir)]
+    found = [*find(config, run_dir)]
+    if not any(each.level is Level.ERROR for each in found):  # it runs the model without memory
+        found += check_activations(config, this_machine())
+    findings = [ok("recipe", str(loaded.recipe)), *unused, *found]
     for finding in findings:
         word, rest = str(finding).split(" ", 1)
         typer.echo(f"{typer.style(word, fg=_COLOURS[finding.level])} {rest}")

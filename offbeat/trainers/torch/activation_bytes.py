@@ -1,0 +1,131 @@
+"""Memory that a microbatch takes beyond weights and gradients, without taking it.
+
+torch runs the trainer's own forward and backward pass on tensors without memory (``FakeTensorMode``)
+and counts what is alive at a time (``MemTracker``). So recomputed layers, a chunked head and every
+family of models are counted as they are computed, not by a formula for each.
+"""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch and transformers declare some functions without types.
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.distributed._tools.mem_tracker import MemTracker
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.model_proof.plain import attend_by
+from offbeat.multimodal.auto_class import auto_class_of
+from offbeat.trainers.batches.packing import PackedRows
+from offbeat.trainers.batches.planner import MicrobatchPlanner
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.torch.flops import model_flops
+from offbeat.trainers.torch.forward import packed_logprobs_and_entropies
+from offbeat.trainers.torch.model import (
+    call_to_pair_ratio,
+    linear_to_pair_ratio,
+    vocabulary,
+)
+from offbeat.trainers.torch.proof import RowProof
+from offbeat.trainers.torch.recompute import recompute_layers
+from offbeat.transfer_queue.schema import Columns
+
+_COUNTED_APART: Final = ("PARAM", "BUFFER", "GRAD")
+_FEW_LAYERS: Final = (1, 2)
+"""Layers of the models that are run: memory is linear in their number, and a run takes seconds."""
+
+
+def activation_bytes(
+    config: PreTrainedConfig,
+    groups: Sequence[Columns],
+    trainer: TorchTrainerConfig,
+    dtype: torch.dtype,
+    proof: RowProof,
+) -> tuple[int, tuple[int, int]] | None:
+    """Return the bytes of the largest microbatch of the groups, and its rows and tokens per row.
+
+    Counted is what is alive at the worst moment of forward and backward pass, on one rank, while
+    the gradients of all weights exist. None: the model has experts, or what a pass computes depends
+    on its values, or its layers cannot be recomputed.
+    """
+    with torch.device("meta"):
+        if model_flops(auto_class_of(config).from_config(config)) is None:
+            return None
+    layers = config.get_text_config(decoder=True).num_hidden_layers
+    try:
+        measured = [
+            _measured(_shortened(config, few), groups, trainer, dtype, proof)
+            for few in sorted({min(each, layers) for each in _FEW_LAYERS})
+        ]
+    except (DataDependentOutputException, DynamicOutputShapeException, UntrainableModel):
+        return None
+    (first, shape), (last, _) = measured[0], measured[-1]
+    return first + (layers - 1) * (last - first), shape
+
+
+def _shortened(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
+    short = type(config).from_dict(config.to_dict())
+    text = short.get_text_config(decoder=True)
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
+    return short
+
+
+def _measured(
+    config: PreTrainedConfig,
+    groups: Sequence[Columns],
+    trainer: TorchTrainerConfig,
+    dtype: torch.dtype,
+    proof: RowProof,
+) -> tuple[int, tuple[int, int]]:
+    tracker = MemTracker()
+    # The inputs of a microbatch have memory, which is little.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = auto_class_of(config).from_config(config, dtype=dtype)
+        attend_by(model, proof.attention)
+        if trainer.activation_checkpointing:
+            recompute_layers(model)
+        packed = largest_microbatch(model, groups, trainer, proof)
+        tracker.track_external(model)
+        with tracker:
+            for each in model.parameters():
+                each.grad = torch.zeros_like(each)
+            logprobs_N, entropy_N = packed_logprobs_and_entropies(
+                model, packed, 1.0, plain_head=proof.plain_head
+            )
+            (logprobs_N.sum() + entropy_N.sum()).backward()
+    (peak,) = tracker.get_tracker_snapshot("peak").values()
+    held = sum(value for kind, value in peak.items() if _name(kind) in _COUNTED_APART)
+    rows, tokens = packed.input_ids_RT.shape
+    return peak["Total"] - held, (rows, tokens)
+
+
+def largest_microbatch(
+    model: PreTrainedModel,
+    groups: Sequence[Columns],
+    trainer: TorchTrainerConfig,
+    proof: RowProof,
+) -> PackedRows:
+    """Return the microbatch of the groups with most tokens, padding included."""
+    planner = MicrobatchPlanner(
+        trainer.max_tokens_per_microbatch,
+        proof.shared_prompt,
+        linear_to_pair_ratio(model),
+        vocabulary(model),
+        call_pairs=call_to_pair_ratio(model) if proof.split else None,
+    )
+    _, microbatches = planner.cut(groups, only_trained=True)
+    return max(microbatches, key=lambda each: each.input_ids_RT.size)
+
+
+def _name(kind: object) -> str:
+    return str(kind).rpartition(".")[2]
