@@ -17,6 +17,7 @@ from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_images import image_backend_clashes, image_clashes
 from offbeat.config.crosschecks_layout import layout_clashes
 from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
+from offbeat.config.crosschecks_moe import moe_clashes
 from offbeat.config.crosschecks_rewards import (
     reward_budget_clashes,
     reward_call_clashes,
@@ -369,6 +370,7 @@ _ALWAYS = (
     algorithm_clashes,
     schedule_clashes,
     _adapters_leave_nothing_to_freeze,
+    moe_clashes,
     run_dir_clashes,
     mixture_clashes,
     in_each_environment(_user_code_is_named),

@@ -6,6 +6,7 @@ from typing import Final
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.lora import LoraConfig
+from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.rollout import OnFailedSample
 from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig
 from offbeat.config.sections.trainer import (
@@ -133,6 +134,13 @@ def freeze_patterns(config: RunConfig) -> tuple[str, ...]:
     """Return the patterns of names of parameters that are not trained; empty: all are trained."""
     trainer = config.trainer
     return trainer.freeze if isinstance(trainer, TorchTrainerConfig) else ()
+
+
+def moe_of(config: RunConfig) -> MoeConfig | None:
+    """Return how the run balances experts; None: it leaves them to the loss."""
+    trainer = config.trainer
+    moe = None if trainer.backend == "stub" else trainer.moe
+    return moe if moe is not None and (moe.has_losses or moe.bias_update_rate) else None
 
 
 def trainer_replicas(trainer: TrainerConfig) -> int:

@@ -95,6 +95,21 @@ _TRAIN: Final[tuple[_Row, ...]] = (
      "Prompts are too easy or too hard; change the data, or draw more samples per group."),
 )
 
+_MOE: Final[tuple[_Row, ...]] = (
+    ("moe/load_max", "1", "last",
+     "Tokens of the busiest expert of any layer over the mean of its layer, after the last optimizer step.",
+     "Far above 1: ranks wait for that expert's rank. Set trainer.moe.bias_update_rate or load_balancing_coef."),
+    ("moe/load_max_mean", "1", "last",
+     "The same of each layer, mean over the layers.",
+     "As moe/load_max; if only that one is high, it is one layer."),
+    ("moe/router_entropy", "nats/token", "last",
+     "Entropy of the scores over which a router chooses, mean over tokens and layers.",
+     "A fall to nearly 0: routers no longer explore; raise trainer.moe.z_loss_coef."),
+    ("moe/idle_experts", "fraction", "last",
+     "Experts of all layers that no token of the step chose.",
+     "Above 0 in long steps: dead experts; raise trainer.moe.load_balancing_coef. In short ones it is chance."),
+)
+
 _OFF_POLICY: Final[tuple[_Row, ...]] = (
     ("off_policy/staleness_mean", "versions", "mean",
      "Weight versions between the oldest token of a sample and its training.",
@@ -377,7 +392,7 @@ _SPEED: Final[tuple[_Row, ...]] = (
 )
 
 ROWS: Final[tuple[_Row, ...]] = (
-    *_TRAIN, *_OFF_POLICY, *_STALENESS, *_ROLLOUT, *_REWARDS, *_ENVIRONMENTS, *_EVAL, *_TIME, *_MEMORY,
+    *_TRAIN, *_MOE, *_OFF_POLICY, *_STALENESS, *_ROLLOUT, *_REWARDS, *_ENVIRONMENTS, *_EVAL, *_TIME, *_MEMORY,
     *_SYNC, *_FLEET, *_SPEED,
 )
 # fmt: on

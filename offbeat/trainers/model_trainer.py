@@ -29,6 +29,7 @@ from offbeat.trainers.backend import Advantages, LogprobColumns, TrainerBackend
 from offbeat.trainers.batches.inputs import loss_tokens
 from offbeat.trainers.batches.packing import Batch, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
+from offbeat.trainers.expert_load import ExpertLoad
 from offbeat.trainers.minibatches import (
     HeldGroups,
     UpdateOutcome,
@@ -117,6 +118,7 @@ class ModelTrainer(TrainerBackend):
         self._dtype = torch_dtype(model.dtype)
         self._sums: StepSums | None = None  # of the open step
         self._held = HeldGroups(1)  # the groups of the open step, if it takes several updates
+        self.expert_load: ExpertLoad | None = None  # of a model with experts; every backend sets it
         self._teacher_path: str | None = None  # of the logprobs that are being computed
 
     def prepare_logprobs(
@@ -158,7 +160,13 @@ class ModelTrainer(TrainerBackend):
 
     def _begin(self, loss: LossSpec) -> None:
         self._sums, self._held = StepSums(loss), HeldGroups(loss.minibatches)
+        self._begin_update()
+
+    def _begin_update(self) -> None:
+        """Prepare for the first microbatch of an optimizer step."""
         self._begin_gradients()
+        if self.expert_load is not None:
+            self.expert_load.begin()
 
     def _accumulate(
         self, groups: Sequence[Columns], advantages: Advantages, minibatches: Sequence[int]
@@ -235,7 +243,7 @@ class ModelTrainer(TrainerBackend):
             tokens=counts.tokens,
             sequences=counts.sequences,
             chunks=sums.chunks,
-            metrics=of_all.totals.metrics | update_metrics(outcomes),
+            metrics=of_all.totals.metrics | update_metrics(outcomes) | self._load_metrics(),
             reason=of_all.reason,
             compute_s=sums.compute_s + took_s,
             speed=counts.speed(self._peak),
@@ -249,7 +257,7 @@ class ModelTrainer(TrainerBackend):
             return
         for groups, advantages in self._held.in_order(step.loss.epochs):
             self._discard_gradients()
-            self._begin_gradients()
+            self._begin_update()
             sums = StepSums(step.loss, of_batch=self._held.advantage_sums)
             result = self._add_groups(groups, advantages, sums)
             sums.count_chunk(result.tokens, result.sequences, 0.0)
@@ -271,7 +279,13 @@ class ModelTrainer(TrainerBackend):
             return norm, f"gradient norm is {norm}"
         step = self.steps_applied + 1
         check_moved(self.peers, movement, step=step, learning_rate=rate, grad_norm=norm)
+        if self.expert_load is not None:
+            self.expert_load.apply(self._router_biases())
         return norm, ""
+
+    def _load_metrics(self) -> dict[str, float]:
+        """Return what the experts did in the last applied optimizer step of the step."""
+        return {} if self.expert_load is None else self.expert_load.take_metrics()
 
     def _drop(self) -> None:
         self._close_sums()
@@ -347,6 +361,10 @@ class ModelTrainer(TrainerBackend):
     @abstractmethod
     def _apply(self, denominator: float, rate: float) -> UpdateResult:
         """Normalise and clip the gradients and update the weights, if the norm is finite."""
+
+    def _router_biases(self) -> list[tuple[int, Tensor]]:
+        """Return this rank's routers that choose experts by a bias: index of the layer, and bias [E]."""
+        return []
 
     @abstractmethod
     def _discard_gradients(self) -> None:

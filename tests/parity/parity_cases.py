@@ -42,6 +42,7 @@ SEVERAL = LossSpec(
 )
 LOSSES = {"tokens": TOKENS, "sequences": SEQUENCES}
 CHUNKS = (1, 2, 8)
+BALANCED = {"load_balancing_coef": 0.5, "z_loss_coef": 0.1, "bias_update_rate": 0.05}
 BOUND = 1e-10
 """Largest relative error in float64."""
 
@@ -62,6 +63,7 @@ class Cut:
     max_tokens: int = 150
     dtype: str = "float64"
     recompute: bool = False
+    moe: dict[str, float] = field(default_factory=dict[str, float])  # balance of the experts
     # A large eps makes a step proportional to its gradient: errors stay as large as they are.
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {"learning_rate": 1e-2, "eps": 1.0, "max_grad_norm": None}

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from offbeat.config.base import Config, default_choice
 from offbeat.config.sections.lora import LoraConfig
+from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 
 
@@ -69,6 +70,9 @@ class _ModelTrainer(_Trainer):
     activation_checkpointing: bool = False
     """Keep only the input of each decoder layer for backward, and compute the layer again there. Much less
     memory for up to a third more work, and the same gradient to the last bit."""
+
+    moe: MoeConfig = MoeConfig()
+    """Balance of experts, for models that have some (docs/moe.md)."""
 
 
 class TorchTrainerConfig(_ModelTrainer):

@@ -6,9 +6,10 @@ torch and transformers, whose import takes seconds, are imported only if a recip
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from offbeat.config.limits import freeze_patterns, lora_of
+from offbeat.config.limits import freeze_patterns, lora_of, moe_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.lora import LoraConfig
+from offbeat.config.sections.moe import MoeConfig
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _DECODING = "decoding"
 _ENDS = "end of samples"
 _ADAPTERS = "adapters"
 _TRAINED = "trained parameters"
+_EXPERTS = "experts"
 
 
 def check_model_proof(config: RunConfig) -> Iterator[Finding]:
@@ -54,6 +56,8 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         yield _adapters(model, lora)
     if patterns := freeze_patterns(config):
         yield _trained(model, patterns)
+    if config.trainer.backend == "torch" and (moe := moe_of(config)) is not None:
+        yield _balanced(model, moe)
     if config.trainer.backend == "torch":
         yield _rows(config, model, shared_prompt=config.trainer.shared_prompt)
     if decodes:
@@ -70,6 +74,18 @@ def _adapters(model: "PreTrainedModel", lora: LoraConfig) -> Finding:
         return error(_ADAPTERS, f"{refused.model} {refused.problem}", f"{refused.fix}.")
     targets = ", ".join(lora.target_modules) or "every linear module but the output head"
     return ok(_ADAPTERS, f"rank {lora.rank}, alpha {lora.alpha:g}, on {targets}")
+
+
+def _balanced(model: "PreTrainedModel", moe: MoeConfig) -> Finding:
+    from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.torch.routing import check_routers, routers_of
+
+    try:
+        check_routers(model, moe)
+    except UntrainableModel as refused:
+        return error(_EXPERTS, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+    chosen = ", ".join(f"{name}={value:g}" for name, value in moe if value)
+    return ok(_EXPERTS, f"{len(routers_of(model))} routers are balanced by {chosen}")
 
 
 def _trained(model: "PreTrainedModel", patterns: Sequence[str]) -> Finding:

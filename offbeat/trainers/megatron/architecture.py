@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from offbeat.config.sections.moe import MoeConfig
 from offbeat.trainers.errors import UntrainableModel
 
 _FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe", "glm4_moe", "dots1")
@@ -60,6 +61,11 @@ class Architecture:
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has experts in the place of one MLP."""
         return self.experts > 0 and layer not in self.dense_layers
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Return the layers that have experts."""
+        return tuple(layer for layer in range(self.layers) if self.has_experts(layer))
 
     @property
     def has_dense_layers(self) -> bool:
@@ -141,6 +147,21 @@ def read_architecture(path: str | Path) -> Architecture:
         routing_groups=values["n_group"] if is_sigmoid else 1,
         routing_groups_per_token=values["topk_group"] if is_sigmoid else 1,
     )
+
+
+def check_balanced(architecture: Architecture, moe: MoeConfig) -> None:
+    """Refuse settings of ``trainer.moe`` that would have no effect on this model.
+
+    Raises:
+        UntrainableModel: It has no experts, or routers without a bias that is to be updated.
+    """
+    if not architecture.experts and (moe.has_losses or moe.bias_update_rate):
+        problem = "has no experts, which trainer.moe would balance"
+        raise UntrainableModel(architecture.name, problem, "Leave trainer.moe out")
+    if moe.bias_update_rate and not architecture.sigmoid_routing:
+        problem = "has routers without a bias, which trainer.moe.bias_update_rate would update"
+        fix = "Set trainer.moe.load_balancing_coef instead"
+        raise UntrainableModel(architecture.name, problem, fix)
 
 
 def _experts(config: PretrainedConfig) -> int:

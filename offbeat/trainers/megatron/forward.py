@@ -22,7 +22,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
-from offbeat.trainers.batches.packing import Ints, PackedRows
+from offbeat.trainers.batches.packing import Bools, Ints, PackedRows
 from offbeat.trainers.megatron.context import summed
 from offbeat.trainers.megatron.groups import context_group, tensor_group
 from offbeat.trainers.megatron.layout import ParallelLayout
@@ -56,6 +56,7 @@ class Forward:
         self._layout, self._vocabulary = layout, vocabulary
         self._device = next(model.parameters()).device
         self._sequence_parallel = model.config.sequence_parallel
+        self._has_experts = model.config.num_moe_experts is not None
 
     def run(
         self,
@@ -91,7 +92,7 @@ class Forward:
             return
         rows, tokens = microbatches[0].input_ids_RT.shape
         get_forward_backward_func()(
-            forward_step_func=partial(self._step, loss),
+            forward_step_func=partial(self._step, loss, counts=backward and self._has_experts),
             data_iterator=iter(microbatches),
             model=[self._wrapped],
             num_microbatches=len(microbatches),
@@ -101,7 +102,7 @@ class Forward:
         )
 
     def _step(
-        self, loss: _Loss, source: Iterator[PackedRows], wrapped: nn.Module
+        self, loss: _Loss, source: Iterator[PackedRows], wrapped: nn.Module, *, counts: bool
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]]:
         packed = next(source)
         share = token_share(packed, self._layout.context_rank, self._layout.grid.context)
@@ -109,7 +110,12 @@ class Forward:
         rotary = cast("PackedRotary", self._model.rotary_pos_emb)
         rotary.positions_RT = None if share.hidden_ROT is None else positions_RO
         with self._only_places(self._tensor(share.predicts_U)):
-            output = wrapped(self._tensor(share.input_ids_RO), positions_RO, self._mask(share))
+            output = wrapped(
+                self._tensor(share.input_ids_RO),
+                positions_RO,
+                self._mask(share),
+                padding_mask=self._uncounted(share) if counts else None,
+            )
         return output, partial(loss, packed, share)
 
     def _loss(
@@ -146,6 +152,17 @@ class Forward:
             return None
         return torch.from_numpy(share.hidden_ROT).to(self._device)[:, None]
 
+    def _uncounted(self, share: TokenShare) -> Tensor:
+        """Return [R, O], True for tokens that do not count as load of the experts.
+
+        With sequence parallelism the first stage leaves the rank its part of them; others do not.
+        """
+        is_left_out_RO = ~self._tensor(share.is_response_RO)
+        if self._sequence_parallel and not self._layout.is_first_stage:
+            parts = is_left_out_RO.chunk(self._layout.grid.tensor, dim=1)
+            return parts[self._layout.tensor_rank].contiguous()
+        return is_left_out_RO
+
     @contextmanager
     def _only_places(self, places_U: Tensor) -> Generator[None]:
         """Restrict the output head to the hidden states [U, 1, H] of these positions in the block."""
@@ -170,5 +187,5 @@ class Forward:
         finally:
             handle.remove()
 
-    def _tensor(self, values: Ints) -> Tensor:
+    def _tensor(self, values: Ints | Bools) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

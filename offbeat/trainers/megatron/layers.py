@@ -95,6 +95,7 @@ def mark_weights(model: nn.Module) -> None:
         axis = dealt_along.get(type(module))
         if axis is None or module.weight is None:
             continue
-        set_tensor_model_parallel_attributes(module.weight, True, axis, 1)  # noqa: FBT003 -- its signature
+        if not hasattr(module.weight, "tensor_model_parallel"):  # marked by megatron-core 0.19
+            set_tensor_model_parallel_attributes(module.weight, True, axis, 1)  # noqa: FBT003 -- its signature
         if isinstance(module, ColumnParallelLinear | RowParallelLinear) and module.is_expert:
             module.weight.allreduce = False  # pyright: ignore[reportAttributeAccessIssue] -- read by name

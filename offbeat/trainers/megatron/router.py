@@ -11,7 +11,7 @@ Legend: T tokens of this rank, E experts, K experts per token, G groups of exper
 # pyright: reportUnknownVariableType=false
 # megatron-core has no types.
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -19,6 +19,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.router import Router
 from torch import Tensor
 
+from offbeat.trainers.expert_load import RouterLoad
 from offbeat.trainers.megatron.architecture import Architecture
 
 _SCORED_IN_A_GROUP: Final = 2  # experts whose scores add up to that of their group
@@ -36,9 +37,12 @@ class ExpertRouter(Router):
         *,
         config: TransformerConfig,
         pg_collection: ProcessGroupCollection | None = None,
+        **options: Any,  # noqa: ANN401 -- of a newer library, for its base class
     ) -> None:
-        super().__init__(config, pg_collection)
+        super().__init__(config, pg_collection, **options)
         self._architecture = architecture
+        self.load: RouterLoad | None = None
+        """Counts and losses of this router while a step is trained; None: it only routes."""
         bias = None
         if architecture.sigmoid_routing:
             device = torch.cuda.current_device()
@@ -46,11 +50,13 @@ class ExpertRouter(Router):
         self.register_buffer("expert_bias", bias)
 
     def forward(self, input: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:  # noqa: A002 -- its name in the library
-        """Return weights [T, E], zero for experts that are not chosen, and the chosen ones [T, E]."""
-        del padding_mask
-        return self.routing(self.gating(input))
+        """Return weights [T, E], zero for experts that are not chosen, and the chosen ones [T, E].
 
-    def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        ``padding_mask``: True for tokens that do not count as load of the experts.
+        """
+        return self.routing(self.gating(input), padding_mask)
+
+    def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return weights and chosen experts of tokens with these logits [..., E]."""
         a = self._architecture
         logits_TE = logits.view(-1, a.experts)
@@ -61,6 +67,13 @@ class ExpertRouter(Router):
             least = _NO_ZERO if a.sigmoid_routing else 0.0
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + least)
         weights_TK = (weights_TK * a.routing_scale).type_as(logits)
+        # Layers that are computed again in the backward pass have no gradients in the first pass.
+        if self.load is not None and padding_mask is not None and torch.is_grad_enabled():
+            if a.sigmoid_routing:
+                scores_TE = scores_TE / scores_TE.sum(-1, keepdim=True)
+            counted_T = ~padding_mask.reshape(-1)
+            self.load.count(scores_TE, chosen_TK, counted_T)
+            weights_TK = self.load.with_losses(weights_TK, logits_TE, scores_TE, counted_T)
         weights_TE = torch.zeros_like(logits_TE).scatter(1, chosen_TK, weights_TK)
         chosen_TE = torch.zeros_like(logits_TE, dtype=torch.bool).scatter(1, chosen_TK, value=True)
         return weights_TE, chosen_TE

@@ -31,7 +31,8 @@ from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows, rows_of
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.megatron.architecture import read_architecture
+from offbeat.trainers.expert_load import SHARES, ExpertLoad
+from offbeat.trainers.megatron.architecture import check_balanced, read_architecture
 from offbeat.trainers.megatron.forward import Forward
 from offbeat.trainers.megatron.gathering import TensorGather
 from offbeat.trainers.megatron.groups import pipeline_group, start_groups
@@ -46,6 +47,7 @@ from offbeat.trainers.megatron.model import (
     weights_of,
 )
 from offbeat.trainers.megatron.parts import BackendParts, optimizer_for
+from offbeat.trainers.megatron.router import ExpertRouter
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.trainers.model_trainer import LossOf, ModelTrainer
 from offbeat.trainers.movement import UpdateResult
@@ -102,8 +104,10 @@ class MegatronTrainer(ModelTrainer):
         self.architecture = read_architecture(model_path)
         run_on_all_ranks(self.peers, "its start", lambda: self.is_first and check_files(model_path))
         self.layout = start_groups(trainer, self.peers)
+        check_balanced(self.architecture, trainer.moe)
         self.transformer = self._description()
         self.model = self._build(self.transformer)
+        self._watch_routers()
         optimizer = self._parts.optimizer or optimizer_for(self._device, self._dtype)
         self.ddp = in_data_parallel(
             self.model,
@@ -217,7 +221,8 @@ class MegatronTrainer(ModelTrainer):
     def _save(self, directory: Path) -> None:
         kinds = {WEIGHTS: self.local_weights, **self.optimizer.state()}
         owned = self.gathering.owned()
-        save_share(directory, dist.get_rank(), owned, kinds, self.optimizer.steps)
+        whole = {} if self.expert_load is None else {SHARES: self.expert_load.state()}
+        save_share(directory, dist.get_rank(), owned, kinds, self.optimizer.steps, whole)
 
     def _load(self, directory: Path) -> None:
         with SavedShares(directory) as saved:
@@ -229,10 +234,14 @@ class MegatronTrainer(ModelTrainer):
                 saved.fill(kind, values, self._trained)
                 kinds[kind] = values
             self.optimizer.load(kinds, saved.steps)
+            if self.expert_load is not None:
+                self.expert_load.state().copy_(saved.whole(SHARES))
 
     def _initialise(self) -> None:
         load_boxes(self.local_weights, self.boxes, self.model_path)
         self.optimizer.reset()
+        if self.expert_load is not None:
+            self.expert_load.reset()
 
     # --- the step --------------------------------------------------------------------------------
 
@@ -246,6 +255,10 @@ class MegatronTrainer(ModelTrainer):
             self.gradients.accumulate(
                 lambda: self._forward.run(microbatches, loss_of, temperature, backward=True)
             )
+
+    def _router_biases(self) -> list[tuple[int, Tensor]]:
+        biases = ((index, router.expert_bias) for index, router in self._routers())
+        return [(index, bias) for index, bias in biases if bias is not None]
 
     @property
     def _is_replica_leader(self) -> bool:
@@ -289,6 +302,27 @@ class MegatronTrainer(ModelTrainer):
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    def _watch_routers(self) -> None:
+        """Let the routers of this stage count what they route, and have losses of their own."""
+        a = self.architecture
+        if not a.experts:
+            return
+        load = ExpertLoad(len(a.expert_layers), a.experts, self._config.moe, self._device)
+        for index, router in self._routers():
+            router.load = load.layer(index)
+        self.expert_load = load
+
+    def _routers(self) -> Iterator[tuple[int, ExpertRouter]]:
+        """Yield the routers of this stage, with their index among all layers of experts."""
+        here = self.layout.grid.layers_of(self.layout.pipeline_rank, self.architecture.layers)
+        indices = [
+            self.architecture.expert_layers.index(each)
+            for each in here
+            if each in self.architecture.expert_layers
+        ]
+        routers = [each for each in self.model.modules() if isinstance(each, ExpertRouter)]
+        yield from zip(indices, routers, strict=True)
 
     def _description(self) -> TransformerConfig:
         return transformer_config(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Self
 
 import torch
@@ -21,6 +22,7 @@ from offbeat.weight_sync.reshard.region import Region, Shape
 
 WEIGHTS: Final = "weight"
 _STEPS: Final = "steps"
+_WHOLE: Final = "whole/"
 _FILES: Final = "share-*.safetensors"
 
 Kinds = Mapping[str, Mapping[str, Tensor]]
@@ -28,9 +30,16 @@ Kinds = Mapping[str, Mapping[str, Tensor]]
 
 
 def save_share(
-    directory: Path, rank: int, boxes: Sequence[TensorBox], kinds: Kinds, steps: int
+    directory: Path,
+    rank: int,
+    boxes: Sequence[TensorBox],
+    kinds: Kinds,
+    steps: int,
+    whole: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
     """Write the boxes that this rank owns, of every kind that has them: a buffer has no moments.
+
+    ``whole``: further tensors by name, which are equal on all ranks.
 
     Raises:
         OSError: The disk failed.
@@ -41,6 +50,7 @@ def save_share(
         for box in boxes
         if box.parameter in values
     }
+    tensors |= {f"{_WHOLE}{name}": each for name, each in whole.items()}
     tensors[_STEPS] = torch.tensor(steps)
     save_tensors(tensors, directory / f"share-{rank:05}.safetensors")
 
@@ -51,6 +61,7 @@ class SavedShares:
     def __init__(self, directory: Path) -> None:
         self._directory, self._stack = directory, ExitStack()
         self._saved = dict[tuple[str, str], list[tuple[Shape, Callable[[], Tensor]]]]()
+        self._whole = dict[str, Callable[[], Tensor]]()
         self.steps = 0
 
     def __enter__(self) -> Self:
@@ -61,7 +72,9 @@ class SavedShares:
             tensors = self._stack.enter_context(saved_tensors(file))
             self.steps = int(tensors[_STEPS])
             for key in tensors:
-                if key != _STEPS:
+                if key.startswith(_WHOLE):
+                    self._whole[key.removeprefix(_WHOLE)] = partial(tensors.__getitem__, key)
+                elif key != _STEPS:
                     kind, name, start = _parsed(key)
                     read = partial(tensors.__getitem__, key)
                     self._saved.setdefault((kind, name), []).append((start, read))
@@ -69,6 +82,16 @@ class SavedShares:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def whole(self, name: str) -> Tensor:
+        """Return a tensor that is equal on all ranks.
+
+        Raises:
+            IncompleteWeights: It is in no file.
+        """
+        if name not in self._whole:
+            raise IncompleteWeights(str(self._directory), name, "is missing")
+        return self._whole[name]()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole weights by Hugging Face name.

@@ -26,6 +26,7 @@ from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PADDING_MICROBATCH, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.expert_load import SHARES
 from offbeat.trainers.model_trainer import LossOf
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.dispatch import pad_microbatches
@@ -49,6 +50,7 @@ from offbeat.trainers.torch.model import (
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
 from offbeat.trainers.torch.proof import prove_sharding
 from offbeat.trainers.torch.recompute import recompute_layers
+from offbeat.trainers.torch.routing import ModelRouting, check_routers
 from offbeat.trainers.torch.sharded_state import (
     load_shards,
     save_shards,
@@ -122,9 +124,12 @@ class TorchTrainer(ReloadableTrainer):
             picture_rules=picture_rules(self._model.config),
         )
         self._flops = model_flops(self._model)
+        check_routers(self._model, trainer.moe)
         self._identity = identity(self._model)
         self._weights = self._cut(self._model, whole)
         del whole
+        self._routing = ModelRouting(self._model, trainer.moe)
+        self.expert_load = self._routing.load
         if self.peers.size > 1:
             prove_sharding(self._model, witness, self._dtype)
             settle(self._model)
@@ -217,6 +222,7 @@ class TorchTrainer(ReloadableTrainer):
             **{f"{_WEIGHT}/{name}": each for name, each in weights.items()},
             **self._optimizer.moments(),
             STEPS: self._optimizer.steps(),
+            **({} if self.expert_load is None else {SHARES: self.expert_load.state()}),
             _RNG: torch.get_rng_state(),
         }
 
@@ -229,6 +235,8 @@ class TorchTrainer(ReloadableTrainer):
         elif whole is not None:
             self._weights.fill(dict(Weights(whole).named()))
         self._optimizer.reset()
+        if self.expert_load is not None:
+            self.expert_load.reset()
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -254,18 +262,23 @@ class TorchTrainer(ReloadableTrainer):
     ) -> None:
         with _settled(self._model):
             for packed in microbatches:
-                logprobs_N, entropy_N = packed_logprobs_and_entropies(
-                    self._model,
-                    packed,
-                    temperature,
-                    self._dtype,
-                    plain_head=self._plain_head,
-                )
-                is_padding = packed is PADDING_MICROBATCH
-                loss = (
-                    logprobs_N.sum() * 0.0 if is_padding else loss_of(packed, logprobs_N, entropy_N)
-                )
-                loss.backward()
+                with self._routing.trained(packed):
+                    logprobs_N, entropy_N = packed_logprobs_and_entropies(
+                        self._model,
+                        packed,
+                        temperature,
+                        self._dtype,
+                        plain_head=self._plain_head,
+                    )
+                    self._routing.forward_done()
+                    if packed is PADDING_MICROBATCH:
+                        loss = logprobs_N.sum() * 0.0
+                    else:
+                        loss = loss_of(packed, logprobs_N, entropy_N)
+                    loss.backward()
+
+    def _router_biases(self) -> list[tuple[int, Tensor]]:
+        return self._routing.biases()
 
     def _apply(self, denominator: float, rate: float) -> UpdateResult:
         return self._optimizer.step(denominator, rate)

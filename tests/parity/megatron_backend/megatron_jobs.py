@@ -30,6 +30,7 @@ from torch import Tensor
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.fences import StepKey
@@ -107,6 +108,7 @@ def make(
             max_tokens_per_microbatch=cut.max_tokens,
             shared_prompt=cut.shared_prompt,
             activation_checkpointing=cut.recompute,
+            moe=MoeConfig.model_validate(cut.moe),
             optimizer=OptimizerConfig.model_validate(cut.optimizer),
         ),
         model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
@@ -218,12 +220,14 @@ def single(path: Path, cut: Cut, step: JobStep) -> Told:
     return outcome(trainer, result)
 
 
-def steps(path: Path, cut: Cut, step: JobStep, count: int, *, late: bool = False) -> list[Told]:
+def steps(
+    path: Path, cut: Cut, step: JobStep, count: int, *, late: bool = False, chunks: int = 2
+) -> list[Told]:
     """Several steps on the same data."""
     trainer = make(path, cut, kind=LateRate if late else MegatronTrainer)
     outcomes = list[Told]()
     for number in range(1, count + 1):
-        outcomes.append(run_step(trainer, step, 2, StepKey(number, number, 0)))
+        outcomes.append(run_step(trainer, step, chunks, StepKey(number, number, 0)))
     return outcomes
 
 

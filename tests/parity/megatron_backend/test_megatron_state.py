@@ -10,7 +10,7 @@ pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
 from megatron_cases import JobStep
 from megatron_world import MegatronWorld
-from parity_cases import BOUND, TOKENS, Step, worst_relative_error
+from parity_cases import BALANCED, BOUND, TOKENS, Step, worst_relative_error
 from parity_cases import MegatronCut as Cut
 
 Models = Callable[[str], Path]
@@ -30,7 +30,11 @@ CHANGES = {
     "ep2-tp2ep2": ("moe", EXPERT, ALL),
     "tp2etp2ep2-tp2dp2ep4": ("moe", ALL, replace(ALL, expert=4, expert_tensor=1)),
     "tp2ep2-tp2": ("moe", replace(ALL, data=1, expert_tensor=1), Cut(tensor=2, sequence=True)),
-    "sigmoid router, ep2-pp2": ("glm4-moe", EXPERT, replace(PIPELINE, stages=(2, 1))),
+    "balanced experts, ep2-pp2": (
+        "glm4-moe",
+        replace(EXPERT, moe=BALANCED),
+        replace(PIPELINE, stages=(2, 1), moe=BALANCED),
+    ),
     "cp2-tp2": ("qwen3-tied", Cut(context=2), TENSOR),
     "pp2 of 2 + 1 layers-1 + 2": (
         "qwen3-3",

@@ -169,7 +169,7 @@ def saved_names(model: Any, directory: Path) -> dict[str, torch.Tensor]:
         ("moe", Cut(tensor=2, expert=2, sequence=True)),
         ("qwen3-3", Cut(pipeline=2, stages=(2, 1))),
         ("qwen3-tied", Cut(context=2)),
-        ("glm4-moe", Cut(data=2, expert=2)),
+        ("glm4-moe", Cut(data=2, expert=2, moe={"bias_update_rate": 0.2})),
     ],
     ids=["1", "t2", "p2d2", "moe-e2", "moe-t2e2", "p2-uneven", "c2", "sigmoid-e2"],
 )

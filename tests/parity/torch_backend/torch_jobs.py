@@ -13,6 +13,7 @@ from torch_backend.torch_bugs import KINDS, Exact, Failing, Injected, Unsharded
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import SchemaError
@@ -32,6 +33,7 @@ def make(peers: Peers, path: Path, cut: Cut, kind: type[TorchTrainer] = Exact) -
             max_tokens_per_microbatch=cut.max_tokens,
             shared_prompt=cut.shared_prompt,
             activation_checkpointing=cut.recompute,
+            moe=MoeConfig.model_validate(cut.moe),
             optimizer=OptimizerConfig.model_validate(cut.optimizer),
         ),
         model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),

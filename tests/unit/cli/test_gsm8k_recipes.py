@@ -1,8 +1,12 @@
 """The recipes for real models, as far as a machine without them can tell."""
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
@@ -57,6 +61,32 @@ def test_a_model_and_files_that_are_not_there_are_told_with_what_to_set(
     assert result.exit_code == 2
     for fix in ("Point model.path at", "Point data.path at", "Point eval.path at"):
         assert fix in result.stdout
+
+
+def test_the_recipe_of_a_mixture_of_experts_is_checked_but_for_what_the_machine_lacks(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("megatron.core", reason="needs the extra megatron")
+    model, rows = tmp_path / "glm", tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "6 * 12?", "answer": "#### 72"}\n')
+    shutil.copytree(ROOT / "models" / "tiny-addition", model)
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 4}
+    heads: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}
+    tiny = Glm4MoeConfig(vocab_size=vocabulary, **sizes, **heads, eos_token_id=1)
+    Glm4MoeForCausalLM(tiny).save_pretrained(model)
+    recipe = str(ROOT / "recipes" / "grpo-gsm8k-glm-air.yaml")
+    paths = [f"{key}.path={rows}" for key in ("data", "eval")]
+    overrides = [f"model.path={model}", *paths, "generator.max_model_len=512"]
+    overrides += ["generator.sampling.max_new_tokens=256", "wandb.mode=disabled"]
+    out = (
+        CliRunner()
+        .invoke(app, ["check", recipe, *overrides, "--run-dir", str(tmp_path / "run")])
+        .stdout
+    )
+    assert "64 ranks; the largest holds" in out
+    errors = [line for line in out.splitlines() if line.startswith("error")]
+    assert all(line.split()[1] in ("vllm:", "gpus:", "memory:") for line in errors), out
 
 
 def test_the_sums_of_smollm2_are_all_of_one_digit_and_right() -> None:

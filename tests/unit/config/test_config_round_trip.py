@@ -142,6 +142,10 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "trainer.expert_tensor_parallel": st.just(1),
     "trainer.layers_per_stage": st.none(),
     "trainer.lora": st.none(),  # a section that an override cannot take out again
+    "trainer.moe.load_balancing_coef": st.just(
+        0.0
+    ),  # this one and the next go with a loss over tokens
+    "trainer.moe.z_loss_coef": st.just(0.0),
     "trainer.freeze": st.just(()),  # not with adapters, and refused by the megatron backend
     "sync.interval": st.integers(1, 4),
     "sync.deadline_s": st.floats(500, 999),

@@ -501,6 +501,19 @@ def test_an_evaluation_at_the_start_needs_evaluations() -> None:
     assert "eval.at_start does nothing with eval.interval=0" in only({"eval": {"at_start": True}})
 
 
+def test_adapters_leave_no_router_to_balance() -> None:
+    text = only({"trainer": {"lora": {}, "moe": {"bias_update_rate": 0.001}}})
+    assert "trainer.moe balances routers, which trainer.lora freezes" in text
+    assert messages({"trainer": {"lora": {}, "moe": {"bias_update_rate": 0}}}) == []
+
+
+def test_losses_of_routers_are_sums_over_tokens() -> None:
+    by_sequences = {"algorithm": {"loss": {"normalize": "sequences"}}}
+    text = only(by_sequences, {"trainer": {"moe": {"z_loss_coef": 0.1}}})
+    assert "algorithm.loss.normalize=sequences divides them by sequences" in text
+    assert messages(by_sequences, {"trainer": {"moe": {"bias_update_rate": 0.001}}}) == []
+
+
 def test_beside_adapters_nothing_is_left_to_freeze() -> None:
     text = only({"trainer": {"lora": {}, "freeze": ["lm_head.*"]}})
     assert "trainer.freeze=['lm_head.*'] has nothing to freeze beside trainer.lora" in text

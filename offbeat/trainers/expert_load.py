@@ -1,0 +1,172 @@
+"""Load of the experts of a model: counts of an open step, losses and biases that balance it.
+
+A loss over the counts of a microbatch would depend on how a step is cut and laid out. Here the shares
+of the experts are constants during a step, those of the last applied one, so that the loss is a plain
+sum over tokens like every other. Counted are the response tokens in rows: each is there once however
+a step is packed, which is not so for prompts, that samples may share, and padding.
+
+Legend: L layers with experts, E experts, K experts per token, T tokens.
+"""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from offbeat.config.sections.moe import MoeConfig
+
+SHARES: Final = "expert_shares"
+"""Name of the state in checkpoints."""
+
+
+class ExpertLoad:
+    """Counts of all layers over one optimizer step, and the shares of the last applied one.
+
+    Every rank has one and counts the tokens that it routes, each token on one rank.
+    """
+
+    def __init__(
+        self, layers: int, experts: int, config: MoeConfig, device: torch.device | str
+    ) -> None:
+        """Start with equal shares.
+
+        Args:
+            layers: Number of layers with experts, in the whole model.
+            experts: Number of experts of each.
+            config: Weights of the losses, and rate of the biases.
+            device: Where routers compute.
+        """
+        self.config = config
+        self._shares_LE = torch.full(
+            (layers, experts), 1 / experts, dtype=torch.float64, device=device
+        )
+        self._tokens_LE = torch.zeros_like(self._shares_LE)  # a token counts once per expert of it
+        self._sums_L2 = self._shares_LE.new_zeros(layers, 2)  # tokens, and their entropies
+        self._metrics: dict[str, float] = {}
+
+    def layer(self, index: int) -> "RouterLoad":
+        """Return the part of one layer, which shares its memory."""
+        rows = self._shares_LE[index], self._tokens_LE[index], self._sums_L2[index]
+        return RouterLoad(self.config, *rows)
+
+    def begin(self) -> None:
+        """Discard the counts of an optimizer step that was not applied."""
+        self._tokens_LE.zero_()
+        self._sums_L2.zero_()
+
+    def apply(self, biases: Sequence[tuple[int, Tensor]]) -> None:
+        """End an applied optimizer step: set shares and metrics, and move biases. All ranks call it.
+
+        Args:
+            biases: Index of the layer and bias [E] of every router of this rank that has one.
+        """
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(self._tokens_LE)
+            dist.all_reduce(self._sums_L2)
+        mean_L1 = self._tokens_LE.mean(-1, keepdim=True)
+        is_counted_L = mean_L1[:, 0] > 0  # in a step of one-token responses nothing is
+        if bool(is_counted_L.all()):
+            self._shares_LE.copy_(self._tokens_LE / self._tokens_LE.sum(-1, keepdim=True))
+            self._metrics = self._measured(mean_L1)
+        if self.config.bias_update_rate:
+            with torch.no_grad():
+                for index, bias_E in biases:
+                    missing_E = (mean_L1[index] - self._tokens_LE[index]).sign()
+                    bias_E.add_(self.config.bias_update_rate * missing_E.to(bias_E.dtype))
+        self.begin()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the metrics of the last applied optimizer step, once."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def _measured(self, mean_L1: Tensor) -> dict[str, float]:
+        largest_L = (self._tokens_LE / mean_L1).amax(-1)
+        tokens_L, entropy_L = self._sums_L2.unbind(-1)
+        return {
+            "moe/load_max": float(largest_L.max()),
+            "moe/load_max_mean": float(largest_L.mean()),
+            "moe/router_entropy": float((entropy_L / tokens_L).mean()),
+            "moe/idle_experts": float((self._tokens_LE == 0).double().mean()),
+        }
+
+    # --- the state -------------------------------------------------------------------------------
+
+    def state(self) -> Tensor:
+        """Return the shares [L, E]: the tensor itself, equal on all ranks."""
+        return self._shares_LE
+
+    def reset(self) -> None:
+        """Return to equal shares."""
+        self.begin()
+        self._shares_LE.fill_(1 / self._shares_LE.shape[-1])
+
+
+class RouterLoad:
+    """Counts and losses of one layer's router."""
+
+    def __init__(
+        self, config: MoeConfig, shares_E: Tensor, tokens_E: Tensor, sums_2: Tensor
+    ) -> None:
+        self._config, self._shares_E = config, shares_E
+        self._tokens_E, self._sums_2 = tokens_E, sums_2
+
+    @torch.no_grad()
+    def count(self, scores_TE: Tensor, chosen_TK: Tensor, counted_T: Tensor) -> None:
+        """Add the tokens of a microbatch. Nothing is read from the device.
+
+        Args:
+            scores_TE: Scores of the experts, which add up to 1.
+            chosen_TK: Indices of the experts of each token.
+            counted_T: 1 for tokens that count, else 0.
+        """
+        wide_T = counted_T.to(self._tokens_E.dtype)
+        each_TK = wide_T[:, None].expand_as(chosen_TK)
+        self._tokens_E.scatter_add_(0, chosen_TK.reshape(-1), each_TK.reshape(-1))
+        entropy_T = -torch.xlogy(scores_TE, scores_TE).sum(-1).to(wide_T.dtype)
+        self._sums_2 += torch.stack([wide_T.sum(), (entropy_T * wide_T).sum()])
+
+    def with_losses(
+        self, weights: Tensor, logits_TE: Tensor, scores_TE: Tensor, counted_T: Tensor
+    ) -> Tensor:
+        """Return the weights unchanged, whose backward pass adds the gradients of the router's losses.
+
+        They are sums over tokens, divided with all gradients when the step ends.
+        """
+        balance, flatness = self._config.load_balancing_coef, self._config.z_loss_coef
+        if not self._config.has_losses:
+            return weights
+        weight_T = counted_T.to(scores_TE.dtype)
+        shares_E = self._shares_E.to(scores_TE.dtype)
+        loss_T = balance * len(shares_E) * (scores_TE @ shares_E)
+        if flatness:
+            loss_T = loss_T + flatness * logits_TE.to(scores_TE.dtype).logsumexp(-1).square()
+        return cast("Tensor", _AddedLoss.apply(weights, (loss_T * weight_T).sum()))
+
+
+def normalised_scores(logits_TE: Tensor, *, sigmoid: bool) -> Tensor:
+    """Return scores of experts that add up to 1, in float32, or float64 for logits of it."""
+    wide_TE = logits_TE if logits_TE.dtype == torch.float64 else logits_TE.float()
+    if not sigmoid:
+        return wide_TE.softmax(-1)
+    scores_TE = wide_TE.sigmoid()
+    return scores_TE / scores_TE.sum(-1, keepdim=True)
+
+
+class _AddedLoss(torch.autograd.Function):
+    """Adds a loss beside the values that are returned: its gradient is 1 wherever theirs is read."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, loss: Tensor) -> Tensor:  # noqa: ANN401 -- torch's
+        ctx.save_for_backward(loss)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401 -- torch's
+        (loss,) = ctx.saved_tensors
+        return grads[0], torch.ones_like(loss)

@@ -1,0 +1,114 @@
+"""Routers of a transformers model: what their experts do, and losses of their own.
+
+In transformers, a router is a module of its own, which returns logits, weights and chosen experts of
+each token.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch declares some functions without types.
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from offbeat.config.sections.moe import MoeConfig
+from offbeat.trainers.batches.packing import PROMPT, PackedRows
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.expert_load import ExpertLoad, RouterLoad, normalised_scores
+
+BIAS: Final = "e_score_correction_bias"
+_HAS_SIGMOID_SCORES: Final = {
+    "MixtralTopKRouter": False,
+    "OlmoeTopKRouter": False,
+    "Qwen2MoeTopKRouter": False,
+    "Qwen3MoeTopKRouter": False,
+    "DeepseekV3TopkRouter": True,
+    "Dots1TopkRouter": True,
+    "Glm4MoeTopkRouter": True,
+}
+"""Classes of routers, and whether their scores are sigmoids instead of a softmax over all experts."""
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the routers of a model, in the order of its layers; empty for families not known here."""
+    return [each for each in model.modules() if type(each).__name__ in _HAS_SIGMOID_SCORES]
+
+
+def check_routers(model: nn.Module, config: MoeConfig) -> None:
+    """Refuse settings of ``trainer.moe`` that would have no effect on this model.
+
+    Raises:
+        UntrainableModel: It has no router, or one without a bias that is to be updated.
+    """
+    routers, name = routers_of(model), type(model).__name__
+    if not routers and (config.has_losses or config.bias_update_rate):
+        known = ", ".join(_HAS_SIGMOID_SCORES)
+        problem = f"has no router that trainer.moe knows, which are {known}"
+        raise UntrainableModel(name, problem, "Leave trainer.moe out")
+    if config.bias_update_rate and not all(map(_has_bias, routers)):
+        problem = "has routers without a bias, which trainer.moe.bias_update_rate would update"
+        raise UntrainableModel(name, problem, "Set trainer.moe.load_balancing_coef instead")
+
+
+def _has_bias(router: nn.Module) -> bool:
+    return BIAS in dict(router.named_buffers(recurse=False))
+
+
+class ModelRouting:
+    """The routers of a model, watched while a microbatch is trained."""
+
+    def __init__(self, model: PreTrainedModel, config: MoeConfig) -> None:
+        """Hook the routers, if there are any."""
+        self.load: ExpertLoad | None = None
+        self._routers = routers_of(model)
+        self._counted_T: Tensor | None = None  # of the microbatch that is being trained
+        self._is_first_pass = False
+        if self._routers:
+            experts = int(self._routers[0].get_parameter("weight").shape[0])
+            self.load = ExpertLoad(len(self._routers), experts, config, model.device)
+            for index, router in enumerate(self._routers):
+                router.register_forward_hook(partial(self._watch, self.load.layer(index)))
+
+    def biases(self) -> list[tuple[int, Tensor]]:
+        """Return index and bias of every router that has one, which training does not differentiate."""
+        return [
+            (index, router.get_buffer(BIAS))
+            for index, router in enumerate(self._routers)
+            if _has_bias(router)
+        ]
+
+    @contextmanager
+    def trained(self, packed: PackedRows) -> Generator[None]:
+        """Count the tokens of a microbatch whose forward and backward passes run in the block."""
+        if self.load is not None:
+            device = self.load.state().device
+            self._counted_T = torch.from_numpy(packed.segments_RT > PROMPT).reshape(-1).to(device)
+        self._is_first_pass = True
+        try:
+            yield
+        finally:
+            self._counted_T = None
+
+    def forward_done(self) -> None:
+        """Stop counting: what follows are layers that are computed again in the backward pass."""
+        self._is_first_pass = False
+
+    def _watch(
+        self, load: RouterLoad, router: nn.Module, _: object, output: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        if self._counted_T is None:
+            return None
+        logits, weights, chosen = output
+        sigmoid = _HAS_SIGMOID_SCORES[type(router).__name__]
+        scores_TE = normalised_scores(logits.reshape(-1, logits.shape[-1]), sigmoid=sigmoid)
+        if self._is_first_pass:
+            load.count(scores_TE, chosen.reshape(len(scores_TE), -1), self._counted_T)
+        weights = load.with_losses(
+            weights, logits.reshape(scores_TE.shape), scores_TE, self._counted_T
+        )
+        return logits, weights, chosen

@@ -1,0 +1,115 @@
+"""Balance of experts: losses of routers and moved biases, beside the torch trainer's, in any cut and layout."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("megatron.core", reason="needs the extra megatron")
+
+from megatron_cases import JobStep, apart
+from megatron_world import MegatronWorld
+from parity_cases import (
+    BALANCED,
+    BOUND,
+    EXPERT_LAYOUTS,
+    SIGMOID_LAYOUTS,
+    TOKENS,
+    Arrays,
+    Cut,
+    Outcome,
+    Step,
+    worst_relative_error,
+)
+from parity_cases import MegatronCut as Ranks
+from world import World
+
+Models = Callable[[str], Path]
+LOSSES = {name: value for name, value in BALANCED.items() if name != "bias_update_rate"}
+OF_MODELS = {"glm4-moe": BALANCED, "moe": LOSSES}
+COUNT = 3
+CASES: list[tuple[str, str, Ranks, int]] = [
+    *(("glm4-moe", name, cut, 2) for name, cut in SIGMOID_LAYOUTS.items()),
+    ("glm4-moe", "one rank, 1 chunk", Ranks(), 1),
+    ("glm4-moe", "one rank, 8 chunks", Ranks(), 8),
+    ("glm4-moe", "one rank, recomputed", Ranks(recompute=True), 2),
+    ("glm4-moe", "one rank, padded", Ranks(shared_prompt=False, max_tokens=100), 2),
+    ("moe", "ep2", EXPERT_LAYOUTS["experts, ep2"], 8),
+    ("moe", "tp2", EXPERT_LAYOUTS["experts, tp2 x etp2, sequence"], 2),
+]
+
+
+@pytest.fixture(scope="module")
+def balanced(world: World, models: Models, step: Step) -> Callable[[str], Sequence[Outcome]]:
+    """Three steps of the torch trainer in one chunk each, and the weights before them."""
+    made = dict[str, Sequence[Outcome]]()
+
+    def of(model: str) -> Sequence[Outcome]:
+        if model not in made:
+            cut = Cut(moe=OF_MODELS[model])
+            given = {"path": models(model), "cut": cut, "step": step, "loss": TOKENS}
+            (made[model],) = world.run(1, "torch_backend.torch_jobs:trained", count=COUNT, **given)
+        return made[model]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("model", "cut", "chunks"),
+    [(model, cut, chunks) for model, _, cut, chunks in CASES],
+    ids=[f"{model}-{name}" for model, name, *_ in CASES],
+)
+def test_balanced_steps_are_those_of_the_torch_trainer(
+    megatron_world: MegatronWorld,
+    models: Models,
+    balanced: Callable[[str], Sequence[Outcome]],
+    step: Step,
+    model: str,
+    cut: Ranks,
+    chunks: int,
+) -> None:
+    wanted = balanced(model)
+    given = {"path": models(model), "step": JobStep.of(step, TOKENS), "chunks": chunks}
+    cut = replace(cut, moe=OF_MODELS[model])
+    for outcomes in megatron_world.run(cut.ranks, "steps", cut=cut, count=COUNT, **given):
+        for got, want in zip(outcomes, wanted, strict=True):
+            assert got.in_step
+            assert got.result.grad_norm == pytest.approx(want.result.grad_norm, rel=BOUND)
+            assert worst_relative_error(got.weights, apart(want.weights)) <= BOUND
+            assert of_moe(got.result.metrics) == pytest.approx(of_moe(want.result.metrics))
+
+
+def of_moe(metrics: dict[str, float]) -> dict[str, float]:
+    found = {name: value for name, value in metrics.items() if name.startswith("moe/")}
+    assert len(found) == 4
+    return found
+
+
+def test_the_losses_and_the_rate_each_change_the_steps(
+    megatron_world: MegatronWorld,
+    models: Models,
+    balanced: Callable[[str], Sequence[Outcome]],
+    step: Step,
+) -> None:
+    want = apart(balanced("glm4-moe")[-1].weights)
+    given = {"path": models("glm4-moe"), "step": JobStep.of(step, TOKENS), "count": COUNT}
+    for name in BALANCED:
+        less = {other: value for other, value in BALANCED.items() if other != name}
+        ((*_, last),) = megatron_world.run(1, "steps", cut=Ranks(moe=less), **given)
+        assert worst_relative_error(last.weights, want) > 1e-4, name
+
+
+def test_a_step_that_is_given_up_counts_nothing(
+    megatron_world: MegatronWorld, models: Models, step: Step
+) -> None:
+    cut = Ranks(data=2, expert=2, moe=BALANCED)
+    job_step, path = JobStep.of(step, TOKENS), models("glm4-moe")
+    for disturbed, plain in megatron_world.run(2, "aborted", path=path, cut=cut, step=job_step):
+        assert same(disturbed.weights, plain.weights)
+        assert disturbed.result.metrics == plain.result.metrics
+
+
+def same(got: Arrays, want: Arrays) -> bool:
+    return all(np.array_equal(got[name], want[name]) for name in want)
