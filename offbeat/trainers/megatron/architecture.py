@@ -99,12 +99,11 @@ def read_architecture(path: str | Path) -> Architecture:
     values: dict[str, Any] = config.to_dict()
     family = values["model_type"]
     name = (values.get("architectures") or [family])[0]
-    if "vision_config" in values:
-        problem = "reads pictures, and this backend trains text models alone"
-        raise UntrainableModel(name, problem, _TORCH)
     if family not in _FAMILIES:
-        latent = "kv_lora_rank" in values
-        why = " (its attention is multi-head latent attention)" if latent else ""
+        why = " (it reads pictures, and this backend trains text models alone)"
+        if "vision_config" not in values:
+            latent = "kv_lora_rank" in values
+            why = " (its attention is multi-head latent attention)" if latent else ""
         problem = f"is of family {family}{why}, none of {', '.join(_FAMILIES)}"
         raise UntrainableModel(name, problem, _TORCH)
     for problem in _problems(values):
