@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from offbeat.messages.groups import group_id
+from offbeat.runs.page_files import check_no_links
 from offbeat.runs.past_run import clock_time
 from offbeat.runs.report.group_rows import MAX_ROWS
 from offbeat.runs.report.steps import binned, last_of_bins
@@ -43,8 +44,10 @@ _LONGEST_VALUE: Final = 300  # characters of a config value
 def stories(run_dirs: Sequence[Path]) -> list[RunStory]:
     """Read the runs of a page: the first one in full, of the others what is compared.
 
-    Raises the errors of ``RunStory``.
+    Raises the errors of ``RunStory``, and ``LinkRefused``.
     """
+    for run_dir in run_dirs:
+        check_no_links(run_dir)
     told = TOLD_GROUPS
     return [RunStory(run_dir, 0 if number else told) for number, run_dir in enumerate(run_dirs)]
 

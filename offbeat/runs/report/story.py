@@ -11,6 +11,7 @@ import yaml
 from offbeat.controller.events import AnyEvent, Committed
 from offbeat.messages.groups import Receipt
 from offbeat.runs.directory import CONFIG, SUMMARY
+from offbeat.runs.page_files import METRICS
 from offbeat.runs.report.group_rows import GroupColumns, GroupRows
 from offbeat.runs.report.limits import (
     STATUS_BYTES,
@@ -30,7 +31,6 @@ from offbeat.runs.why import GroupHistories, GroupHistory
 from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord
 from offbeat.telemetry.summary import Summary
 
-METRICS: Final = "metrics.jsonl"
 RECORDS: Final = 400_000
 """Of a longer journal the events of some stretches are read; a group has three or four."""
 _UNREADABLE: Final = (OSError, FileTooLarge, NoRegularFile)

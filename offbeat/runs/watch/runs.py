@@ -10,14 +10,12 @@ from typing import Final
 import msgspec
 
 from offbeat.runs.directory import JOURNAL, SUMMARY
+from offbeat.runs.page_files import LinkRefused, check_no_links, page_files
 from offbeat.runs.report.document import fitting, stories
 from offbeat.runs.report.packing import packed
-from offbeat.telemetry.status_file import STATUS_FILE
 
 Signature = tuple[tuple[str, int, int], ...]
 """Name, size and time of change of each file that the page is made of."""
-_READ: Final = ("config.yaml", SUMMARY, "metrics.jsonl", STATUS_FILE)
-_FOLDERS: Final = (JOURNAL, "rollouts")
 _LEAST_PAUSE_S: Final = 2.0
 _PAUSE_PER_BUILD: Final = 5  # the page of a long run costs seconds: at most a fifth of a core
 
@@ -61,8 +59,10 @@ class WatchedRuns:
         directory = next((child for child in self._children() if child.name == name), None)
         if directory is None or not self._is_run(directory):
             raise NoSuchRun(name)
-        if any(path.is_symlink() for path in _files(directory)):
-            raise NoSuchRun(name)
+        try:
+            check_no_links(directory)
+        except LinkRefused as error:
+            raise NoSuchRun(name) from error
         return directory
 
     def readable(self) -> Iterator[tuple[str, Path]]:
@@ -156,18 +156,8 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _files(directory: Path) -> Iterator[Path]:
-    """Yield every file and folder of a run that the page may read."""
-    yield from (directory / name for name in (*_READ, *_FOLDERS, "checkpoints"))
-    for folder in _FOLDERS:
-        if (directory / folder).is_dir():
-            yield from (directory / folder).iterdir()
-    yield from (directory / "checkpoints").glob("step_*")
-    yield from (directory / "checkpoints").glob("step_*/tokenizer.json")
-
-
 def _states(directory: Path) -> Iterator[tuple[str, int, int]]:
-    for path in sorted(_files(directory)):
+    for path in sorted(page_files(directory)):
         try:
             found = path.lstat()
         except OSError:

@@ -16,6 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
+from offbeat.runs.page_files import LinkRefused
+from offbeat.runs.report.write import write_report
 from offbeat.runs.watch.access import COOKIE, Access
 from offbeat.runs.watch.prometheus import exposition
 from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns
@@ -138,6 +140,33 @@ def test_a_run_with_a_file_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     (run / "config.yaml").symlink_to(secret)
     with pytest.raises(NoSuchRun):
         WatchedRuns.at(tmp_path / "runs").directory("one")
+
+
+@pytest.mark.parametrize(
+    "linked",
+    ["config.yaml", "summary.json", "metrics.jsonl", "status.json", "tokenizer.json", "rollouts",
+     "rollouts/x.parquet", "journal/x", "checkpoints/step_1", "checkpoints/step_2/tokenizer.json"],
+)  # fmt: skip
+def test_a_link_in_a_run_is_followed_neither_by_watch_nor_by_report(
+    tmp_path: Path, linked: str
+) -> None:
+    run = shown_run.finished(tmp_path / "runs" / "one", 2)
+    secret = tmp_path / "secret"
+    secret.write_text("password: 1")
+    path = run / linked
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        path.rename(tmp_path / "put aside")
+    path.symlink_to(secret)
+    assert not list(WatchedRuns.at(tmp_path / "runs").readable())
+    with pytest.raises(LinkRefused, match=f"{linked} is a symbolic link"):
+        write_report([run], None)
+    assert not (run / "report.html").exists()
+
+
+def test_a_run_that_is_itself_reached_by_a_link_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(shown_run.finished(tmp_path / "one", 2))
+    assert write_report([tmp_path / "latest"], None).path.exists()
 
 
 def test_a_directory_that_cannot_be_shown_hides_no_other_one(tmp_path: Path) -> None:
