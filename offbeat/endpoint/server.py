@@ -2,6 +2,7 @@
 
 | who            | waits for                      | woken by                                       |
 |----------------|--------------------------------|------------------------------------------------|
+| a connection   | a head, at most a deadline     | the client                                     |
 | a request      | its body, at most a deadline   | the client                                     |
 | a request      | the engine                     | the engine, or its cancel: the client is gone  |
 | a streamed one | room to write, a deadline      | the client                                     |
@@ -28,6 +29,7 @@ from aiohttp import web
 
 from offbeat.endpoint import responses
 from offbeat.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
+from offbeat.endpoint.head_deadline import HeadDeadline
 from offbeat.endpoint.refusals import refusal_of, too_long
 from offbeat.endpoint.requests import ChatRequest, TokenRequest, decoded
 from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, TokenTurn, Turn
@@ -37,6 +39,9 @@ log = structlog.stdlib.get_logger()
 
 _PREFIX: Final = "offbeat"
 _IO_DEADLINE_S: Final = 60.0
+_BACKLOG: Final = 128
+"""Connections that the system holds before they are accepted."""
+
 _REMEMBERED: Final = 4096
 """Finished samples whose tokens are still told from unknown ones."""
 
@@ -93,13 +98,20 @@ class AgentEndpoint:
         *,
         max_request_bytes: int = 16 << 20,
         io_deadline_s: float = _IO_DEADLINE_S,
+        head_deadline_s: float = _IO_DEADLINE_S,
     ) -> None:
-        """``io_deadline_s``: for a client to send a body, and to take an answer."""
+        """Create the endpoint; it does not listen yet.
+
+        ``io_deadline_s``: for a client to send a body, and to take an answer. ``head_deadline_s``: to
+        send the head of a request on a new connection, or of the next one.
+        """
         self.model = model
         self._max_request_bytes, self._io_deadline_s = max_request_bytes, io_deadline_s
         self._entries: dict[str, _Entry] = {}
         self._finished: dict[str, None] = {}  # ordered
+        self._heads = HeadDeadline(head_deadline_s)
         self._runner: web.AppRunner | None = None
+        self._servers: list[asyncio.Server] = []
         self._socket_folder: Path | None = None
         self.port = 0
 
@@ -116,11 +128,15 @@ class AgentEndpoint:
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         self._runner = runner
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = runner.addresses[0][1]
+        assert runner.server is not None, "set up"  # noqa: S101
+        connections = self._heads.bounded(runner.server)
+        loop = asyncio.get_running_loop()
+        tcp = await loop.create_server(connections, "127.0.0.1", 0, backlog=_BACKLOG)
+        self._servers.append(tcp)
+        self.port = tcp.sockets[0].getsockname()[1]
         self._socket_folder = Path(tempfile.mkdtemp(prefix="offbeat-"))  # for its owner alone
-        await web.UnixSite(runner, str(self.socket_path)).start()
+        path = str(self.socket_path)
+        self._servers.append(await loop.create_unix_server(connections, path, backlog=_BACKLOG))
         self.socket_path.chmod(0o600)
 
     async def close(self) -> None:
@@ -128,6 +144,8 @@ class AgentEndpoint:
         for entry in self._entries.values():
             await entry.calls.close()
         self._entries.clear()
+        for server in self._servers:
+            server.close()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._socket_folder is not None:
@@ -249,7 +267,8 @@ class AgentEndpoint:
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         try:
-            return await handler(request)
+            with self._heads.answering(request.transport):
+                return await handler(request)
         except web.HTTPException as error:
             status = HTTPStatus(error.status)
             code = error.reason.lower().replace(" ", "_")

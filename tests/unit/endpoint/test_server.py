@@ -1,6 +1,7 @@
 """The endpoint over HTTP: what agents get, what is refused by name, and what attackers cannot do."""
 
 import asyncio
+import contextlib
 import io
 import json
 import socket
@@ -59,9 +60,9 @@ class Client:
 
 @asynccontextmanager
 async def serving(
-    engine: Any, *, io_deadline_s: float = 60.0, **settings: Any
+    engine: Any, *, io_deadline_s: float = 60.0, head_deadline_s: float = 60.0, **settings: Any
 ) -> AsyncIterator[Client]:
-    endpoint = AgentEndpoint("policy", io_deadline_s=io_deadline_s)
+    endpoint = AgentEndpoint("policy", io_deadline_s=io_deadline_s, head_deadline_s=head_deadline_s)
     await endpoint.start()
     on = session(engine, **settings)
     connector = aiohttp.TCPConnector(limit=100)
@@ -563,6 +564,74 @@ def test_of_two_tokens_in_a_request_none_opens_the_other_sample() -> None:
         async with client.http.post(url, json=HELLO, headers=both) as response:
             assert response.status in (200, 400)
         assert other.turns == []
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("answered", "sent"),
+    [
+        (False, ""),
+        (False, "POST /v1/chat"),
+        (False, "POST /v1/chat/completions HTTP/1.1\r\nX: "),
+        (True, "POST /v1/chat"),  # behind a request that was answered on the same connection
+    ],
+)
+def test_a_head_that_never_ends_is_given_up(*, answered: bool, sent: str) -> None:
+
+    async def story(client: Client) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.endpoint.port)
+        if answered:
+            authorised = f"Host: x\r\nAuthorization: Bearer {client.key}\r\n\r\n"
+            writer.write(f"GET /v1/models HTTP/1.1\r\n{authorised}".encode())
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.write(sent.encode())
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()  # returns at its end
+        assert reader.at_eof() or reader.exception() is not None
+        writer.close()
+        assert (await client.post(HELLO))[0] == 200
+
+    play(story, head_deadline_s=0.3)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("f" * 40 + "\r\nx", "-1\r\n", "zz\r\n", "2\r\n{}extra\r\n"),
+        "1000000000000\r\n{",  # 256 TiB are announced, one byte comes
+        "2;" + "x" * 100_000,  # an endless extension
+    ],
+)
+def test_chunks_of_impossible_sizes_are_refused_or_given_up(body: str) -> None:
+    engine = DrawnBytes()
+
+    async def story(client: Client) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.endpoint.port)
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+        writer.write(f"{head}Authorization: Bearer {client.key}\r\n\r\n{body}".encode())
+        assert (await reader.readline()).split()[1] in (b"400", b"408", b"413")
+        writer.close()
+        assert engine.calls == []
+        assert client.session.failure is None
+        assert (await client.post(HELLO))[0] == 200
+
+    play(story, engine, io_deadline_s=0.1)
+
+
+@pytest.mark.parametrize(
+    "key", ["offbeat.é.ü", "offbeat.\N{GRINNING FACE}.x", "\x7f", "offbeat.\xff\xfe"]
+)
+def test_a_token_that_is_not_ascii_is_refused_as_it_came(key: str) -> None:
+    async def story(client: Client) -> None:
+        name = client.key.split(".")[1]
+        for forged in (key, f"offbeat.{name}.{key}"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.endpoint.port)
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
+            writer.write(f"{head}Authorization: Bearer {forged}\r\n\r\n".encode())
+            assert (await reader.readline()).split()[1] in (b"400", b"401")
+            writer.close()
+        assert (await client.post(HELLO))[0] == 200
 
     play(story)
 
