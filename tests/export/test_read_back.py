@@ -1,4 +1,4 @@
-"""What TensorBoard and MLflow read of an export is what the run recorded."""
+"""What TensorBoard, MLflow and W&B read of an export is what the run recorded."""
 
 import json
 import subprocess
@@ -14,6 +14,7 @@ from offbeat.cli.main import app
 from offbeat.runs.export.step_records import StepRecords
 from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.tensorboard_sink import TensorBoardSink
+from tests.export.wandb_file import history
 
 
 def offbeat(*args: object) -> Result:
@@ -114,3 +115,19 @@ def test_mlflow_has_the_run_with_its_recipe_and_every_step(run_dir: Path, tmp_pa
     assert found["points"] == [
         [record.version, record.metrics["train/reward"]] for record in records
     ]
+
+
+def test_wandb_has_every_step_that_stands_once_in_its_offline_file(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    # wandb starts a service: it gets a process of its own.
+    command = ["-m", "offbeat", "export", str(run_dir), "--to", "wandb", "-o", str(tmp_path)]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {step["_step"]: step for step in history(tmp_path)}
+    records = list(StepRecords(run_dir))
+    assert list(found) == [record.version for record in records]
+    for record in records:
+        shown = {name: found[record.version].get(name) for name in record.metrics}
+        assert shown == pytest.approx(record.metrics, nan_ok=True)
