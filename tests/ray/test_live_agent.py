@@ -95,6 +95,39 @@ def test_kills_in_the_middle_of_turns_lose_no_group_and_train_none_twice(
         assert _ended(again).summary.trainer_version == len(steps) + 2
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_kill_of_a_process_that_samples_share_costs_each_of_them_another_try_at_most(
+    start: Start, project: Path
+) -> None:
+    stops_at = project / "stop"
+    waits = f"environment.options={{stops_at: {stops_at}}}"
+    one = "environment.reward_workers=1"  # so that all samples of the worker share a process
+    retry = ("rollout.on_failed_sample=retry", "rollout.sample_retries=1")
+    with start("shared", RECIPE, ENDLESS, waits, one, *retry, cwd=project) as run:
+        run.trained_steps(2, within_s=_SLOW_S)
+        for _ in range(2):
+            os.kill(_between_its_turns(run, stops_at), signal.SIGKILL)
+            run.trains_on(within_s=_SLOW_S)
+        run.stop()
+        records = _ended(run)
+    steps = [event for event in records.events if isinstance(event, StepApplied)]
+    trained = [index for step in steps for index in step.prompt_indices]
+    assert len(trained) == len(set(trained)), "no group is trained twice"
+    receipts = {
+        event.receipt.prompt_index: event.receipt
+        for event in records.events
+        if isinstance(event, Committed)
+    }
+    masked = sum(receipts[index].masked_samples for index in trained)
+    assert masked == sum(step.masked_samples for step in steps)
+    assert {step.samples + step.masked_samples for step in steps} == {8}
+    retried = [each for each in receipts.values() if each.retried_samples]
+    assert sum(each.retried_samples for each in retried) >= 2, "one for each kill at least"
+    assert all(each.valid_rewards for each in retried)
+    assert (records.summary.restarts, records.summary.worker_restarts) == (0, 0)
+
+
 def _between_its_turns(run: LiveRun, stops_at: Path) -> int:
     """Wait until an episode waits between its turns, and return its process id."""
     waits = stops_at.with_suffix(".pid")
