@@ -33,7 +33,7 @@ from offbeat.planning.sweep_task import (
     reply_on,
 )
 from offbeat.trainers.backend import TrainerBackend
-from offbeat.trainers.memory import PeakMemory, meter_of
+from offbeat.trainers.memory import RESERVED, PeakMemory, meter_of
 from offbeat.trainers.ranks.assembly import trainer_of
 from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.ranks.peers import Peers, SingleRank
@@ -103,7 +103,7 @@ def _measured(task: RankTask) -> RankResult:
         trainer.parameters,
         statistics.median(seconds),
         tokens,
-        max(phases.values()),
+        max(value for name, value in phases.items() if name != RESERVED),
         phases,
     )
 

@@ -19,6 +19,8 @@ from offbeat.messages.training import StepResult
 
 _METRIC: Final = "memory/peak_{}_bytes"
 _PREFIX: Final = _METRIC.partition("{")[0]
+RESERVED: Final = "reserved"
+"""Name beside those of the phases: what the allocator held, in use or not."""
 _PHASES: Final = {
     "prepare_logprobs": "logprobs",
     "begin": "train",
@@ -39,6 +41,10 @@ class Meter(Protocol):
 
     def peak(self) -> int:
         """Return the highest number of bytes since ``start``."""
+        ...
+
+    def reserved(self) -> int | None:
+        """Return the most bytes since ``start`` that the allocator held, in use or not; None: not known."""
         ...
 
 
@@ -62,7 +68,12 @@ class PeakMemory:
         try:
             yield
         finally:
-            self._peaks[phase] = max(self._peaks.get(phase, 0), self._meter.peak())
+            self._raise_to(phase, self._meter.peak())
+            if (reserved := self._meter.reserved()) is not None:
+                self._raise_to(RESERVED, reserved)
+
+    def _raise_to(self, name: str, value: int) -> None:
+        self._peaks[name] = max(self._peaks.get(name, 0), value)
 
     def report(self, key: Hashable) -> dict[str, float]:
         """Return the metrics of all phases since the last report; the same report for the same key."""
@@ -102,6 +113,11 @@ class CudaMeter:
 
         return torch.cuda.max_memory_allocated()
 
+    def reserved(self) -> int | None:
+        import torch  # noqa: PLC0415 -- whoever imports this module need not load it
+
+        return torch.cuda.max_memory_reserved()
+
 
 class ResidentMeter:
     """Measures the resident bytes of this process.
@@ -129,3 +145,7 @@ class ResidentMeter:
                     return int(line.split()[1]) * 1024
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return largest if sys.platform == "darwin" else largest * 1024
+
+    def reserved(self) -> int | None:
+        """Return None: resident memory has in it what the allocator keeps."""
+        return None

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import ray
@@ -27,6 +28,7 @@ from tests.ray.conftest import ROOT
 from tests.support.faulty_trainer import FaultyTrainerActor
 
 FENCE, LOSS = Fence("run", 1), LossSpec(ClippedPgLossConfig(old_logprobs="policy"))
+TWICE_TWO = LossSpec(ClippedPgLossConfig(old_logprobs="generation"), minibatches=2, epochs=2)
 TINY = ROOT / "models" / "tiny-addition"
 DEADLINE_S = 12.0
 CONFIG = RunConfig.model_validate(
@@ -99,6 +101,17 @@ class Bench:
         except UnfitGroup:
             await self.trainer.abort_train_step(FENCE, key)
             raise
+
+    async def minibatch_step(self, number: int, *, dies: bool = False) -> StepResult:
+        """One step of two minibatches, twice; rank 1 may die in the second one."""
+        key, held = StepKey(number, next(self._attempts), 0), (0, 1, 2, 3)
+        plain = chunk_of([columns(each) for each in held], held)
+        chunk = msgspec.structs.replace(plain, minibatches=(0, 1, 0, 1))
+        await self.trainer.begin_train_step(FENCE, key, TWICE_TWO)
+        await self.trainer.train_microbatch(FENCE, key.next(), chunk)
+        if dies:
+            await self.ranks[1].die_in_forward.remote(FENCE, 1)
+        return await self.trainer.finish_train_step(FENCE, key.next().next())
 
     async def incarnation(self, rank: int) -> str:
         """A name for the process of a rank."""
@@ -231,6 +244,29 @@ def test_a_rank_that_is_killed_or_hangs_costs_all_ranks_and_they_come_back(
             assert not set(before) & set(after)
             await gang.trainer.restore(FENCE, 0)
             assert numbers(await gang.step(1, 0, 1, 2)) == numbers(first)
+
+    asyncio.run(story())
+
+
+@pytest.mark.long
+def test_a_rank_that_is_killed_between_two_minibatches_leaves_nothing_of_the_step(
+    gang: Bench,
+) -> None:
+    """All minibatches are trained in ``finish``: the first was applied when the rank dies in the second."""
+
+    async def story() -> None:
+        await gang.up()
+        await gang.trainer.restore(FENCE, 0)
+        first = await gang.minibatch_step(1)
+        assert first.metrics["train/optimizer_steps"] == 4
+        await gang.trainer.restore(FENCE, 0)
+        with pytest.raises(ActorLost):
+            async with asyncio.timeout(DEADLINE_S * TWICE_TWO.optimizer_steps):
+                await gang.minibatch_step(1, dies=True)
+        await gang.trainer.restart()
+        assert (await gang.up()).version == 0
+        await gang.trainer.restore(FENCE, 0)
+        assert numbers(await gang.minibatch_step(1)) == numbers(first)
 
     asyncio.run(story())
 

@@ -16,14 +16,17 @@ MIB = 2**20
 class Script:
     """Answers these peaks, one after another."""
 
-    def __init__(self, *peaks: int) -> None:
-        self._peaks = list(peaks)
+    def __init__(self, *peaks: int, reserved: tuple[int, ...] = ()) -> None:
+        self._peaks, self._reserved = list(peaks), list(reserved)
 
     def start(self) -> None:
         """Nothing to set back."""
 
     def peak(self) -> int:
         return self._peaks.pop(0)
+
+    def reserved(self) -> int | None:
+        return self._reserved.pop(0) if self._reserved else None
 
 
 def work(memory: PeakMemory, *calls: str) -> None:
@@ -52,6 +55,12 @@ def test_a_phase_has_the_highest_of_its_calls_and_a_report_begins_anew() -> None
     assert memory.report(1) == {"memory/peak_train_bytes": 9, "memory/peak_finish_bytes": 6}
     work(memory, "publish", "prepare_logprobs")
     assert memory.report(2) == {"memory/peak_publish_bytes": 3, "memory/peak_logprobs_bytes": 4}
+
+
+def test_what_the_allocator_held_is_the_highest_of_all_phases() -> None:
+    memory = PeakMemory(Script(5, 9, reserved=(12, 11)))
+    work(memory, "microbatch", "finish")
+    assert memory.report(1)["memory/peak_reserved_bytes"] == 12
 
 
 def test_the_report_of_a_step_that_was_asked_for_again_is_the_same() -> None:
