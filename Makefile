@@ -24,6 +24,7 @@ TORCH_STAMP := $(VENV)/.torch-installed
 RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 AGENTS_STAMP := $(VENV)/.agents-installed
+VISION_STAMP := $(VENV)/.vision-installed
 ENVIRONMENTS_STAMP := $(VENV)/.environments-installed
 DOCS_STAMP := $(VENV)/.docs-installed
 EXPORT_STAMP := $(VENV)/.export-installed
@@ -36,11 +37,12 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent test test-on-actors test-in-process test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long run-vllm test-vllm simulate check lint types layers format docs bench bench-queue soak-queue clean
+.PHONY: help run run-agent run-images test test-on-actors test-in-process test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long run-vllm test-vllm simulate check lint types layers format docs bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
 	@echo 'make run-agent   an agent learns to use a calculator, over HTTP, with the client of OpenAI (some minutes)'
+	@echo 'make run-images  a model with a vision tower learns to read digits in pictures (about two minutes)'
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
 	@echo 'make test-agents clients of agents (openai, openai-agents, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
@@ -70,6 +72,9 @@ run: $(RUN_STAMP)
 run-agent: $(AGENTS_STAMP)
 	$(BIN)/offbeat train recipes/agent-calculator.yaml $(ARGS)
 	@$(BIN)/python examples/curve.py "$$(ls -td runs/agent-calculator* | head -n 1)"
+
+run-images: $(VISION_STAMP)
+	$(BIN)/offbeat train recipes/quickstart-images.yaml $(ARGS)
 
 # Tests on real actors mostly wait, the others compute: side by side they take little longer than either.
 ifeq ($(ARGS),)
@@ -181,6 +186,10 @@ $(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
 
 $(AGENTS_STAMP): $(RUN_STAMP)
 	@$(PIP) --editable '.[agents]'
+	@touch $@
+
+$(VISION_STAMP): $(RUN_STAMP)
+	@$(PIP) --editable '.[vision]'
 	@touch $@
 
 $(ENVIRONMENTS_STAMP): $(DEV_STAMP)

@@ -1,0 +1,60 @@
+"""``offbeat check`` names a model whose pictures are not supported, before anything starts."""
+
+from pathlib import Path
+
+import pytest
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedModel
+
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.finding import Finding
+from offbeat.launch.checks.model_proof import check_model_proof
+from tests.support.image_text_models import make
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+
+
+def gemma3() -> PreTrainedModel:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    return Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            image_token_index=60,
+            mm_tokens_per_image=4,
+            text_config={"vocab_size": 64, "sliding_window": 512, **SIZES, **heads},
+            vision_config={
+                "num_attention_heads": 4,
+                "image_size": 32,
+                "patch_size": 8,
+                **SIZES,
+            },
+        )
+    )
+
+
+def finding_about_the_tower(model: PreTrainedModel, path: Path) -> Finding:
+    model.save_pretrained(path)
+    config = RunConfig.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": str(path)},
+            "environment": {"name": "digits", "images": {"max_mib": 0.02}},
+            "trainer": {"backend": "stub"},
+        }
+    )
+    found = check_model_proof(config)
+    return next(each for each in found if "vision tower" in str(each))
+
+
+def test_a_family_whose_pictures_are_not_supported_is_an_error_that_names_those_that_are(
+    tmp_path: Path,
+) -> None:
+    told = str(finding_about_the_tower(gemma3(), tmp_path))
+    assert "(gemma3): its pictures are not supported" in told
+    assert "Take a model of idefics3, smolvlm, qwen2_vl, qwen2_5_vl, qwen3_vl" in told
+
+
+@pytest.mark.parametrize(("family", "kind"), [("idefics3", "pixels"), ("qwen3_vl", "patches")])
+def test_a_supported_family_is_said_to_be_proved_at_the_start(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    told = str(finding_about_the_tower(make(family), tmp_path))
+    assert f"reads {kind}; proved at the start" in told
