@@ -42,7 +42,7 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
 	@echo 'make run-agent   an agent learns to use a calculator, over HTTP, with the client of OpenAI (some minutes)'
-	@echo 'make run-images  a model with a vision tower learns to read digits in pictures (about two minutes)'
+	@echo 'make run-images  a model with a vision tower learns to read digits in pictures (some minutes)'
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
 	@echo 'make test-agents clients of agents (openai, openai-agents, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'

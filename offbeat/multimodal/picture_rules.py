@@ -20,8 +20,9 @@ Ints = NDArray[np.int64]
 Tokens = Sequence[int] | NDArray[np.generic]
 
 _PIXELS: Final = ("idefics3", "smolvlm")
+_OPENED: Final = ("gemma3",)
 _PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-FAMILIES: Final = (*_PIXELS, *_PATCHES)
+FAMILIES: Final = (*_PIXELS, *_PATCHES, *_OPENED)
 """Values of ``model_type`` of the families whose pictures are supported."""
 
 
@@ -38,6 +39,11 @@ class PictureRules(ABC):
     @property
     def has_axes(self) -> bool:
         """Return whether a token of a picture has a position on each of three axes."""
+        return False
+
+    @property
+    def opens_attention(self) -> bool:
+        """Return whether the tokens of a picture attend to each other both ways."""
         return False
 
     @abstractmethod
@@ -96,10 +102,15 @@ class PixelRules(PictureRules):
 
     size: tuple[int, int, int]  # channels, height and width of every picture
     tokens: int  # of one picture
+    is_opened: bool = False  # its tokens attend to each other both ways
 
     @property
     def kind(self) -> MediaKind:
         return MediaKind.PIXELS
+
+    @property
+    def opens_attention(self) -> bool:
+        return self.is_opened
 
     def features(self, media: Media) -> int:
         return len(media.sizes) * self.tokens
@@ -185,6 +196,10 @@ def picture_rules(config: Any) -> PictureRules | None:  # noqa: ANN401 -- transf
         side, patches = vision.image_size, vision.image_size // vision.patch_size
         size = (vision.num_channels, side, side)
         return PixelRules(config.image_token_id, size, patches**2 // config.scale_factor**2)
+    if config.model_type in _OPENED:
+        vision = config.vision_config
+        size = (vision.num_channels, vision.image_size, vision.image_size)
+        return PixelRules(config.image_token_id, size, config.mm_tokens_per_image, is_opened=True)
     if config.model_type in _PATCHES:
         vision = config.vision_config
         channels: int = getattr(vision, "in_channels", 0) or vision.in_chans

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offbeat.messages.media import Media
 from offbeat.multimodal.picture_rules import Ints, PictureRules, Tokens
@@ -24,6 +25,16 @@ class PlacedPictures:
     places_K: Ints  # indices into the flattened rows
     sources_K: Ints  # index of the feature of each place, over all of ``media``
     axes_3RT: Ints | None = None  # positions on three axes, of a model that has them
+    blocks_K: Ints | None = None  # tokens of a block attend to each other, of a model that has them
+
+    def opened(self, seen_RTT: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return a mask [R, T, T] in which the tokens of each block also attend to each other."""
+        if self.blocks_K is None:
+            return seen_RTT
+        blocks_RT = np.full(seen_RTT.shape[:2], -1, np.int64)
+        blocks_RT.reshape(-1)[self.places_K] = self.blocks_K
+        same_RTT = blocks_RT[:, :, None] == blocks_RT[:, None, :]
+        return seen_RTT | (same_RTT & (blocks_RT[:, :, None] >= 0))
 
 
 class RowSpan(NamedTuple):
@@ -76,4 +87,6 @@ def placed(
             flat[:, start + length : end] += rules.shift(own)
     if not kept:
         return None
-    return PlacedPictures(tuple(kept), np.concatenate(places), np.concatenate(sources), axes_3RT)
+    places_K = np.concatenate(places)
+    blocks_K = np.cumsum(np.diff(places_K, prepend=-2) != 1) if rules.opens_attention else None
+    return PlacedPictures(tuple(kept), places_K, np.concatenate(sources), axes_3RT, blocks_K)

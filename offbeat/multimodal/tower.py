@@ -103,16 +103,27 @@ def picture_inputs(model: PreTrainedModel, media: Sequence[Media]) -> dict[str, 
         patches = values.view(int(sizes.astype(np.int64).prod(1).sum()), -1)
         grids = torch.from_numpy(sizes.astype(np.int64)).to(model.device)
         return {"pixel_values": patches, "image_grid_thw": grids}
-    channels, height, width = sizes[0].tolist()
-    return {"pixel_values": values.view(1, len(sizes), channels, height, width)}
+    pixels = values.view(len(sizes), *sizes[0].tolist())
+    rules = picture_rules(model.config)
+    is_flat = rules is not None and rules.opens_attention
+    return {"pixel_values": pixels if is_flat else pixels[None]}
 
 
 def token_kinds(model: PreTrainedModel, ids_RT: Tensor) -> dict[str, Tensor]:
     """Return the argument by which transformers' own pass tells tokens of pictures [R, T] from text."""
     rules = picture_rules(model.config)
-    if rules is None or not rules.has_axes:
+    if rules is None or not (rules.has_axes or rules.opens_attention):
         return {}
-    return {"mm_token_type_ids": (ids_RT == rules.placeholder).int()}
+    name = "mm_token_type_ids" if rules.has_axes else "token_type_ids"
+    return {name: (ids_RT == rules.placeholder).int()}
+
+
+def additive(model: PreTrainedModel, seen_RTT: Tensor, dtype: torch.dtype) -> Any:  # noqa: ANN401 -- a tensor, or one per kind of layer
+    """Return a mask [R, T, T] as a model takes it: one [R, 1, T, T] for all kinds of its layers."""
+    mask = torch.zeros(seen_RTT.shape, dtype=dtype, device=seen_RTT.device)
+    mask = mask.masked_fill_(~seen_RTT, torch.finfo(dtype).min)[:, None]
+    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None)
+    return dict.fromkeys(kinds, mask) if kinds else mask
 
 
 def _joined(made: Tensor | Sequence[Tensor]) -> Tensor:

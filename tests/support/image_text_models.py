@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     PreTrainedModel,
@@ -105,10 +107,31 @@ def qwen3_vl() -> PreTrainedModel:
     )
 
 
+def gemma3() -> PreTrainedModel:
+    model: Any = Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            image_token_index=PLACEHOLDER,
+            mm_tokens_per_image=4,
+            tie_word_embeddings=True,
+            text_config={**_TEXT, "head_dim": 8, "sliding_window": 256},
+            vision_config={
+                **_VISION,
+                "num_attention_heads": 4,
+                "image_size": 32,
+                "patch_size": 8,
+            },
+        )
+    )
+    projection = model.model.multi_modal_projector.mm_input_projection_weight
+    torch.nn.init.normal_(projection, std=0.1)  # transformers begins with zeros
+    return model
+
+
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "idefics3": idefics3,
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
+    "gemma3": gemma3,
 }
 
 
@@ -126,16 +149,19 @@ def make(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 
 def exact_norms(model: PreTrainedModel) -> PreTrainedModel:
     """Let norms compute in the model's dtype: transformers' own round to float32 inside."""
+    module: Any
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-            module.forward = _norm_of(module)
+        if type(module).__name__ == "Gemma3RMSNorm":
+            module.forward = _norm_of(module, module.eps, 1.0)
+        elif type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+            module.forward = _norm_of(module, module.variance_epsilon, 0.0)
     return model
 
 
-def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:
+def _norm_of(module: Any, eps: float, offset: float) -> Callable[[Tensor], Tensor]:
     def norm(hidden: Tensor) -> Tensor:
         variance = hidden.pow(2).mean(-1, keepdim=True)
-        return module.weight * (hidden * torch.rsqrt(variance + module.variance_epsilon))
+        return (offset + module.weight) * (hidden * torch.rsqrt(variance + eps))
 
     return norm
 
@@ -149,7 +175,7 @@ def patched(seed: int, *grids: tuple[int, int, int]) -> Media:
 
 def pictures(seed: int, count: int = 1, family: str = "idefics3") -> Media:
     """Random pictures of four tokens each, as the processor of a family leaves them."""
-    if family != "idefics3":
+    if family.startswith("qwen"):
         return patched(seed, *([(1, 4, 4), (1, 8, 2)] * count)[:count])
     values = np.random.default_rng(seed).standard_normal(count * 3 * 32 * 32, np.float32)
     return Media(MediaKind.PIXELS, values, np.array([[3, 32, 32]] * count, np.int32))
@@ -207,7 +233,10 @@ def native_inputs(model: PreTrainedModel, ids: Tensor, media: Media | None) -> d
         return {}
     values = torch.from_numpy(media.values).to(model.dtype)
     if media.kind is MediaKind.PIXELS:
-        return {"pixel_values": values.view(1, len(media.sizes), *media.sizes[0].tolist())}
+        pixels = values.view(len(media.sizes), *media.sizes[0].tolist())
+        if type(model) is Gemma3ForConditionalGeneration:
+            return {"pixel_values": pixels, "token_type_ids": (ids == PLACEHOLDER).int()}
+        return {"pixel_values": pixels[None]}
     return {
         "pixel_values": values.view(-1, 3 * 8 * 8),
         "image_grid_thw": torch.from_numpy(media.sizes.astype(np.int64)),

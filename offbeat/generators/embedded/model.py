@@ -10,7 +10,7 @@ Legend: B prompts, P padded prompt length, R rows, V vocabulary.
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from offbeat.messages.media import Media
 from offbeat.model_proof.loading import load_causal_lm
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.multimodal.placing import RowSpan, placed
-from offbeat.multimodal.tower import pictures_in
+from offbeat.multimodal.tower import additive, pictures_in
 
 _NEEDED_INPUTS = (
     "input_ids",
@@ -80,7 +80,7 @@ class DecodedModel:
         for row, prompt in enumerate(prompts):
             input_ids_BP[row, : len(prompt)] = torch.tensor(prompt)
         last, which_B = torch.unique(lengths_B - 1, return_inverse=True)
-        cache, pictures = DynamicCache(), None
+        cache, pictures, further = DynamicCache(), None, dict[str, Any]()
         positions_BP = torch.arange(first, first + padded, device=device)[None]
         if self.pictures is not None and any(media):
             starts = [prompt * padded for prompt in range(len(prompts))]
@@ -89,6 +89,10 @@ class DecodedModel:
             pictures = placed(self.pictures, prompts, media, spans, tiled_BP)
             if pictures is not None and pictures.axes_3RT is not None:
                 positions_BP = torch.from_numpy(pictures.axes_3RT).to(device)
+            if pictures is not None and pictures.blocks_K is not None:
+                seen_BPP = np.tile(np.tri(padded, dtype=np.bool_), (len(prompts), 1, 1))
+                opened_BPP = torch.from_numpy(pictures.opened(seen_BPP)).to(device)
+                further["attention_mask"] = additive(self.module, opened_BPP, self.dtype)
         with pictures_in(self.module, self.pictures, pictures):
             output = self.module(
                 input_ids=input_ids_BP.to(device),
@@ -96,6 +100,7 @@ class DecodedModel:
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=last.to(device),
+                **further,
             )
         rows_B = torch.arange(len(prompts), device=device)
         layers = cast("list[DynamicLayer]", cache.layers)  # ``check_declared`` refused others

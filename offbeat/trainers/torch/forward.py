@@ -9,6 +9,7 @@ vocabulary.
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 from offbeat.multimodal.canary_pictures import canary_media
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.multimodal.placing import RowSpan, blank, placed
-from offbeat.multimodal.tower import pictures_in
+from offbeat.multimodal.tower import additive, pictures_in
 from offbeat.trainers.batches.packing import PackedRows, visible_in
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.chunked_head import OfLogits, chunk_places, chunked_head
@@ -112,10 +113,14 @@ def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | Non
     if packed.pictures is not None and packed.pictures.axes_3RT is not None:
         positions_RT = torch.from_numpy(packed.pictures.axes_3RT)
         further["position_ids"] = positions_RT.to(device, non_blocking=True)
-    if packed.one_branch_a_row:
+    opens = packed.pictures is not None and packed.pictures.blocks_K is not None
+    if packed.one_branch_a_row and not opens:
         return model(input_ids=input_ids_RT, use_cache=False, **further).logits
     implementation = model.config._attn_implementation  # noqa: SLF001 -- the only place it is kept
-    if packed.trees and implementation == SPLIT:
+    if opens and packed.pictures is not None:
+        seen_RTT = torch.from_numpy(packed.pictures.opened(visible_in(packed))).to(device)
+        mask = additive(model, seen_RTT, dtype or model.dtype)
+    elif packed.trees and implementation == SPLIT:
         # A mask of four axes is handed on as it is; without one transformers would make a dense one.
         mask = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=device)
         further["trees"] = packed.trees
@@ -136,13 +141,17 @@ def top_logprobs(
     tokens_RT = torch.tensor(prompts, device=model.device)
     rows, tokens = tokens_RT.shape
     rules = picture_rules(model.config)
-    pictures, further = None, dict[str, Tensor]()
+    pictures, further = None, dict[str, Any]()
     if rules is not None:
         spans = [RowSpan(row, row * tokens, (row + 1) * tokens) for row in range(rows)]
         positions_RT = np.tile(np.arange(tokens), (rows, 1))
         pictures = placed(rules, prompts, canary_media(rules, prompts), spans, positions_RT)
     if pictures is not None and pictures.axes_3RT is not None:
         further["position_ids"] = torch.from_numpy(pictures.axes_3RT).to(model.device)
+    if pictures is not None and pictures.blocks_K is not None:
+        seen_RTT = pictures.opened(np.tile(np.tri(tokens, dtype=np.bool_), (rows, 1, 1)))
+        seen = torch.from_numpy(seen_RTT).to(model.device)
+        further["attention_mask"] = additive(model, seen, model.dtype)
     last_U = torch.arange(1, rows + 1, device=model.device) * tokens - 1
     try:
         with _only_places(output_head(model), last_U), pictures_in(model, rules, pictures):

@@ -69,7 +69,7 @@ def assert_samples_are_those_of(
             np.testing.assert_allclose(logprobs, want.numpy(), atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl", "gemma3"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-8)])
 def test_logprobs_behind_pictures_equal_the_plain_forward_pass_of_each_sample(
     dtype: torch.dtype,
