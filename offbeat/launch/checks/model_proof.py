@@ -59,22 +59,25 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         yield _trained(model, patterns)
     if config.trainer.backend == "torch" and (moe := moe_of(config)) is not None:
         yield _balanced(model, moe)
-    if config.environment.images is not None:
-        yield _pictures(model)
+    yield from _pictures(config, model)
     if config.trainer.backend == "torch":
         yield _rows(config, model, shared_prompt=config.trainer.shared_prompt)
     if decodes:
         yield _decoding(config, model)
 
 
-def _pictures(model: "PreTrainedModel") -> Finding:
+def _pictures(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
+    if config.environment.images is None:
+        return
     from offbeat.multimodal.picture_rules import FAMILIES, picture_rules
 
     kind: str = model.config.model_type
     if (rules := picture_rules(model.config)) is None:
         seen = f"{type(model).__name__} ({kind}): its pictures are not supported"
-        return error(_PICTURES, seen, f"Take a model of {', '.join(FAMILIES)}.")
-    return ok(_PICTURES, f"{type(model).__name__} reads {rules.kind.value}; proved at the start")
+        yield error(_PICTURES, seen, f"Take a model of {', '.join(FAMILIES)}.")
+    else:
+        reads = f"{type(model).__name__} reads {rules.kind.value}; proved at the start"
+        yield ok(_PICTURES, reads)
 
 
 def _adapters(model: "PreTrainedModel", lora: LoraConfig) -> Finding:
