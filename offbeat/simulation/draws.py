@@ -181,10 +181,13 @@ def _environments(rng: random.Random, base: RunConfig) -> dict[str, Any]:
 def _give_images(rng: random.Random, base: RunConfig, changes: dict[str, Any]) -> None:
     """Give the prompts of every environment pictures, and the buffer room for a step or a few."""
     max_mib = rng.choice((0.02, 1.0, 16.0))
-    images: dict[str, Any] = {"images": {"max_mib": max_mib, "max_pictures": 2}}
-    changes["environment"] = images
-    for each in changes.get("environments", {}).values():
-        each["environment"] |= images
+    pictures = {"max_mib": max_mib, "max_pictures": 2}
+    images: dict[str, Any] = {"name": "digits", "options": {}, "images": pictures}
+    if mixed := changes.get("environments", {}):
+        for each in mixed.values():
+            each["environment"] |= images
+    else:
+        changes["environment"] = images
     without = RunConfig.model_validate(_merged(_with_engines(base), changes))
     step_bytes = without.groups_per_step * max_group_bytes(without)
     capacity_mib = rng.choice((1.0, 1.5, 4.0)) * step_bytes / 2**20
