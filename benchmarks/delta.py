@@ -115,6 +115,22 @@ def loaded(path: str, dtype: torch.dtype) -> nn.Module:
     return model
 
 
+def rounded(module: nn.Module, wire: str) -> dict[str, Tensor]:
+    """Return copies of the weights in the type of the wire, as integers of its width."""
+    dtype: torch.dtype = getattr(torch, wire)
+    bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    return {
+        name: each.to(dtype, copy=True).contiguous().view(bits)
+        for name, each in named_weights(module)
+    }
+
+
+def changed_share(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
+    """Return the share of the values whose bits differ."""
+    differing = sum(int(before[name].ne(each).sum()) for name, each in after.items())
+    return differing / sum(each.numel() for each in after.values())
+
+
 def same_bits(source: nn.Module, served: nn.Module) -> bool:
     """Return whether the served weights are the trainer's, rounded, bit by bit."""
     dtype = {name: each.dtype for name, each in named_weights(served)}
@@ -148,10 +164,12 @@ def run(path: str, wire: str, rate: float, steps: int, chunk_mib: int) -> dict[s
     changed, rows = list[float](), batches(Tokenizer.from_file(f"{path}/tokenizer.json"))
     for step in range(steps + 1):
         if step:
+            before = rounded(model, wire)
             ids = next(rows)
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            changed.append(changed_share(before, rounded(model, wire)))
         # The delta first: the full release is not the base of it, so both take the same change.
         for kind in ("delta", "full"):
             sender = senders[kind]
@@ -159,8 +177,6 @@ def run(path: str, wire: str, rate: float, steps: int, chunk_mib: int) -> dict[s
             syncs[kind].append(end.take(published, publish_s))
             if not same_bits(model, served):
                 raise SystemExit(f"{kind} release of step {step} differs from the weights")
-            if kind == "delta" and published.delta is not None:
-                changed.append(published.delta.changed)
     for sender in senders.values():
         sender.close()
     return {"wire": wire, "rate": rate, "steps": steps, "changed": changed} | {
