@@ -18,6 +18,8 @@ from offbeat.controller.events import (
     Claimed,
     Committed,
     Dispatched,
+    Dropped,
+    DropReason,
     EngineLost,
     Joined,
     Opened,
@@ -133,6 +135,18 @@ def test_an_engine_is_down_from_its_loss_until_it_serves_again() -> None:
     lane = next(lane for lane in timeline.lanes() if lane.name == "generator-0")
     assert lane.down == [(4.0, 6.0)]
     assert lane.busy.mean() == pytest.approx(3 / 8)
+
+
+def test_an_engine_is_idle_once_its_last_group_was_dropped_in_flight() -> None:
+    timeline = timeline_of(
+        (0.0, opened()),
+        (0.0, served()),
+        (0.0, Dispatched(0, 1, "generator-0", 0)),
+        (2.0, Dropped(0, DropReason.STALE)),
+        (8.0, Released(0, "digest")),
+    )
+    lane = next(lane for lane in timeline.lanes() if lane.name == "generator-0")
+    assert lane.busy.mean() == pytest.approx(2 / 8)
 
 
 def test_a_lost_trainer_is_back_when_its_new_process_answers() -> None:
