@@ -5,7 +5,7 @@
 # megatron-core has no types.
 
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.layers import (
@@ -69,8 +69,9 @@ def _layer_of(
     if architecture.qk_norm:
         inner.q_layernorm = inner.k_layernorm = Norm
     if has_experts:
-        experts = cast("MoESubmodules", cast("ModuleSpec", parts.mlp).submodules)
-        experts.router = partial(ExpertRouter, architecture)
+        mlp: Any = parts.mlp  # since megatron-core 0.19 a partial function
+        experts = mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
+        cast("MoESubmodules", experts).router = partial(ExpertRouter, architecture)
     if layout.grid.context > 1:
         inner.core_attention = ContextAttention
     return layer
