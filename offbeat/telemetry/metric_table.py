@@ -5,166 +5,11 @@
 
 from typing import Final
 
-from offbeat.algorithms.staleness_buckets import LABELS, PERCENTILES, metric_name
-
-_Row = tuple[str, str, str, str, str]
+from offbeat.telemetry.training_metrics import TRAINING, Row
 
 # fmt: off
 # A table is read as a table: a row is three lines.
-_TRAIN: Final[tuple[_Row, ...]] = (
-    ("train/reward", "reward", "mean",
-     "Reward of the samples trained in the step.",
-     "Learning, as long as samples read well; a sudden jump with shorter answers is a hole in the reward."),
-    ("train/reward_std", "reward", "mean",
-     "Standard deviation of the rewards in the step, over all samples.",
-     "More signal to learn from. Near 0: the task is solved or hopeless; change its difficulty."),
-    ("train/loss", "1", "mean",
-     "The whole loss, KL penalty and entropy bonus included, divided by the step's valid tokens or sequences.",
-     "Says little in policy gradients; look at train/reward and off_policy/logprob_gap_mean."),
-    ("train/policy_loss", "1", "mean",
-     "The loss without KL penalty and entropy bonus.",
-     "As train/loss."),
-    ("train/grad_norm", "1", "last",
-     "L2 norm of the whole gradient before clipping.",
-     "A spike: outliers in rewards or lengths. A steady climb: lower the learning rate."),
-    ("train/learning_rate", "1", "last",
-     "Learning rate of the step.",
-     "As the schedule says."),
-    ("train/tokens", "tokens", "sum",
-     "Tokens with loss in the step, over all ranks.",
-     "Longer answers: steps take longer and need more memory."),
-    ("train/sequences", "sequences", "sum",
-     "Sequences with at least one token with loss.",
-     "Fewer than groups_per_step * samples_per_group: groups were dropped from the step."),
-    ("train/chunks", "chunks", "sum",
-     "Calls of train_microbatch that made up the step.",
-     "Groups trickle in and are trained in small pieces; raise min_tokens_per_chunk if the trainer is busy."),
-    ("train/optimizer_steps", "steps", "sum",
-     "Optimizer steps of the step, with algorithm.minibatches or epochs above 1.",
-     "Fewer than their product: see train/minibatches_refused, or a last batch with few groups."),
-    ("train/minibatches_refused", "minibatches", "sum",
-     "Minibatches that were passed over: loss or gradient norm not finite, or every token dropped.",
-     "Above 0 now and then: a rare bad group. Often: a lower trainer.optimizer.learning_rate."),
-    ("train/ratio_mean", "1", "mean",
-     "Importance ratio of trained to old policy, over tokens.",
-     "Far from 1: the data is off policy; lower sampler.max_staleness."),
-    ("train/ratio_min", "1", "min",
-     "Smallest importance ratio of a token.",
-     "Good: it was below 1."),
-    ("train/ratio_max", "1", "max",
-     "Largest importance ratio of a token.",
-     "Some tokens are far off policy; lower sampler.max_staleness or cap the weights (tis_cap)."),
-    ("train/clip_fraction_low", "fraction", "mean",
-     "Tokens that the lower clip bound holds: they lost their gradient (cispo: their weight is the bound).",
-     "Data is too old or the learning rate too high."),
-    ("train/clip_fraction_high", "fraction", "mean",
-     "Tokens that the upper clip bound holds: they lost their gradient (cispo: their weight is the bound).",
-     "Data is too old or the learning rate too high."),
-    ("train/entropy", "nats/token", "mean",
-     "Entropy of the policy where it drew the trained tokens, at the sampling temperature.",
-     "A fall to nearly 0: it writes one answer; raise algorithm.loss.clip_high or entropy_coef. A climb: noise."),
-    ("train/kl_reference", "nats/token", "mean",
-     "KL divergence from the reference policy.",
-     "The policy leaves its start. Without more reward: raise algorithm.kl_coef."),
-    ("train/kl_reward", "nats/token", "mean",
-     "KL from the reference policy, k1, that algorithm.loss.kl_reward_coef takes off the advantages.",
-     "As train/kl_reference; raise algorithm.loss.kl_reward_coef."),
-    ("train/teacher_kl", "nats/token", "mean",
-     "Reverse KL to the teacher, estimated from the sampled tokens.",
-     "It should fall towards 0. If it does not: the teacher knows what this model cannot, or the learning rate is low."),
-    ("train/tis_weight_mean", "1", "mean",
-     "Truncated importance weight between recomputed and generation logprobs.",
-     "Far from 1: engine and trainer compute different policies; see off_policy/logprob_gap_mean."),
-    ("train/clip_fraction_dual", "fraction", "mean",
-     "Tokens of negative advantage whose ratio rose over dual_clip and lost their gradient.",
-     "Some tokens are far off policy; lower sampler.max_staleness."),
-    ("train/icepop_masked_fraction", "fraction", "mean",
-     "Tokens whose weight left icepop_band, so that they trained nothing.",
-     "Engine and trainer compute different policies, or the data is old; see staleness/."),
-    ("train/sequence_masked_fraction", "fraction", "mean",
-     "Sequences that left sequence_band, so that they trained nothing.",
-     "As train/icepop_masked_fraction; near 1 the band is too narrow for this model and staleness."),
-    ("train/sequence_weight_mean", "1", "mean",
-     "Importance weight of the sequences, cut at sequence_cap, over tokens.",
-     "Far below 1: long sequences hardly train; tis_cap corrects by token instead."),
-    ("train/off_policy_masked_fraction", "fraction", "mean",
-     "Sequences of negative advantage beyond off_policy_delta, so that they trained nothing.",
-     "Lower sampler.max_staleness, or raise algorithm.loss.off_policy_delta."),
-    ("train/zero_variance_groups", "fraction", "mean",
-     "Groups whose samples all got the same reward: they carry no signal.",
-     "Prompts are too easy or too hard; change the data, or draw more samples per group."),
-)
-
-_MOE: Final[tuple[_Row, ...]] = (
-    ("moe/load_max", "1", "last",
-     "Tokens of the busiest expert of any layer over the mean of its layer, after the last optimizer step.",
-     "Far above 1: ranks wait for that expert's rank. Set trainer.moe.bias_update_rate or load_balancing_coef."),
-    ("moe/load_max_mean", "1", "last",
-     "The same of each layer, mean over the layers.",
-     "As moe/load_max; if only that one is high, it is one layer."),
-    ("moe/router_entropy", "nats/token", "last",
-     "Entropy of the scores over which a router chooses, mean over tokens and layers.",
-     "A fall to nearly 0: routers no longer explore; raise trainer.moe.z_loss_coef."),
-    ("moe/idle_experts", "fraction", "last",
-     "Experts of all layers that no token of the step chose.",
-     "Above 0 in long steps: dead experts; raise trainer.moe.load_balancing_coef. In short ones it is chance."),
-)
-
-_OFF_POLICY: Final[tuple[_Row, ...]] = (
-    ("off_policy/staleness_mean", "versions", "mean",
-     "Weight versions between the oldest token of a sample and its training.",
-     "Generators run far ahead; fine up to the bound if the reward holds."),
-    ("off_policy/staleness_max", "versions", "max",
-     "Staleness of the oldest sample trained in the step.",
-     "Cannot pass sampler.max_staleness. Always at it: long rollouts decide; see rollout/generate_s_mean."),
-    ("off_policy/logprob_gap_mean", "nats", "mean",
-     "Distance between the trainer's logprob of a token and the engine's.",
-     "At staleness 0 it should be near 0: otherwise engine and trainer differ in dtype or kernels."),
-    ("off_policy/logprob_gap_max", "nats", "max",
-     "The largest such distance.",
-     "One broken token: compare the engine's sampling settings with the trainer's temperature."),
-    ("off_policy/logprob_gap_on_policy", "nats", "pooled",
-     "As logprob_gap_mean, over samples drawn wholly under the weights being trained; absent without any.",
-     "Engine and trainer compute different policies from the same weights; see sync.max_logprob_gap."),
-    ("off_policy/on_policy_tokens", "tokens", "sum",
-     "Tokens that off_policy/logprob_gap_on_policy is over.",
-     "Fine. 0 for long: nothing compares engine and trainer but canaries; see sync.canary_interval."),
-    ("off_policy/behaviour_kl", "nats/token", "mean",
-     "KL divergence between the policy that sampled and the one being trained.",
-     "Lower sampler.max_staleness, sync more often, or lower the learning rate."),
-)
-
-_BY_STALENESS: Final[tuple[_Row, ...]] = (
-    *((f"ratio_p{q:02d}", "1", "pooled",
-       f"Percentile {q} of the behaviour ratio exp(trained - generation logprob), of tokens",
-       "Far from 1: data of this age is off policy. At staleness 0: engine and trainer differ.")
-      for q in PERCENTILES),
-    ("clip_fraction", "fraction", "pooled",
-     "Share that a bound of the loss holds, of tokens",
-     "Data of this age teaches little; lower sampler.max_staleness."),
-    ("behaviour_kl", "nats/token", "pooled",
-     "KL divergence between the policy that sampled and the one being trained, of tokens",
-     "Grows with age: lower sampler.max_staleness, or the learning rate."),
-    ("ess", "fraction", "pooled",
-     "Effective sample size, the behaviour ratio as weight, as a share of the number of tokens",
-     "Good: 1 is on policy. Far below: a few tokens would carry all the weight."),
-    ("token_fraction", "fraction", "pooled",
-     "Share in the step of tokens",
-     "The step is made of data of this age."),
-)
-_STALENESS: Final[tuple[_Row, ...]] = tuple(
-    (
-        metric_name(name, label),
-        unit,
-        how,
-        f"{meaning} {label.replace('_up', ' or more').replace('_', ' to ')} versions old; absent without any.",
-        rises,
-    )
-    for name, unit, how, meaning, rises in _BY_STALENESS
-    for label in LABELS
-)
-
-_ROLLOUT: Final[tuple[_Row, ...]] = (
+_ROLLOUT: Final[tuple[Row, ...]] = (
     ("rollout/response_tokens_mean", "tokens", "mean",
      "Generated tokens of a sample, over all its turns; observations are not counted.",
      "Answers grow; without more reward, look for repetition in the samples."),
@@ -209,13 +54,13 @@ _ROLLOUT: Final[tuple[_Row, ...]] = (
      "Data is being lost: summary.json and the log count it by reason."),
 )
 
-_REWARDS: Final[tuple[_Row, ...]] = (
+_REWARDS: Final[tuple[Row, ...]] = (
     ("rewards/NAME", "1", "mean",
      "The value of the function NAME of `environment.rewards`, before its weight; or what an agent, or an environment, returned under NAME beside its reward. Over the samples trained in the step.",
      "As its function defines it. One that rises while another falls: their weights."),
 )
 
-_ENVIRONMENTS: Final[tuple[_Row, ...]] = (
+_ENVIRONMENTS: Final[tuple[Row, ...]] = (
     ("environment/reward", "reward", "mean",
      "With `environments`: reward of the samples of one of them that were trained in the step. Its name stands in each of these: environment/NAME/reward.",
      "One that stands still while others rise: raise its weight, or give it a run of its own."),
@@ -227,7 +72,7 @@ _ENVIRONMENTS: Final[tuple[_Row, ...]] = (
      "Longer answers of this environment alone: it decides the length of rollouts."),
 )
 
-_EVAL: Final[tuple[_Row, ...]] = (
+_EVAL: Final[tuple[Row, ...]] = (
     ("eval/reward", "reward", "mean",
      "Mean reward of a prompt's samples (mean@k), mean over the prompts; all sampled from one weight version. A set of eval.sets has its name in each of these: eval/NAME/reward.",
      "With eval.path: better on prompts that are not trained on. Apart from train/reward: over-fitting, or other prompts."),
@@ -253,7 +98,7 @@ _EVAL: Final[tuple[_Row, ...]] = (
      "The weight version that was scored; the record stands at the trainer's version of then.",
      "Follows the trainer version."),
 )
-_TIME: Final[tuple[_Row, ...]] = (
+_TIME: Final[tuple[Row, ...]] = (
     ("time/step_s", "s", "sum",
      "Wall time of the step, weight sync included.",
      "Its parts below say which."),
@@ -277,7 +122,7 @@ _TIME: Final[tuple[_Row, ...]] = (
      "Should be a few milliseconds: otherwise the estimator is slow."),
 )
 
-_MEMORY: Final[tuple[_Row, ...]] = (
+_MEMORY: Final[tuple[Row, ...]] = (
     ("memory/peak_logprobs_bytes", "bytes", "max",
      "Most memory of a trainer rank while logprobs were prepared: on CUDA of tensors, on the CPU of the process.",
      "As memory/peak_train_bytes; without a backward pass it should be lower."),
@@ -298,7 +143,7 @@ _MEMORY: Final[tuple[_Row, ...]] = (
      "It should be near memory/peak_finish_bytes: a rank writes what it holds."),
 )
 
-_SYNC: Final[tuple[_Row, ...]] = (
+_SYNC: Final[tuple[Row, ...]] = (
     ("sync/pause_s", "s", "max",
      "Longest time that an engine's decoding was paused for new weights.",
      "Engines finish long samples first (drain); try another sync.mode."),
@@ -334,7 +179,7 @@ _SYNC: Final[tuple[_Row, ...]] = (
      "The learning rate is lost in 16 bits; raise it, or serve float32 weights."),
 )
 
-_FLEET: Final[tuple[_Row, ...]] = (
+_FLEET: Final[tuple[Row, ...]] = (
     ("fleet/serving", "engines", "last",
      "Engines that hold acknowledged weights and take work.",
      "Engines came back."),
@@ -364,7 +209,7 @@ _FLEET: Final[tuple[_Row, ...]] = (
      "The disk of the run directory refuses (spool.refused in a worker's log): free it."),
 )
 
-_SPEED: Final[tuple[_Row, ...]] = (
+_SPEED: Final[tuple[Row, ...]] = (
     ("throughput/samples_per_s", "samples/s", "mean",
      "Samples trained per second of the step.",
      "Good."),
@@ -394,9 +239,8 @@ _SPEED: Final[tuple[_Row, ...]] = (
      "Above 0.01 the time accounting misses a wait: report it, with the trace.json of the run."),
 )
 
-ROWS: Final[tuple[_Row, ...]] = (
-    *_TRAIN, *_MOE, *_OFF_POLICY, *_STALENESS, *_ROLLOUT, *_REWARDS, *_ENVIRONMENTS, *_EVAL, *_TIME, *_MEMORY,
+ROWS: Final[tuple[Row, ...]] = (
+    *TRAINING, *_ROLLOUT, *_REWARDS, *_ENVIRONMENTS, *_EVAL, *_TIME, *_MEMORY,
     *_SYNC, *_FLEET, *_SPEED,
 )
 # fmt: on
-"""(name, unit, reduction, meaning, what to do when it rises)."""
