@@ -7,13 +7,14 @@
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, cast
 
 import torch
 import xxhash
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from offbeat.model_proof.loading import load_causal_lm
 from offbeat.multimodal.auto_class import auto_class_of
@@ -44,6 +45,25 @@ def load_model(
     """
     model = load_causal_lm(path, torch_dtype(dtype), trust_remote_code=trust_remote_code)
     return model.to(device)  # pyright: ignore[reportArgumentType] -- transformers wraps `to`
+
+
+def unfilled_model(
+    config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool
+) -> PreTrainedModel:
+    """Return the causal LM of a config on the meta device, each tensor in the dtype of a loaded one.
+
+    Some tensors stay in float32 when a 16-bit model is loaded, such as the biases of routers; a model
+    that is made of its config alone has them in 16 bits, where the steps of such a bias are lost.
+    """
+    with torch.device("meta"):
+        model = auto_class_of(config).from_config(
+            config, dtype=dtype, trust_remote_code=trust_remote_code
+        )
+    for pattern, kept in model._get_dtype_plan(dtype).items():  # noqa: SLF001 -- what loading reads
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if fnmatchcase(name, f"*{pattern}*"):
+                tensor.data = tensor.data.to(kept)
+    return model
 
 
 def identity(model: PreTrainedModel) -> Identity:
@@ -121,10 +141,7 @@ def save_weights(
 
     A model without memory takes its place, so that nothing is in memory twice.
     """
-    with torch.device("meta"):
-        shell = auto_class_of(model.config).from_config(
-            model.config, dtype=dtype, trust_remote_code=model.is_remote_code()
-        )
+    shell = unfilled_model(model.config, dtype, trust_remote_code=bool(model.is_remote_code()))
     shell.generation_config = model.generation_config
     # Weights that were renamed on loading are renamed back on saving.
     shell._weight_conversions = model._weight_conversions  # noqa: SLF001

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.torch.model import unfilled_model
 from offbeat.trainers.torch.sharding import Weights, own, part_of
 from offbeat.weight_sync.source import named_weights
 
@@ -26,11 +26,7 @@ def shell_of(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool) -
     config = AutoConfig.from_pretrained(
         path, trust_remote_code=trust_remote_code, local_files_only=True
     )
-    with torch.device("meta"):
-        shell = auto_class_of(config).from_config(
-            config, dtype=dtype, trust_remote_code=trust_remote_code
-        )
-    return shell.eval()
+    return unfilled_model(config, dtype, trust_remote_code=trust_remote_code).eval()
 
 
 def make_room(model: PreTrainedModel, device: str) -> None:

@@ -78,8 +78,8 @@ def test_a_state_is_taken_up_under_another_layout(
 def test_a_state_is_taken_up_bit_for_bit_under_its_own_layout(
     megatron_world: MegatronWorld, models: Models, step: Step, tmp_path: Path
 ) -> None:
-    path, job_step = models("moe"), JobStep.of(step, TOKENS)
-    cut = Cut(data=2, expert=2, dtype="bfloat16", optimizer=OPTIONS)
+    path, job_step = models("glm4-moe"), JobStep.of(step, TOKENS)
+    cut = Cut(data=2, expert=2, dtype="bfloat16", optimizer=OPTIONS, moe=BALANCED)
     before = megatron_world.run(2, "saved", path=path, cut=cut, step=job_step, directory=tmp_path)
     after = megatron_world.run(2, "loaded", path=path, cut=cut, step=job_step, directory=tmp_path)
     for (want, digest), (got, taken_up, *_) in zip(before, after, strict=True):
