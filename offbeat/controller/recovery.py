@@ -175,6 +175,8 @@ class Recovery:
         self._rollouts.lost(again, failure)
         unreadable = self._take_payloads()
         self._rollouts.lost(unreadable, failure)
+        if again or unreadable:
+            self._rollouts.make_room()
         self._read_again = {
             (prompt_index, group.attempt)
             for prompt_index, group in ledger.ready.items()

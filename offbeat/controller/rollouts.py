@@ -322,9 +322,16 @@ class RolloutPump:
             self.cancel(late, "stale")
 
     def make_room(self) -> None:
-        """Return groups of later steps while the buffer cannot hold a whole step beside them."""
+        """Return groups of later steps while the buffer cannot hold a whole step beside them.
+
+        Called after groups of the step in progress have lost their columns. Rolled out again, one
+        needs room for the largest group, and groups of later steps would keep that forever.
+        """
         state, groups, nbytes = self._state, self._capacity_groups, self._capacity_bytes
         for prompt_index in groups_without_room(state, groups, nbytes, self._max_group_bytes):
+            if prompt_index in self._running:
+                self.cancel((prompt_index,), "no_room")
+                continue
             state.queue.clear((prompt_index,))
             state.ledger.recover(prompt_index, "no_room")
             self.again(prompt_index)
@@ -339,6 +346,7 @@ class RolloutPump:
         state.queue.clear((unfit.prompt_index,))
         if self._retries.after_refusal(unfit) is not None:
             self.again(unfit.prompt_index)
+        self.make_room()
 
     def lost(self, prompt_indices: Iterable[int], failure: PayloadLost) -> None:
         """Roll out ready groups again whose columns are gone for good, or drop them."""

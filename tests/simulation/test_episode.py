@@ -196,3 +196,9 @@ def test_a_refused_step_takes_no_prompts_from_the_run_that_its_next_batch_has(se
     """Under ``in_order``, with ``shrink``, the prompts at their end: the run used to end here."""
     result = run_episode(seed, load_recipe(QUICKSTART).config)
     assert (result.outcome, violations_of(result)) == ("finished", [])
+
+
+def test_a_group_that_is_lost_with_a_machine_gets_room_in_a_full_buffer() -> None:
+    """Under ``in_order``; groups with pictures of the next step held the room, and the run stalled."""
+    result = run_episode(177, load_recipe(QUICKSTART).config)
+    assert (result.outcome, violations_of(result)) == ("finished", [])

@@ -94,6 +94,20 @@ def test_columns_that_are_in_the_spool_are_read_again(sampler: dict[str, Any]) -
     assert len(world.rollouts.started) == 40, "no group was rolled out again"
 
 
+@pytest.mark.parametrize("later_s", [0.5, 100.0], ids=["ready", "in flight"])
+def test_a_lost_group_that_is_smaller_than_the_largest_gets_room_from_groups_of_later_steps(
+    later_s: float,
+) -> None:
+    """Group 5 held 100 bytes, the new rollout may have 1000, and groups of step 3 have the rest."""
+    world = world_of({5: 1}, sampler=IN_ORDER, buffer={"capacity_mib": 4600 / 2**20})
+    world.rollouts.forged = {each: {"payload_bytes": 1000} for each in range(40) if each != 5}
+    world.rollouts.slow = {7: 5.0, 8: later_s}
+    world.run()
+    ledger = world.built.state.ledger
+    assert sorted(world.trained) == list(range(40))
+    assert ledger.totals.retried == {"payload_lost": 1, "no_room": 1}
+
+
 def test_columns_that_are_lost_once_more_after_they_were_read_again_are_rolled_out_again() -> None:
     spool = Spool(copies={5})
     world = world_of({5: 2}, spool)

@@ -49,6 +49,19 @@ def test_a_group_that_cannot_be_read_is_rolled_out_again_and_the_others_are_kept
     assert len(world.rollouts.started) == 41, "the others of its step were not rolled out again"
 
 
+@pytest.mark.parametrize("times", [1, 99], ids=["rolled out again", "replaced"])
+def test_a_group_that_cannot_be_read_gets_room_from_groups_of_later_steps(times: int) -> None:
+    """Group 5 held 100 bytes, the new rollout may have 1000, and a group of step 3 has the rest."""
+    room = {"capacity_mib": 4600 / 2**20}
+    retries = {"drop_budget": 1, "data_retries": 1}
+    world = world_of({5: times}, sampler=IN_ORDER, buffer=room, rollout=retries)
+    world.rollouts.forged = {each: {"payload_bytes": 1000} for each in range(50) if each != 5}
+    world.rollouts.slow = {7: 5.0}
+    world.run()
+    assert len(world.trained) == 40
+    assert world.built.state.ledger.totals.retried["no_room"] >= 1
+
+
 @SAMPLERS
 def test_a_group_that_can_never_be_read_is_dropped_by_name_and_replaced(
     sampler: dict[str, Any],
