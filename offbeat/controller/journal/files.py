@@ -186,9 +186,10 @@ class Segments:
             self._aggregated_from = self._number
             # The aggregates are first: wherever a reader finds a snapshot, it finds them.
             path = aggregates_path(self.directory, self._number)
-            self._write_whole(path, header(AGGREGATES), msgspec.msgpack.encode(aggregates))
+            head = header(AGGREGATES, follows, follows_bytes)
+            self._write_whole(path, head, msgspec.msgpack.encode(aggregates))
             path = snapshot_path(self.directory, self._number)
-            self._write_whole(path, header(SNAPSHOT), rotation.snapshot)
+            self._write_whole(path, header(SNAPSHOT, follows, follows_bytes), rotation.snapshot)
         except OSError as error:
             # All segments are kept: the next incarnation only reads more of them.
             log.warning("journal.snapshot_failed", segment=self._number, error=str(error))

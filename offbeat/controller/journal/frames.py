@@ -3,7 +3,8 @@
     header   kind (8 bytes) | format u32 | schema u32 | follows u32 | follows_bytes u64 | CRC-32 u32
     frame    length u32 | CRC-32 of the payload u32 | payload, MessagePack, never empty
 
-All little endian. A file that a crash left behind is a header and whole frames, then at most a torn
+A snapshot and a file of aggregates follow what the segment of their number follows: by that a reader
+notices one of another run. All little endian. A file that a crash left behind is a header and whole frames, then at most a torn
 tail: it is left out. Bad bytes before a whole frame are no torn tail, but damage.
 """
 

@@ -22,7 +22,7 @@ from offbeat.controller.journal.reading import (
     chain_to,
     fold,
     numbers,
-    read_frame,
+    read_beside,
     snapshot_before,
 )
 from offbeat.controller.ledger import Ledger
@@ -154,13 +154,14 @@ def _read_aggregates(directory: Path, number: int) -> Aggregates:
     """Read a file of aggregates.
 
     Raises:
-        JournalCorrupt: It is damaged, or its columns do not fit each other.
+        JournalCorrupt: It is damaged, of another journal, or its columns do not fit each other.
         JournalVersion: Another version of offbeat wrote it.
         msgspec.DecodeError: It holds something else.
         OSError: It cannot be read, or there is none.
     """
     path = aggregates_path(directory, number)
-    part = msgspec.msgpack.decode(read_frame(path, AGGREGATES), type=Aggregates)
+    payload = read_beside(directory, number, path, AGGREGATES)
+    part = msgspec.msgpack.decode(payload, type=Aggregates)
     bins = [part.trainer_busy, part.sync_busy]
     for each in (part.engine_busy, part.trainer_s, part.engine_s):
         bins += each.values()

@@ -251,28 +251,34 @@ def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | N
         if number <= at_most:
             path = snapshot_path(directory, number)
             try:
-                return number, _read_snapshot(path)
+                return number, _read_snapshot(directory, number)
             except (JournalCorrupt, JournalVersion, ValueError) as error:  # msgspec's is one
                 # An older one and more events say the same.
                 log.warning("journal.snapshot_skipped", file=str(path), error=str(error))
     return 1, None
 
 
-def _read_snapshot(path: Path) -> SavedState:
-    return msgspec.msgpack.decode(read_frame(path, SNAPSHOT), type=SavedState)
+def _read_snapshot(directory: Path, number: int) -> SavedState:
+    payload = read_beside(directory, number, snapshot_path(directory, number), SNAPSHOT)
+    return msgspec.msgpack.decode(payload, type=SavedState)
 
 
-def read_frame(path: Path, kind: bytes) -> memoryview:
-    """Return the payload of a file of one frame.
+def read_beside(directory: Path, number: int, path: Path, kind: bytes) -> memoryview:
+    """Return the payload of the file of one frame that was written beside segment ``number``.
 
     Raises:
-        JournalCorrupt: It is damaged.
+        JournalCorrupt: It is damaged, or of another journal.
         JournalVersion: Another version of offbeat wrote it.
         OSError: It cannot be read.
     """
     data = path.read_bytes()
-    if parse_header(str(path), data, kind) is None:
+    found = parse_header(str(path), data, kind)
+    if found is None:
         raise JournalCorrupt(str(path), 0, "it is empty")
+    segment = _begun(directory, number)
+    if segment is None or found != segment.header:
+        problem = f"it is of another journal than {segment_path(directory, number).name}"
+        raise JournalCorrupt(str(path), 0, problem)
     payload = next((payload for payload, _ in frames(str(path), data, len(data))), None)
     if payload is None:
         raise JournalCorrupt(str(path), HEADER_BYTES, "it ends here")
@@ -282,7 +288,7 @@ def read_frame(path: Path, kind: bytes) -> memoryview:
 def snapshot_before(directory: Path, number: int) -> SavedState | None:
     """Return the state before a segment; None if its snapshot is missing or damaged."""
     try:
-        return _read_snapshot(snapshot_path(directory, number))
+        return _read_snapshot(directory, number)
     except (OSError, JournalCorrupt, JournalVersion, ValueError):  # msgspec's is one
         return None
 

@@ -118,6 +118,23 @@ def test_a_damaged_file_of_aggregates_is_named_and_its_records_are_read(copied: 
     assert any(path.name in each for each in replay(copied).differences)
 
 
+@pytest.mark.parametrize("kind", ["aggregates", "snapshot"])
+def test_a_file_of_another_run_is_named_and_nothing_is_read_of_it(
+    run_dir: Path, copied: Path, tmp_path: Path, kind: str
+) -> None:
+    other = shown_run.with_losses(tmp_path / "other", 60, snapshot_records=83) / "journal"
+    replaced = max((copied / "journal").glob(f"{kind}-*.bin"))
+    replaced.write_bytes(max(other.glob(f"{kind}-*.bin")).read_bytes())
+    found, expected = RunJournal(copied), RunJournal(run_dir)
+    assert found.ledger.totals == expected.ledger.totals
+    rewards = [AppliedSteps(each.aggregates).field("reward") for each in (found, expected)]
+    assert rewards[0].tolist() == rewards[1].tolist()
+    if kind == "aggregates":
+        (problem,) = found.problems
+        assert f"{replaced.name} cannot be read" in problem
+        assert "it is of another journal than events-" in problem
+
+
 def test_why_of_one_group_is_the_same_wherever_reading_begins(run_dir: Path, copied: Path) -> None:
     for kind in ("aggregates", "snapshot"):
         for path in (copied / "journal").glob(f"{kind}-*.bin"):
