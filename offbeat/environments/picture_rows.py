@@ -14,11 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from offbeat.environments.picture_errors import BadPicture
+from offbeat.environments.picture_errors import PLACE, BadPicture
 from offbeat.messages.groups import Prompt
 
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 PICTURE_KEYS: Final = ("image", "images")
+_NON_TEXT_PARTS: Final = (
+    *("image", "image_url", "input_image"),
+    *("video", "video_url", "audio", "audio_url", "input_audio"),
+)
+"""Types of parts of a message that hold no text, as the libraries of model families call them."""
 
 
 def names_pictures(row: Mapping[str, object]) -> bool:
@@ -52,6 +57,31 @@ def pictures_problem(row: Mapping[str, object], most: int) -> str | None:
     return None
 
 
+def place_problem(row: Mapping[str, object], *, has_places: bool) -> str | None:
+    """Return which place for a picture has a row that names none; None: it has no place.
+
+    Args:
+        row: A row with ``prompt`` or ``messages`` of the right form.
+        has_places: A text has a place for a picture wherever it has ``<image>``.
+    """
+    fix = "name it under 'image' or 'images', or in data.columns; the model would not see it"
+    texts = [row.get("prompt")]
+    for place, message in enumerate(cast("list[Mapping[str, object]]", row.get("messages") or [])):
+        content = message.get("content")
+        texts.append(content)
+        for part in cast("list[object]", content) if isinstance(content, list) else []:
+            fields = cast("dict[str, object]", part) if isinstance(part, dict) else {}
+            kind = fields.get("type")
+            if kind in _NON_TEXT_PARTS:
+                return (
+                    f"has in messages[{place}] a part of type {kind!r} without its picture: {fix}"
+                )
+            texts.append(fields.get("text"))
+    if has_places and any(isinstance(text, str) and PLACE in text for text in texts):
+        return f"has a place {PLACE!r} without its picture: {fix}"
+    return None
+
+
 def _problem_of_messages(messages: object) -> str | None:
     """Return which message holds a picture itself, where the template has only its place."""
     for place, message in enumerate(cast("list[Mapping[str, object]]", messages or [])):
@@ -76,8 +106,8 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
     """Return the content of a picture, from its file or from the row itself.
 
     Raises:
-        BadPicture: The bytes in the row are no base64, or too many; the path leads out of the folder of the data file; the file is missing, is no
-            regular file, or is too large.
+        BadPicture: The bytes in the row are no base64, or too many; the path leads out of the
+            folder of the data file; the file is missing, is no regular file, or is too large.
         OSError: The file system is at fault, not the file.
     """
     name = shown(picture)

@@ -9,7 +9,7 @@ from offbeat.config.sections.environment import EnvironmentConfig, RewardConfig
 from offbeat.environments.answer_rows import answer_problem
 from offbeat.environments.demonstrations import row_problem as demonstration_problem
 from offbeat.environments.gsm8k import row_problem as question_problem
-from offbeat.environments.picture_rows import names_pictures, pictures_problem
+from offbeat.environments.picture_rows import names_pictures, pictures_problem, place_problem
 from offbeat.environments.prompt_files import RowCheck, row_problem
 
 _ROW_CHECKS: Final[dict[str, RowCheck]] = {
@@ -34,7 +34,10 @@ def row_check(config: EnvironmentConfig) -> RowCheck:
 
 def _whole(own: RowCheck, config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
     if not names_pictures(row):
-        return own(row)
+        problem = own(row)
+        if problem is None and config.name not in _LOOK_AWAY:
+            return place_problem(row, has_places=config.images is not None)
+        return problem
     if config.images is not None and config.name in _READ_PICTURES:
         return own(row) or pictures_problem(row, config.images.max_pictures)
     if config.name in _LOOK_AWAY:

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.environments.picture_errors import BadPicture
 from offbeat.environments.picture_rows import (
     names_pictures,
@@ -18,9 +20,17 @@ from offbeat.environments.picture_rows import (
     without_content,
 )
 from offbeat.environments.prompt_files import FilePrompts
+from offbeat.environments.row_checks import row_check
 from offbeat.messages.groups import Prompt
 
 MOST = 1024
+READS_PICTURES = EnvironmentConfig.model_validate(
+    {"name": "function", "target": "rewards:reward", "images": {}}
+)
+
+
+def user(content: object) -> dict[str, object]:
+    return {"role": "user", "content": content}
 
 
 @pytest.fixture
@@ -150,6 +160,40 @@ def test_messages_have_places_for_the_pictures_of_their_row() -> None:
 
 
 IN_ROW = {"bytes": base64.b64encode(b"a picture").decode()}
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"prompt": "<image>=", "picture": "a.png"}, "has a place '<image>' without its picture"),
+        ({"messages": [user("<image>=")]}, "has a place '<image>' without its picture"),
+        ({"messages": [user([{"type": "text", "text": "<image>"}])]}, "has a place '<image>'"),
+        (
+            {"messages": [user([{"type": "image"}])]},
+            r"messages\[0\] a part of type 'image' without",
+        ),
+        ({"messages": [user([{"type": "image", "image": "a.png"}])]}, "of type 'image' without"),
+        ({"messages": [user([{"type": "image_url", "image_url": {}}])]}, "of type 'image_url'"),
+    ],
+)
+def test_a_row_with_a_place_that_names_no_picture_is_refused(
+    row: dict[str, Any], told: str
+) -> None:
+    problem = row_check(READS_PICTURES)(row)
+    assert problem is not None
+    assert re.search(told, problem)
+
+
+def test_without_environment_images_the_place_is_text_and_a_part_of_an_image_is_not() -> None:
+    reads_text = row_check(READS_PICTURES.model_copy(update={"images": None}))
+    assert reads_text({"prompt": "What does <image> mean in HTML?"}) is None
+    assert reads_text({"messages": [user([{"type": "text", "text": "Hello"}])]}) is None
+    assert "a part of type 'image'" in str(reads_text({"messages": [user([{"type": "image"}])]}))
+
+
+def test_a_custom_environment_may_have_another_name_for_its_pictures() -> None:
+    custom = READS_PICTURES.model_copy(update={"name": "custom"})
+    assert row_check(custom)({"prompt": "<image>=", "scan": "a.dcm"}) is None
 
 
 def test_a_row_may_hold_a_picture_itself(folder: Path) -> None:
