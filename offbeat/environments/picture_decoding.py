@@ -19,14 +19,16 @@ def decoded(name: str, content: bytes, max_pixels: int) -> Image.Image:
     """Return a picture in RGB, upright, as transformers itself loads one from a file.
 
     Raises:
-        BadPicture: It is no PNG, JPEG or WebP, damaged, moving, too large or too elongated. The
-            last three are known from the header.
+        BadPicture: It is no PNG, JPEG or WebP, damaged, moving, too large, too elongated or of more
+            than 8 bits, which the header says; or nothing is left of it without its transparency.
     """
     try:
         image = Image.open(BytesIO(content), formats=_FORMATS)
         problem = _problem_of_header(image, max_pixels)
         if problem is None:
             image.load()
+            problem = _problem_of_transparency(image)
+        if problem is None:
             return ImageOps.exif_transpose(image).convert("RGB")
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         problem = f"has too many pixels: {first_line(error)}"
@@ -46,7 +48,25 @@ def _problem_of_header(image: Image.Image, max_pixels: int) -> str | None:
         return f"has {width} x {height} pixels, which is {width * height}; {most}"
     if max(width, height) > _MOST_ELONGATED * min(width, height):
         return f"has {width} x {height} pixels: one side is over {_MOST_ELONGATED} times the other"
+    if image.mode.startswith(("I", "F")):
+        # Pillow cuts every value above 255 to 255: a scan would be a white picture.
+        return f"has values of more than 8 bits (mode {image.mode}); save it with 8 bits a channel"
     # A camera's JPEG may hold a preview as a second picture (MPO): the first one is meant.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         return "is an animation; save one of its pictures"
     return None
+
+
+def _problem_of_transparency(image: Image.Image) -> str | None:
+    """Return that a picture is drawn in its transparency alone, which RGB does not have."""
+    if not image.has_transparency_data:
+        return None
+    *colors, alpha = image.convert("RGBA").split()
+    if any(_varies(color) for color in colors) or not _varies(alpha):
+        return None
+    return "is of one color without its transparency: lay it over a background"
+
+
+def _varies(channel: Image.Image) -> bool:
+    low, high = channel.getextrema()
+    return low != high

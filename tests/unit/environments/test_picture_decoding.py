@@ -106,3 +106,16 @@ def test_a_comment_that_unpacks_to_a_gigabyte_is_refused() -> None:
     assert "is damaged: ValueError: Decompressed data too large" in refused(
         image[:33] + chunk + image[33:]
     )
+
+
+def test_a_picture_of_16_bits_is_refused_where_its_values_would_be_cut_to_white() -> None:
+    depths = np.arange(100, dtype=np.uint16).reshape(10, 10) * 600
+    assert "more than 8 bits (mode I;16)" in refused(written(Image.fromarray(depths)))
+
+
+def test_a_drawing_that_is_all_black_without_its_transparency_is_refused() -> None:
+    pixels = np.zeros((10, 20, 4), np.uint8)
+    pixels[2:8, 5:15, 3] = 255
+    assert "of one color without its transparency" in refused(written(Image.fromarray(pixels)))
+    pixels[:, :, 3] = 255  # a black picture that is meant to be one
+    assert decoded("a", written(Image.fromarray(pixels)), MOST).mode == "RGB"
