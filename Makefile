@@ -98,7 +98,7 @@ test-environments: $(ENVIRONMENTS_STAMP)
 	$(BIN)/python -m pytest tests/environments $(ARGS)
 
 test-verifiers: $(VERIFIERS_STAMP)
-	$(VERIFIERS_VENV)/bin/python -m pytest tests/environments/test_verifiers.py tests/environments/test_renderers.py $(ARGS)
+	$(VERIFIERS_VENV)/bin/python -m pytest tests/environments/test_verifiers.py tests/environments/test_renderers.py tests/environments/test_live_verifiers.py $(ARGS)
 
 test-properties: $(DEV_STAMP)
 	PROPERTY_EXAMPLES=500 $(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
