@@ -18,7 +18,7 @@ import xxhash
 
 from offbeat.messages.failures import BaseRefused
 from offbeat.messages.weights import FullReason, WeightDelta
-from offbeat.weight_sync.delta_encoding import apply, changed_words, encode
+from offbeat.weight_sync.delta_encoding import apply, changed_words, encode, whole, whole_nbytes
 from offbeat.weight_sync.dtypes import narrowest_bytes
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
@@ -89,15 +89,19 @@ class _Encoder:
     def __init__(self, base: HeldRelease) -> None:
         self._base, self._manifest = base, base.manifest
         self._widths = word_bytes(base.manifest)
-        self._parts, self._changed = list[Bytes](), 0
+        # None: the chunk itself, which is copied only if there is going to be a delta
+        self._parts, self._changed = list[Bytes | None](), 0
         self._left = int(MOST_SHARE * base.manifest.nbytes)  # bytes; negative: too large
 
     def take(self, index: int, chunk: Bytes) -> None:
         if self._left >= 0:
             part = encode(self._base.chunks[index], chunk, self._widths[index])
-            words = changed_words(part)
-            self._changed += chunk.nbytes // self._widths[index] if words < 0 else words
-            self._left -= part.nbytes
+            if part is None:
+                self._changed += chunk.nbytes // self._widths[index]
+                self._left -= whole_nbytes(chunk)
+            else:
+                self._changed += changed_words(part)
+                self._left -= part.nbytes
             self._parts.append(part)
         self._base.chunks[index] = chunk  # its former memory may be lent again
 
@@ -105,9 +109,13 @@ class _Encoder:
         """Return the delta that makes the release with this digest, or why there is none."""
         if self._left < 0:
             return None, FullReason.TOO_LARGE
-        base, sizes = self._base.digest, tuple(each.nbytes for each in self._parts)
+        parts = tuple(
+            whole(chunk) if part is None else part
+            for part, chunk in zip(self._parts, self._base.chunks, strict=True)
+        )
+        base, sizes = self._base.digest, tuple(each.nbytes for each in parts)
         about = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((base, digest, sizes)))
-        digests = tuple(xxhash.xxh3_128_hexdigest(each.data) for each in self._parts)
+        digests = tuple(xxhash.xxh3_128_hexdigest(each.data) for each in parts)
         manifest = Manifest((), sizes, about, digests)
         words = sum(
             nbytes // width
@@ -117,7 +125,7 @@ class _Encoder:
             base=base,
             digest=release_digest(manifest, digests),
             manifest=manifest,
-            chunks=tuple(self._parts),
+            chunks=parts,
             nbytes=manifest.nbytes,
             changed=self._changed / max(words, 1),
         )

@@ -24,17 +24,27 @@ _HEADER: Final = 3  # uint64
 _LOW_BITS: Final = 8
 _WIDE: Final = 255
 _WHOLE: Final = 0  # word bytes of a chunk that is not encoded
+_BLOCK: Final = 1 << 20  # words compared at once
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def changed_words(data: Bytes) -> int:
-    """Return the number of changed words of an encoded chunk; -1 if it is sent whole."""
-    width, changed, _ = (int(each) for each in data[: _HEADER * 8].view(np.uint64))
-    return -1 if width == _WHOLE else changed
+    """Return the number of changed words of an encoded chunk."""
+    return int(data[: _HEADER * 8].view(np.uint64)[1])
 
 
-def encode(base: Bytes, new: Bytes, width: int) -> Bytes:
-    """Return what changes ``base`` into ``new``, or ``new`` whole where that is not longer.
+def whole_nbytes(new: Bytes) -> int:
+    """Return the size of ``whole(new)``."""
+    return _HEADER * 8 + new.nbytes
+
+
+def whole(new: Bytes) -> Bytes:
+    """Return a chunk as a part of a delta that does not depend on the base."""
+    return np.concatenate((np.array([_WHOLE, 0, 0], np.uint64).view(np.uint8), new))
+
+
+def encode(base: Bytes, new: Bytes, width: int) -> Bytes | None:
+    """Return what changes ``base`` into ``new``; None where ``whole(new)`` is not longer.
 
     Args:
         base: Bytes of a chunk.
@@ -42,9 +52,9 @@ def encode(base: Bytes, new: Bytes, width: int) -> Bytes:
         width: Bytes of a word, a divisor of the size of the chunk.
     """
     old_words, new_words = base.view(_UNSIGNED[width]), new.view(_UNSIGNED[width])
-    differs = old_words != new_words
-    if np.count_nonzero(differs) * 2 > new_words.size:  # positions would take more than the chunk
-        return _whole(new)
+    differs = _differing(old_words, new_words)
+    if differs is None:
+        return None
     places = np.flatnonzero(differs)
     steps = _zigzag(new_words[places] - old_words[places])
     wide = steps[steps >= _WIDE]
@@ -55,8 +65,7 @@ def encode(base: Bytes, new: Bytes, width: int) -> Bytes:
         np.minimum(steps, _WIDE).astype(np.uint8),
         wide.view(np.uint8),
     )
-    whole_nbytes = _HEADER * 8 + new.nbytes
-    return np.concatenate(parts) if sum(map(len, parts)) < whole_nbytes else _whole(new)
+    return np.concatenate(parts) if sum(map(len, parts)) < whole_nbytes(new) else None
 
 
 def apply(data: Bytes, base: Bytes, into: Bytes) -> None:
@@ -86,8 +95,18 @@ def apply(data: Bytes, base: Bytes, into: Bytes) -> None:
     into.view(_UNSIGNED[width])[places] += _from_zigzag(steps)
 
 
-def _whole(new: Bytes) -> Bytes:
-    return np.concatenate((np.array([_WHOLE, 0, 0], np.uint64).view(np.uint8), new))
+def _differing(
+    old: NDArray[np.unsignedinteger], new: NDArray[np.unsignedinteger]
+) -> NDArray[np.bool_] | None:
+    """Return which words differ; None as soon as more than half do: their positions are too many."""
+    differs, count = np.empty(new.size, np.bool_), 0
+    for begin in range(0, new.size, _BLOCK):
+        block = slice(begin, begin + _BLOCK)
+        np.not_equal(old[block], new[block], out=differs[block])
+        count += np.count_nonzero(differs[block])
+        if count * 2 > new.size:
+            return None
+    return differs
 
 
 def _high_nbytes(count: int, words: int) -> int:

@@ -172,6 +172,18 @@ def test_a_step_that_changes_nothing_is_a_delta_of_headers(line: Line) -> None:
     play(main)
 
 
+def test_a_chunk_that_changed_everywhere_goes_whole_in_a_delta_of_the_others(line: Line) -> None:
+    async def main() -> None:
+        await line.served(line.published())
+        mixed = line.published(share=1.0)
+        assert mixed.delta is not None
+        chunk, *_ = line.model.parameters()
+        assert max(mixed.delta.manifest.chunk_nbytes) == chunk.nbytes + 24
+        await line.served(mixed)
+
+    play(main)
+
+
 def test_more_changes_than_the_bound_make_a_full_release(line: Line) -> None:
     async def main() -> None:
         await line.served(line.published())

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from offbeat.weight_sync.delta_encoding import apply, changed_words, encode
+from offbeat.weight_sync.delta_encoding import apply, changed_words, encode, whole
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+WORDS = 3 << 19  # of a chunk
 BITS_OF_A_CHANGE = 20  # of a 16-bit value that moved by one step, where 1 in 256 did
 
 
@@ -21,7 +22,8 @@ def bytes_of(words: NDArray[Any]) -> NDArray[np.uint8]:
 
 def put_back(base: NDArray[Any], new: NDArray[Any], width: int) -> NDArray[np.uint8]:
     into = np.full(new.nbytes, 77, np.uint8)
-    apply(encode(bytes_of(base), bytes_of(new), width), bytes_of(base), into)
+    part = encode(bytes_of(base), bytes_of(new), width)
+    apply(whole(bytes_of(new)) if part is None else part, bytes_of(base), into)
     return into
 
 
@@ -69,6 +71,7 @@ def test_a_step_of_sixteen_bit_weights_costs_few_bits_a_change() -> None:
     new = base.copy()
     new[places] += dice.choice(np.array([1, 2**16 - 1], np.uint16), places.size)
     encoded = encode(bytes_of(base), bytes_of(new), 2)
+    assert encoded is not None
     assert changed_words(encoded) == places.size
     assert encoded.nbytes * 8 < BITS_OF_A_CHANGE * places.size
 
@@ -76,10 +79,20 @@ def test_a_step_of_sixteen_bit_weights_costs_few_bits_a_change() -> None:
 def test_a_chunk_that_changed_everywhere_is_sent_whole_and_is_hardly_longer() -> None:
     dice = np.random.default_rng(0)
     base, new = (dice.integers(0, 2**32, 5000, np.uint32) for _ in range(2))
-    encoded = encode(bytes_of(base), bytes_of(new), 4)
-    assert changed_words(encoded) == -1
-    assert encoded.nbytes == new.nbytes + 24
+    assert encode(bytes_of(base), bytes_of(new), 4) is None
+    assert whole(bytes_of(new)).nbytes == new.nbytes + 24
     assert np.array_equal(put_back(base, new, 4), bytes_of(new))
+
+
+@pytest.mark.parametrize(("changed", "is_whole"), [(WORDS // 2, False), (WORDS // 2 + 1, True)])
+def test_positions_are_encoded_of_half_the_words_at_most_wherever_they_are(
+    changed: int, *, is_whole: bool
+) -> None:
+    """More words than are compared at once; the changed ones at the end."""
+    base = np.zeros(WORDS, np.uint32)
+    new = base.copy()
+    new[-changed:] = 1
+    assert (encode(bytes_of(base), bytes_of(new), 4) is None) == is_whole
 
 
 @pytest.mark.parametrize("cut", [0, 10, 24, 40, -1])
@@ -88,5 +101,6 @@ def test_bytes_that_are_no_encoding_are_refused(cut: int) -> None:
     new = base.copy()
     new[::50] = 1
     encoded = encode(bytes_of(base), bytes_of(new), 2)
+    assert encoded is not None
     with pytest.raises(ValueError, match="bytes"):
         apply(encoded[:cut], bytes_of(base), np.empty(base.nbytes, np.uint8))
