@@ -25,6 +25,7 @@ from offbeat.generators.vllm.coverage import coverage_of
 from offbeat.generators.vllm.engine import VllmEngine
 from offbeat.generators.vllm.lazy_import import Library, load_library, vllm_version
 from offbeat.generators.vllm.owner_watch import own_engine_processes
+from offbeat.generators.vllm.picture_families import check_family
 from offbeat.generators.vllm.process_environment import prepare_environment
 from offbeat.generators.vllm.rope import check_rope
 from offbeat.generators.vllm.staging import StagingArea
@@ -32,6 +33,7 @@ from offbeat.generators.vllm.workarounds import untried
 from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState
+from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transport import PublishedRelease
@@ -64,7 +66,10 @@ class VllmEngineActor(EngineActor):
             incarnation=incarnation,
             end_ids=end_ids_of(spec.model.path),
             limits=RequestLimits(
-                config.max_sequences, config.max_model_len, llm.model_config.get_vocab_size()
+                config.max_sequences,
+                config.max_model_len,
+                llm.model_config.get_vocab_size(),
+                picture_rules(llm.model_config.hf_config),
             ),
             config=config.vllm,
         )
@@ -145,9 +150,11 @@ def start(spec: EngineSpec) -> Started:
         VllmMissing: vLLM is not installed.
         EngineArgsRefused: The recipe's ``engine_args`` do not exist in this vLLM.
         RopeDiffers: It would use other rotary frequencies than the trainer.
+        PicturesUnserved: It reads pictures, and is of a family that vLLM does not serve here.
     """
     config = of_kind(VllmGeneratorConfig, spec.generator)
     check_rope(spec.model.path, config.max_model_len)
+    check_family(spec.model.path)
     prepare_environment(config)
     own_engine_processes()  # work-around: surviving_core
     library = load_library()

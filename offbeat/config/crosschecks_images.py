@@ -31,15 +31,10 @@ def image_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def image_backend_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield backends that read no pictures."""
-    chosen = {
-        "trainer.backend": (config.trainer.backend, "megatron", "torch"),
-        "generator.backend": (config.generator.backend, "vllm", "embedded"),
-    }
-    for key, (backend, blind, fix) in chosen.items():
-        if config.environment.images is not None and backend == blind:
-            yield Clash(
-                (key, "environment.images"),
-                f"{key}={backend} reads no pictures, and environment.images is set",
-                f"Set {key} to {fix}.",
-            )
+    """Yield a trainer that reads no pictures."""
+    if config.environment.images is not None and config.trainer.backend == "megatron":
+        yield Clash(
+            ("trainer.backend", "environment.images"),
+            "trainer.backend=megatron reads no pictures, and environment.images is set",
+            "Set trainer.backend to torch.",
+        )

@@ -220,7 +220,7 @@ def logprobs_with_features_in_the_prompt_alone(
     pixels = torch.from_numpy(media.values).view(shape).to(model.dtype)
     features = model.get_image_features(pixel_values=pixels).pooler_output
     embedded = model.get_input_embeddings()(ids).clone()
-    is_picture = torch.tensor([*prompt, *response]) == PLACEHOLDER
+    is_picture = torch.tensor([*prompt, *response]) == model.config.image_token_id
     is_picture[len(prompt) :] = False
     embedded[0, is_picture] = features.flatten(0, 1)
     logits = model(inputs_embeds=embedded, use_cache=False).logits[0, len(prompt) - 1 : -1]

@@ -21,8 +21,9 @@ pytest.register_assert_rewrite(
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
+    from pictured import DIGITS
     from releases import tied_model
-    from shared_engine import Shared, spec_in
+    from shared_engine import Shared, endless_model, spec_in
 
     from tests.support.own_logging import own_logging
 
@@ -44,6 +45,15 @@ else:
             tied = Shared(spec_in(folder, tied_model(folder / "model")), runner)
             yield tied
             tied.close()
+
+    @pytest.fixture(scope="session")
+    def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+        """An engine of a model that reads pictures."""
+        folder = tmp_path_factory.mktemp("digits")
+        with asyncio.Runner() as runner:
+            digits = Shared(spec_in(folder, endless_model(folder, DIGITS)), runner)
+            yield digits
+            digits.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

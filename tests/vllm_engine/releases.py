@@ -53,14 +53,19 @@ class Weights:
 def weights(version: int, chunk_bytes: int = CHUNK_BYTES, model: Path = TINY) -> Weights:
     """Version 0 is the model of the repository; each other one is far from it, and from the rest."""
     module = AutoModelForCausalLM.from_pretrained(model, local_files_only=True, dtype=torch.float32)
-    noise = torch.Generator().manual_seed(version)
-    if version:
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=noise))
+    move_to(version, module)
     source = ModuleSource(module.eval(), chunk_bytes)
     packed = [chunk.copy() for chunk, _ in source.chunks()]
     return Weights(module, released(version, source.manifest, packed, canary_of(module)))
+
+
+@torch.no_grad()
+def move_to(version: int, module: PreTrainedModel) -> None:
+    """Make the weights of a version of those of the repository."""
+    noise = torch.Generator().manual_seed(version)
+    if version:
+        for parameter in module.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=noise))
 
 
 def released(

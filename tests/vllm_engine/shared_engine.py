@@ -30,14 +30,15 @@ END = 1
 """End of sequence of the model that the tests' copy was made of; the copy has none."""
 
 
-def endless_model(folder: Path) -> Path:
-    """The tiny model without an end of sequence: a sample is as long as it may be."""
+def endless_model(folder: Path, model: Path = TINY) -> Path:
+    """A model without an end of sequence: a sample is as long as it may be."""
     copy = folder / "endless"
     if not copy.is_dir():
-        shutil.copytree(TINY, copy)
+        shutil.copytree(model, copy)
         for name in ("config.json", "generation_config.json"):
             settings = json.loads((copy / name).read_bytes())
-            settings["eos_token_id"] = None
+            for inner in (settings, settings.get("text_config", {})):
+                inner["eos_token_id"] = None
             (copy / name).write_text(json.dumps(settings))
     return copy
 

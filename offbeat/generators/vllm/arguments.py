@@ -37,6 +37,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "skip_tokenizer_init": not has_tokenizer(spec.model.path),
         "disable_log_stats": True,
         "enable_prefix_caching": True,
+        "mm_processor_cache_gb": 0,  # pictures arrive processed
         "logprobs_mode": logprobs_mode(config),
         **_of_the_cpu_build(config),
         **vllm.engine_args,

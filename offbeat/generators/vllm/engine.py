@@ -18,8 +18,10 @@ from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.errors import NO_TOKENIZER_FIX, EngineUnavailable, InvalidRequest
 from offbeat.generators.vllm.lazy_import import Library
 from offbeat.generators.vllm.outputs import label_of, result_of, sampling_arguments
+from offbeat.generators.vllm.prompt_inputs import PromptInputs
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import CanaryAnswer
+from offbeat.multimodal.canary_pictures import canary_media
 
 T = TypeVar("T")
 _WARM_UP_TOKENS: Final = 3
@@ -58,6 +60,7 @@ class VllmEngine:
         self.tokens = 0
         """Tokens generated since start."""
         self._vllm, self._end_ids, self._limits, self._clock = library, end_ids, limits, clock
+        self._inputs = PromptInputs(library, limits.pictures)
         self._heartbeat_deadline_s = config.heartbeat_deadline_s
         self._kv_kept = config.kv == "keep"
         self._open: dict[str, _Open] = {}
@@ -141,7 +144,7 @@ class VllmEngine:
         The tokens are of no version and are discarded.
         """
         params = self._params(n=1, max_tokens=_WARM_UP_TOKENS, detokenize=False, logprobs=0)
-        await self._final({"prompt_token_ids": [0, 0]}, params, "warm-up")
+        await self._final(self._inputs.of([0, 0], None, "warm-up"), params, "warm-up")
 
     async def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
         """Return the most probable next token after each prompt, as the model computes it now.
@@ -162,10 +165,10 @@ class VllmEngine:
         ids = [f"canary-{next(self._canaries)}" for _ in prompts]
         replies = await asyncio.gather(
             *(
-                self._final(
-                    {"prompt_token_ids": list(prompt), "cache_salt": id_}, params, id_, _FIRST
+                self._final(self._inputs.of(prompt, media, id_), params, id_, _FIRST)
+                for prompt, media, id_ in zip(
+                    prompts, canary_media(self._limits.pictures, prompts), ids, strict=True
                 )
-                for prompt, id_ in zip(prompts, ids, strict=True)
             )
         )
         return [
@@ -222,30 +225,27 @@ class VllmEngine:
             )
 
     async def _completions(self, request: GenerateRequest) -> Sequence[Any]:
-        id_, prompt = request.request_id, list(request.prompt_ids)
+        id_ = request.request_id
         arguments = sampling_arguments(request, self._end_ids)
-        room = self._limits.max_model_len - len(prompt)
+        room = self._limits.max_model_len - len(request.prompt_ids)
         arguments["max_tokens"] = min(arguments["max_tokens"], room)
         try:
-            return await self._final(
-                {"prompt_token_ids": prompt, "cache_salt": self._salt},
-                self._params(**arguments),
-                id_,
-            )
+            prompt = self._inputs.of(request.prompt_ids, request.media, self._salt)
+            return await self._final(prompt, self._params(**arguments), id_)
         except (self._vllm.VLLMClientError, ValueError) as error:
             raise InvalidRequest(id_, str(error), "Change the request or the recipe") from error
 
     async def _final(
         self,
-        prompt: dict[str, Any],
-        params: Any,  # noqa: ANN401 - vLLM may not be installed
+        prompt: Any,  # noqa: ANN401 - vLLM may not be installed
+        params: Any,  # noqa: ANN401
         id_: str,
         priority: int = 0,
     ) -> Sequence[Any]:
         last = None
         try:
             async for output in self.llm.generate(
-                self._vllm.TokensPrompt(**prompt), params, request_id=id_, priority=priority
+                prompt, params, request_id=id_, priority=priority
             ):
                 last = output
         except (self._vllm.EngineDeadError, self._vllm.EngineGenerateError) as error:

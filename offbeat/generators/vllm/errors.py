@@ -41,6 +41,20 @@ class RopeDiffers(OffbeatError):
         )
 
 
+class PicturesUnserved(OffbeatError):
+    """An image-text model of a family whose pictures vLLM does not compute here."""
+
+    model_type: str
+    served: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"model_type={self.model_type}: vLLM serves image-text models of {', '.join(self.served)} "
+            "here, and the pictures of another family were never compared with the trainer's. Use "
+            "generator.backend=embedded"
+        )
+
+
 INSTALL = (
     "Install it with pip install 'offbeat[vllm]' on a machine with a GPU, in an environment of its "
     "own; without one, make run-vllm installs the CPU build"

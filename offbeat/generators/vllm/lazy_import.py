@@ -12,12 +12,16 @@ from offbeat.generators.vllm.errors import VllmMissing
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """vLLM's classes, under their own names."""
+    """vLLM's classes and functions, under their own names."""
 
     AsyncEngineArgs: Any
     AsyncLLM: Any
     SamplingParams: Any
     TokensPrompt: Any
+    mm_input: Any
+    MultiModalFieldConfig: Any
+    MultiModalKwargsItems: Any
+    PlaceholderRange: Any
     RequestOutputKind: Any
     WeightTransferConfig: Any
     WeightTransferInitRequest: Any
@@ -42,6 +46,12 @@ def load_library() -> Library:
         )
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
         from vllm.exceptions import VLLMClientError  # noqa: PLC0415
+        from vllm.inputs import mm_input  # noqa: PLC0415
+        from vllm.multimodal.inputs import (  # noqa: PLC0415
+            MultiModalFieldConfig,
+            MultiModalKwargsItems,
+            PlaceholderRange,
+        )
         from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: PLC0415
@@ -52,6 +62,10 @@ def load_library() -> Library:
         AsyncLLM=AsyncLLM,
         SamplingParams=SamplingParams,
         TokensPrompt=TokensPrompt,
+        mm_input=mm_input,
+        MultiModalFieldConfig=MultiModalFieldConfig,
+        MultiModalKwargsItems=MultiModalKwargsItems,
+        PlaceholderRange=PlaceholderRange,
         RequestOutputKind=RequestOutputKind,
         WeightTransferConfig=WeightTransferConfig,
         WeightTransferInitRequest=WeightTransferInitRequest,

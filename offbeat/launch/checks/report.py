@@ -55,7 +55,7 @@ from offbeat.launch.checks.user_code import (
     check_variables,
 )
 from offbeat.launch.checks.verifiers import check_verifiers
-from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
+from offbeat.launch.checks.vllm import check_vllm, check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
 from offbeat.launch.checks.weights import check_weights
 from offbeat.messages.exit_codes import REFUSED
@@ -113,7 +113,7 @@ def find(
         check_end_tokens(config) if model else (),
         check_model_proof(config) if model else (),
         check_layout(config) if model else (),
-        check_vllm_positions(config) if model else (),
+        check_vllm_model(config) if model else (),
         check_teacher(config) if model else (),
         _of_each_environment(config, commits, has_model=model is not None),
         check_checkpoints(config),

@@ -32,16 +32,18 @@ def check_vllm(config: RunConfig) -> Iterator[Finding]:
         yield _arguments(given)
 
 
-def check_vllm_positions(config: RunConfig) -> Iterator[Finding]:
-    """Check that vLLM scales positions like the trainer. The model's files must be complete."""
+def check_vllm_model(config: RunConfig) -> Iterator[Finding]:
+    """Check that vLLM computes the model like the trainer. The model's files must be complete."""
     if config.generator.backend != "vllm":
         return
-    from offbeat.generators.vllm.errors import RopeDiffers
+    from offbeat.generators.vllm.errors import PicturesUnserved, RopeDiffers
+    from offbeat.generators.vllm.picture_families import check_family
     from offbeat.generators.vllm.rope import check_rope
 
     try:
         check_rope(config.model.path, config.generator.max_model_len)
-    except RopeDiffers as refused:
+        check_family(config.model.path)
+    except (RopeDiffers, PicturesUnserved) as refused:
         message, _, fix = str(refused).rpartition(". ")
         yield error("vllm", message, f"{fix}.")
 

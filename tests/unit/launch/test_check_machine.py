@@ -47,7 +47,7 @@ from offbeat.launch.checks.user_code import (
     check_targets,
     check_variables,
 )
-from offbeat.launch.checks.vllm import check_vllm_positions
+from offbeat.launch.checks.vllm import check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
 from tests.support.model_families import LONG_ROPES, family_model
 
@@ -464,12 +464,23 @@ def test_vllm_is_refused_where_it_would_scale_positions_otherwise(tmp_path: Path
 
     def found(max_model_len: int) -> list[Finding]:
         generator = {"backend": "vllm", "max_model_len": max_model_len}
-        return list(
-            check_vllm_positions(config(model={"path": str(tmp_path)}, generator=generator))
-        )
+        return list(check_vllm_model(config(model={"path": str(tmp_path)}, generator=generator)))
 
     assert not found(64)
     assert "other frequencies than the trainer" in one(found(65)).message
+
+
+@pytest.mark.parametrize(
+    ("family", "refused"),
+    [("llama", False), ("idefics3", False), ("gemma3", True), ("qwen2_5_vl", True)],
+)
+def test_vllm_is_refused_for_image_text_models_whose_pictures_it_was_not_compared_on(
+    tmp_path: Path, family: str, refused: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    told = config(model={"path": str(tmp_path)}, generator={"backend": "vllm"})
+    findings = list(check_vllm_model(told))
+    assert [f"model_type={family}" in each.message for each in findings] == [True] * refused
 
 
 # --- files ---------------------------------------------------------------------------------------

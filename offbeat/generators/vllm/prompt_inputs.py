@@ -1,0 +1,88 @@
+"""Converts prompts, with pictures or without, to vLLM's inputs.
+
+vLLM usually gets a picture file and one placeholder token, runs the image processor itself and expands
+the placeholder. A request has both done: the values go to the model as they are, so that engine and
+trainer compute from the same numbers, and the token ids stay those of the group.
+
+Legend: I pictures, C channels, H height, W width, K placeholder tokens of a picture.
+"""
+
+# pyright: basic
+# vLLM may not be installed.
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import BatchFeature
+
+from offbeat.generators.vllm.lazy_import import Library
+from offbeat.messages.media import Media
+from offbeat.multimodal.picture_rules import PictureRules
+
+_MODALITY = "image"
+
+
+class PromptInputs:
+    """Makes the inputs of one engine."""
+
+    def __init__(self, library: Library, pictures: PictureRules | None = None) -> None:
+        """``pictures`` are the rules of the served model; None if it reads none."""
+        self._vllm, self._pictures = library, pictures
+
+    def of(self, prompt_ids: Sequence[int], media: Media | None, salt: str) -> Any:  # noqa: ANN401
+        """Return the input of a prompt.
+
+        Args:
+            prompt_ids: Token ids, with the placeholder tokens of each picture.
+            media: The pictures, checked against the rules of the model.
+            salt: What is cached of the prompt, is read by prompts of the same salt alone.
+        """
+        ids = list(prompt_ids)
+        if media is None or self._pictures is None:
+            return self._vllm.TokensPrompt(prompt_token_ids=ids, cache_salt=salt)
+        return self._vllm.mm_input(
+            ids,
+            self._values(media),
+            {_MODALITY: _names(media, salt)},
+            {_MODALITY: self._ranges(ids, media, self._pictures)},
+            cache_salt=salt,
+        )
+
+    def _values(self, media: Media) -> Any:  # noqa: ANN401
+        """Return the arguments of the model's tower: each picture is an item of one tile."""
+        count = len(media.sizes)
+        each = torch.ones(count, dtype=torch.long)
+        pixels_ICHW = torch.tensor(media.values).reshape(count, *media.sizes[0].tolist())
+        of_tiles = self._vllm.MultiModalFieldConfig.flat_from_sizes(_MODALITY, each)
+        tower = {
+            "pixel_values": pixels_ICHW,
+            "pixel_attention_mask": torch.ones_like(pixels_ICHW[:, 0], dtype=torch.bool),
+            "num_patches": each,
+        }
+        fields = {
+            "pixel_values": of_tiles,
+            "pixel_attention_mask": of_tiles,
+            "num_patches": self._vllm.MultiModalFieldConfig.batched(_MODALITY, keep_on_cpu=True),
+        }
+        return self._vllm.MultiModalKwargsItems.from_hf_inputs(BatchFeature(tower), fields)
+
+    def _ranges(self, ids: list[int], media: Media, rules: PictureRules) -> list[Any]:
+        """Return where the features of each picture go; a gap in its placeholders stays as it is."""
+        ranges = list[Any]()
+        for places_K in rules.places(ids, media).reshape(len(media.sizes), -1):
+            taken = torch.zeros(int(places_K[-1] - places_K[0]) + 1, dtype=torch.bool)
+            taken[torch.from_numpy(places_K - places_K[0])] = True
+            ranges.append(self._vllm.PlaceholderRange(int(places_K[0]), len(taken), taken))
+        return ranges
+
+
+def _names(media: Media, salt: str) -> list[str]:
+    """Return the names under which vLLM keeps the features of each picture.
+
+    They have the salt: features of older weights are never read.
+    """
+    pictures = media.values.reshape(len(media.sizes), -1)
+    digests = [hashlib.blake2b(each.tobytes(), digest_size=16).hexdigest() for each in pictures]
+    return [f"{salt}.{digest}" for digest in digests]
