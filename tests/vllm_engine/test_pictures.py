@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 from pictured import digits_of, pictured, worst_error
-from shared_engine import Shared, TakenOver, load
+from shared_engine import Shared, TakenOver, load, serve
 
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.generators.errors import InvalidRequest
@@ -142,6 +142,7 @@ def test_pictures_that_the_model_does_not_read_are_refused_before_they_are_sent(
 
 def test_pictures_are_refused_by_an_engine_of_a_model_of_text(shared: Shared) -> None:
     async def story(actor: TakenOver) -> None:
+        await serve(actor, 1, 0)
         with pytest.raises(InvalidRequest, match="which the served model does not read"):
             await ask(actor, EncodedPrompt((2, 5), digits_of(3).media))
 
