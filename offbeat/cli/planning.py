@@ -1,4 +1,4 @@
-"""The commands that plan and measure before a run."""
+"""The commands that plan, measure and prepare before a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -109,3 +109,32 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
         out,
         largest=largest,
     )
+
+
+@planning_app.command()
+def stage(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|MODEL",
+            help="YAML recipe, for its model.path; a model directory; or OWNER/NAME[@REVISION] of the "
+            "Hugging Face Hub.",
+        ),
+    ],
+    target: Annotated[
+        Path, typer.Option("--to", help="Directory on each node's own disk, from / on.")
+    ],
+    overrides: OverridesArgument = None,
+    stall_timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--stall-timeout",
+            min=1.0,
+            help="Seconds a node may handle no byte; then it is left out.",
+        ),
+    ] = 120.0,
+) -> None:
+    """Copy a model to every node of the cluster, and compare digests. 1: a node lacks it."""
+    from offbeat.cli.stage import stage_exit_code
+
+    raise typer.Exit(stage_exit_code(what, overrides or [], target, stall_timeout_s))

@@ -97,7 +97,7 @@ class ClusterLost(OffbeatError):
         )
 
 
-def start_ray(config: RunConfig) -> None:
+def start_ray(runtime_env: Mapping[str, str]) -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start a private one on this machine.
 
     Actors of a joined cluster get the run's environment variables; those of a private one inherit
@@ -110,7 +110,7 @@ def start_ray(config: RunConfig) -> None:
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
     check_token(address)
-    variables = {**ENVIRONMENT, **passed_on(os.environ, config.runtime.env).plain}
+    variables = {**ENVIRONMENT, **passed_on(os.environ, runtime_env).plain}
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         with in_own_session():

@@ -240,7 +240,7 @@ def _run(
     orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
     try:
         with signals.held_back():
-            start_ray(spec.config)
+            start_ray(spec.config.runtime.env)
         with signals.installed():  # Ray installs a handler of its own when it starts
             with signals.held_back():
                 check_room(spec)

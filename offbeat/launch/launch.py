@@ -1,12 +1,10 @@
 """Configures the process for a checked recipe, then starts the driver."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from offbeat.config.loader import LoadedRecipe, load_recipe
-from offbeat.launch.process_environment import ENVIRONMENT, PRIVATE
-from offbeat.launch.ray_token import client_environment
+from offbeat.launch.process_environment import set_environment
 
 
 def launch(
@@ -22,11 +20,7 @@ def launch(
 
     0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143 terminated.
     """
-    joins = bool(os.environ.get("RAY_ADDRESS"))
-    of_cluster = client_environment(os.environ, Path.home()) if joins else PRIVATE
-    os.environ.update(loaded.config.runtime.env)
-    for name, value in (ENVIRONMENT | of_cluster).items():
-        os.environ.setdefault(name, value)
+    set_environment(loaded.config.runtime.env)
     # Ray reads its variables when it is imported.
     from offbeat.launch.driver import drive
 

@@ -1,6 +1,11 @@
 """Default environment variables of every process of a run."""
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
+
+from offbeat.launch.ray_token import client_environment
 
 ENVIRONMENT: Final = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -17,3 +22,15 @@ PRIVATE: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """Additional variables for a private cluster."""
+
+
+def set_environment(variables: Mapping[str, str]) -> None:
+    """Set a recipe's variables for this process, and the defaults of those that are not set.
+
+    Ray reads its variables when it is imported: call this before.
+    """
+    joins = bool(os.environ.get("RAY_ADDRESS"))
+    of_cluster = client_environment(os.environ, Path.home()) if joins else PRIVATE
+    os.environ.update(variables)
+    for name, value in (ENVIRONMENT | of_cluster).items():
+        os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""A hub of one dataset behind HTTP, as far as the client of ``huggingface_hub`` asks it."""
+"""A hub of one dataset, or model, behind HTTP, as far as the client of ``huggingface_hub`` asks it."""
 
 import hashlib
 import json
@@ -28,11 +28,15 @@ class FakeHub:
             case ["move"]:
                 self.main = self.second
                 return 200, {}, b"{}"
-            case ["api", "datasets", *name] if "/".join(name[:2]) == DATASET:
+            case ["api", "datasets" | "models", *name] if "/".join(name[:2]) == DATASET:
                 return self._described(name[2:])
-            case ["datasets", owner, name, "resolve", commit, *file] if (
-                f"{owner}/{name}" == DATASET
-            ):
+            case ["datasets", owner, name, "resolve", commit, *file] | [
+                owner,
+                name,
+                "resolve",
+                commit,
+                *file,
+            ] if f"{owner}/{name}" == DATASET:
                 content = self.commits[commit]["/".join(file)]
                 digest = hashlib.sha256(content).hexdigest()
                 return 200, {"ETag": f'"{digest}"', "X-Repo-Commit": commit}, content

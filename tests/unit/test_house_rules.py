@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "offbeat"
 PURE_ROOMS = (
     *("messages", "config", "transfer_queue", "sampler", "controller"),
-    *("runs", "run_files", "queue_service"),
+    *("runs", "run_files", "queue_service", "staging"),
 )
 DOORS = (
     "offbeat.transfer_queue.tensordict_codec",

@@ -10,8 +10,9 @@ class ModelConfig(Config):
 
     path: RecipePath
     """Hugging Face directory with config, weights and tokenizer; relative to the recipe. It is read from this disk
-    by every process and never downloaded: a run needs no network, and the directory must be on each machine. A
-    larger model learns more for each sample; memory, steps and syncs cost more with its size."""
+    by every process and never downloaded: a run needs no network, and the directory must be on each machine, where
+    `offbeat stage` puts it. A larger model learns more for each sample; memory, steps and syncs cost more with its
+    size."""
 
     weights: RecipePath | None = None
     """Training checkpoint of a run, `checkpoints/state_N`, whose weights this run begins with in place of those in

@@ -1,0 +1,75 @@
+"""Runs ``offbeat stage`` and chooses its exit code."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from offbeat.cli.recipes import read_or_exit
+from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
+from offbeat.messages.failures import OffbeatError
+from offbeat.staging.hub_model import FORM, HubModel, hub_model
+from offbeat.staging.manifest import NothingToStage
+from offbeat.staging.outcome import table_of
+from offbeat.staging.source import model_names
+
+_RECIPES = (".yaml", ".yml")
+
+
+def stage_exit_code(
+    what: str, overrides: Sequence[str], target: Path, stall_timeout_s: float
+) -> int:
+    """Stage a model and print a row per node.
+
+    Returns:
+        0 if every node has the model, 1 if one lacks it, 2 if nothing was copied.
+    """
+    try:
+        model, runtime_env = _model_of(what, overrides)
+        _check_target(target)
+        if isinstance(model, Path):
+            model_names(model)
+    except NothingToStage as error:
+        typer.echo(str(error), err=True)
+        return REFUSED
+
+    from offbeat.launch.process_environment import set_environment
+
+    set_environment(runtime_env)
+    # Ray reads its variables when it is imported.
+    from offbeat.launch.stage import StagingRequest, stage
+
+    try:
+        outcomes = stage(StagingRequest(model, target, stall_timeout_s, runtime_env), typer.echo)
+    except OffbeatError as error:
+        typer.echo(str(error), err=True)
+        return REFUSED
+    typer.echo(table_of(outcomes), nl=False)
+    if not all(outcome.is_whole for outcome in outcomes.values()):
+        return FAILED
+    typer.echo(f"Every node has the model. In a recipe: model.path={target}")
+    return FINISHED
+
+
+def _check_target(target: Path) -> None:
+    if not target.is_absolute():
+        fix = "Write it from / on: each node has its own working directory"
+        raise NothingToStage(f"--to {target}", "it is relative", fix)
+
+
+def _model_of(what: str, overrides: Sequence[str]) -> tuple[Path | HubModel, dict[str, str]]:
+    """Return the model of a recipe, a directory or a name on the hub, and variables of processes."""
+    path = Path(what)
+    if path.suffix in _RECIPES:
+        config = read_or_exit(path, overrides).config
+        return Path(config.model.path).absolute(), dict(config.runtime.env)
+    if overrides:
+        fix = "Name a recipe, or leave them out"
+        raise NothingToStage(what, "settings go with a recipe, and this is none", fix)
+    if path.is_dir():
+        return path.absolute(), {}
+    named = hub_model(what)
+    if named is None:
+        fix = f"Name a recipe, a model directory, or a model of the hub as {FORM}"
+        raise NothingToStage(what, "there is no such directory", fix)
+    return named, {}

@@ -1,0 +1,51 @@
+"""What ``offbeat stage`` refuses before it starts Ray, and how it says so."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from offbeat.cli.main import app
+from offbeat.messages.exit_codes import REFUSED
+
+
+def model_of(directory: Path, *names: str) -> str:
+    directory.mkdir()
+    for name in names:
+        (directory / name).write_text("{}")
+    return str(directory)
+
+
+def refusal(*args: str) -> str:
+    done = CliRunner().invoke(app, ["stage", *args])
+    assert done.exit_code == REFUSED
+    return done.stderr
+
+
+def test_weights_that_are_pickles_are_refused(tmp_path: Path) -> None:
+    pickled = model_of(tmp_path / "m", "config.json", "pytorch_model.bin")
+    said = refusal(pickled, "--to", "/local/m")
+    assert "its weights are pickles (pytorch_model.bin), which run code when they are" in said
+
+
+def test_a_recipe_stages_its_model(tmp_path: Path) -> None:
+    model_of(tmp_path / "m", "config.json")
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("steps: 1\nmodel: {path: other}\n")
+    said = refusal(str(recipe), f"model.path={tmp_path}/m", "--to", "/local/m")
+    assert f"{tmp_path}/m: it has no *.safetensors" in said
+
+
+def test_a_target_that_depends_on_the_working_directory_is_refused(tmp_path: Path) -> None:
+    model = model_of(tmp_path / "m", "config.json", "a.safetensors")
+    assert "--to local/m: it is relative. Write it from / on" in refusal(model, "--to", "local/m")
+
+
+@pytest.mark.parametrize("name", ["/no/such/directory", "one-word", "a/b/c"])
+def test_a_name_that_is_neither_a_directory_nor_of_the_hub_is_refused(name: str) -> None:
+    assert f"{name}: there is no such directory. Name a recipe" in refusal(name, "--to", "/local/m")
+
+
+def test_settings_without_a_recipe_are_refused(tmp_path: Path) -> None:
+    model = model_of(tmp_path / "m", "config.json", "a.safetensors")
+    assert "settings go with a recipe" in refusal(model, "steps=1", "--to", "/local/m")
