@@ -100,11 +100,7 @@ def read_architecture(path: str | Path) -> Architecture:
     family = values["model_type"]
     name = (values.get("architectures") or [family])[0]
     if family not in _FAMILIES:
-        why = " (it reads pictures, and this backend trains text models alone)"
-        if "vision_config" not in values:
-            latent = "kv_lora_rank" in values
-            why = " (its attention is multi-head latent attention)" if latent else ""
-        problem = f"is of family {family}{why}, none of {', '.join(_FAMILIES)}"
+        problem = f"is of family {family}{_why_unmapped(values)}, none of {', '.join(_FAMILIES)}"
         raise UntrainableModel(name, problem, _TORCH)
     for problem in _problems(values):
         raise UntrainableModel(name, problem, _TORCH)
@@ -196,6 +192,15 @@ def _rotation(config: PretrainedConfig) -> tuple[tuple[float, ...] | None, float
         return None, 1.0
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     return tuple(frequencies.tolist()), float(scale)
+
+
+def _why_unmapped(values: dict[str, Any]) -> str:
+    """Return in brackets what this trainer does not compute of a family; empty if it is only unknown."""
+    if "vision_config" in values:
+        return " (it reads pictures, and this backend trains text models alone)"
+    if "kv_lora_rank" in values:
+        return " (its attention is multi-head latent attention)"
+    return ""
 
 
 def _problems(values: dict[str, Any]) -> list[str]:

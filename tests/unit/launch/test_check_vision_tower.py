@@ -13,7 +13,8 @@ from transformers import (
 )
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding
+from offbeat.launch.checks.finding import Finding, Level
+from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.model_proof import check_model_proof
 from tests.support.image_text_models import make
 
@@ -61,3 +62,14 @@ def test_a_supported_family_is_said_to_be_proved_at_the_start(
 ) -> None:
     told = str(finding_about_the_tower(make(family), tmp_path))
     assert f"reads {kind}; proved at the start" in told
+
+
+def test_megatron_refuses_a_model_that_reads_pictures_in_one_error(tmp_path: Path) -> None:
+    make("idefics3").save_pretrained(tmp_path)
+    config = RunConfig.model_validate(
+        {"steps": 1, "model": {"path": str(tmp_path)}, "trainer": {"backend": "megatron"}}
+    )
+    found = [*check_layout(config), *check_model_proof(config)]
+    (error,) = [each for each in found if each.level is Level.ERROR]
+    assert "it reads pictures, and this backend trains text models alone" in error.message
+    assert error.fix == "Train it with trainer.backend: torch."
