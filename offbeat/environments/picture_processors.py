@@ -19,6 +19,7 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 
 from offbeat.environments.picture_errors import PLACE, BadPicture, NoPictures, WrongPlaces
 from offbeat.environments.protocol import EncodedPrompt
+from offbeat.environments.text import for_template
 from offbeat.messages.media import Media, MediaKind
 
 
@@ -43,7 +44,7 @@ class PictureProcessor(abc.ABC):
             text = prompt
         else:
             text = self._template.apply_chat_template(
-                prompt, add_generation_prompt=True, tokenize=False
+                for_template(prompt, self._template), add_generation_prompt=True, tokenize=False
             )
         text = text.replace(PLACE, self.place)
         if (places := text.count(self.place)) != len(pictures):

@@ -43,9 +43,42 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
         return tuple(tokenizer.encode(prompt.data["prompt"]))
     return tuple(
         tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            for_template(messages, tokenizer),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
         )
     )
+
+
+def for_template(
+    messages: Sequence[Mapping[str, Any]],
+    template: Any,  # noqa: ANN401 - a tokenizer or a processor of transformers
+) -> Sequence[Mapping[str, Any]]:
+    """Return the messages with their texts in the form that the chat template reads.
+
+    Templates of some image-text models (SmolVLM, Idefics3) read a content that is a list of parts,
+    and leave out one that is a text, without an error.
+    """
+    if not any(isinstance(message.get("content"), str) for message in messages):
+        return messages
+    one, another = (
+        template.apply_chat_template(
+            [{"role": "user", "content": text}],
+            add_generation_prompt=False,
+            tokenize=False,
+            return_dict=False,
+        )
+        for text in ("1", "2")
+    )
+    return messages if one != another else [_in_parts(message) for message in messages]
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def content_ids(result: GenerateResult) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """What a worker sends is what the library's own processor makes of the same text and pictures."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 pytest.importorskip("PIL", reason="the extra vision is not installed")
 
 from PIL import Image
-from transformers import AutoProcessor
+from transformers import AutoProcessor, AutoTokenizer
 
 from offbeat.environments.picture_errors import NoPictures, WrongPlaces
 from offbeat.environments.picture_processors import PictureProcessor, load_processor
+from offbeat.environments.text import encode_prompt
+from offbeat.messages.groups import Prompt
 from offbeat.messages.media import MediaKind
 from offbeat.rollouts.thumbnails import thumbnails
 from offbeat.transfer_queue.media_columns import columns_of_media
@@ -99,6 +102,27 @@ def test_messages_are_rendered_by_the_chat_template_of_the_model() -> None:
     in_text = processor.encode([{"role": "user", "content": "<image>="}], PICTURES[:1])
     assert in_parts.token_ids == in_text.token_ids
     assert set(processor.encode("<image>=", PICTURES[:1]).token_ids) <= set(in_text.token_ids)
+
+
+def test_a_text_beside_parts_reaches_a_template_that_reads_parts_alone(tmp_path: Path) -> None:
+    shutil.copytree(TINY_DIGITS, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        "{% for message in messages %}{% for part in message['content'] %}"  # SmolVLM's loop
+        "{% if part['type'] == 'image' %}<image>{% elif part['type'] == 'text' %}"
+        "{{ part['text'] }}{% endif %}{% endfor %};{% endfor %}"
+    )
+    processor = loaded(tmp_path / "model")
+    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "="}]}
+    texts = ["12", [{"type": "text", "text": "12"}]]
+    plain, parts = (
+        processor.encode([{"role": "system", "content": text}, asked], PICTURES[:1])
+        for text in texts
+    )
+    assert plain.token_ids == parts.token_ids
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    row = {"messages": [{"role": "user", "content": "12"}]}
+    ids = encode_prompt(Prompt(0, 0, 0, row), tokenizer)
+    assert tokenizer.decode(ids).replace(" ", "") == "12;"
 
 
 @pytest.mark.parametrize(("text", "places"), [("=", 0), ("<image><image>=", 2)])
