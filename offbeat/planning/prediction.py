@@ -1,13 +1,11 @@
 """Prediction of a run: the production controller and sampler on a virtual clock, with given times."""
 
-import logging
 import random
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
-import structlog
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
@@ -29,6 +27,7 @@ from offbeat.planning.virtual_ports import (
 from offbeat.runs.report.steps import AppliedSteps
 from offbeat.sampler.build import build_sampler
 from offbeat.simulation.loop import VirtualLoop
+from offbeat.simulation.quiet_log import quiet_log
 from offbeat.telemetry.time_accounting import TrainerTime
 
 _GROUPS: Final = 2048
@@ -65,13 +64,13 @@ def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork], seed: in
     Raises:
         NotPlanned: The virtual run does not come to its end.
     """
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     settling = 2 * (config.sampler.max_staleness + 3)
     steps = min(max(_GROUPS // config.groups_per_step, _STEPS[0]), _STEPS[1])
     virtual = _virtual(config, settling + steps + config.sampler.max_staleness + 2)
     loop = VirtualLoop(random.Random(seed), max_events=_MOST_EVENTS, max_s=_FOREVER)
     try:
-        part = loop.run_until_complete(loop.create_task(_run(virtual, costs, work, seed)))
+        with quiet_log():
+            part = loop.run_until_complete(loop.create_task(_run(virtual, costs, work, seed)))
     except OffbeatError as error:
         fix = "Plan with another setting; the last change is the likely cause"
         raise NotPlanned(f"the virtual run does not end: {error}", fix) from error

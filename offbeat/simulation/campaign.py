@@ -1,14 +1,12 @@
 """Campaigns: many episodes on all cores, with counts of violations, faults and failpoints."""
 
 import gc
-import logging
 import multiprocessing
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from multiprocessing.pool import Pool
 from typing import Final
 
@@ -18,6 +16,7 @@ import structlog
 from offbeat.config.run import RunConfig
 from offbeat.simulation.auditor import audit
 from offbeat.simulation.episode import EpisodeResult, run_episode
+from offbeat.simulation.quiet_log import SILENT
 from offbeat.simulation.schedule import PlannedFault
 
 CHUNK: Final = 20
@@ -27,7 +26,6 @@ REPLAYED_EVERY: Final = 100
 """Every so many episodes, one is played twice: both must be equal, bit for bit."""
 
 _LAST_EVENTS: Final = 5
-_SILENT: Final = structlog.make_filtering_bound_logger(logging.CRITICAL)
 
 
 class FailedEpisode(msgspec.Struct, frozen=True):
@@ -73,17 +71,6 @@ class EpisodeBatch(msgspec.Struct, frozen=True):
     seeds: list[int]
     profile: str
     planned_faults: list[PlannedFault] | None
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """Drop log lines below critical in the block: warnings are expected in episodes."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=_SILENT)
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
 
 
 def run_campaign(
@@ -134,7 +121,7 @@ def _pool(workers: int) -> Pool:
 
 
 def _start_worker() -> None:
-    structlog.configure(wrapper_class=_SILENT, cache_logger_on_first_use=True)
+    structlog.configure(wrapper_class=SILENT, cache_logger_on_first_use=True)
     gc.freeze()
 
 

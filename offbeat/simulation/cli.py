@@ -17,12 +17,12 @@ from offbeat.simulation.campaign import (
     CampaignTotals,
     FailedEpisode,
     last_events,
-    quiet,
     run_campaign,
     violations_of,
 )
 from offbeat.simulation.episode import EpisodeResult, run_episode
 from offbeat.simulation.faults import KINDS, PROFILES
+from offbeat.simulation.quiet_log import quiet_log
 from offbeat.simulation.schedule import PlannedFault
 
 HELD: Final = 0
@@ -37,7 +37,7 @@ _PROGRESS_S: Final = 10.0
 Write = Callable[[str], object]
 
 
-@quiet()
+@quiet_log()
 def simulate(  # noqa: PLR0913 - the options of a command
     config: RunConfig,
     *,

@@ -7,7 +7,6 @@ part is lost.
 
 import asyncio
 import itertools
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -17,7 +16,6 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-import structlog
 from oracle import Step, reference, steps_of
 
 from offbeat.config.run import RunConfig
@@ -38,6 +36,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import EpisodeResult, play
+from offbeat.simulation.quiet_log import quiet_log
 from offbeat.simulation.schedule import PlannedFault
 
 SEED: Final = 7
@@ -58,10 +57,8 @@ UNORDERED: Final = (
 @pytest.fixture(autouse=True, scope="module")
 def quiet() -> Iterator[None]:
     """What goes wrong here goes wrong on purpose."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+    with quiet_log():
+        yield
 
 
 def plan_with(sampler: dict[str, Any], prompts: int | None = None) -> EpisodePlan:

@@ -1,13 +1,11 @@
 """Episodes in which engines get what a release changes of the one before."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
-import structlog
 from planted.delta_bugs import plant_engines
 
 from offbeat.config.run import RunConfig
@@ -19,6 +17,7 @@ from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.engine import FakeEngine
 from offbeat.simulation.episode import play
+from offbeat.simulation.quiet_log import quiet_log
 from offbeat.weight_sync.delta import check_base
 
 BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
@@ -26,10 +25,8 @@ BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
 
 @pytest.fixture(autouse=True, scope="module")
 def quiet() -> Iterator[None]:
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+    with quiet_log():
+        yield
 
 
 class Counting(DeltaOffers):

@@ -1,6 +1,5 @@
 """The very controller against a plain loop: ``in_order`` without look-ahead trains what that trains."""
 
-import logging
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import structlog
 from oracle import Step, data_failures, reference, steps_of
 from planted.planting import become
 
@@ -24,6 +22,7 @@ from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play
 from offbeat.simulation.faults import KINDS, POISON
+from offbeat.simulation.quiet_log import quiet_log
 from offbeat.simulation.schedule import PlannedFault
 
 LONG = pytest.mark.long
@@ -43,10 +42,8 @@ BY_DATA = tuple(
 @pytest.fixture(autouse=True, scope="module")
 def quiet() -> Iterator[None]:
     """What goes wrong here goes wrong on purpose."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+    with quiet_log():
+        yield
 
 
 def plan_of(seed: int, profile: str, **settings: Any) -> EpisodePlan:

@@ -4,12 +4,10 @@ And only the bug: the same episode, played by the controller as it is, has to be
 """
 
 import inspect
-import logging
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-import structlog
 from planted import delta_bugs, engine_bugs, ledger_bugs, machine_bugs, rollout_bugs, step_bugs
 from planted.planting import Planted
 
@@ -17,6 +15,7 @@ from offbeat.controller.controller import Controller
 from offbeat.simulation.auditor import Violation, audit
 from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import play
+from offbeat.simulation.quiet_log import quiet_log
 
 SEEDS = range(40)
 
@@ -36,10 +35,8 @@ BUGS = bugs_of(ledger_bugs, rollout_bugs, engine_bugs, delta_bugs, step_bugs, ma
 @pytest.fixture(autouse=True, scope="module")
 def quiet() -> Iterator[None]:
     """What goes wrong here goes wrong on purpose."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+    with quiet_log():
+        yield
 
 
 MISFITS = ("positional argument", "keyword argument", "has no attribute '_", "NameError")

@@ -1,10 +1,8 @@
 """A new controller with what the one before it had spooled: all three ends of a ready group occur."""
 
-import logging
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import Dispatched, Opened, Returned, StepApplied
@@ -12,6 +10,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import EpisodeResult, play
+from offbeat.simulation.quiet_log import quiet_log
 from offbeat.simulation.schedule import PlannedFault
 
 CRASHES = range(40, 100, 4)  # journal records
@@ -31,10 +30,8 @@ CONFIG = RunConfig.model_validate(
 @pytest.fixture(autouse=True, scope="module")
 def quiet() -> Iterator[None]:
     """What goes wrong here goes wrong on purpose."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+    with quiet_log():
+        yield
 
 
 def crashed(at_record: int, action: str, *, spools: bool) -> EpisodeResult:

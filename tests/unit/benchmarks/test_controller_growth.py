@@ -2,16 +2,15 @@
 
 import asyncio
 import gc
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-import structlog
 
 from benchmarks.growth import run, run_config
 from benchmarks.noop_ports import StepClock
+from offbeat.simulation.quiet_log import quiet_log
 
 EARLY, LATE = 100, 600
 
@@ -19,10 +18,8 @@ EARLY, LATE = 100, 600
 @pytest.fixture(autouse=True)
 def _silence() -> Iterator[None]:
     """Captured log lines would count as growth."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+    with quiet_log():
+        yield
 
 
 def test_five_hundred_more_steps_leave_the_controller_as_large_as_it_was(tmp_path: Path) -> None:

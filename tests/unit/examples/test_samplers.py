@@ -13,6 +13,10 @@ G = 4
 
 
 class CountingFifoMoves(DiscardingMoves):
+    """With staleness 0 groups in flight that are too old may take all places: one round evicts them."""
+
+    rounds_per_step = 2
+
     def make(self, groups_per_step: int, max_staleness: int, lookahead: int) -> Sampler:
         return CountingFifo(groups_per_step, max_staleness)
 

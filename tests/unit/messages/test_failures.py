@@ -26,6 +26,7 @@ VALUES: dict[Any, Any] = {
     int | str: 7,
     int | None: 7,
     float | None: 0.5,
+    str | None: "text",
     tuple[int, ...]: (7, 8),
     tuple[float, ...]: (0.5,),
     tuple[str, ...]: ("one", "two"),

@@ -4,6 +4,7 @@ from typing import Any
 
 from offbeat.trainers.ranks.sender import NullSender
 from offbeat.weight_sync.manifest import plan
+from offbeat.weight_sync.transport import PublishedRelease
 
 
 class GatheredWeights:
@@ -21,5 +22,5 @@ def test_a_rank_that_sends_nothing_takes_part_in_every_gathering() -> None:
     source: Any = GatheredWeights()
     sender = NullSender(source)
     for version in (1, 2):
-        assert sender.publish(version) == (source.manifest, "", ())
+        assert sender.publish(version) == PublishedRelease(source.manifest, "", ())
         assert source.gatherings == version
