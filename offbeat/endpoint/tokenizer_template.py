@@ -8,6 +8,7 @@ import msgspec
 
 from offbeat.endpoint.chat import ChatMessage, Tools
 from offbeat.endpoint.chat_bridge import TemplateRefused
+from offbeat.environments.text import for_template
 
 
 class BackendTokenizer(Protocol):
@@ -44,7 +45,7 @@ class TokenizerTemplate:
     def render(self, messages: Sequence[ChatMessage], tools: Tools, *, opens_answer: bool) -> str:
         try:
             return self._tokenizer.apply_chat_template(
-                [message.for_template() for message in messages],
+                for_template([message.for_template() for message in messages], self._tokenizer),
                 tools=[msgspec.json.decode(tool) for tool in tools] or None,
                 add_generation_prompt=opens_answer,
                 tokenize=False,

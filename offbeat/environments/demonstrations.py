@@ -6,13 +6,13 @@ the tokens of what comes before it, because that is how an engine makes a model 
 continues with reinforcement learning meets the same tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from offbeat.environments.prompt_files import row_problem as prompt_problem
 from offbeat.environments.protocol import Environment
-from offbeat.environments.text import Tokenizer, encode_prompt
+from offbeat.environments.text import Tokenizer, encode_prompt, for_template
 from offbeat.messages.groups import Prompt
 
 _ASSISTANT: Final = "assistant"
@@ -55,7 +55,11 @@ class Demonstrations(Environment):
                 added, or there is nothing to learn.
         """
         messages = prompt.data.get("messages")
-        made = self._plain(prompt) if messages is None else self._chat(messages)
+        made = (
+            self._plain(prompt)
+            if messages is None
+            else self._chat(for_template(messages, self._tokenizer))
+        )
         if not made.prompt_ids:
             raise UnusableDemonstration("the prompt has no tokens")
         return made
@@ -66,7 +70,7 @@ class Demonstrations(Environment):
             encode_prompt(prompt, self._tokenizer), completion, (True,) * len(completion)
         )
 
-    def _chat(self, messages: list[dict[str, Any]]) -> Demonstration:
+    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> Demonstration:
         """Take the assistant's messages as what is to be learned, and all else as context.
 
         What the template writes behind the token that ends an answer is context, too. If it writes
@@ -96,7 +100,7 @@ class Demonstrations(Environment):
             raise UnusableDemonstration("its answers have no tokens")
         return Demonstration(prompt_ids, tuple(response), tuple(mask))
 
-    def _render(self, messages: list[dict[str, Any]], *, opens_answer: bool) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
         return self._tokenizer.apply_chat_template(
             messages, add_generation_prompt=opens_answer, tokenize=False, return_dict=False
         )

@@ -11,7 +11,7 @@ import msgspec
 
 from offbeat.environments.final_answer import FinalAnswer, final_answer, without_thinking
 from offbeat.environments.protocol import SingleTurn
-from offbeat.environments.text import Tokenizer, content_ids
+from offbeat.environments.text import Tokenizer, content_ids, for_template
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
@@ -108,7 +108,10 @@ class Gsm8k(SingleTurn):
         chat.append({"role": "user", "content": text})
         try:
             return self._tokenizer.apply_chat_template(
-                chat, add_generation_prompt=True, tokenize=True, return_dict=False
+                for_template(chat, self._tokenizer),
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
             )
         except ValueError as error:  # transformers raises it without a template
             raise NoChatTemplate(str(error)) from error

@@ -1,7 +1,7 @@
 """The part of a tokenizer that environments use."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt
@@ -58,20 +58,53 @@ def for_template(
     """Return the messages with their texts in the form that the chat template reads.
 
     Templates of some image-text models (SmolVLM, Idefics3) read a content that is a list of parts,
-    and leave out one that is a text, without an error.
+    and leave out one that is a text. Most templates of text models read a text, and print a list of
+    parts as Python writes it. Neither is an error of the template. Parts other than texts stay.
     """
-    if not any(isinstance(message.get("content"), str) for message in messages):
+    contents = [message.get("content") for message in messages]
+    has_texts = any(isinstance(content, str) for content in contents)
+    if not has_texts and not any(map(_is_text_parts, contents)):
         return messages
-    one, another = (
+    reads_texts = _differs(template, "1", "2")
+    if reads_texts and not any(map(_is_text_parts, contents)):
+        return messages
+    reads_parts = _reads_parts(template)
+    if has_texts and reads_parts and not reads_texts:
+        return [_in_parts(message) for message in messages]
+    if reads_texts and not reads_parts:
+        return [_in_one_text(message) for message in messages]
+    return messages
+
+
+def _reads_parts(template: Any) -> bool:  # noqa: ANN401
+    """Return whether the template writes the text of a part, and nothing else of the part."""
+    part = {"type": "text", "text": "1"}
+    if _differs(template, [part], [{**part, "unknown": "1"}]):
+        return False
+    return _differs(template, [part], [{**part, "text": "2"}])
+
+
+def _differs(template: Any, one: object, another: object) -> bool:  # noqa: ANN401
+    """Return whether the template renders two contents of a message differently."""
+    first, second = (
         template.apply_chat_template(
-            [{"role": "user", "content": text}],
+            [{"role": "user", "content": content}],
             add_generation_prompt=False,
             tokenize=False,
             return_dict=False,
         )
-        for text in ("1", "2")
+        for content in (one, another)
     )
-    return messages if one != another else [_in_parts(message) for message in messages]
+    return first != second
+
+
+def _is_text_parts(content: object) -> bool:
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping)
+        and cast("Mapping[str, object]", part).get("type") == "text"
+        and isinstance(cast("Mapping[str, object]", part).get("text"), str)
+        for part in cast("list[object]", content)
+    )
 
 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -79,6 +112,14 @@ def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(content, str):
         return message
     return {**message, "content": [{"type": "text", "text": content}]}
+
+
+def _in_one_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with its texts joined as templates that read parts write them."""
+    content = message.get("content")
+    if not _is_text_parts(content):
+        return message
+    return {**message, "content": "".join(part["text"] for part in message["content"])}
 
 
 def content_ids(result: GenerateResult) -> list[list[int]]:

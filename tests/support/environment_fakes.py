@@ -50,6 +50,17 @@ class CharTokenizer:
         return turns + "assistant:" * opens_answer
 
 
+class PartsTokenizer(CharTokenizer):
+    """Writes the texts of lists of parts alone, as SmolVLM's chat template does."""
+
+    def written(self, conversation: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
+        texts = [
+            {**turn, "content": "".join(p["text"] for p in turn["content"] if "text" in p)}
+            for turn in conversation
+        ]
+        return super().written(texts, opens_answer=opens_answer)
+
+
 def task(
     data: dict[str, Any] | None = None, *, samples: int = 2, prompt_index: int = 7
 ) -> RolloutTask:

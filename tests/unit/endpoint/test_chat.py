@@ -3,6 +3,7 @@
 import pytest
 
 from offbeat.endpoint.chat import ChatMessage, ToolCall, compact_json
+from tests.support.agent_endpoint import template
 
 
 def test_a_message_for_a_template_has_the_fields_that_are_not_empty() -> None:
@@ -34,3 +35,12 @@ def test_a_template_gets_the_calls_of_tools_with_their_arguments_as_objects(
 def test_json_is_compared_without_its_spaces_and_keeps_the_order_that_a_template_shows() -> None:
     assert compact_json('{ "b" : 1, "a": [1, 2] }') == '{"b":1,"a":[1,2]}'
     assert compact_json("no { JSON") == "no { JSON"
+
+
+def test_a_text_reaches_a_template_that_reads_parts_alone() -> None:
+    reads_parts = template(
+        "{% for message in messages %}{% for part in message['content'] %}{{ part['text'] }};"
+        "{% endfor %}{% endfor %}"
+    )
+    asked = [ChatMessage("system", "add"), ChatMessage("user", "3+4?")]
+    assert reads_parts.render(asked, (), opens_answer=False) == "add;3+4?;"

@@ -12,7 +12,7 @@ from offbeat.environments.demonstrations import (
     row_problem,
 )
 from offbeat.messages.groups import Prompt
-from tests.support.environment_fakes import EOS_ID, CharTokenizer
+from tests.support.environment_fakes import EOS_ID, CharTokenizer, PartsTokenizer
 
 USER, ASSISTANT = "user", "assistant"
 
@@ -91,6 +91,14 @@ def test_messages_behind_the_last_answer_are_left_out() -> None:
 def test_an_answer_that_the_template_leaves_open_is_ended() -> None:
     made = demonstrated({"messages": [said(USER, "3+4?"), said(ASSISTANT, "7")]})
     assert learned(made) == ["7;\0"]
+
+
+def test_texts_reach_a_template_in_the_form_that_it_reads() -> None:
+    parts = [{"type": "text", "text": "3+"}, {"type": "text", "text": "4?"}]
+    wanted = demonstrated({"messages": [said(USER, "3+4?"), said(ASSISTANT, "7")]})
+    mixed = {"messages": [{"role": USER, "content": parts}, said(ASSISTANT, "7")]}
+    assert demonstrated(mixed, PartsTokenizer()) == wanted, "it leaves out what is no list"
+    assert demonstrated(mixed, CharTokenizer()) == wanted, "it prints a list as Python writes it"
 
 
 def test_a_template_that_rewrites_earlier_answers_is_refused() -> None:

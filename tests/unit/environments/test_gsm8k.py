@@ -23,7 +23,7 @@ from offbeat.environments.factory import (
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions, NoChatTemplate
 from offbeat.environments.prompt_files import PromptFileError
 from offbeat.messages.groups import Prompt
-from tests.support.environment_fakes import CharTokenizer, result, task
+from tests.support.environment_fakes import CharTokenizer, PartsTokenizer, result, task
 
 ROW = {"question": "A box of 6 rows of 12?", "answer": "6 * 12 = 72\n#### 72"}
 
@@ -31,11 +31,9 @@ ROW = {"question": "A box of 6 rows of 12?", "answer": "6 * 12 = 72\n#### 72"}
 class OpensThought(CharTokenizer):
     """A chat template that begins the assistant's turn inside of a thought."""
 
-    def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], **options: Any
-    ) -> list[int]:
-        chat = super().apply_chat_template(conversation, **options)
-        return chat + self.encode("<think>\n")
+    def written(self, conversation: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
+        turns = super().written(conversation, opens_answer=opens_answer)
+        return turns + "<think>\n" * opens_answer
 
 
 class NoTemplate(CharTokenizer):
@@ -102,6 +100,10 @@ def test_any_text_gets_a_reward_that_was_promised(text: str, strict: bool) -> No
 def test_the_question_goes_through_the_chat_template_with_its_instruction() -> None:
     chat = encoded(system="You add.", instruction="Number only.")
     assert chat == "system:You add.;user:A box of 6 rows of 12?\n\nNumber only.;assistant:"
+
+
+def test_the_question_reaches_a_template_that_reads_parts_alone() -> None:
+    assert encoded(PartsTokenizer(), system="You add.") == encoded(system="You add.")
 
 
 def test_a_base_model_reads_plain_text() -> None:
