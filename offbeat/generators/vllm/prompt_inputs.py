@@ -14,9 +14,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from transformers import BatchFeature
-
 from offbeat.generators.vllm.lazy_import import Library
 from offbeat.messages.media import Media
 from offbeat.multimodal.picture_rules import PictureRules
@@ -52,6 +49,10 @@ class PromptInputs:
 
     def _values(self, media: Media) -> Any:  # noqa: ANN401
         """Return the arguments of the model's tower: each picture is an item of one tile."""
+        # torch and transformers, which a process with a handle of the actor need not load.
+        import torch
+        from transformers import BatchFeature
+
         count = len(media.sizes)
         each = torch.ones(count, dtype=torch.long)
         pixels_ICHW = torch.tensor(media.values).reshape(count, *media.sizes[0].tolist())
@@ -70,6 +71,8 @@ class PromptInputs:
 
     def _ranges(self, ids: list[int], media: Media, rules: PictureRules) -> list[Any]:
         """Return where the features of each picture go; a gap in its placeholders stays as it is."""
+        import torch
+
         ranges = list[Any]()
         for places_K in rules.places(ids, media).reshape(len(media.sizes), -1):
             taken = torch.zeros(int(places_K[-1] - places_K[0]) + 1, dtype=torch.bool)
