@@ -63,8 +63,8 @@ def measured_run(run_dir: Path) -> MeasuredRun:
         ConfigError: Its recipe cannot be read.
         NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
     """
+    journal = RunJournal(run_dir)  # first, for it says of a directory that is no run what it lacks
     config = load_recipe(run_dir / CONFIG, [], dry_run=True).config
-    journal = RunJournal(run_dir)
     steps = AppliedSteps(journal.aggregates)
     if len(steps) < _LEAST_STEPS:
         problem = f"{run_dir} has trained {len(steps)} steps; at least {_LEAST_STEPS} are needed"

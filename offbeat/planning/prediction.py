@@ -38,6 +38,20 @@ _FOREVER: Final = 1e7  # seconds, of deadlines: nothing is lost on the virtual c
 _MOST_EVENTS: Final = 20_000_000
 
 
+PLANNED_KEYS: Final = (
+    "groups_per_step",
+    "samples_per_group",
+    "sampler",
+    "sync.mode",
+    "sync.interval",
+    "rollout.max_in_flight",
+    "buffer.capacity_groups",
+    "generator.engines",
+    "trainer.min_tokens_per_chunk",
+)
+"""Keys, and sections, of a recipe that a virtual run takes over; it depends on no others."""
+
+
 class Pace(msgspec.Struct, frozen=True):
     """Speed of a run, and who waits, per step of its settled part."""
 

@@ -11,7 +11,7 @@ from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.planning.measured_run import MeasuredRun, measured_run
-from offbeat.planning.prediction import NotPlanned, Pace, predict
+from offbeat.planning.prediction import PLANNED_KEYS, NotPlanned, Pace, predict
 from offbeat.planning.virtual_ports import Costs, GroupWork
 from offbeat.runs.directory import CONFIG
 
@@ -97,18 +97,21 @@ def plan_run(
     logarithm from its mean.
 
     Raises:
-        NotPlanned: The run has not trained enough steps, or cannot be imitated.
+        NotPlanned: The run has not trained enough steps, or cannot be imitated; an override changes
+            nothing that the planner knows.
         ConfigError: An override does not fit.
         NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
     """
     run = measured_run(run_dir)
+    asked_config = _with(run_dir, overrides)
+    _check_planned(run_dir, overrides)
     base = predict(run.config, run.costs, run.work)
     error = base.step_s / run.pace.step_s - 1
     work = _reshaped(run.work, length_scale, length_spread)
     is_reshaped = (length_scale, length_spread) != (1.0, 1.0)
     lengths = [f"lengths x {length_scale:g}, spread x {length_spread:g}"] if is_reshaped else []
     if overrides or is_reshaped:
-        asked = [(list(overrides), _with(run_dir, overrides))]
+        asked = [(list(overrides), asked_config)]
     else:
         asked = list(_common(run_dir, run.config))
     changes = list[PlannedChange]()
@@ -123,6 +126,26 @@ def plan_run(
 
 def _with(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     return load_recipe(run_dir / CONFIG, list(overrides), dry_run=True).config
+
+
+def _check_planned(run_dir: Path, overrides: Sequence[str]) -> None:
+    """Refuse an override that changes no prediction, unless the others do not fit without it.
+
+    Raises:
+        NotPlanned: An override names a key that the planner does not know.
+    """
+    for place, override in enumerate(overrides):
+        key = override.partition("=")[0].strip()
+        if any(f"{key}.".startswith(f"{known}.") for known in PLANNED_KEYS):
+            continue
+        if any(known.startswith(f"{key}.") for known in PLANNED_KEYS):
+            continue  # a whole section
+        try:
+            _with(run_dir, [*overrides[:place], *overrides[place + 1 :]])
+        except ConfigError:
+            continue
+        fix = f"Leave it out; the plan follows {', '.join(PLANNED_KEYS)}"
+        raise NotPlanned(f"{override!r:.60} changes nothing in a plan", fix)
 
 
 def _common(run_dir: Path, config: RunConfig) -> Iterator[tuple[list[str], RunConfig]]:

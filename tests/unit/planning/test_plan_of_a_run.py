@@ -17,6 +17,7 @@ from offbeat.planning.measured_run import measured_run, pace_per_token
 from offbeat.planning.prediction import NotPlanned, Pace, predict
 from offbeat.planning.run_plan import plan_run
 from offbeat.planning.virtual_ports import Costs, GroupWork, SharedEngine
+from offbeat.runs.past_run import NotARun
 from offbeat.simulation.loop import VirtualLoop
 from tests.support import shown_run
 
@@ -141,6 +142,7 @@ def test_the_command_prints_a_table_or_json(run_dir: Path) -> None:
     ("arguments", "said"),
     [
         (["no.such_key=1"], "no.such_key"),
+        (["run_dir=x", "generator.engines=2"], "'run_dir=x' changes nothing in a plan"),
         (["--length-scale", "-1"], "Use a scale above 0"),
     ],
 )
@@ -150,6 +152,15 @@ def test_what_cannot_be_planned_is_refused_with_one_reason(
     done = CliRunner().invoke(app, ["plan", str(run_dir), *arguments])
     assert done.exit_code == 2
     assert said in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("missing", "no such directory"), ("empty", "it holds no journal")]
+)
+def test_a_directory_that_is_no_run_is_named(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotARun, match=said):
+        plan_run(tmp_path / name)
 
 
 def test_a_run_of_few_steps_is_not_planned(tmp_path: Path) -> None:
