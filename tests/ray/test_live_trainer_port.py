@@ -51,7 +51,7 @@ def test_a_rank_that_was_killed_comes_back_and_is_restored(tmp_path: Path) -> No
     )
 
     async def process() -> int:
-        incarnation, _ = await rank.about.remote(FENCE)
+        incarnation, *_ = await rank.about.remote(FENCE)
         return int(incarnation.split("-")[-2])
 
     async def story() -> None:
