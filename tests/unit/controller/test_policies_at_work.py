@@ -77,6 +77,22 @@ def test_a_task_where_every_group_is_flat_still_trains() -> None:
     assert len(world.trained) == 12
 
 
+def test_the_batch_after_a_refused_step_may_filter_as_many_groups_as_any_other() -> None:
+    world = World(
+        {
+            "steps": 3,
+            "sampler": {"name": "in_order", "max_staleness": 0},
+            "filters": {"zero_variance": True, "max_per_step": 2},
+        }
+    )
+    world.rollouts.forged = dict.fromkeys(range(100), SAME_REWARDS)
+    world.trainer.refuse_steps = {2}
+    world.run()
+    batches = 3 + 1
+    dropped = world.built.state.ledger.totals.dropped
+    assert dropped == {"zero_variance": batches * 2, "step_not_applied": 4}
+
+
 def test_groups_that_ran_out_of_tokens_are_filtered_by_their_share() -> None:
     world = World({"filters": {"max_truncated_fraction": 0.5}})
     world.rollouts.forged = {
