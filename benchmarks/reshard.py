@@ -136,8 +136,9 @@ def receiver_main(rank: int, pair_bytes: int, chunk: int, told: Connection) -> N
             continue
         started = time.perf_counter()
         if order[0] == "fetch":
-            _, epoch, (manifest, _, (route,)) = order
-            got = receiver.receive(route, epoch, manifest)
+            _, epoch, published = order
+            (route,) = published.handles
+            got = receiver.receive(route, epoch, published.manifest)
             took = time.perf_counter() - started
             nbytes = sum(each.nbytes for each in got.buckets)
             del got
