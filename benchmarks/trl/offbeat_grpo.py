@@ -1,6 +1,9 @@
-"""``offbeat train recipes/quickstart.yaml`` with its metrics written as the step log ``compare.py`` reads.
+r"""``offbeat train`` of a recipe with its metrics written as the step log ``compare.py`` reads.
 
     python benchmarks/trl/offbeat_grpo.py --steps 600 runs/bench/offbeat_4.json
+    python benchmarks/trl/offbeat_grpo.py --recipe recipes/smollm2-addition.yaml --lr 2e-5 \
+        --model models/smollm2-135m-instruct --max-new-tokens 24 --steps 15 runs/bench/smollm2.json \
+        generator.backend=embedded model.dtype=float32
 
 Real Ray actors: one engine and one trainer of one thread each, beside the peer's two threads. Time counts
 from the begin of the first step, which waits for the first rollouts; starting the actors is left out.
@@ -25,9 +28,11 @@ def run(arguments: argparse.Namespace, run_dir: Path) -> None:
         f"generator.sampling.max_new_tokens={arguments.max_new_tokens}",
         f"trainer.optimizer.learning_rate={arguments.lr}",
         "trainer.optimizer.schedule=constant",  # as the peer's
+        "trainer.optimizer.warmup_steps=0",
         "algorithm.loss.clip_high=0.2",
         "wandb.mode=disabled",
         *("--run-dir", str(run_dir)),
+        *arguments.overrides,
     ]
     subprocess.run(command, check=True)
 
@@ -54,8 +59,9 @@ def step_records(metrics_file: Path) -> list[dict[str, float]]:
 
 def main() -> None:
     """Train, write the records, print where."""
-    parser = argparse.ArgumentParser(description="Measure offbeat on the addition task.")
+    parser = argparse.ArgumentParser(description="Measure offbeat on a recipe.")
     parser.add_argument("log", type=Path, help="JSON file to write")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe")
     parser.add_argument("--recipe", default="recipes/quickstart.yaml")
     parser.add_argument("--model", type=Path, default=Path("models/tiny-addition"))
     parser.add_argument("--max-new-tokens", type=int, default=4)

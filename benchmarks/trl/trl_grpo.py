@@ -1,6 +1,8 @@
-"""Runs TRL's GRPOTrainer on the task of ``recipes/quickstart.yaml``; writes one record per step.
+r"""Runs TRL's GRPOTrainer on the task of a recipe; writes one record per step.
 
     python benchmarks/trl/trl_grpo.py --seconds 120 --until-reward 0.9 runs/bench/trl_4.json
+    python benchmarks/trl/trl_grpo.py --task words --model models/smollm2-135m-instruct \
+        --max-new-tokens 24 --lr 2e-5 --steps 15 runs/bench/trl_smollm2.json
 
 Runs in the peer's own environment (README.md beside this file), from the repository root. Model, task,
 learning rate, batch, clipping and normalisation are those of the recipe; generation is TRL's default
@@ -11,16 +13,14 @@ A record: ``t_s`` seconds since training began, ``reward`` mean of the step, ``s
 """
 
 import argparse
-import itertools
 import json
-import random
 import tempfile
 import time
 from collections import deque
 from pathlib import Path
 
 import torch
-from datasets import Dataset
+from tasks import TASKS, Task
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -32,10 +32,6 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-PROMPTS_PER_STEP = 16
-SAMPLES_PER_PROMPT = 16
-SAMPLES_PER_STEP = PROMPTS_PER_STEP * SAMPLES_PER_PROMPT
-OPERAND_END = 20
 REWARD_WINDOW_STEPS = 5
 MOST_STEPS = 10_000
 """Prompts are drawn beforehand for as many steps.
@@ -44,27 +40,11 @@ The limits given on the command line come earlier.
 """
 
 
-def addition_prompts(steps: int, seed: int) -> Dataset:
-    """Prompts for ``steps`` steps, drawn with replacement from all problems, with their answers."""
-    problems = list(itertools.product(range(OPERAND_END), repeat=2))
-    drawn = random.Random(seed).choices(problems, k=steps * PROMPTS_PER_STEP)
-    return Dataset.from_dict(
-        {
-            "prompt": [f"{a}+{b}=" for a, b in drawn],
-            "answer": [str(a + b) for a, b in drawn],
-        }
-    )
-
-
-def exact_answer(completions: list[str], answer: list[str], **_: object) -> list[float]:
-    """1 where the completion is the sum and nothing else."""
-    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
-
-
 class StepLog(TrainerCallback):
     """Collects one record per step, and stops training when the goal or the time is reached."""
 
-    def __init__(self, seconds: float, until_reward: float | None) -> None:
+    def __init__(self, task: Task, seconds: float, until_reward: float | None) -> None:
+        self._samples = task.samples_per_step
         self.records: list[dict[str, float]] = []
         self._seconds = seconds
         self._until_reward = until_reward
@@ -97,9 +77,9 @@ class StepLog(TrainerCallback):
             {
                 "t_s": round(elapsed_s, 4),
                 "reward": round(logs["reward"], 6),
-                "samples": SAMPLES_PER_STEP,
+                "samples": self._samples,
                 "tokens": tokens - self._tokens_before,
-                "completion_tokens": round(logs["completions/mean_length"] * SAMPLES_PER_STEP),
+                "completion_tokens": round(logs["completions/mean_length"] * self._samples),
             }
         )
         self._tokens_before = tokens
@@ -114,8 +94,9 @@ class StepLog(TrainerCallback):
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Measure TRL's GRPOTrainer on the addition task.")
+    parser = argparse.ArgumentParser(description="Measure TRL's GRPOTrainer.")
     parser.add_argument("log", type=Path, help="JSON file to write")
+    parser.add_argument("--task", choices=TASKS, default="characters")
     parser.add_argument("--model", default="models/tiny-addition")
     parser.add_argument("--max-new-tokens", type=int, default=4)
     parser.add_argument("--lr", type=float, default=3e-4)
@@ -133,12 +114,13 @@ def parse_arguments() -> argparse.Namespace:
 
 def train(arguments: argparse.Namespace, scratch_dir: str) -> list[dict[str, float]]:
     """Run one training; return its records."""
-    log = StepLog(arguments.seconds, arguments.until_reward)
+    task = TASKS[arguments.task]()
+    log = StepLog(task, arguments.seconds, arguments.until_reward)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(arguments.model),
-        reward_funcs=exact_answer,
-        train_dataset=addition_prompts(arguments.steps, arguments.seed),
+        reward_funcs=task.reward,
+        train_dataset=task.prompts(arguments.steps, arguments.seed),
         callbacks=[log],
         args=GRPOConfig(
             output_dir=scratch_dir,
@@ -146,8 +128,8 @@ def train(arguments: argparse.Namespace, scratch_dir: str) -> list[dict[str, flo
             use_cpu=True,
             bf16=False,
             max_steps=arguments.steps,
-            per_device_train_batch_size=SAMPLES_PER_STEP,
-            num_generations=SAMPLES_PER_PROMPT,
+            per_device_train_batch_size=task.samples_per_step,
+            num_generations=task.samples_per_prompt,
             gradient_accumulation_steps=1,
             gradient_checkpointing=False,
             max_completion_length=arguments.max_new_tokens,
