@@ -27,13 +27,13 @@ _NON_TEXT_PARTS: Final = (
 
 
 def names_pictures(row: Mapping[str, object]) -> bool:
-    """Return whether a row names pictures."""
-    return any(row.get(key) is not None for key in PICTURE_KEYS)
+    """Return whether a row names pictures; with a null or an empty list it is a row of text."""
+    return any(_named(row, key) is not None for key in PICTURE_KEYS)
 
 
 def pictures_of(row: Mapping[str, object]) -> Sequence[object]:
     """Return what names the pictures of a row, in their order; empty where there are none."""
-    single, several = (row.get(key) for key in PICTURE_KEYS)
+    single, several = (_named(row, key) for key in PICTURE_KEYS)
     if single is not None:
         return [single]
     return cast("Sequence[object]", several or [])
@@ -41,11 +41,11 @@ def pictures_of(row: Mapping[str, object]) -> Sequence[object]:
 
 def pictures_problem(row: Mapping[str, object], most: int) -> str | None:
     """Return why the pictures of a row cannot be used, without looking at a file; None: they can."""
-    single, several = (row.get(key) for key in PICTURE_KEYS)
+    single, several = (_named(row, key) for key in PICTURE_KEYS)
     if single is not None and several is not None:
         return "has both 'image' and 'images'; give one"
-    if several is not None and (not isinstance(several, list) or not several):
-        return f"'images' is {several!r:.80}; it is a list of at least one picture"
+    if several is not None and not isinstance(several, list):
+        return f"'images' is {several!r:.80}; it is a list of pictures"
     pictures = pictures_of(row)
     if len(pictures) > most:
         return f"has {len(pictures)} pictures; environment.images.max_pictures is {most}"
@@ -80,6 +80,12 @@ def place_problem(row: Mapping[str, object], *, has_places: bool) -> str | None:
     if has_places and any(isinstance(text, str) and PLACE in text for text in texts):
         return f"has a place {PLACE!r} without its picture: {fix}"
     return None
+
+
+def _named(row: Mapping[str, object], key: str) -> object:
+    """Return what a row has under a key of pictures; None for an empty list, of mixed data."""
+    value = row.get(key)
+    return None if value == [] else value
 
 
 def _problem_of_messages(messages: object) -> str | None:

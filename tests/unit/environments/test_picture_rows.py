@@ -135,8 +135,8 @@ PART = {"type": "image"}
     ("row", "told"),
     [
         ({"image": "a", "images": ["b"]}, "both 'image' and 'images'"),
-        ({"images": []}, "a list of at least one"),
-        ({"images": "a.png"}, "a list of at least one"),
+        ({"images": {}}, "it is a list of pictures"),
+        ({"images": "a.png"}, "it is a list of pictures"),
         ({"images": ["a", "b", "c"]}, "has 3 pictures; environment.images.max_pictures is 2"),
         (
             {"image": "a", "messages": [{"role": "user", "content": [PART | {"url": "http://x"}]}]},
@@ -182,6 +182,25 @@ def test_a_row_with_a_place_that_names_no_picture_is_refused(
     problem = row_check(READS_PICTURES)(row)
     assert problem is not None
     assert re.search(told, problem)
+
+
+@pytest.mark.parametrize("row", [{"images": []}, {"image": None, "images": []}, {"image": []}])
+@pytest.mark.parametrize("images", [None, READS_PICTURES.images])
+def test_a_row_of_mixed_data_with_an_empty_list_of_pictures_is_one_of_text(
+    row: dict[str, object], images: Any
+) -> None:
+    problem_of = row_check(READS_PICTURES.model_copy(update={"images": images}))
+    row = {"prompt": "1+1=", **row}
+    assert problem_of(row) is None
+    assert not names_pictures(row)
+    assert pictures_of(row) == []
+    assert without_content(row) == row
+    assert pictures_of({**row, "image": "a.png"}) == ["a.png"]
+
+
+def test_a_place_beside_an_empty_list_of_pictures_is_refused() -> None:
+    problem = row_check(READS_PICTURES)({"prompt": "<image>=", "images": []})
+    assert "has a place '<image>' without its picture" in str(problem)
 
 
 def test_without_environment_images_the_place_is_text_and_a_part_of_an_image_is_not() -> None:
@@ -237,3 +256,17 @@ def test_a_parquet_file_holds_pictures_as_bytes_as_structs_or_in_lists(tmp_path:
     assert files_of(path, text | {"image": by_path})[0]["image"] == "a.png"
     renamed = {"prompt": "prompt", "image": "picture"}
     assert files_of(path, text | {"picture": [image]}, columns=renamed)[0]["image"] == IN_ROW
+
+
+def test_rows_of_text_in_a_parquet_file_have_null_or_an_empty_list_of_pictures(
+    tmp_path: Path,
+) -> None:
+    picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    a, none = {"bytes": b"a picture", "path": None}, {"bytes": None, "path": None}
+    texts = {"prompt": ["<image>", "1+1=", "2+2=", "3+3="]}
+    several = pa.array([[a], [], None], pa.list_(picture))
+    rows = files_of(tmp_path / "l.parquet", {"prompt": texts["prompt"][:3], "images": several})
+    assert [names_pictures(row) for row in rows] == [True, False, False]
+    single = pa.array([a, None, none, None], picture)
+    rows = files_of(tmp_path / "s.parquet", texts | {"image": single})
+    assert [names_pictures(row) for row in rows] == [True, False, False, False]
