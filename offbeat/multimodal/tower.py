@@ -7,7 +7,7 @@ Legend: K placeholders, F features over all pictures, H hidden.
 # pyright: reportUnknownVariableType=false
 # torch and transformers declare some functions without types.
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,14 +44,29 @@ class Features(NamedTuple):
     deep: tuple[Tensor, ...]  # [F, H] each: added to what the first decoder layers return
 
 
+FeaturesOf = Callable[[PreTrainedModel, tuple[Media, ...]], Features]
+"""(model, pictures) -> their features, in the order of the pictures."""
+
+
+def features(model: PreTrainedModel, media: tuple[Media, ...]) -> Features:
+    """Compute the features of pictures; with a gradient if a weight of the tower is trained."""
+    body: Any = model
+    output = body.get_image_features(**picture_inputs(model, media), return_dict=True)
+    deep = getattr(output, "deepstack_features", None) or ()  # of Qwen3-VL alone
+    return Features(_joined(output.pooler_output), tuple(map(_joined, deep)))
+
+
 @contextmanager
 def pictures_in(
-    model: PreTrainedModel, rules: PictureRules | None, pictures: PlacedPictures | None
+    model: PreTrainedModel,
+    rules: PictureRules | None,
+    pictures: PlacedPictures | None,
+    features_of: FeaturesOf = features,
 ) -> Generator[None]:
     """Write features of pictures into the embeddings of the one forward pass inside the block.
 
     Hooks of the input embedding do so while the model's forward runs, because the weights of a
-    sharded model exist only then. Without pictures there is no hook.
+    sharded model exist only then; ``features_of`` is called there. Without pictures there is no hook.
     """
     if pictures is None or rules is None:
         yield
@@ -64,7 +79,7 @@ def pictures_in(
     handles = list[RemovableHandle]()
 
     def write(_: nn.Module, __: tuple[Tensor], embedded: Tensor) -> Tensor:
-        made = features(model, pictures.media)
+        made = features_of(model, pictures.media)
         if len(made.embedded_FH) != wanted:
             raise FeaturesMismatch(type(model).__name__, len(made.embedded_FH), wanted)
         for layer, deep_FH in zip(_decoder_layers(model), made.deep, strict=False):
@@ -84,14 +99,6 @@ def pictures_in(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def features(model: PreTrainedModel, media: tuple[Media, ...]) -> Features:
-    """Compute the features of pictures; with a gradient if a weight of the tower is trained."""
-    body: Any = model
-    output = body.get_image_features(**picture_inputs(model, media), return_dict=True)
-    deep = getattr(output, "deepstack_features", None) or ()  # of Qwen3-VL alone
-    return Features(_joined(output.pooler_output), tuple(map(_joined, deep)))
 
 
 def picture_inputs(model: PreTrainedModel, media: Sequence[Media]) -> dict[str, Tensor]:

@@ -1,0 +1,37 @@
+"""Features of pictures may be computed elsewhere than in the tower of the model that reads them."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from offbeat.messages.media import Media
+from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.placing import RowSpan, placed
+from offbeat.multimodal.tower import Features, features, pictures_in
+from tests.support.image_text_models import make, pictures, prompt_with
+
+
+@torch.no_grad()
+def test_given_features_stand_where_those_of_the_models_own_tower_would() -> None:
+    model: Any = make("qwen3_vl")
+    rules, media = picture_rules(model.config), (pictures(0, 1, "qwen3_vl"),)
+    prompt = prompt_with(1, 5, 6)
+    assert rules is not None
+    spans, positions_RT = [RowSpan(0, 0, len(prompt))], np.arange(len(prompt))[None]
+    placed_here = placed(rules, [prompt], media, spans, positions_RT)
+    ids = torch.tensor([prompt])
+    with pictures_in(model, rules, placed_here):
+        want = model(input_ids=ids, use_cache=False).logits
+    made, asked = features(model, media), list[tuple[Media, ...]]()
+
+    def given(_: PreTrainedModel, requested: tuple[Media, ...]) -> Features:
+        asked.append(requested)
+        return made
+
+    del model.model.visual
+    with pictures_in(model, rules, placed_here, given):
+        got = model(input_ids=ids, use_cache=False).logits
+    assert asked == [media]
+    assert torch.equal(got, want)
