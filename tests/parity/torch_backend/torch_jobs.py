@@ -126,6 +126,15 @@ def trained(
     return [outcome(trainer, trainer.train(groups, advantages, loss), {}) for _ in range(count)]
 
 
+def balanced(peers: Peers, path: Path, cut: Cut, step: Step, loss: LossSpec) -> list[Outcome]:
+    """Three steps in two chunks each, their groups alternating between the minibatches."""
+    trainer, outcomes = make(peers, path, cut), list[Outcome]()
+    for number in range(1, 4):
+        key = feed(trainer, step, loss, 2, StepKey(number, number, 0))
+        outcomes.append(outcome(trainer, trainer.finish_train_step(key), {}))
+    return outcomes
+
+
 def outcome(trainer: TorchTrainer, result: StepResult, seen: dict[int, Arrays]) -> Outcome:
     weights = as_arrays(dict(trainer.named_weights()))
     return Outcome(result, seen, weights, trainer.weights_digest())
