@@ -42,6 +42,8 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.text import first_line
 from offbeat.messages.worker_report import WorkerReport
+from offbeat.multimodal.model_tokens import picture_tokens
+from offbeat.multimodal.picture_tokens import TEXT_ALONE, PictureTokens
 from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.group import PromptPictures, run_group
@@ -215,6 +217,7 @@ class EnvironmentRunner:
     environment: "Environment | AgentGroups"
     tokenizer: Tokenizer | None = None  # None: the environment needs none
     pictures: PictureEncoder | None = None  # None: prompts have no pictures
+    tokens: PictureTokens = TEXT_ALONE  # of the model, which no text may hold
 
     @classmethod
     def made(cls, view: RunConfig, working_dir: Path, began_with: Mapping[str, str]) -> Self:
@@ -230,12 +233,15 @@ class EnvironmentRunner:
             max_new_tokens=section.max_new_tokens,
             stop_token_ids=section.stop_token_ids,
         )
-        tokenizer = _tokenizer(view)
+        tokenizer, tokens = _tokenizer(view), TEXT_ALONE
+        if tokenizer is not None:
+            remote = view.model.trust_remote_code
+            tokens = picture_tokens(view.model.path, tokenizer, trust_remote_code=remote)
         if view.environment.is_agent:
             agents = _agents(view, tokenizer, working_dir, began_with, sampling.stop_token_ids)
-            return cls(view, sampling, agents, tokenizer)
+            return cls(view, sampling, agents, tokenizer, tokens=tokens)
         environment = make_environment(view.environment, tokenizer, working_dir, began_with)
-        return cls(view, sampling, environment, tokenizer, _pictures(view))
+        return cls(view, sampling, environment, tokenizer, _pictures(view), tokens)
 
     @property
     def reward_calls(self) -> int:
@@ -270,7 +276,9 @@ class EnvironmentRunner:
         policy = SampleFailurePolicy(on_failed_sample(config), config.rollout.sample_retries)
         max_model_len = config.generator.max_model_len
         if not isinstance(self.environment, Environment):
-            engine = EngineClient(task, generate, self.sampling, max_model_len)
+            engine = EngineClient(
+                task, generate, self.sampling, max_model_len, picture_tokens=self.tokens
+            )
             return await self.environment.run_group(engine, policy)
         return await run_group(
             task,
@@ -280,7 +288,7 @@ class EnvironmentRunner:
             max_turns=config.environment.max_turns,
             max_model_len=max_model_len,
             policy=policy,
-            pictures=PromptPictures(self.pictures, max_media_bytes(config)),
+            pictures=PromptPictures(self.pictures, max_media_bytes(config), self.tokens),
         )
 
 

@@ -26,6 +26,9 @@ def refusal_of(error: Exception) -> RequestRefused | None:
             status, code = HTTPStatus.TOO_MANY_REQUESTS, error.limit
         case TemplateRefused():
             status, code = HTTPStatus.BAD_REQUEST, "template_refused"
+        case RolloutFailed(reason="picture_token"):
+            message = f"{error.detail}. An agent's messages are text alone"
+            return RequestRefused(HTTPStatus.BAD_REQUEST, error.reason, message, "messages")
         case InvalidRequest() | RolloutFailed(reason="prompt_empty"):
             status, code = HTTPStatus.BAD_REQUEST, "invalid_request"
         case OffbeatError():

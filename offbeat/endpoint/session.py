@@ -133,7 +133,8 @@ class SampleSession:
             SessionFinished: The sample is over.
             LimitExceeded: One of the sample's limits.
             TemplateRefused: The chat template does not take the messages.
-            RolloutFailed: As ``EngineClient.sample`` says; what the engine raises passes through.
+            RolloutFailed: As ``EngineClient.check_text`` and ``EngineClient.sample`` say; what the
+                engine raises passes through.
         """
         parent, reason, prompt = await self._prompt(request)
         number, result = await self._generated(prompt, parent, request)
@@ -180,7 +181,8 @@ class SampleSession:
         Raises:
             SessionFinished: The sample is over.
             LimitExceeded: One of the sample's limits.
-            RolloutFailed: As ``EngineClient.sample`` says; what the engine raises passes through.
+            RolloutFailed: As ``EngineClient.check_text`` and ``EngineClient.sample`` say; what the
+                engine raises passes through.
         """
         ids = request.token_ids
         earlier = [turn for turn in self.turns if turn.history.token_ids == ids[: _length(turn)]]
@@ -256,6 +258,7 @@ class SampleSession:
         self, prompt: RenderedPrompt, parent: Turn | None, request: ChatTurn | TokenTurn
     ) -> tuple[int, GenerateResult]:
         number = self._admit(prompt, parent)
+        self.engine.check_text(prompt.new_ids, "the conversation")
         task, sampling = self.engine.task, self.engine.sampling
         room = self.limits.max_sample_tokens - self.tokens - self._added_tokens(prompt, parent)
         most, ends = min(sampling.max_new_tokens, room), sampling.stop_token_ids
@@ -362,7 +365,7 @@ def _is_the_agents(error: Exception) -> bool:
         case InvalidRequest():
             return True
         case RolloutFailed():
-            return error.reason in {"prompt_too_long", "prompt_empty"}
+            return error.reason in {"prompt_too_long", "prompt_empty", "picture_token"}
         case _:
             return False
 

@@ -39,6 +39,7 @@ class PictureEncoder:
         Raises:
             BadPicture: A picture, or all of them together, cannot be used.
             WrongPlaces: The text does not have one place for each picture.
+            StrayPlaceholder: It has a token of a picture outside of them.
             EnvironmentUnavailable: The file system could not be read.
         """
         if not names_pictures(prompt.data):

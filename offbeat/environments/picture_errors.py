@@ -28,6 +28,18 @@ class NoPictures(OffbeatError):
         return f"model.path={self.path}: {self.problem}"
 
 
+class StrayPlaceholder(OffbeatError):
+    """The text of a prompt with pictures has a token of one outside of their places."""
+
+    token: str
+
+    def __str__(self) -> str:
+        return (
+            f"the text has {self.token!r} outside of the places of its pictures, where the model "
+            f"would read a part of one: write {PLACE!r} for a picture, and leave the token out"
+        )
+
+
 class WrongPlaces(OffbeatError):
     """The text of a prompt does not have one place for each of its pictures."""
 

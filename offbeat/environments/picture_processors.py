@@ -17,7 +17,13 @@ import numpy as np
 from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 
-from offbeat.environments.picture_errors import PLACE, BadPicture, NoPictures, WrongPlaces
+from offbeat.environments.picture_errors import (
+    PLACE,
+    BadPicture,
+    NoPictures,
+    StrayPlaceholder,
+    WrongPlaces,
+)
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.text import for_template
 from offbeat.messages.media import Media, MediaKind
@@ -29,8 +35,11 @@ class PictureProcessor(abc.ABC):
     place: str
     """What the model's text has in the place of a picture, before it is expanded."""
 
+    _placeholders: Sequence[str] = ()
+    """Tokens that a text must not have outside of these places."""
+
     def __init__(self, tokenizer: Any, template: Any) -> None:  # noqa: ANN401 - of transformers
-        self._tokenizer, self._template = tokenizer, template
+        self.tokenizer, self._template = tokenizer, template
 
     def encode(
         self, prompt: str | Sequence[Mapping[str, Any]], pictures: Sequence[Image.Image]
@@ -39,6 +48,7 @@ class PictureProcessor(abc.ABC):
 
         Raises:
             WrongPlaces: The text does not have one place for each picture.
+            StrayPlaceholder: It has a token of a picture outside of them.
         """
         if isinstance(prompt, str):
             text = prompt
@@ -49,6 +59,9 @@ class PictureProcessor(abc.ABC):
         text = text.replace(PLACE, self.place)
         if (places := text.count(self.place)) != len(pictures):
             raise WrongPlaces(places, len(pictures))
+        outside = text.replace(self.place, " ")
+        if stray := [token for token in self._placeholders if token in outside]:
+            raise StrayPlaceholder(stray[0])
         ids, media = self._processed(text, list(pictures), add_specials=isinstance(prompt, str))
         return EncodedPrompt(tuple(ids), media)
 
@@ -61,9 +74,15 @@ class PictureProcessor(abc.ABC):
 class _Pixels(PictureProcessor):
     """Idefics3, SmolVLM's first release and Gemma 3: the library's processor as a whole."""
 
-    def __init__(self, processor: Any, place: str) -> None:  # noqa: ANN401 - of transformers
+    def __init__(
+        self,
+        processor: Any,  # noqa: ANN401 - of transformers
+        place: str,
+        *placeholders: str,
+    ) -> None:
         super().__init__(processor.tokenizer, processor)
         self._processor, self.place = processor, place
+        self._placeholders = placeholders
 
     def _processed(
         self, text: str, pictures: list[Image.Image], *, add_specials: bool
@@ -90,6 +109,7 @@ class _Patches(PictureProcessor):
 
     place = "<|vision_start|><|image_pad|><|vision_end|>"
     _pad = "<|image_pad|>"
+    _placeholders = (_pad, "<|video_pad|>")
 
     def __init__(self, images: Any, tokenizer: Any) -> None:  # noqa: ANN401 - of transformers
         super().__init__(tokenizer, tokenizer)
@@ -104,12 +124,17 @@ class _Patches(PictureProcessor):
         head, *rest = text.split(self._pad)
         expanded = zip(cells.tolist(), rest, strict=True)
         text = head + "".join(self._pad * count + after for count, after in expanded)
-        ids = self._tokenizer(text, add_special_tokens=add_specials)["input_ids"]
+        ids = self.tokenizer(text, add_special_tokens=add_specials)["input_ids"]
         values = np.asarray(made["pixel_values"], np.float32).reshape(-1)
         return ids, Media(MediaKind.PATCHES, values, grids)
 
 
-_PIXELS: Final = {"idefics3": PLACE, "gemma3": "<start_of_image>"}
+_PIXELS: Final = {
+    "idefics3": (PLACE,),
+    "gemma3": ("<start_of_image>", "<image_soft_token>"),
+}
+"""What the text has in the place of a picture, and the tokens that it becomes if they are others."""
+
 _PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
 
@@ -117,7 +142,8 @@ def load_processor(path: str, *, trust_remote_code: bool) -> PictureProcessor:
     """Load the processor of the model at ``path``.
 
     Raises:
-        NoPictures: The model reads no pictures, or is of a family that is not known here.
+        NoPictures: The model reads no pictures, is of a family that is not known here, or the files
+            of its processor are damaged.
     """
     try:
         kind = json.loads((Path(path) / "config.json").read_text("utf-8")).get("model_type")
@@ -126,11 +152,13 @@ def load_processor(path: str, *, trust_remote_code: bool) -> PictureProcessor:
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     try:
         if kind in _PIXELS:
-            return _Pixels(AutoProcessor.from_pretrained(path, **local), _PIXELS[kind])
+            return _Pixels(AutoProcessor.from_pretrained(path, **local), *_PIXELS[kind])
         if kind in _PATCHES:
             images = AutoImageProcessor.from_pretrained(path, **local)
             return _Patches(images, AutoTokenizer.from_pretrained(path, **local))
-    except (OSError, ValueError, ImportError) as error:
-        raise NoPictures(path, f"its image processor cannot be loaded: {error}") from error
+    except Exception as error:
+        # Its files may hold anything, and the library checks little of it.
+        problem = f"its image processor cannot be loaded: {type(error).__name__}: {error}"
+        raise NoPictures(path, problem) from error
     known = ", ".join([*_PIXELS, *_PATCHES])
     raise NoPictures(path, f"pictures are read by models of {known}, and this is a {kind}")

@@ -25,6 +25,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask
 from offbeat.messages.media import Media
+from offbeat.multimodal.picture_tokens import TEXT_ALONE, PictureTokens
 from offbeat.transfer_queue.media_columns import columns_of_media
 
 Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
@@ -48,6 +49,9 @@ class UniqueRequests:
 
 
 _WRONG_TYPE: Final = "environment_wrong_type"
+PICTURE_TOKEN: Final = "picture_token"  # noqa: S105 - no password
+"""Reason of a failure: a text has a token that stands for a picture."""
+
 _LARGEST_TOKEN: Final = 2**31 - 1  # stored as int32
 
 log = structlog.get_logger(__name__)
@@ -62,6 +66,7 @@ class EngineClient:
     sampling: SamplingParams
     max_model_len: int  # prompt plus response, in tokens
     media: Media | None = None  # pictures of the prompt, sent with every request
+    picture_tokens: PictureTokens = TEXT_ALONE  # that no text may hold
 
     def room(self, tokens: int) -> int:
         """Return the number of tokens that still fit after a history of ``tokens``."""
@@ -78,6 +83,30 @@ class EngineClient:
         if self.room(len(history)) < 1:
             detail = f"{len(history)} tokens leave no room in max_model_len={self.max_model_len}"
             raise failed(self.task, FailureKind.DATA, "prompt_too_long", detail)
+
+    def check_text(self, token_ids: Sequence[int], what: str) -> None:
+        """Check that a text, nothing sampled among it, has no token that stands for a picture.
+
+        Raises:
+            RolloutFailed: ``picture_token``.
+        """
+        if problem := self.picture_tokens.problem_of_text(token_ids):
+            raise failed(
+                self.task, FailureKind.DATA, PICTURE_TOKEN, _of_row(self.task, what, problem)
+            )
+
+    def check_prompt(self, prompt: EncodedPrompt) -> None:
+        """Check a first observation against the pictures that the model reads.
+
+        Raises:
+            RolloutFailed: ``picture_token``; ``picture_unusable``: its placeholders are not those of
+                its pictures, or the model reads others.
+        """
+        problem = self.picture_tokens.problem_of_prompt(prompt.token_ids, prompt.media)
+        if problem:
+            reason = PICTURE_TOKEN if prompt.media is None else "picture_unusable"
+            detail = _of_row(self.task, "the prompt", problem)
+            raise failed(self.task, FailureKind.DATA, reason, detail)
 
     async def sample(
         self, request_id: str, history: tuple[int, ...], samples: int, seed: int
@@ -98,6 +127,11 @@ class EngineClient:
         result = await self.generate(request)
         _check_answer(task, result, samples)
         return result
+
+
+def _of_row(task: RolloutTask, what: str, problem: str) -> str:
+    of_set = f" of set {task.eval_set}" if task.eval_set else ""
+    return f"row {task.prompt.row}{of_set}, counted from 0: {what} {problem}"
 
 
 def failed(task: RolloutTask, kind: FailureKind, reason: str, detail: str) -> RolloutFailed:

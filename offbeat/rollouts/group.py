@@ -5,12 +5,14 @@ from typing import Final
 
 from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.picture_encoder import PictureEncoder, media_bytes
-from offbeat.environments.picture_errors import BadPicture, WrongPlaces
+from offbeat.environments.picture_errors import BadPicture, StrayPlaceholder, WrongPlaces
 from offbeat.environments.protocol import EncodedPrompt, Environment, MultiTurn, SingleTurn
 from offbeat.messages.failures import FailureKind
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.multimodal.picture_tokens import TEXT_ALONE, PictureTokens
 from offbeat.rollouts.calls import (
+    PICTURE_TOKEN,
     EngineClient,
     Generate,
     checked_prompt,
@@ -30,6 +32,7 @@ class PromptPictures:
 
     encoder: PictureEncoder | None = None  # None: the environment encodes every prompt
     max_bytes: int = 0  # for which the buffer keeps room in each group
+    tokens: PictureTokens = TEXT_ALONE  # of the model, which no text may hold
 
 
 NO_PICTURES: Final = PromptPictures()
@@ -66,30 +69,32 @@ async def run_group(
             the prompt does not fit, the environment failed or the columns break the schema; of the
             kind of its samples' failures when too few of them are valid.
     """
-    engine = EngineClient(task, generate, sampling, max_model_len)
+    engine = EngineClient(task, generate, sampling, max_model_len, picture_tokens=pictures.tokens)
     draws = SampleDraws.begin(task, policy, generate)
     match environment:
         case Demonstrations():
-            return recorded_group(task, environment, max_model_len)
+            return recorded_group(environment, engine)
         case SingleTurn():
-            prompt = await _first_observation(task, environment, pictures)
+            prompt = await _first_observation(engine, environment, pictures)
             return await run_single_turn(environment, engine, draws, prompt)
         case MultiTurn():
-            prompt = await _first_observation(task, environment, pictures)
+            prompt = await _first_observation(engine, environment, pictures)
             return await run_multi_turn(environment, engine, draws, prompt, max_turns)
         case _:
             raise TypeError(f"{type(environment).__name__} is neither SingleTurn nor MultiTurn")
 
 
 async def _first_observation(
-    task: RolloutTask, environment: Environment, pictures: PromptPictures
+    engine: EngineClient, environment: Environment, pictures: PromptPictures
 ) -> EncodedPrompt:
     """Return the encoded prompt: by the model's processor where it names pictures.
 
     Raises:
         RolloutFailed: DATA, ``picture_unusable``: a picture cannot be read, decoded or placed, or
-            all take too many bytes; as ``environment_code`` and ``checked_prompt``.
+            all take too many bytes; ``picture_token``: a text has a token that stands for a
+            picture; as ``environment_code`` and ``checked_prompt``.
     """
+    task = engine.task
     with environment_code(task):
         encoded: object = None
         if pictures.encoder is not None:
@@ -97,6 +102,9 @@ async def _first_observation(
                 encoded = await pictures.encoder.encode(task.prompt)
             except (BadPicture, WrongPlaces) as error:
                 raise failed(task, FailureKind.DATA, "picture_unusable", str(error)) from error
+            except StrayPlaceholder as error:
+                detail = f"row {task.prompt.row}, counted from 0: {error}"
+                raise failed(task, FailureKind.DATA, PICTURE_TOKEN, detail) from error
         if encoded is None:
             encoded = environment.encode(task.prompt)
     prompt = checked_prompt(task, encoded)
@@ -104,4 +112,5 @@ async def _first_observation(
     if nbytes > (most := pictures.max_bytes):
         detail = f"its pictures take {nbytes} bytes; environment.images has room for {most}"
         raise failed(task, FailureKind.DATA, "picture_unusable", detail)
+    engine.check_prompt(prompt)
     return prompt

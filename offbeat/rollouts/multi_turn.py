@@ -101,4 +101,6 @@ class _EpisodeRun:
         self.transcript.reward_s += time.perf_counter() - began
         if observation_ids is None:
             return None
-        return checked_tokens(self.task, observation_ids, "an observation")
+        checked = checked_tokens(self.task, observation_ids, "an observation")
+        self.engine.check_text(checked, "an observation")
+        return checked

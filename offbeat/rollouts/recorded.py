@@ -6,29 +6,31 @@ import numpy as np
 
 from offbeat.environments.demonstrations import Demonstrations
 from offbeat.messages.failures import FailureKind
-from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.rollouts.calls import checked_tokens, environment_code, failed
+from offbeat.messages.groups import Receipt
+from offbeat.rollouts.calls import EngineClient, checked_tokens, environment_code, failed
 from offbeat.rollouts.columns import Columns, Rollout, packed
 
 RECORDED: Final = "recorded"
 """Finish reason of a sample that no engine has drawn."""
 
 
-def recorded_group(
-    task: RolloutTask, environment: Demonstrations, max_model_len: int
-) -> tuple[Receipt, Columns]:
+def recorded_group(environment: Demonstrations, engine: EngineClient) -> tuple[Receipt, Columns]:
     """Return the group of a row: one sample, without logprobs of an engine; its reward is 0.0.
 
     A row has no weight version. Its tokens bear that of the dispatch, so the staleness of a step
     says how many steps ahead its rows were read.
 
     Raises:
-        RolloutFailed: DATA when the row cannot be encoded, or is longer than ``max_model_len``.
+        RolloutFailed: DATA when the row cannot be encoded, is longer than ``max_model_len``, or has
+            a token that stands for a picture.
     """
+    task, max_model_len = engine.task, engine.max_model_len
     with environment_code(task):
         made = environment.demonstrate(task.prompt)
     prompt_ids = checked_tokens(task, made.prompt_ids, "the prompt")
     response = checked_tokens(task, made.response_ids, "the completion")
+    engine.check_text(prompt_ids, "the prompt")
+    engine.check_text(response, "the completion")
     tokens = len(prompt_ids) + len(response)
     if tokens > max_model_len:
         row = f"row {task.prompt.row} of data.path, counted from 0"

@@ -10,12 +10,23 @@ from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
 from offbeat.environments.picture_encoder import PictureEncoder, media_bytes
-from offbeat.environments.picture_errors import BadPicture, NoPictures, WrongPlaces
+from offbeat.environments.picture_errors import (
+    BadPicture,
+    NoPictures,
+    StrayPlaceholder,
+    WrongPlaces,
+)
 from offbeat.environments.picture_rows import names_pictures
 from offbeat.environments.prompts import PromptSource
+from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.unavailable import EnvironmentUnavailable
-from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.launch.checks.finding import Finding, Level, error, ok, warning
+from offbeat.launch.checks.picture_processor import check_processor
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Prompt
+from offbeat.messages.text import first_line
+from offbeat.multimodal.model_tokens import picture_tokens
+from offbeat.multimodal.picture_tokens import PictureTokens
 
 _ROWS: Final = 64
 _WITHIN_S: Final = 3.0  # for each file
@@ -23,9 +34,10 @@ _SUBJECT: Final = "pictures"
 
 
 def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -> Iterator[Finding]:
-    """Encode the first rows as a worker does: read, decode, resize, and place them in the prompt.
+    """Run the model's processor on pictures of its own, then on the first rows as a worker does.
 
-    ``commits`` are those of paths on the hub.
+    Rows are read, decoded, resized, and placed in the prompt. ``commits`` are those of paths on the
+    hub.
     """
     images = config.environment.images
     if images is None or config.environment.name == "stub":
@@ -39,22 +51,36 @@ def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -
     model = config.model
     try:
         processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
-        sources: dict[str, PromptSource] = {"data.path": make_prompts(config, commits)}
-        for name, each in make_evaluation_sets(config, commits).items():
-            sources[eval_key(name)] = each
+        tokens = picture_tokens(
+            model.path, processor.tokenizer, trust_remote_code=model.trust_remote_code
+        )
     except NoPictures as blind:
         yield error(_SUBJECT, str(blind), "Name a model that reads pictures, with its processor.")
         return
+    except (OSError, ValueError):
+        return  # reported by the checks of the model
+    about = list(check_processor(model.path, processor, tokens))
+    yield from about
+    if any(each.level is Level.ERROR for each in about):
+        return
+    try:
+        sources: dict[str, PromptSource] = {"data.path": make_prompts(config, commits)}
+        for name, each in make_evaluation_sets(config, commits).items():
+            sources[eval_key(name)] = each
     except OffbeatError:
         return  # reported by the check of the prompts
     encoder = PictureEncoder(images, processor)
     for key, source in sources.items():
-        yield from _of_source(config, encoder, key, source)
+        yield from _of_source(config, encoder, tokens, key, source)
     encoder.close()
 
 
 def _of_source(
-    config: RunConfig, encoder: PictureEncoder, key: str, source: PromptSource
+    config: RunConfig,
+    encoder: PictureEncoder,
+    tokens: PictureTokens,
+    key: str,
+    source: PromptSource,
 ) -> Iterator[Finding]:
     limit, give_up_at = config.generator.max_model_len, time.monotonic() + _WITHIN_S
     most_tokens, most_bytes, rows = 0, 0, 0
@@ -64,11 +90,10 @@ def _of_source(
             break
         if not names_pictures(prompt.data):
             continue
-        try:
-            encoded = encoder.encoded(prompt)
-        except (BadPicture, WrongPlaces, EnvironmentUnavailable) as bad:
+        encoded = _encoded(encoder, tokens, prompt)
+        if isinstance(encoded, str):
             fix = "Fix the row or its file; a run drops its group, within rollout.drop_budget."
-            yield warning(_SUBJECT, f"row {prompt.row} of {key}: {bad}", fix)
+            yield warning(_SUBJECT, f"row {prompt.row} of {key}: {encoded}", fix)
             return
         rows += 1
         most_tokens = max(most_tokens, len(encoded.token_ids))
@@ -88,3 +113,14 @@ def _of_source(
         f"prompts of {key} encoded with their pictures: {rows}; {most_tokens} tokens and "
         f"{most_bytes / 2**20:.3g} MiB at most, of environment.images.max_mib={most:g}",
     )
+
+
+def _encoded(encoder: PictureEncoder, tokens: PictureTokens, prompt: Prompt) -> EncodedPrompt | str:
+    """Encode a prompt with its pictures; return why that cannot be done."""
+    try:
+        encoded = encoder.encoded(prompt)
+    except (BadPicture, WrongPlaces, StrayPlaceholder, EnvironmentUnavailable) as bad:
+        return str(bad)
+    except Exception as raised:  # noqa: BLE001 - a chat template or a processor may raise anything
+        return f"the model's processor raised {type(raised).__name__}: {first_line(raised)}"
+    return tokens.problem_of_prompt(encoded.token_ids, encoded.media) or encoded

@@ -6,6 +6,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -14,15 +15,27 @@ from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.factory import make_environment, make_evaluation_sets, make_prompts
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
+from offbeat.environments.picture_rows import names_pictures
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import EncodedPrompt, Environment
 from offbeat.environments.text import Tokenizer
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
+from offbeat.multimodal.model_tokens import picture_tokens
+from offbeat.multimodal.picture_tokens import PictureTokens
 
 _LONGEST_ROWS: Final = 200
 _WITHIN_S: Final = 2.0  # for each file
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Encoder of rows, and the tokens that none should have."""
+
+    environment: Environment
+    unknown: int | None
+    picture_tokens: PictureTokens
 
 
 def check_prompt_lengths(
@@ -30,12 +43,10 @@ def check_prompt_lengths(
 ) -> Iterator[Finding]:
     """Tokenise the longest rows of the prompt files; code of custom environments is not run.
 
-    ``commits`` are those of paths on the hub.
+    Rows with pictures are those of ``check_pictures``. ``commits`` are those of paths on the hub.
     """
     if config.environment.name not in {"function", "gsm8k", "demonstrations"}:
         return
-    if config.environment.images is not None:
-        return  # encoded with their pictures by check_pictures
     from transformers import AutoTokenizer
 
     try:
@@ -44,6 +55,9 @@ def check_prompt_lengths(
             local_files_only=True,
             trust_remote_code=config.model.trust_remote_code,
         )
+        tokens = picture_tokens(
+            config.model.path, tokenizer, trust_remote_code=config.model.trust_remote_code
+        )
         environment = make_environment(config.environment, tokenizer, Path.cwd())
         sets = {
             eval_key(name): each for name, each in make_evaluation_sets(config, commits).items()
@@ -51,50 +65,72 @@ def check_prompt_lengths(
         files = {"data.path": make_prompts(config, commits), **sets}
     except (OSError, ValueError, OffbeatError):
         return  # reported by the checks of the model, the files and the target
+    texts = _Texts(environment, getattr(tokenizer, "unk_token_id", None), tokens)
     for key, prompts in files.items():
         if isinstance(prompts, FilePrompts) and (key == "data.path" or key in config.eval.paths):
-            unknown = getattr(tokenizer, "unk_token_id", None)
-            yield from _longest(config, key, prompts, environment, unknown)
+            yield from _longest(config, key, prompts, texts)
 
 
-def _longest(
-    config: RunConfig,
-    key: str,
-    prompts: FilePrompts,
-    environment: Environment,
-    unknown: int | None,
-) -> Iterator[Finding]:
+@dataclass(slots=True)
+class _Measured:
+    """Measures of the longest rows of a file."""
+
+    rows: int = 0
+    longest: int = 0  # tokens
+    too_long: list[int] = field(default_factory=list[int])  # rows
+    lossy: list[int] = field(default_factory=list[int])
+    of_pictures: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+
+
+def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -> Iterator[Finding]:
     limit, give_up_at = config.generator.max_model_len, time.monotonic() + _WITHIN_S
-    looked_at, too_long, longest, lossy = 0, list[int](), 0, list[int]()
-    for prompt in prompts.longest(_LONGEST_ROWS):
-        if time.monotonic() > give_up_at:
+    seen = _Measured()
+    count = _LONGEST_ROWS if config.environment.images is None else prompts.rows
+    for prompt in prompts.longest(count):
+        if time.monotonic() > give_up_at or seen.rows >= _LONGEST_ROWS:
             break
+        if names_pictures(prompt.data):
+            continue
         try:
-            tokens, least = _tokens(environment, prompt)
+            tokens, least = _tokens(texts.environment, prompt)
         except Exception as broken:  # noqa: BLE001 - a chat template may raise anything
-            seen = f"row {prompt.row} of {key} cannot be tokenised: {broken}"
-            yield warning("prompts", seen, "Fix the row, or the model's chat template.")
+            told = f"row {prompt.row} of {key} cannot be tokenised: {broken}"
+            yield warning("prompts", told, "Fix the row, or the model's chat template.")
             return
-        looked_at, longest = looked_at + 1, max(longest, len(tokens))
-        too_long += [prompt.row] if len(tokens) + least > limit else []
-        lossy += [prompt.row] if unknown in tokens else []
-    summary = f"the {looked_at} longest of {prompts.rows} rows in {key} were tokenised"
-    if too_long:
-        seen = (
-            f"{summary}: {len(too_long)} leave no room in generator.max_model_len={limit}, the longest "
-            f"has {longest} tokens (row {too_long[0]}, counted from 0)"
+        seen.rows, seen.longest = seen.rows + 1, max(seen.longest, len(tokens))
+        seen.too_long += [prompt.row] if len(tokens) + least > limit else []
+        seen.lossy += [prompt.row] if texts.unknown in tokens else []
+        if problem := texts.picture_tokens.problem_of_text(tokens):
+            seen.of_pictures.append((prompt.row, problem))
+    if seen.rows:
+        yield from _told(config, key, prompts, seen)
+
+
+def _told(config: RunConfig, key: str, prompts: FilePrompts, seen: _Measured) -> Iterator[Finding]:
+    summary = f"the {seen.rows} longest of {prompts.rows} rows in {key} were tokenised"
+    if too_long := seen.too_long:
+        told = (
+            f"{summary}: {len(too_long)} leave no room in generator.max_model_len="
+            f"{config.generator.max_model_len}, the longest has {seen.longest} tokens "
+            f"(row {too_long[0]}, counted from 0)"
         )
         fix = "Take them out, or raise generator.max_model_len: they fail their group."
         finding = error if _ends_run(config, key, prompts, len(too_long)) else warning
-        yield finding("prompts", seen, fix)
+        yield finding("prompts", told, fix)
     else:
-        yield ok("prompts", f"{summary}: {longest} tokens at most")
-    if lossy:
-        seen = (
+        yield ok("prompts", f"{summary}: {seen.longest} tokens at most")
+    if seen.of_pictures:
+        row, problem = seen.of_pictures[0]
+        bad = len(seen.of_pictures)
+        told = f"{summary}: {bad} cannot be used, the first is row {row}: it {problem}"
+        finding = error if _ends_run(config, key, prompts, bad) else warning
+        yield finding("prompts", told, "Take them out: they fail their group.")
+    if lossy := seen.lossy:
+        told = (
             f"{summary}: {len(lossy)} have text that the tokenizer of model.path does not know, the "
             f"first is row {lossy[0]}; the model reads its unknown token there"
         )
-        yield warning("prompts", seen, "Write the rows in the tokenizer's characters.")
+        yield warning("prompts", told, "Write the rows in the tokenizer's characters.")
 
 
 def _ends_run(config: RunConfig, key: str, prompts: FilePrompts, too_long: int) -> bool:

@@ -1,6 +1,7 @@
 """Turns of a sample are joined token by token, or are branches with a reason."""
 
 import asyncio
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +20,8 @@ from offbeat.endpoint.session import (
     TokenTurn,
     Turn,
 )
+from offbeat.messages.failures import RolloutFailed
+from offbeat.multimodal.picture_tokens import PictureTokens
 from tests.support.agent_conversations import (
     ANSWERS,
     STEPS,
@@ -65,6 +68,18 @@ def text_of(branch: Branch) -> str:
 
 def _whole() -> Any:
     return template()._tokenizer  # noqa: SLF001 -- special tokens are to be seen
+
+
+def test_a_sampled_token_of_pictures_is_context_of_the_next_turn_and_no_text_may_have_one() -> None:
+    on = session(DrawnBytes(["me@you<|im_end|>"]))
+    tokens = PictureTokens({encode("@")[0]: "<image>"})
+    on.engine = replace(on.engine, picture_tokens=tokens)
+    messages = asyncio.run(talk(on, "how are you?"))
+    with pytest.raises(RolloutFailed, match="the conversation has the token '<image>'"):
+        asyncio.run(on.chat(ChatTurn((*messages, user("what is @?")))))
+    assert on.failure is None
+    (branch,) = on.finish()
+    assert "me@you" in text_of(branch)
 
 
 # --- token by token -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -20,6 +20,7 @@ from offbeat.endpoint.session import SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.multimodal.picture_tokens import PictureTokens
 from tests.support.agent_endpoint import DrawnBytes, encode, session, template
 
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
@@ -367,6 +368,22 @@ def test_a_request_that_the_engine_can_never_serve_is_the_agents_fault() -> None
         assert client.session.failure is None
 
     play(story, FailingEngine(InvalidRequest("r", "prompt token 99999 is outside", "Tokenize")))
+
+
+def test_a_message_that_spells_a_token_of_pictures_is_refused_by_its_name() -> None:
+    async def story(client: Client) -> None:
+        session, (token,) = client.session, encode("@")
+        tokens = PictureTokens({token: "<image>"})
+        session.engine = replace(session.engine, picture_tokens=tokens)
+        spelled = {**HELLO, "messages": [{"role": "user", "content": "what is @?"}]}
+        status, answer = await client.post(spelled)
+        assert (status, answer["error"]["code"]) == (400, "picture_token")
+        assert f"has the token '<image>' ({token}) at position" in answer["error"]["message"]
+        assert session.failure is None
+        status, _ = await client.post(HELLO)
+        assert status == 200
+
+    play(story)
 
 
 def test_a_bug_is_an_answer_and_fails_the_sample() -> None:

@@ -1,5 +1,6 @@
 """What a worker sends is what the library's own processor makes of the same text and pictures."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer
 
-from offbeat.environments.picture_errors import NoPictures, WrongPlaces
+from offbeat.environments.picture_errors import (
+    NoPictures,
+    StrayPlaceholder,
+    WrongPlaces,
+)
 from offbeat.environments.picture_processors import PictureProcessor, load_processor
 from offbeat.environments.text import encode_prompt
 from offbeat.messages.groups import Prompt
@@ -129,6 +134,21 @@ def test_a_text_beside_parts_reaches_a_template_that_reads_parts_alone(tmp_path:
 def test_a_text_has_one_place_for_each_picture(text: str, places: int) -> None:
     with pytest.raises(WrongPlaces, match=f"has {places} places for its 1 pictures"):
         loaded(TINY_DIGITS).encode(text, PICTURES[:1])
+
+
+@pytest.mark.parametrize("token", ["<|image_pad|>", "<|video_pad|>"])
+def test_a_token_of_a_picture_beside_one_is_refused_by_name(tmp_path: Path, token: str) -> None:
+    write_qwen(tmp_path, "qwen2_5_vl")
+    with pytest.raises(StrayPlaceholder, match=re.escape(token)):
+        loaded(tmp_path).encode(f"what is {token} in <image>", PICTURES[:1])
+
+
+def test_a_soft_token_before_a_picture_of_gemma3_would_take_its_first_feature(
+    tmp_path: Path,
+) -> None:
+    write_gemma3(tmp_path)
+    with pytest.raises(StrayPlaceholder, match="<image_soft_token>"):
+        loaded(tmp_path).encode("<image_soft_token> is <image>", PICTURES[:1])
 
 
 def test_a_model_that_reads_no_pictures_is_named_with_those_that_do() -> None:

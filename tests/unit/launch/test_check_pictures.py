@@ -1,6 +1,7 @@
 """``offbeat check`` encodes the first prompts with their pictures, as a worker will."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from offbeat.config.run import RunConfig
 from offbeat.environments.digit_pictures import picture
 from offbeat.launch.checks.finding import Finding
 from offbeat.launch.checks.pictures import check_pictures
+from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 
 
 def findings(model: str = "models/tiny-digits", **sections: Any) -> list[Finding]:
@@ -33,7 +35,9 @@ def of_file(folder: Path, *rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_drawn_digits_are_encoded_and_measured() -> None:
-    (found,) = findings(environment={"name": "digits", "images": {"max_mib": 0.02}})
+    fits, found = findings(environment={"name": "digits", "images": {"max_mib": 0.02}})
+    assert str(fits).startswith("ok")
+    assert "tokens with a picture: 7 of 640 x 480" in str(fits)
     assert str(found).startswith("ok")
     told = "data.path encoded with their pictures: 64; 8 tokens and 0.0117 MiB at most"
     assert told in str(found)
@@ -63,9 +67,38 @@ def test_drawn_digits_are_encoded_and_measured() -> None:
 def test_rows_of_a_file_are_encoded_with_the_pictures_beside_it(
     tmp_path: Path, row: dict[str, Any], level: str, told: str
 ) -> None:
-    (found,) = findings(**of_file(tmp_path, row))
+    _, found = findings(**of_file(tmp_path, row))
     assert str(found).startswith(level)
     assert told in str(found)
+
+
+def test_a_row_at_which_the_chat_template_raises_is_a_finding(tmp_path: Path) -> None:
+    shutil.copytree("models/tiny-digits", tmp_path / "model")
+    template = "{{ raise_exception('no users here') }}"
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    row = {"messages": [{"role": "user", "content": "<image>="}], "image": "a.png"}
+    _, found = findings(str(tmp_path / "model"), **of_file(tmp_path, row))
+    assert "row 0 of data.path: the model's processor raised TemplateError" in str(found)
+
+
+def test_rows_of_text_beside_rows_with_pictures_are_tokenised(tmp_path: Path) -> None:
+    picture = {"prompt": "<image>=", "image": "a.png"}
+    sections = of_file(tmp_path, picture, {"prompt": "1+1=", "images": []})
+    model = {"path": "models/tiny-digits"}
+    config = RunConfig.model_validate({"steps": 1, "model": model, **sections})
+    (found,) = check_prompt_lengths(config)
+    assert "the 1 longest of 2 rows in data.path were tokenised: 4 tokens" in str(found)
+
+
+def test_a_row_of_text_that_spells_a_token_of_pictures_is_named(tmp_path: Path) -> None:
+    sections = of_file(tmp_path, {"prompt": "1+1="}, {"prompt": "<image>="})
+    sections["environment"]["images"] = None
+    model = {"path": "models/tiny-digits"}
+    config = RunConfig.model_validate({"steps": 1, "model": model, **sections})
+    lengths, found = check_prompt_lengths(config)
+    assert str(lengths).startswith("ok")
+    assert str(found).startswith("error")  # the one step of the run draws it
+    assert "the first is row 1: it has the token '<image>' (5) at position 0" in str(found)
 
 
 def test_a_model_that_reads_text_alone_is_an_error() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from offbeat.environments.picture_encoder import PictureEncoder
-from offbeat.environments.picture_errors import BadPicture, WrongPlaces
+from offbeat.environments.picture_errors import BadPicture, StrayPlaceholder, WrongPlaces
 from offbeat.environments.protocol import EncodedPrompt, Episode, MultiTurn, Response, SingleTurn
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import FailureKind, RolloutFailed
@@ -184,6 +184,7 @@ def test_a_prompt_without_pictures_is_encoded_by_its_environment() -> None:
     [
         (BadPicture("a.png", "is damaged"), FailureKind.DATA, "picture_unusable"),
         (WrongPlaces(0, 1), FailureKind.DATA, "picture_unusable"),
+        (StrayPlaceholder("<|image_pad|>"), FailureKind.DATA, "picture_token"),
         (
             EnvironmentUnavailable("stale handle"),
             FailureKind.INFRASTRUCTURE,

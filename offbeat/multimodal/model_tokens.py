@@ -1,0 +1,42 @@
+"""Finds the tokens of a model that stand for pictures, in its config and its tokenizer."""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.picture_tokens import TEXT_ALONE, PictureTokens
+
+_ATTRIBUTES: Final = ("image_token_id", "boi_token_index", "video_token_id")
+"""Attributes of the configs of image-text models that name such a token."""
+
+
+def picture_tokens(
+    path: str,
+    tokenizer: Any,  # noqa: ANN401 - of transformers
+    *,
+    trust_remote_code: bool,
+) -> PictureTokens:
+    """Return those of the model at ``path``; ``TEXT_ALONE`` if its config has no vision tower.
+
+    Raises:
+        OSError: The config cannot be read.
+        ValueError: It is of a model type that transformers does not know.
+    """
+    file = Path(path) / "config.json"
+    if not file.is_file() or "vision_config" not in json.loads(file.read_bytes()):
+        return TEXT_ALONE
+    from transformers import AutoConfig  # noqa: PLC0415 - seconds, for models that have a tower
+
+    config = AutoConfig.from_pretrained(
+        path, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    named = [getattr(config, name, None) for name in _ATTRIBUTES]
+    ids = [each for each in named if isinstance(each, int)]
+    # One that the tokenizer does not have cannot come out of a text.
+    known = zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)
+    return PictureTokens({id_: str(name) for id_, name in known if name}, picture_rules(config))
