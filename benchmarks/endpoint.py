@@ -4,7 +4,8 @@
   chat template, and as a chat, whose turns are bridged.
 - CPU of the client's process per call: OpenAI's client beside aiohttp alone.
 - Samples per second of 64 new tokens through the endpoint, beside the same requests to the engine.
-- Latency of an unloaded one-token call over HTTP, beside the same request to the engine itself.
+- Latency of an unloaded one-token call over HTTP, beside the same request to the engine itself; and
+  what of each such call was spent outside of the engine, which other work on the machine moves less.
 
 Clients are a process of their own, with one connection per conversation in progress. Both sides of
 a comparison run one after the other in every round; a round has one ratio or difference, and the
@@ -105,10 +106,15 @@ async def _measure(options: argparse.Namespace) -> None:
             )
             record("openai, CPU ms per call", played.client_cpu_ms)
         direct = await bench.direct(loop, 1, alone)
-        played = await bench.over_http(loop.generate, Calls("aiohttp", "tokens", 1, alone, 1))
+        engine = _TimedEngine(loop)
+        played = await bench.over_http(engine.generate, Calls("aiohttp", "tokens", 1, alone, 1))
         own_ms, over_http_ms = map(statistics.median, (direct.latencies_ms, played.latencies_ms))
         record("one token, engine alone, p50 ms", own_ms)
         record("one token, over HTTP, p50 ms more", over_http_ms - own_ms)
+        outside_ms = [
+            call - own for call, own in zip(played.latencies_ms, engine.latencies_ms, strict=True)
+        ]
+        record("one token, over HTTP, p50 ms outside of the engine", statistics.median(outside_ms))
         direct = await bench.direct(loop, options.new_tokens, many)
         played = await bench.over_http(
             loop.generate, Calls("aiohttp", "tokens", 1, many, options.new_tokens)
@@ -127,6 +133,20 @@ async def _measure(options: argparse.Namespace) -> None:
     for name, values in figures.items():
         low, middle, high = min(values), statistics.median(values), max(values)
         print(f"{name:60s} {middle:8.3f} ({low:.3f} to {high:.3f})")
+
+
+class _TimedEngine:
+    """Times the calls of an engine in their order, for a client that makes one at a time."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop, self.latencies_ms = loop, list[float]()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        began_s = time.perf_counter()
+        try:
+            return await self._loop.generate(request)
+        finally:
+            self.latencies_ms.append(1e3 * (time.perf_counter() - began_s))
 
 
 class Bench:

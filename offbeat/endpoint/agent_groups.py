@@ -70,9 +70,9 @@ class AgentGroups:
             TooFewDescriptors: For a connection of every episode.
             RewardFailed: The agent cannot be imported.
         """
-        raise_descriptor_limit(self._agent.episodes)
+        connections = raise_descriptor_limit(self._agent.episodes)
         await self._agent.start()
-        await self._endpoint.start()
+        await self._endpoint.start(connections)
 
     async def close(self) -> None:
         """Kill the agent processes and stop listening. No group may be running."""

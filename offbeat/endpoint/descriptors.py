@@ -1,12 +1,19 @@
 """The number of files that a process may have open, which connections of agents count as."""
 
 import resource
+import sys
 from typing import Final
 
 from offbeat.messages.failures import OffbeatError
 
 _OTHERS: Final = 512
 """Descriptors of a worker besides connections of agents: its processes, Ray, files."""
+
+_PER_EPISODE: Final = 16
+"""Connections of an episode, of which each may have a request open."""
+
+_FEWEST: Final = 256
+"""Connections for few episodes: their clients keep some that they do not use."""
 
 
 class TooFewDescriptors(OffbeatError):
@@ -24,15 +31,24 @@ class TooFewDescriptors(OffbeatError):
         )
 
 
-def raise_descriptor_limit(episodes: int) -> None:
-    """Raise the soft limit of open files to what so many episodes need, a connection for each.
+def raise_descriptor_limit(episodes: int) -> int:
+    """Raise the soft limit of open files to what so many episodes need; return the connections that fit.
+
+    A connection for each is needed; as many as each may have open are taken where the hard limit
+    allows them.
 
     Raises:
         TooFewDescriptors: The hard limit is lower.
     """
-    needed = episodes + _OTHERS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise TooFewDescriptors(episodes, needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    needed, most = episodes + _OTHERS, max(_FEWEST, episodes * _PER_EPISODE)
+    soft, hard = (
+        sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    if hard < needed:
+        raise TooFewDescriptors(episodes, needed, hard)
+    allowed = max(soft, min(hard, most + _OTHERS))
+    if allowed > soft:
+        _, unchanged = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, unchanged))
+    return min(most, allowed - _OTHERS)

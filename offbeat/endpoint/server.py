@@ -2,10 +2,10 @@
 
 | who            | waits for                      | woken by                                       |
 |----------------|--------------------------------|------------------------------------------------|
-| a connection   | a head, at most a deadline     | the client                                     |
+| a connection   | a head, at most a deadline     | the client, or one that needs its place        |
 | a request      | its body, at most a deadline   | the client                                     |
 | a request      | the engine                     | the engine, or its cancel: the client is gone  |
-| a streamed one | room to write, a deadline      | the client                                     |
+| an answer      | room to write, a deadline      | the client                                     |
 
 The token in a request says which sample asks, so an agent needs no other change than the two
 settings that every client has: ``base_url`` and ``api_key``.
@@ -28,8 +28,9 @@ import structlog
 from aiohttp import web
 
 from offbeat.endpoint import responses
+from offbeat.endpoint.connections import Connections
 from offbeat.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
-from offbeat.endpoint.head_deadline import HeadDeadline
+from offbeat.endpoint.http_handler import HttpHandler
 from offbeat.endpoint.refusals import refusal_of, too_long
 from offbeat.endpoint.requests import ChatRequest, TokenRequest, decoded
 from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, TokenTurn, Turn
@@ -39,6 +40,7 @@ log = structlog.stdlib.get_logger()
 
 _PREFIX: Final = "offbeat"
 _IO_DEADLINE_S: Final = 60.0
+MAX_CONNECTIONS: Final = 1024
 _BACKLOG: Final = 128
 """Connections that the system holds before they are accepted."""
 
@@ -103,13 +105,15 @@ class AgentEndpoint:
         """Create the endpoint; it does not listen yet.
 
         ``io_deadline_s``: for a client to send a body, and to take an answer. ``head_deadline_s``: to
-        send the head of a request on a new connection, or of the next one.
+        send the head of a request on a connection, counted from its first byte where the connection
+        has been used before.
         """
         self.model = model
         self._max_request_bytes, self._io_deadline_s = max_request_bytes, io_deadline_s
         self._entries: dict[str, _Entry] = {}
         self._finished: dict[str, None] = {}  # ordered
-        self._heads = HeadDeadline(head_deadline_s)
+        self._head_deadline_s = head_deadline_s
+        self._connections = Connections(0, head_deadline_s)
         self._runner: web.AppRunner | None = None
         self._servers: list[asyncio.Server] = []
         self._socket_folder: Path | None = None
@@ -117,8 +121,11 @@ class AgentEndpoint:
 
     # --- start and stop ---------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Listen on a free port of 127.0.0.1 and on ``socket_path``."""
+    async def start(self, max_connections: int = MAX_CONNECTIONS) -> None:
+        """Listen on a free port of 127.0.0.1 and on ``socket_path``.
+
+        ``max_connections``: open at once, on both together; a descriptor of the process for each.
+        """
         app = web.Application(
             middlewares=[self._in_openai_form], client_max_size=self._max_request_bytes
         )
@@ -128,9 +135,10 @@ class AgentEndpoint:
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         self._runner = runner
-        assert runner.server is not None, "set up"  # noqa: S101
-        connections = self._heads.bounded(runner.server)
-        loop = asyncio.get_running_loop()
+        server, loop = runner.server, asyncio.get_running_loop()
+        assert server is not None, "set up"  # noqa: S101
+        self._connections = Connections(max_connections, self._head_deadline_s)
+        connections = self._connections.bounded(lambda: HttpHandler(server, loop))
         tcp = await loop.create_server(connections, "127.0.0.1", 0, backlog=_BACKLOG)
         self._servers.append(tcp)
         self.port = tcp.sockets[0].getsockname()[1]
@@ -161,6 +169,11 @@ class AgentEndpoint:
         """The Unix socket, which only this user can open."""
         assert self._socket_folder is not None, "start first"  # noqa: S101
         return self._socket_folder / "endpoint.sock"
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
 
     # --- samples ----------------------------------------------------------------------------------
 
@@ -198,9 +211,10 @@ class AgentEndpoint:
             answer = await _answer(request, entry, turn, lambda: session.chat(turn))
             if asked.stream:
                 events = responses.chunks(answer, asked, self.model, session.bridge)
-                return await self._stream(request, b"".join(events))
+                stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+                return await self._sent(request, stream, b"".join(events))
             body = responses.chat_completion(answer, asked, self.model, session.bridge)
-            return _json(body)
+            return await self._sent(request, _json(body))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         entry = self._authorised(request)
@@ -210,13 +224,13 @@ class AgentEndpoint:
             self._check_model(asked.model or self.model)
             turn = asked.turn(session.engine.sampling)
             answer = await _answer(request, entry, turn, lambda: session.continue_tokens(turn))
-            return _json(responses.token_completion(answer))
+            return await self._sent(request, _json(responses.token_completion(answer)))
 
     def _authorised(self, request: web.Request) -> _Entry:
         """Return the sample of a request's token; no part of the body is read before.
 
         Raises:
-            RequestRefused: The token is missing, unknown or finished.
+            RequestRefused: The token is missing, unknown or finished, or on too many connections.
         """
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         prefix, _, rest = token.strip().partition(".")
@@ -228,11 +242,20 @@ class AgentEndpoint:
         if entry is not None and prefix == _PREFIX:
             # bytes: strings that are not ASCII cannot be compared
             if hmac.compare_digest(secret.encode(errors="replace"), entry.secret.encode()):
+                self._recognise(request, name)
                 return entry
         elif name in self._finished:
             raise RequestRefused(*_FINISHED)
         problem = "this token is of no sample that runs here"
         raise RequestRefused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", problem)
+
+    def _recognise(self, request: web.Request, name: str) -> None:
+        try:
+            self._connections.recognise(request.transport, name)
+        except LimitExceeded as error:
+            raise RequestRefused(
+                HTTPStatus.TOO_MANY_REQUESTS, error.limit, f"{error}: close what is not used"
+            ) from error
 
     async def _body(self, request: web.Request) -> bytes:
         try:
@@ -247,12 +270,15 @@ class AgentEndpoint:
             problem = f"the model {model!r:.80} is not served here: use {self.model!r}"
             raise RequestRefused(HTTPStatus.NOT_FOUND, "model_not_found", problem, "model")
 
-    async def _stream(self, request: web.Request, events: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    async def _sent(
+        self, request: web.Request, response: web.StreamResponse, events: bytes = b""
+    ) -> web.StreamResponse:
+        """Send an answer; a client that does not take it in time loses its connection."""
         try:
             async with asyncio.timeout(self._io_deadline_s):
                 await response.prepare(request)
-                await response.write(events)
+                if events:
+                    await response.write(events)
                 await response.write_eof()
         except TimeoutError:  # it has been answered, and does not read
             response.force_close()
@@ -266,9 +292,16 @@ class AgentEndpoint:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
+        with self._connections.answering(request.transport):
+            return await self._answer_or_refusal(request, handler)
+
+    async def _answer_or_refusal(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
         try:
-            with self._heads.answering(request.transport):
-                return await handler(request)
+            return await handler(request)
         except web.HTTPException as error:
             status = HTTPStatus(error.status)
             code = error.reason.lower().replace(" ", "_")

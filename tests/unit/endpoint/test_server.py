@@ -562,6 +562,8 @@ def test_a_head_that_two_readers_could_read_differently_is_refused(head: str) ->
         )
         writer.write(f"{first}\r\n{head}\r\n{{}}".encode())
         assert (await reader.readline()).split()[1] == b"400"
+        answer = await reader.read()  # until the connection is closed
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "malformed_request"
         writer.close()
         await writer.wait_closed()
         assert engine.calls == []
@@ -665,7 +667,8 @@ def test_a_body_that_never_ends_is_given_up() -> None:
     play(story, io_deadline_s=0.02)
 
 
-def test_a_reader_that_never_reads_is_given_up_and_its_place_is_free_again() -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_reader_that_never_reads_is_given_up_and_its_place_is_free_again(*, stream: bool) -> None:
     long = "x" * 80_000
 
     async def story(client: Client) -> None:
@@ -673,7 +676,7 @@ def test_a_reader_that_never_reads_is_given_up_and_its_place_is_free_again() -> 
         small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         small.connect(("127.0.0.1", client.endpoint.port))
         reader, writer = await asyncio.open_connection(sock=small, limit=1)
-        body = json.dumps({**HELLO, "stream": True, "logprobs": True}).encode()
+        body = json.dumps({**HELLO, "stream": stream, "logprobs": True}).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
         writer.write(f"{head}Authorization: Bearer {client.key}\r\n\r\n".encode() + body)
         assert (await reader.readexactly(8)) == b"HTTP/1.1"  # and nothing more
