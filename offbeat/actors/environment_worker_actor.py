@@ -336,12 +336,12 @@ def _agents(
     """
     # Packages that other environments do without.
     from offbeat.endpoint.agent_groups import AgentGroups  # noqa: PLC0415
-    from offbeat.endpoint.bridges import make_bridge  # noqa: PLC0415
+    from offbeat.endpoint.bridges import bridge_renderer, make_bridge  # noqa: PLC0415
     from offbeat.endpoint.session import SessionLimits  # noqa: PLC0415
 
     environment = config.environment
     ends = [*end_ids_of(config.model.path), *stop_token_ids]
-    bridge = make_bridge(tokenizer, environment.renderer, ends)
+    bridge = make_bridge(tokenizer, bridge_renderer(environment), ends)
     if environment.name == "verifiers":
         agent = make_verifiers(environment, working_dir, config.model.path)
     else:

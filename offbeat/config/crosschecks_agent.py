@@ -29,15 +29,19 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
         )
     if environment.episodes_per_child is not None:
         yield from _episodes_per_child_clashes(environment)
-    if environment.renderer and environment.name != "agent":
-        own = environment.name == "verifiers"
+    if environment.renderer and not environment.is_agent:
         yield Clash(
             ("environment.renderer", "environment.name"),
             f"environment.renderer={environment.renderer} is not used: only the conversations of "
-            "name=agent are rendered by it",
-            "Name it in environment.options.renderer."
-            if own
-            else "Leave environment.renderer out.",
+            "name=agent and name=verifiers are rendered by it",
+            "Leave environment.renderer out.",
+        )
+    if environment.name == "verifiers" and "renderer" in environment.options:
+        yield Clash(
+            ("environment.options.renderer", "environment.name"),
+            f"environment.options.renderer={environment.options['renderer']} is not read: the renderer "
+            "of every agent is one key",
+            "Write it as environment.renderer.",
         )
     if environment.is_agent and environment.max_turns > 1:
         yield Clash(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
+from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.endpoint.chat_bridge import ChatBridge
 from offbeat.endpoint.renderer_bridge import ModelRenderer, RendererBridge
 from offbeat.endpoint.template_bridge import TemplateBridge
@@ -16,6 +17,14 @@ from offbeat.environments.factory import BadEnvironment
 
 _KEY: Final = "environment.renderer"
 _GENERIC: Final = "DefaultRenderer"
+
+
+def bridge_renderer(environment: EnvironmentConfig) -> Mapping[str, Any]:
+    """Return the renderer of the endpoint's own bridge.
+
+    None with verifiers, whose client renders messages itself and asks the endpoint by tokens.
+    """
+    return {} if environment.name == "verifiers" else environment.renderer
 
 
 def make_bridge(
@@ -27,7 +36,7 @@ def make_bridge(
 
     Args:
         tokenizer: The model's, a fast one.
-        renderer: ``environment.renderer``; empty: the tokenizer's chat template.
+        renderer: As ``bridge_renderer`` returns it; empty: the tokenizer's chat template.
         end_ids: The tokens that end a turn.
 
     Raises:

@@ -293,7 +293,11 @@ def make_verifiers(config: EnvironmentConfig, working_dir: Path, model_path: str
     """
     options = msgspec.to_builtins(_options(config, VerifiersOptions))
     target = _reward_target(config, EPISODE, working_dir, "")
-    given = {"tokenizer": str(working_dir / model_path), "options": options}
+    given = {
+        "tokenizer": str(working_dir / model_path),
+        "options": options,
+        "renderer": dict(config.renderer),
+    }
     return _agent(config, replace(target, options=given))
 
 

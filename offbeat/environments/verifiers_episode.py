@@ -45,10 +45,11 @@ async def play(
     *,
     tokenizer: str,
     options: dict[str, Any],
+    renderer: dict[str, Any],
 ) -> object:
     """Play the episode of a task; return its rewards by name, or why it has none.
 
-    ``tokenizer`` is the directory of the model, ``options`` are those of the recipe.
+    ``tokenizer`` is the directory of the model; ``options`` and ``renderer`` are of the recipe.
     """
     chosen = msgspec.convert(options, VerifiersOptions)
     environment = _environment(msgspec.json.encode(chosen))
@@ -58,7 +59,7 @@ async def play(
         client=TrainClientConfig(
             base_url=client.base_url,
             api_key_var=_KEY_VARIABLE,
-            renderer=renderer_config(chosen),
+            renderer=renderer_config(renderer),
             renderer_model_name=tokenizer,
         ),
         sampling=SamplingConfig(),  # the recipe's

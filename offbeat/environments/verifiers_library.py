@@ -7,6 +7,7 @@ Only child processes import this module: it imports verifiers, which takes secon
 # pyright: reportUnknownParameterType=false
 # verifiers is an extra, unknown where it is not installed.
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -54,15 +55,13 @@ def made_environment(options: VerifiersOptions) -> Any:  # noqa: ANN401 - an Env
     return environment
 
 
-def renderer_config(options: VerifiersOptions) -> Any:  # noqa: ANN401 - a config of renderers
-    """Return the renderer's configuration; None: the library chooses by the model's name.
+def renderer_config(renderer: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a config of renderers
+    """Return the configuration that ``environment.renderer`` is; None for the library's choice.
 
     Raises:
-        pydantic.ValidationError: ``options.renderer`` is none.
+        pydantic.ValidationError: The library knows no such renderer.
     """
-    return (
-        TypeAdapter(RendererConfig).validate_python(options.renderer) if options.renderer else None
-    )
+    return TypeAdapter(RendererConfig).validate_python(dict(renderer)) if renderer else None
 
 
 def _check_role(name: str, role: AgentConfig) -> None:
@@ -84,11 +83,11 @@ def _check_role(name: str, role: AgentConfig) -> None:
         )
 
 
-def renderer_name(options: VerifiersOptions, tokenizer: str) -> str:
+def renderer_name(renderer: Mapping[str, Any], tokenizer: str) -> str:
     """Return the class that renders messages for the model in this directory; empty for no model.
 
     Raises:
         Exception: As ``renderer_config``; whatever renderers raises for such a tokenizer.
     """
-    config = renderer_config(options)
+    config = renderer_config(renderer)
     return type(create_renderer(load_tokenizer(tokenizer), config)).__name__ if tokenizer else ""

@@ -12,10 +12,6 @@ class VerifiersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The environment as verifiers' own configuration has it, its section ``[env]``: ``taskset``
     with an ``id``, and below the name of its role, ``agent``, the harness and its limits."""
 
-    renderer: dict[str, Any] = {}
-    """Configuration of the library renderers, such as ``{name: qwen3}``; empty: chosen by the model's
-    name, which a local directory does not have."""
-
     tasks: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Tasks in an epoch, the first ones of the taskset; null: all. An endless taskset needs it."""
 

@@ -38,6 +38,7 @@ class TasksRequest(msgspec.Struct, frozen=True):
     options: VerifiersOptions
     working_dir: str  # searched first for the modules that the environment names
     tokenizer: str = ""  # directory of the model; empty: no renderer is created
+    renderer: dict[str, Any] = {}  # environment.renderer
 
 
 class TasksReport(msgspec.Struct, frozen=True):
@@ -135,7 +136,7 @@ def _written(request: TasksRequest, file: Path) -> TasksReport:
         for task in tasks:
             row = task.data.model_dump(mode="json", exclude_none=True)
             rows.write(msgspec.json.encode(row) + b"\n")
-    return TasksReport(renderer=renderer_name(options, request.tokenizer))
+    return TasksReport(renderer=renderer_name(request.renderer, request.tokenizer))
 
 
 def _report_of(file: Path) -> Path:

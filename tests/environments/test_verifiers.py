@@ -47,7 +47,8 @@ def recipe(model: Path, *, renderer: str = "qwen3", **env: Any) -> RunConfig:
     env = {"taskset": {"id": "vf_sums"}} | env
     section = {
         "name": "verifiers",
-        "options": {"env": env, "renderer": {"name": renderer}},
+        "options": {"env": env},
+        "renderer": {"name": renderer},
         "reward_memory_mib": 16_000,
     }
     recipe = {"steps": 1, "model": {"path": str(model)}, "environment": section}

@@ -94,10 +94,11 @@ class EnvironmentConfig(Config):
     interrupts more of them, which are played again."""
 
     renderer: Options = {}
-    """name=agent: renderer of the library renderers, such as ``{name: qwen3}``, which writes and reads
-    messages in the format of a family of models; empty: the model's chat template. A renderer reads
-    reasoning and tool calls of its family and continues turns that a template rewrites, as
-    ``thinking_retention: all`` says; a template needs no package and fits any model."""
+    """name=agent or verifiers: renderer of the library renderers, such as ``{name: qwen3}``, which
+    writes and reads messages in the format of a family of models; empty: the model's chat template
+    with name=agent, and verifiers' choice by the model's name, which a local directory does not
+    have. A renderer reads reasoning and tool calls of its family and continues turns that a template
+    rewrites, as ``thinking_retention: all`` says; a template needs no package and fits any model."""
 
     reward_concurrency: Annotated[int, Field(ge=1)] = 64
     """Calls of an async reward that each reward process has open at once. More wait for a slow judge

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from offbeat.config.run import RunConfig
-from offbeat.endpoint.bridges import make_bridge
+from offbeat.endpoint.bridges import bridge_renderer, make_bridge
 from offbeat.endpoint.chat import ChatMessage, Tools
 from offbeat.endpoint.chat_bridge import ChatBridge, TemplateRefused
 from offbeat.environments.factory import BadEnvironment
@@ -43,7 +43,7 @@ def check_agent(config: RunConfig) -> Iterator[Finding]:
     except (OSError, ValueError):
         return  # reported by the checks of the model
     try:
-        bridge = make_bridge(tokenizer, environment.renderer, ())
+        bridge = make_bridge(tokenizer, bridge_renderer(environment), ())
     except BadEnvironment as bad:
         yield error(_SUBJECT, f"{bad}: no conversation can be encoded", _FIX)
         return

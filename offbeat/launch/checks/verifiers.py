@@ -28,7 +28,8 @@ def check_verifiers(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
         return  # reported by the check of the prompts
     one = msgspec.structs.replace(options, tasks=1)
     tokenizer = str((working_dir / config.model.path).absolute())
-    request = TasksRequest(one, str(working_dir.absolute()), tokenizer)
+    renderer = dict(config.environment.renderer)
+    request = TasksRequest(one, str(working_dir.absolute()), tokenizer, renderer)
     try:
         with TemporaryDirectory(prefix="offbeat-check-") as folder:
             report = read_tasks(
@@ -36,7 +37,9 @@ def check_verifiers(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
             )
     except PromptFileError as wrong:
         yield error(
-            _SUBJECT, str(wrong), "Fix environment.options, or install what the taskset needs."
+            _SUBJECT,
+            str(wrong),
+            "Fix environment.options or environment.renderer, or install what the taskset needs.",
         )
         return
     if report.renderer == _GENERIC:
@@ -44,7 +47,7 @@ def check_verifiers(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
             _SUBJECT,
             f"renderers knows no model by the name {config.model.path}: its {_GENERIC} takes no tools "
             "and renders each turn anew, as a branch where the tokens differ",
-            "Name the model's own in environment.options.renderer, as in {name: qwen3}.",
+            "Name the model's own in environment.renderer, as in {name: qwen3}.",
         )
         return
     yield ok(_SUBJECT, f"messages are rendered by {report.renderer}")

@@ -385,9 +385,17 @@ def test_variables_are_kept_from_agents_alone() -> None:
     assert "environment.variables=['SEARCH_KEY'] is not used" in text
 
 
-def test_episodes_share_a_process_where_an_agent_is_a_function() -> None:
-    text = only({"environment": {"name": "arithmetic", "renderer": {"name": "qwen3"}}})
+def test_the_renderer_of_every_agent_is_one_key() -> None:
+    qwen3 = {"renderer": {"name": "qwen3"}}
+    text = only({"environment": {"name": "arithmetic", **qwen3}})
     assert "environment.renderer={'name': 'qwen3'} is not used" in text
+    assert not messages({"environment": {"name": "verifiers", **qwen3}})
+    text = only({"environment": {"name": "verifiers", "options": qwen3}})
+    assert "environment.options.renderer={'name': 'qwen3'} is not read" in text
+    assert "Write it as environment.renderer" in text
+
+
+def test_episodes_share_a_process_where_an_agent_is_a_function() -> None:
     text = only({"environment": {"name": "arithmetic", "episodes_per_child": 4}})
     assert "environment.episodes_per_child=4 is not used" in text
     program = {"name": "agent", "command": ["./agent"], "episodes_per_child": 4}
