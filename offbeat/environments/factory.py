@@ -293,12 +293,8 @@ def make_verifiers(config: EnvironmentConfig, working_dir: Path, model_path: str
     """
     options = msgspec.to_builtins(_options(config, VerifiersOptions))
     target = _reward_target(config, EPISODE, working_dir, "")
-    given = {
-        "tokenizer": str(working_dir / model_path),
-        "options": options,
-        "renderer": dict(config.renderer),
-    }
-    return _agent(config, replace(target, options=given))
+    given = {"tokenizer": str(working_dir / model_path), "renderer": dict(config.renderer)}
+    return _agent(config, replace(target, options=given | {"options": options}))
 
 
 def _agent(config: EnvironmentConfig, target: RewardTarget) -> AgentFunction:
