@@ -88,7 +88,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     PASSED_ON: (
         "actors/call_batching.py CallBatcher._carry",
         "actors/call_batching.py ReplyBatcher._answer",
-        "endpoint/server.py AgentEndpoint._in_openai_form",  # as status 500; the sample fails with it
+        "endpoint/server.py AgentEndpoint._answer_or_refusal",  # as status 500; the sample fails with it
         "generators/broadcasts.py in_thread",
         "generators/engine_loop.py EngineLoop._obey",
         "launch/bounded_call.py bounded",
