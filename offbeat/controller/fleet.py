@@ -88,6 +88,11 @@ class Fleet:
         """Return the number of HEALTHY engines."""
         return len(self._routed) + len(self._pinned)
 
+    @property
+    def is_serving(self) -> bool:
+        """Return whether any engine is HEALTHY: whether ``pick`` returns one."""
+        return bool(self._routed or self._pinned)
+
     def is_another_alive(self, name: str) -> bool:
         """Return whether another engine has replied in its present incarnation.
 

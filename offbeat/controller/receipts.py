@@ -31,36 +31,21 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
             f"sampled under other settings ({receipt.sampling or 'unknown'}) than those asked for "
             f"({task.sampling or 'unknown'})"
         )
-    sizes = {
-        len(receipt.rewards),
-        len(receipt.prompt_tokens),
-        len(receipt.response_tokens),
-        len(receipt.valid_tokens),
-        len(receipt.finish_reasons),
-        len(receipt.version_spans),
-        len(receipt.truncated_turns or receipt.rewards),
-        len(receipt.statuses or receipt.rewards),
-        len(receipt.failures or receipt.rewards),
-        len(receipt.retries or receipt.rewards),
-        len(receipt.turns or receipt.rewards),
-        *(len(values) for _, values in receipt.rewards_by_name),
-        len(receipt.answers or receipt.rewards),
-        len(receipt.branches or receipt.rewards),
-        len(receipt.texts or receipt.rewards),
-    }
+    sizes = _sizes(receipt)
     if sizes != {task.samples}:
         return f"group of {sorted(sizes)} samples, asked for {task.samples}"
     if not all(map(math.isfinite, receipt.rewards)):
         return f"rewards {receipt.rewards} are not all finite"
-    if not all(math.isfinite(value) for _, values in receipt.rewards_by_name for value in values):
+    if not all(all(map(math.isfinite, values)) for _, values in receipt.rewards_by_name):
         return f"rewards by name {receipt.rewards_by_name} are not all finite"
     if min(receipt.response_tokens) < 1 or min(receipt.prompt_tokens) < 1:
         return "a sample without tokens"
     for spans, tokens in zip(receipt.version_spans, receipt.response_tokens, strict=True):
-        if (spans[0][1] if len(spans) == 1 else sum(count for _, count in spans)) != tokens:
+        counts = [count for _, count in spans]
+        if sum(counts) != tokens:
             return f"version spans {spans} do not cover {tokens} response tokens"
-    if any(count < 1 for spans in receipt.version_spans for _, count in spans):
-        return f"version spans {receipt.version_spans} with one of no token"
+        if min(counts) < 1:
+            return f"version spans {spans} with one of no token"
     tokens = receipt.response_tokens
     if any(not 1 <= n <= most for n, most in zip(receipt.branches, tokens, strict=False)):
         return f"{receipt.branches} branches of samples with {tokens} response tokens"
@@ -80,11 +65,38 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
     return None
 
 
+def _sizes(receipt: Receipt) -> set[int]:
+    """Return the numbers of samples that the columns of a receipt have; one number if it is whole."""
+    rewards = receipt.rewards
+    required = (
+        rewards,
+        receipt.prompt_tokens,
+        receipt.response_tokens,
+        receipt.valid_tokens,
+        receipt.finish_reasons,
+        receipt.version_spans,
+    )
+    unless_empty = (
+        receipt.truncated_turns or rewards,
+        receipt.statuses or rewards,
+        receipt.failures or rewards,
+        receipt.retries or rewards,
+        receipt.turns or rewards,
+        receipt.answers or rewards,
+        receipt.branches or rewards,
+        receipt.texts or rewards,
+    )
+    by_name = [values for _, values in receipt.rewards_by_name]
+    return {*map(len, required), *map(len, unless_empty), *map(len, by_name)}
+
+
 def _refusal_of_masked(receipt: Receipt, task: RolloutTask) -> str | None:
     """Return the problem of a receipt's masked samples, if any; its sizes are right."""
     counted = receipt.samples - receipt.masked_samples
     if counted < task.min_valid_samples:
         return f"{counted} valid samples of {task.samples}; {task.min_valid_samples} are required"
+    if not receipt.statuses:
+        return None
     tokens = zip(receipt.valid_tokens, receipt.valid, strict=True)
     if any(count and not valid for count, valid in tokens):
         return f"masked samples with tokens to train: {receipt.valid_tokens} of {receipt.statuses}"

@@ -115,7 +115,7 @@ class RolloutPump:
             and not (state.operator.is_stopping or state.operator.is_paused)
             and state.lifecycle.phase is not RunPhase.REWINDING
             and state.ledger.in_flight < self._max_in_flight
-            and state.fleet.pick() is not None
+            and state.fleet.is_serving
             and self._retries.outage.may_dispatch(asyncio.get_running_loop().time())
             and self._has_room(0)
             and (self._turn() is not None or self._waiting.next_trial() is not None)

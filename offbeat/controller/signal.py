@@ -42,12 +42,11 @@ class Signal:
     def _look(self) -> None:
         self._look_is_due = False
         for waiter, predicate in self._waiters.items():
-            if not waiter.done() and _calls_for_attention(predicate):
+            if waiter.done():
+                continue
+            try:
+                calls_for_attention = predicate()
+            except Exception:  # noqa: BLE001 - the waiting task evaluates it again, and raises it
+                calls_for_attention = True
+            if calls_for_attention:
                 waiter.set_result(None)
-
-
-def _calls_for_attention(predicate: Callable[[], bool]) -> bool:
-    try:
-        return predicate()
-    except Exception:  # noqa: BLE001 - the waiting task evaluates it again and raises it there
-        return True

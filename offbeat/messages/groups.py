@@ -143,10 +143,12 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def truncated(self) -> tuple[bool, ...]:
         """Return for each sample whether it is valid and ran out of tokens, in any turn."""
+        if not (self.statuses or self.truncated_turns):
+            return tuple([reason == OUT_OF_TOKENS for reason in self.finish_reasons])
         turns = self.truncated_turns or (0,) * self.samples
         samples = zip(self.valid, self.finish_reasons, turns, strict=True)
         return tuple(
-            valid and (reason == OUT_OF_TOKENS or cut > 0) for valid, reason, cut in samples
+            [valid and (reason == OUT_OF_TOKENS or cut > 0) for valid, reason, cut in samples]
         )
 
     @property
@@ -172,7 +174,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Return for each sample whether it is valid: not masked."""
         if not self.statuses:
             return (True,) * self.samples
-        return tuple(status is SampleStatus.VALID for status in self.statuses)
+        return tuple([status is SampleStatus.VALID for status in self.statuses])
 
     @property
     def masked_samples(self) -> int:
@@ -187,7 +189,8 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Return of one value per sample those of the valid samples."""
         if not self.statuses:
             return values
-        return tuple(value for value, valid in zip(values, self.valid, strict=True) if valid)
+        samples = zip(values, self.statuses, strict=True)
+        return tuple([value for value, status in samples if status is SampleStatus.VALID])
 
     @property
     def retried_samples(self) -> int:
@@ -202,14 +205,17 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def late_samples(self) -> int:
         """Return how many samples were masked because their environment was late."""
+        if not self.statuses:
+            return 0
         samples = zip(self.valid, self.finish_reasons, strict=True)
         return sum(not valid and reason == LATE for valid, reason in samples)
 
     @property
     def tokens(self) -> int:
         """Return the prompt and response tokens over all branches: the input of a forward pass."""
-        branches = self.branches or (1,) * self.samples
-        prompts = zip(self.prompt_tokens, branches, strict=True)
+        if not self.branches:
+            return sum(self.prompt_tokens) + sum(self.response_tokens)
+        prompts = zip(self.prompt_tokens, self.branches, strict=True)
         return sum(tokens * count for tokens, count in prompts) + sum(self.response_tokens)
 
     @property

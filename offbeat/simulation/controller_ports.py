@@ -93,6 +93,7 @@ class SimulatedPrompts:
 
     def __init__(self, count: int | None, mixed: MixedPrompts | None = None) -> None:
         self._count, self._mixed = count, mixed
+        self._last: Prompt | None = None  # a draw and its dispatch ask for one prompt
 
     @property
     def rows(self) -> int:
@@ -101,9 +102,14 @@ class SimulatedPrompts:
     def prompt(self, prompt_index: int) -> Prompt | None:
         if self._count is not None and prompt_index >= self._count:
             return None
-        if self._mixed is not None:
-            return self._mixed.prompt(prompt_index)
-        return Prompt(prompt_index, 0, prompt_index, {})
+        if self._last is None or self._last.prompt_index != prompt_index:
+            mixed = self._mixed
+            self._last = (
+                Prompt(prompt_index, 0, prompt_index, {})
+                if mixed is None
+                else mixed.prompt(prompt_index)
+            )
+        return self._last
 
 
 class SimulatedRollouts:

@@ -86,6 +86,10 @@ def play(
         events, virtual_s = loop.events, loop.time()
     finally:
         loop.close()
+    # The actors keep their lists until a garbage collection; the result shall end with its last user.
+    journal, records_so_far = cluster.events.copy(), records.copy()
+    cluster.events.clear()
+    records.clear()
     return EpisodeResult(
         seed=seed,
         plan=plan,
@@ -93,12 +97,12 @@ def play(
         error=error,
         events=events,
         virtual_s=virtual_s,
-        journal=cluster.events,  # type: ignore[arg-type]
-        records=records,
+        journal=journal,  # type: ignore[arg-type]
+        records=records_so_far,
         fired=faults.fired,
         failpoints=faults.reached,
         struck=faults.struck,
-        digest=_digest(cluster.events, records),
+        digest=_digest(journal, records_so_far),
     )
 
 

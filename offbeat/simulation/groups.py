@@ -1,6 +1,5 @@
 """Content of fake prompt groups, generated from their seed: lengths, rewards, and poison."""
 
-import random
 from typing import Final, TypeVar
 
 import msgspec
@@ -26,12 +25,27 @@ MOST_TURNS: Final = 3
 _COLUMNS: Final = ("response_ids", "rewards")
 _TOKEN_BYTES: Final = 13
 _MULTIPLIER: Final = 6364136223846793005
+_INCREMENT: Final = 1442695040888963407
 _MASK: Final = 2**64 - 1
 _FUTURE: Final = 1000
 _MOST_LOST: Final = 3
 """Tries of a sample that cost it no retry, because another episode ended its process."""
 
 _LOST_SHARE: Final = 0.25  # of the tries that fail
+_MODEL_SHARE: Final = 0.5  # of the tries that failed and cost a retry
+
+
+class _Dice:
+    """A few numbers from a seed: one per group, and ``random.Random`` fills 624 words at first."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, seed: int) -> None:
+        self._state = (seed ^ seed >> 64) * _MULTIPLIER + _INCREMENT & _MASK
+
+    def random(self) -> float:
+        self._state = self._state * _MULTIPLIER + _INCREMENT & _MASK
+        return (self._state >> 11) / 2**53
 
 
 class Content:
@@ -41,18 +55,27 @@ class Content:
     many branches, each of which is a first prompt and the turns that follow it.
     """
 
-    __slots__ = ("branches", "lengths", "longest", "media_bytes", "rewards", "task", "turns")
+    __slots__ = (
+        "branches",
+        "lengths",
+        "longest",
+        "media_bytes",
+        "most_turns",
+        "rewards",
+        "task",
+        "turns",
+    )
 
     def __init__(
         self, task: RolloutTask, config: RunConfig, *, several_turns: bool = False
     ) -> None:
         longest = config.generator.sampling.max_new_tokens
         filtered = config.filters.zero_variance
-        dice = (task.seed ^ task.prompt_index) * _MULTIPLIER + 1442695040888963407 & _MASK
+        dice = (task.seed ^ task.prompt_index) * _MULTIPLIER + _INCREMENT & _MASK
         flat = filtered and (dice >> 33) % 6 == 0
         lengths, rewards = list[int](), list[float]()
         for sample in range(task.samples):
-            dice = dice * _MULTIPLIER + 1442695040888963407 & _MASK
+            dice = dice * _MULTIPLIER + _INCREMENT & _MASK
             lengths.append(1 + (dice >> 40) % longest)
             # The first two differ, so that only a group meant to be flat is flat.
             won = bool(sample % 2) if sample < 2 else bool(dice >> 33 & 1)  # noqa: PLR2004
@@ -70,11 +93,13 @@ class Content:
             branches = tuple(
                 [1 + (dice >> 40 + place) % count for place, count in enumerate(turns)]
             )
-        self.turns, self.branches = turns, branches
+        self.turns, self.branches, self.most_turns = turns, branches, max(turns)
         self.media_bytes = _media_bytes(task, config, dice)
 
     def tokens_of_turn(self, turn: int) -> tuple[tuple[int, int], ...]:
         """Return which samples have this turn, counted from 0, and how many tokens in it."""
+        if self.most_turns == 1:
+            return tuple(enumerate(self.lengths)) if turn == 0 else ()
         samples = enumerate(zip(self.lengths, self.turns, strict=True))
         return tuple(
             (sample, length // turns + (turn < length % turns))
@@ -113,7 +138,7 @@ def drawn_samples(receipt: Receipt) -> DrawnSamples:
     """Return what was drawn for the samples of a correct receipt."""
     ones = (1,) * receipt.samples
     return DrawnSamples(
-        tuple(not valid for valid in receipt.valid),
+        tuple([not valid for valid in receipt.valid]),
         receipt.retries or (0,) * receipt.samples,
         receipt.turns or ones,
         receipt.branches or ones,
@@ -147,7 +172,7 @@ def with_failed_samples(
     receipt: Receipt, task: RolloutTask, config: RunConfig, share: float
 ) -> Receipt | RolloutFailed:
     """Return the receipt of a group in which this share of the tries failed, or its failure."""
-    dice = random.Random(f"{task.seed}/{task.attempt}")
+    dice = _Dice(task.seed * _MULTIPLIER ^ task.attempt)
     policy = on_failed_sample(config)
     tries = 1 + config.rollout.sample_retries if policy == "retry" else 1
     failed = [0] * task.samples  # tries of each sample
@@ -160,7 +185,8 @@ def with_failed_samples(
                 kinds[sample] = SampleFailure.INFRASTRUCTURE
                 continue
             failed[sample] += 1
-            kinds[sample] = dice.choice((SampleFailure.MODEL, SampleFailure.INFRASTRUCTURE))
+            is_model = dice.random() < _MODEL_SHARE
+            kinds[sample] = SampleFailure.MODEL if is_model else SampleFailure.INFRASTRUCTURE
     masked = [count == tries for count in failed]
     fails = any(failed) and policy == "fail_group"
     if any(lost) and policy == "fail_group" and not fails:

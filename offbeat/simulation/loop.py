@@ -231,15 +231,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _jump(self) -> None:
         """Move the clock to the next timer; everything due then becomes ready."""
-        timers = self._timers
+        timers, ready, pop = self._timers, self._ready, heapq.heappop
         while timers:
-            when, _, entry = heapq.heappop(timers)
+            when, _, entry = pop(timers)
             if entry.callback is None or not entry.process.alive:
                 continue
-            self._now = max(self._now, when)
-            self._ready.append(entry)
+            if when > self._now:  # noqa: PLR1730 - a call of max for each jump
+                self._now = when
+            ready.append(entry)
             while timers and timers[0][0] <= self._now:
-                self._ready.append(heapq.heappop(timers)[2])
+                ready.append(pop(timers)[2])
             return
         raise Deadlock(self._now, self._unfinished())
 

@@ -111,6 +111,7 @@ class FakeWorker(Actor):
     def drop(self, call: SimulatedCall) -> None:
         """Drop a call that is no longer awaited."""
         rollout = self._open.pop(call, None)
+        call.on_cancel = None
         if rollout is not None:
             rollout.leave_engine()
             rollout.deadline.cancel()
@@ -131,6 +132,7 @@ class FakeWorker(Actor):
     def close_call(self, call: SimulatedCall) -> None:
         """Forget a call whose turns have ended."""
         del self._open[call]
+        call.on_cancel = None  # call and rollout would keep each other until the episode is over
 
 
 class _Rollout:
@@ -156,7 +158,7 @@ class _Rollout:
         self.incarnation = engine.incarnation
         self.content = Content(task, worker.context.config, several_turns=worker.several_turns)
         self.turn, self.spans = 0, [list[tuple[int, int]]() for _ in range(task.samples)]
-        self.seconds = worker.opened(call, self) / max(self.content.turns)
+        self.seconds = worker.opened(call, self) / self.content.most_turns
         self.decoding: Decoding | None = None  # None: between two turns
         self.begin_turn()
         loop = worker.context.loop
@@ -209,6 +211,7 @@ class _Rollout:
         Runs in the engine's process, or outside.
         """
         worker, call, content = self.worker, self.call, self.content
+        decoding.entry = None  # it refers to the decoding
         if not worker.is_held(call):
             return
         self.decoding = None
@@ -216,7 +219,7 @@ class _Rollout:
         now = loop.time()
         if complete:
             self._take(decoding)
-            if self.turn < max(content.turns):
+            if self.turn < content.most_turns:
                 loop.at(now + TURN_S, worker.process, self.go_on)
                 return
             worker.close_call(call)
@@ -268,7 +271,7 @@ class _Rollout:
                 return
             receipt = drawn
         samples = drawn_samples(receipt)
-        masked = tuple(sample for sample, gone in enumerate(samples.masked) if gone)
+        masked = tuple([sample for sample, gone in enumerate(samples.masked) if gone])
         if kind:
             receipt = poisoned(receipt, kind)
         now, spans = context.loop.time(), receipt.version_spans

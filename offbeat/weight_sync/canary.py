@@ -10,6 +10,7 @@ Legend: P prompts, K tokens kept of each distribution.
 """
 
 import functools
+import hashlib
 import math
 import random
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ KEPT: Final = 64
 TOLERANCE_FLOAT32: Final = 0.02  # nats
 # Nats: for one token's logprob, where kernels round bfloat16 differently
 TOLERANCE_16_BIT: Final = 0.25
+# Nats that each token of an invented distribution is below its best one
+_DROPS: Final = tuple(0.1 * rank for rank in range(KEPT))
 
 
 def prompts(vocabulary: int) -> tuple[tuple[int, ...], ...]:
@@ -50,7 +53,7 @@ def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:
     not keep counts as its last one.
     """
     tokens, logprobs = canary.tokens[place], canary.logprobs[place]
-    logprob = dict(zip(tokens, logprobs, strict=True)).get(answer.token, logprobs[-1])
+    logprob = logprobs[tokens.index(answer.token) if answer.token in tokens else -1]
     distance = max(abs(answer.logprob - logprob), (logprobs[0] - logprob) / 2)
     return distance if math.isfinite(distance) and math.isfinite(answer.logprob) else math.inf
 
@@ -80,10 +83,12 @@ def invented(digest: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[floa
     """Derive tokens and logprobs [P, K] from a digest, for stubs and fakes without a model."""
     tokens, logprobs = list[tuple[int, ...]](), list[tuple[float, ...]]()
     for place in range(PROMPTS):
-        dice = random.Random(f"{digest}/{place}")
-        tokens.append(tuple(dice.sample(range(1000), KEPT)))
-        best = -dice.uniform(0.1, 2.0)
-        logprobs.append(tuple(best - 0.1 * rank for rank in range(KEPT)))
+        drawn = hashlib.blake2b(f"{digest}/{place}".encode(), digest_size=12).digest()
+        first, apart, depth = (int.from_bytes(drawn[at : at + 4]) for at in (0, 4, 8))
+        start, stride = first % 1000, 1 + apart % 15
+        tokens.append(tuple(range(start, start + KEPT * stride, stride)))
+        best = -0.1 - 1.9 * depth / 2**32
+        logprobs.append(tuple(map(best.__sub__, _DROPS)))
     return tuple(tokens), tuple(logprobs)
 
 

@@ -133,7 +133,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "controller/training.py TrainPump._step",
         "environments/async_calls.py AsyncCalls._tried",
     ),
-    REPEATED: ("controller/signal.py _calls_for_attention",),
+    REPEATED: ("controller/signal.py Signal._look",),
     LAST_WORD: (
         "simulation/cluster.py Cluster._live",
         "weight_sync/transports/gloo_sender.py GlooSender._broadcast",
