@@ -19,6 +19,7 @@ from offbeat.messages.failures import (
     CanaryFailed,
     EngineUnavailable,
     OffbeatError,
+    ReleaseLost,
     WeightSyncFailed,
 )
 from offbeat.messages.fences import Fence
@@ -26,7 +27,7 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
 from offbeat.messages.weights import EngineState, WeightDelta, WeightsAck
 from offbeat.weight_sync.delta import BaseKeeper, HeldRelease, check_delta, rebuilt
-from offbeat.weight_sync.errors import TransferFailed, TransferRefused
+from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.served import ServedWeights
@@ -151,13 +152,15 @@ class EngineActor:
         """Receive and load a release that is broadcast to ``members`` together.
 
         Raises:
-            WeightSyncFailed: The sender has ended, this engine was too slow, or as in
-                ``load_weights``.
+            ReleaseLost: The sender has ended: the trainer has to publish again.
+            WeightSyncFailed: This engine was too slow, or as in ``load_weights``.
         """
         self._begin(fence, epoch, version)
         started_s = time.perf_counter()
         try:
             chunks = await self._broadcasts.fetch(route, epoch, members, manifest)
+        except SenderGone as gone:
+            raise ReleaseLost(self._name, version, str(gone)) from gone
         except (TransferFailed, TransferRefused) as failure:
             raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
         return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
@@ -197,12 +200,14 @@ class EngineActor:
 
         Raises:
             BaseRefused: As in ``load_delta``.
-            WeightSyncFailed: As in ``receive_weights``.
+            ReleaseLost, WeightSyncFailed: As in ``receive_weights``.
         """
         started_s = time.perf_counter()
         base = self._begin_delta(fence, epoch, version, delta)
         try:
             chunks = await self._broadcasts.fetch(route, epoch, members, delta.manifest)
+        except SenderGone as gone:
+            raise ReleaseLost(self._name, version, str(gone)) from gone
         except (TransferFailed, TransferRefused) as failure:
             raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
         return await self._rebuilt(started_s, epoch, version, digest, manifest, base, delta, chunks)
@@ -251,12 +256,15 @@ class EngineActor:
         """Fetch a release from the trainer ranks that hold its parts, and load it.
 
         Raises:
+            ReleaseLost: The ranks that hold a part have ended, or send another release.
             WeightSyncFailed: No rank that holds a part could send it, or as in ``load_weights``.
         """
         self._begin(fence, epoch, version)
         started_s = time.perf_counter()
         try:
             chunks = await self._broadcasts.fetch_buckets(route, epoch, manifest)
+        except SenderGone as gone:
+            raise ReleaseLost(self._name, version, str(gone)) from gone
         except (TransferFailed, TransferRefused) as failure:
             raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
         if self.takes_regions or not manifest.pieces:

@@ -290,7 +290,7 @@ class BaseRefused(OffbeatError):
 
 
 class ReleaseLost(OffbeatError):
-    """The published weights were lost with the machine that held them; the engine is healthy.
+    """The published weights were lost with the machine or process that held them; the engine is healthy.
 
     The trainer has to publish them again.
     """

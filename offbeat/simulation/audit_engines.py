@@ -1,8 +1,11 @@
 """Compares the journal's account of weights and engines with the engines' own records: I5, I6."""
 
+from typing import Final
+
 from offbeat.controller.events import (
     Committed,
     Dispatched,
+    EngineLost,
     Opened,
     Released,
     Retired,
@@ -12,6 +15,15 @@ from offbeat.controller.events import (
 from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.audit_groups import AuditedGroup, AuditedGroups
 from offbeat.simulation.audit_world import World
+from offbeat.simulation.faults import KINDS, Effect
+
+HARMLESS: Final = frozenset(
+    name
+    for name, kind in KINDS.items()
+    if kind.profile == "trainer" and kind.effect is not Effect.FREEZES
+)
+"""Faults of the trainer that cost no engine its process. A rank that hangs may: an engine that gets
+nothing from it cannot know which of the two is cut off."""
 
 
 class AuditedEngines:
@@ -36,6 +48,14 @@ class AuditedEngines:
     def retired(self, event: Retired) -> None:
         self._served.pop(event.engine, None)
         self._retired.add(event.engine)
+
+    def lost(self, event: EngineLost) -> None:
+        """Check that an engine is replaced for a fault that can have struck it."""
+        if self._world.fault_kinds <= HARMLESS:
+            self._findings.add(
+                "I17",
+                f"{event.engine} was given up although no fault had struck an engine: {event.reason}",
+            )
 
     def check_retired(self) -> None:
         """Check that a controller that takes over knows every retired engine."""

@@ -11,6 +11,7 @@ from offbeat.config.limits import max_outstanding_groups
 from offbeat.config.run import RunConfig
 from offbeat.messages.groups import VersionSpans
 from offbeat.simulation.audit_evaluations import EvaluationAudit
+from offbeat.simulation.audit_fetches import AuditedFetches
 from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.faults import KINDS
 from offbeat.simulation.records import (
@@ -97,6 +98,7 @@ class World:
         # Such payloads by machine
         self._only_on: dict[str, set[tuple[int, int]]] = {}
         self._evaluations = EvaluationAudit(config, findings)
+        self._fetches = AuditedFetches(config, findings)
         self._trainer_was_struck = False  # by a fault that may kill it
         # Digest by version, by engine and incarnation
         self._served: dict[tuple[str, str], dict[int, str]] = {}
@@ -133,6 +135,7 @@ class World:
             Evaluated: self._evaluations.evaluated,
             EngineComputesOther: self._takes_other,
             EngineServes: self._serves,
+            **self._fetches.handlers,
             TrainerStarted: self._trainer_started,
             TrainerRestored: self._trainer_restored,
             TrainerApplied: self._applied,
@@ -153,6 +156,7 @@ class World:
     def _fault(self, record: Fault) -> None:
         self.last_fault_at = record.at
         self.fault_kinds.add(record.kind)
+        self._fetches.fault(record)
         self._trainer_was_struck |= record.kind not in HARMLESS_TO_TRAINER
 
     def _machine_lost(self, record: MachineLost) -> None:
@@ -167,6 +171,7 @@ class World:
 
     def _ended(self, record: Ended) -> None:
         self.ended = record
+        self._fetches.check_end(record)
 
     # --- engines ---------------------------------------------------------------------------------
 

@@ -145,7 +145,7 @@ def _read_journal(  # noqa: PLR0913, PLR0917 - one reader for all tables
         Served: engines.served,
         Retired: engines.retired,
         Joined: _skip,
-        EngineLost: _skip,
+        EngineLost: engines.lost,
         TrainerReplaced: _skip,
         Spent: _skip,
         RewardCallsMade: rewards.reported,

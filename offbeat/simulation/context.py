@@ -32,6 +32,8 @@ class SimulationContext:
         self.disk = SimulatedDisk(records, config.checkpoint.keep)
         self.out_of_service_until = 0.0  # of all environments
         self.poison: dict[int, str] = {}  # effect of poison prompts, by prompt index
+        # Shards of the trainer's weights, and copies of each
+        self.source_layout: tuple[int, int] = (2, 2)
         self.lost_controllers: set[int] = set()  # incarnations whose memory is lost
 
     def is_gone(self, payload: SimulatedPayload) -> bool:

@@ -14,10 +14,12 @@ from offbeat.messages.weights import EngineState, WeightDelta, WeightRelease, We
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.faults import FaultMoment
+from offbeat.simulation.fetch import SimulatedFetch
 from offbeat.simulation.loop import Entry
 from offbeat.simulation.machines import MachineMemory
 from offbeat.simulation.network import SimulatedCall
 from offbeat.simulation.records import EngineComputesOther, EngineDied, EngineServes
+from offbeat.simulation.source_ranks import SourceRanks, ranks_of
 from offbeat.weight_sync.canary import check, invented_answers
 from offbeat.weight_sync.delta import check_base
 
@@ -46,6 +48,8 @@ class Decoding:
 
 class FakeEngine(Actor):
     """Fake of one engine. It takes weights wholly and verified, or not at all."""
+
+    fetch_class = SimulatedFetch
 
     def __init__(self, name: str, context: SimulationContext) -> None:
         self.sync_s = context.config.stub.sync_s
@@ -178,8 +182,35 @@ class FakeEngine(Actor):
         takes_s = self.sync_s * (0.6 + self.context.rng.expovariate(1.6))
         if kind == "load_kills":
             self.later(0.5 * takes_s, self.die)
-        elif kind != "load_hangs" and not self.hangs_in_loads:
+        elif kind == "load_hangs" or self.hangs_in_loads:
+            return
+        if ranks := ranks_of(release):
+            self._fetch(call, epoch, release, ranks, takes_s, kind)
+        elif kind != "load_kills":
             self.later(takes_s, self._commit, call, epoch, release, takes_s, kind)
+
+    def _fetch(
+        self,
+        call: SimulatedCall,
+        epoch: int,
+        release: WeightRelease,
+        ranks: SourceRanks,
+        takes_s: float,
+        kind: str,
+    ) -> None:
+        """Fetch a release from the ranks that hold its buckets; verify and serve it then."""
+        began_at = self.context.loop.time()
+
+        def ended(failure: Exception | None, content: str) -> None:
+            took_s = self.context.loop.time() - began_at
+            if failure is not None:
+                call.fail(failure)
+            else:
+                self._commit(call, epoch, release, took_s, kind, content)
+
+        fetch = self.fetch_class(self, self.incarnation, epoch, release, ranks, takes_s, ended)
+        call.on_cancel = fetch.stop
+        fetch.start()
 
     def _check_base(self, release: WeightRelease, delta: WeightDelta) -> None:
         check_base(self.name, release.version, delta.base, self.digest)
@@ -215,9 +246,18 @@ class FakeEngine(Actor):
             decoding.on_end(decoding, False)  # noqa: FBT003
 
     def _commit(
-        self, call: SimulatedCall, epoch: int, release: WeightRelease, took_s: float, kind: str
+        self,
+        call: SimulatedCall,
+        epoch: int,
+        release: WeightRelease,
+        took_s: float,
+        kind: str,
+        fetched: str = "",
     ) -> None:
-        """Verify a received release and serve it from now on."""
+        """Verify a received release and serve it from now on.
+
+        ``fetched``: what the buckets hold that ranks sent; empty: the release came as a whole.
+        """
         if self.context.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
             return
@@ -229,7 +269,7 @@ class FakeEngine(Actor):
             call.fail(WeightSyncFailed(self.name, epoch, release.version, problem))
             return
         now = self.context.loop.time()
-        effective_digest = content = self._content(release)
+        effective_digest = content = fetched or self._content(release)
         if kind:
             effective_digest = f"not {effective_digest}"
             self.context.record(
@@ -273,5 +313,6 @@ class FakeEngine(Actor):
 
 
 def _memory_of(release: WeightRelease) -> MachineMemory | None:
-    """Return the memory that stores a release; None if a test created it."""
-    return next(iter(release.chunks), None)
+    """Return the memory that stores a release; None if it is stored nowhere as a whole."""
+    handle = next(iter(release.chunks), None)
+    return handle if isinstance(handle, MachineMemory) else None

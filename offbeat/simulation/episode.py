@@ -79,6 +79,7 @@ def play(
     network = SimulatedNetwork(loop, rng, faults)
     machines = Machines(loop, plan.machines)
     context = SimulationContext(plan.config, loop, rng, faults, network, records, machines)
+    context.source_layout = plan.source_layout
     cluster = Cluster(plan, context, rng, controller_cls)
     try:
         outcome, error = _run(loop, cluster, faults)

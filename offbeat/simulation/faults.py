@@ -25,6 +25,8 @@ class FaultMoment(enum.Enum):
     REQUEST = enum.auto()  # a message leaves the controller
     ANSWER = enum.auto()  # a message leaves an actor
     LOAD = enum.auto()  # an engine begins a transfer
+    PUBLISH = enum.auto()  # the trainer's ranks compare what they are about to send
+    BUCKET = enum.auto()  # a bucket from a trainer's rank arrives at an engine
     ACK = enum.auto()  # an engine has verified the weights and serves them
     BEGIN = enum.auto()  # calls of the trainer
     MICROBATCH = enum.auto()
@@ -101,6 +103,14 @@ def _kinds() -> dict[str, FaultKind]:
         "answer_lost": FaultKind("network", "any", FaultMoment.ANSWER, "never arrives", "the caller's deadline"),
         "answer_late": FaultKind("network", "any", FaultMoment.ANSWER, "arrives seconds later", at_once),
         "partition": FaultKind("network", "engine", now, "no message passes", "30 s"),
+        "rank_killed": FaultKind("trainer", "any", FaultMoment.BUCKET, "a rank dies while it sends a bucket", "other holders, or new ranks"),
+        "rank_frozen": FaultKind("trainer", "any", FaultMoment.BUCKET, "a rank hangs while it sends a bucket", "other holders; thawed or replaced", freezes),
+        "copies_diverge": FaultKind("trainer", "trainer", FaultMoment.PUBLISH, "ranks hold the same weights with other values", "the run ends: ReplicasDiverged"),
+        "fetch_kills": FaultKind("engines", "engine", FaultMoment.BUCKET, "dies between two buckets", restart),
+        "bucket_lost": FaultKind("network", "engine", FaultMoment.BUCKET, "a bucket never arrives", "other holders, or the next sync"),
+        "bucket_late": FaultKind("network", "engine", FaultMoment.BUCKET, "a bucket arrives seconds later", "the same"),
+        "bucket_corrupted": FaultKind("network", "engine", FaultMoment.BUCKET, "a bucket has other bytes", "the same"),
+        "bucket_doubled": FaultKind("network", "engine", FaultMoment.BUCKET, "a bucket comes twice", at_once),
         "outage": FaultKind("data", "all", now, "every environment fails for want of a service", "it is back"),
         "prompt_hangs": FaultKind("data", "all", now, "a prompt never ends on any engine", "it is dropped"),
         "prompt_kills": FaultKind("data", "all", now, "a prompt kills each engine it is sent to", "it is dropped"),
@@ -123,6 +133,12 @@ PROFILES: Final = ("none", "engines", "trainer", "machines", "controller", "netw
 OUTAGE: Final = "outage"
 POISON: Final = ("prompt_hangs", "prompt_kills")
 MACHINES: Final = ("machine_lost", "machine_cut_off")
+OF_RESHARD: Final = tuple(
+    name for name, kind in KINDS.items() if kind.moment in (FaultMoment.PUBLISH, FaultMoment.BUCKET)
+)
+"""Faults of ``sync.transport: reshard`` alone."""
+ENDS_RUN: Final = frozenset({"copies_diverge"})
+"""Faults that a run does not survive, by design."""
 FREE: Final = frozenset({"engine_killed", "engine_frozen", "trainer_killed", "controller_killed"})
 """Faults that may fire at a failpoint."""
 
@@ -226,7 +242,8 @@ def draw_faults(
     if profile == "none":
         return []
     # These are drawn separately
-    drawn = [name for name in KINDS if name not in (*MACHINES, *POISON, OUTAGE)]
+    apart = {*MACHINES, *POISON, OUTAGE, *OF_RESHARD}
+    drawn = [name for name in KINDS if name not in apart]
     names = [name for name in drawn if profile in ("all", KINDS[name].profile)]
     if not names:
         return []
@@ -320,3 +337,25 @@ def draw_machine_faults(
         )
         for _ in range(count)
     ]
+
+
+def draw_reshard_faults(
+    rng: random.Random, profile: str, *, steps: int, engines: int
+) -> list[PlannedFault]:
+    """Draw one to three faults of fetches. Few of the episodes end by diverged copies."""
+    names = [
+        name
+        for name in OF_RESHARD
+        if name not in ENDS_RUN and profile in ("all", KINDS[name].profile)
+    ]
+    if not names:
+        return []
+    victims = ["", *(f"generator-{index}" for index in range(engines))]
+    planned_faults = list[PlannedFault]()
+    for _ in range(rng.randint(1, 3)):
+        at_step, delay_s = rng.randint(0, max(0, steps - 4)), round(rng.uniform(0.0, 4.0), 3)
+        name, target = rng.choice(names), rng.choice(victims)
+        planned_faults.append(PlannedFault(name, target, at_step=at_step, delay_s=delay_s))
+    if profile in ("all", "trainer") and rng.random() < 0.05:  # noqa: PLR2004
+        planned_faults.append(PlannedFault("copies_diverge", "trainer", at_step=steps // 2))
+    return planned_faults

@@ -88,6 +88,10 @@ class SimulatedNetwork:
         """Delay all messages between controller and actor until ``until_s``."""
         self._cut[name] = until_s
 
+    def reaches(self, name: str) -> bool:
+        """Return whether messages to and from this actor pass at this moment."""
+        return self._cut.get(name, 0.0) <= self._loop.time()
+
     def send(
         self, caller: Process, host: Host, method: str, fence: Fence, *args: object
     ) -> SimulatedCall:

@@ -91,6 +91,27 @@ class EngineServes(WorldRecord, frozen=True):
     digest: str
 
 
+class FetchBegan(WorldRecord, frozen=True):
+    """An engine began to fetch a release from the trainer ranks that hold its buckets."""
+
+    engine: str
+    incarnation: str
+    epoch: int
+    version: int
+    digest: str  # of the release that it was asked to load
+
+
+class FetchEnded(WorldRecord, frozen=True):
+    """A fetch is over, however it ended. One whose engine died has no such record."""
+
+    engine: str
+    incarnation: str
+    epoch: int
+    problem: str  # why there are no weights to load; empty if there are
+    contents: tuple[str, ...]  # releases that the buckets are of, each once; missing: one lacks
+    resent: int  # buckets that another rank was asked for
+
+
 class MachineLost(WorldRecord, frozen=True):
     """A machine died, or was cut off, with everything on it.
 

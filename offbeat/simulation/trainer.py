@@ -42,6 +42,7 @@ from offbeat.simulation.records import (
     TrainerRestored,
     TrainerStarted,
 )
+from offbeat.simulation.source_ranks import SourceRanks
 from offbeat.simulation.step_keys import StepKeys
 from offbeat.weight_sync.canary import invented, tolerance
 
@@ -66,6 +67,7 @@ class FakeTrainer(Actor):
     """Fake of all trainer ranks. They are one process, which dies and is replaced as a whole."""
 
     in_order = True
+    ranks_class = SourceRanks
 
     def __init__(self, context: SimulationContext, groups_per_step: int) -> None:
         self._groups_per_step = groups_per_step
@@ -79,6 +81,7 @@ class FakeTrainer(Actor):
         self._busy = False
         self._digest, self._version = INITIAL_DIGEST, 0
         self._base: str | None = None  # digest of the last release, which the next delta applies to
+        self._ranks: SourceRanks | None = None  # those of a process that has published a release
         self._last_step = self._last_attempt = 0
         self._open: list[tuple[SimulatedPayload, tuple[float, ...]]] = []
         self._minibatches, self._loss = list[int](), LossSpec()
@@ -281,8 +284,10 @@ class FakeTrainer(Actor):
                 self.context.loop.time(), self.incarnation_number, version, self._digest
             )
         )
-        memory = (self.context.machines.memory_of(self.name),)
-        release = WeightRelease(version, self._digest, None, memory, _NBYTES, self._canary(version))
+        canary, memory = self._canary(version), (self.context.machines.memory_of(self.name),)
+        if self.context.config.sync.transport == "reshard":
+            return self._offered(version, canary)
+        release = WeightRelease(version, self._digest, None, memory, _NBYTES, canary)
         if not self.context.config.sync.delta:
             return release
         base, self._base = self._base, self._digest
@@ -293,6 +298,14 @@ class FakeTrainer(Actor):
         changes = f"{base} to {self._digest}"
         delta = WeightDelta(base, changes, None, memory, _NBYTES // 20, 0.01)
         return msgspec.structs.replace(release, delta=delta)
+
+    def _offered(self, version: int, canary: Canary | None) -> WeightRelease:
+        """Return a release that engines fetch from the ranks of this process."""
+        if self._ranks is None:
+            self._ranks = self.ranks_class(self, self.context)
+        kind = self.context.faults.at(FaultMoment.PUBLISH, self.name)
+        manifest = self._ranks.publish(self._digest, diverges=kind == "copies_diverge")
+        return WeightRelease(version, self._digest, manifest, (self._ranks,), _NBYTES, canary)
 
     def _canary(self, version: int) -> Canary | None:
         interval = self.context.config.sync.canary_interval

@@ -51,6 +51,10 @@ class TransferFailed(OffbeatError):
         return f"transfer {self.epoch} stopped before chunk {self.at}: {self.detail}"
 
 
+class SenderGone(TransferFailed):
+    """A transfer whose sender has ended, or sends another release: nobody sends this one any more."""
+
+
 class IllegalTransactionMove(OffbeatError):
     """A call that the state of a replica's transaction does not allow: a bug of the caller."""
 

@@ -15,7 +15,7 @@ from offbeat.simulation.campaign import run_campaign, violations_of
 from offbeat.simulation.cli import BAD_ARGUMENTS, HELD, simulate
 from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play, run_episode
-from offbeat.simulation.faults import KINDS
+from offbeat.simulation.faults import ENDS_RUN, KINDS, OF_RESHARD
 from offbeat.simulation.records import Generated, PermitsUsed, StepReported
 from offbeat.simulation.schedule import PlannedFault
 
@@ -24,6 +24,7 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
 SAMPLERS = ("in_order", "ready_first", "weight_fifo", "windowed")
 
 
+RESHARD = {"transport": "reshard", "chunk_mib": 16.0, "slowest_mib_s": 1000.0, "slack_s": 0.75}
 PICTURES = {"images": {"max_mib": 1.0}}
 
 
@@ -94,9 +95,11 @@ def test_every_kind_of_fault_fires_and_the_run_survives_it(kind: str) -> None:
     planned_faults = [PlannedFault(kind, target, at_step=2)]
     if kind == "engine_born_late":
         planned_faults.append(PlannedFault("engine_killed", target, at_step=3))
-    result = struck(*planned_faults)
+    plan = plan_with(sync=RESHARD) if kind in OF_RESHARD else plan_with()
+    result = play(7, msgspec.structs.replace(plan, planned_faults=planned_faults))
     assert kind in result.fired
-    assert (result.outcome, violations_of(result)) == ("finished", [])
+    end = "failed" if kind in ENDS_RUN else "finished"
+    assert (result.outcome, violations_of(result)) == (end, [])
 
 
 @pytest.mark.parametrize("kind", ["engine_frozen", "worker_killed", "trainer_killed", "partition"])

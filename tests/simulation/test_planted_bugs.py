@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from planted import delta_bugs, engine_bugs, ledger_bugs, machine_bugs, rollout_bugs, step_bugs
+from planted import (
+    delta_bugs,
+    engine_bugs,
+    ledger_bugs,
+    machine_bugs,
+    reshard_bugs,
+    rollout_bugs,
+    step_bugs,
+)
 from planted.planting import Planted
 
 from offbeat.controller.controller import Controller
@@ -25,11 +33,15 @@ def bugs_of(*modules: ModuleType) -> list[type[Planted]]:
         each
         for module in modules
         for _, each in inspect.getmembers(module, inspect.isclass)
-        if issubclass(each, Planted) and each.__module__ == module.__name__
+        if issubclass(each, Planted)
+        and each.__module__ == module.__name__
+        and hasattr(each, "breaks")
     ]
 
 
-BUGS = bugs_of(ledger_bugs, rollout_bugs, engine_bugs, delta_bugs, step_bugs, machine_bugs)
+BUGS = bugs_of(
+    ledger_bugs, rollout_bugs, engine_bugs, delta_bugs, reshard_bugs, step_bugs, machine_bugs
+)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,8 +7,9 @@ import msgspec
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import walk
-from offbeat.weight_sync.errors import PlansDiffer, ReplicasDiverged, TransferFailed
+from offbeat.weight_sync.errors import PlansDiffer, TransferFailed
 from offbeat.weight_sync.manifest import release_digest
+from offbeat.weight_sync.reshard.agreement import agreed_digests
 from offbeat.weight_sync.transport import PackedBucket, PublishedRelease, ShardSource
 from offbeat.weight_sync.transports.messages import ReshardRoute, Route
 from offbeat.weight_sync.transports.reshard_server import (
@@ -54,13 +55,7 @@ class ReshardSender:
         mine = {each.bucket: each.digest for each in packed}
         by_rank = self._peers.all_gather(mine, _DIGESTS)
         manifest = self._source.manifest
-        found = dict[int, tuple[int, str]]()
-        for rank, digests in enumerate(by_rank):
-            for bucket, digest in digests.items():
-                first, known = found.setdefault(bucket, (rank, digest))
-                if digest != known:
-                    raise ReplicasDiverged(self._names(bucket), (first, rank), (known, digest))
-        sealed = manifest.sealed([found[bucket][1] for bucket in range(len(found))])
+        sealed = manifest.sealed(agreed_digests(by_rank, self._names))
         digest = release_digest(sealed, sealed.chunk_digests)
         buckets = {each.bucket: each.data for each in packed}
         self._server.offer(OfferedRelease(manifest.digest, digest, buckets))

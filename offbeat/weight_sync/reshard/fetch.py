@@ -32,6 +32,7 @@ class BucketFetch:
         self._waiting = dict[int, list[int]]()  # buckets by sender, not asked for yet
         self._asked = dict[int, list[int]]()  # buckets by sender, not arrived yet
         self.failed: dict[int, str] = {}  # why, by sender
+        self._gone = set[int]()  # failed ones that do not send this release any more
         self.lost: dict[int, str] = {}  # buckets that no holder is left for, and why
         self.arrived = set[int]()
         self.dropped = 0  # buckets that came twice, or were not asked for
@@ -77,9 +78,19 @@ class BucketFetch:
         if not self._asked.get(sender):
             self._asked.pop(sender, None)
 
-    def fail(self, sender: int, why: str) -> None:
-        """Record that a sender can send nothing more; its buckets go to the other holders."""
+    @property
+    def is_release_gone(self) -> bool:
+        """Return whether a bucket is lost because none of its holders sends this release any more."""
+        return any(self._gone.issuperset(self._routes[bucket].holders) for bucket in self.lost)
+
+    def fail(self, sender: int, why: str, *, gone: bool = False) -> None:
+        """Record that a sender can send nothing more; its buckets go to the other holders.
+
+        ``gone``: it has ended, or sends another release.
+        """
         self.failed[sender] = why
+        if gone:
+            self._gone.add(sender)
         for bucket in [*self._asked.pop(sender, []), *self._waiting.pop(sender, [])]:
             left = [each for each in self._routes[bucket].holders if each not in self.failed]
             if left:

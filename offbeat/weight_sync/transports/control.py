@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from offbeat.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
-from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.errors import SenderGone, TransferFailed
 from offbeat.weight_sync.transports.messages import (
     Close,
     Join,
@@ -202,7 +202,10 @@ class ControlServer:
 
 
 class ControlClient:
-    """Receiver's end of the control channel. Network errors become ``TransferFailed``."""
+    """Receiver's end of the control channel.
+
+    Network errors become ``TransferFailed``, and ``SenderGone`` if the sender's process has ended.
+    """
 
     def __init__(self, route: Route, epoch: int) -> None:
         self._epoch, self._where = epoch, f"{route.host}:{route.port}"
@@ -211,6 +214,8 @@ class ControlClient:
             self._socket = socket.create_connection(
                 (route.host, route.port), timeout=route.timeouts.slack_s
             )
+        except ConnectionRefusedError as error:
+            raise self._gone(0, f"is gone: {error}") from error
         except OSError as error:
             raise self._failed(0, f"cannot be reached: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -226,7 +231,7 @@ class ControlClient:
             self._socket.sendall(self._key.frame(msgspec.msgpack.encode(message)))
         except OSError as error:
             at = message.at if isinstance(message, Report) else 0
-            raise self._failed(at, f"is gone: {error}") from error
+            raise self._gone(at, f"is gone: {error}") from error
 
     def plan(self, at: int, patience_s: float) -> RoundPlan:
         """Wait for the next plan."""
@@ -235,18 +240,21 @@ class ControlClient:
             while (body := self._frames.next()) is None:
                 data = self._socket.recv(1 << 16)
                 if not data:
-                    raise self._failed(at, "is gone")
+                    raise self._gone(at, "is gone")
                 self._frames.feed(data)
         except TimeoutError as error:
             raise self._failed(at, f"has not answered for {patience_s:.3g} s") from error
         except OSError as error:
-            raise self._failed(at, f"is gone: {error}") from error
+            raise self._gone(at, f"is gone: {error}") from error
         except ForeignFrame as error:
-            raise self._failed(at, f"is another process: {error}") from error
+            raise self._gone(at, f"is another process: {error}") from error
         return _decode_plan(body)
 
     def close(self) -> None:
         self._socket.close()
+
+    def _gone(self, at: int, what: str) -> SenderGone:
+        return SenderGone(self._epoch, at, f"the sender at {self._where} {what}")
 
     def _failed(self, at: int, what: str) -> TransferFailed:
         return TransferFailed(self._epoch, at, f"the sender at {self._where} {what}")

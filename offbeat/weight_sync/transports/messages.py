@@ -83,6 +83,7 @@ class RoundPlan(msgspec.Struct, frozen=True):
     members: tuple[str, ...] = ()  # in rank order, after the sender at rank 0
     first: int = 0  # first chunk to send
     error: str = ""  # reason why nothing is sent any more; empty otherwise
+    gone: bool = False  # whether the error is that this sender has another release
 
 
 Message = Join | Report | MemberGone | Close

@@ -15,7 +15,7 @@ import structlog
 from offbeat.config.sections.sync import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import digest_of, walk
-from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.errors import SenderGone, TransferFailed
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.reshard.buckets import needed_by
 from offbeat.weight_sync.reshard.fetch import BucketFetch
@@ -71,6 +71,7 @@ class ReshardReceiver:
 
         Raises:
             TransferFailed: No rank that holds a bucket could send it, or nobody waits any more.
+            SenderGone: All ranks that hold a bucket have ended, or send another release.
         """
         transfer = _Transfer(self, route, epoch, manifest, cancelled or threading.Event())
         transfer.on_bucket = on_bucket
@@ -130,7 +131,8 @@ class _Transfer:
         if fetch.lost:
             bucket, why = min(fetch.lost.items())
             detail = f"{why}; no other rank holds bucket {bucket} ({self._names(bucket)})"
-            raise TransferFailed(self._epoch, bucket, detail)
+            kind = SenderGone if fetch.is_release_gone else TransferFailed
+            raise kind(self._epoch, bucket, detail)
         if fetch.failed:
             log.warning(
                 "weights.resent", epoch=self._epoch, buckets=fetch.resent, failed=fetch.failed
@@ -144,17 +146,17 @@ class _Transfer:
         """Ask one sender after the other, until nothing is left to ask for."""
         while (task := self._next()) is not None:
             sender, buckets = task
-            why = ""
+            why, gone = "", False
             try:
                 self._pull(sender, buckets)
             except (BrokenGroup, TransferFailed) as failure:
-                why = f"sender rank {sender}: {failure}"
+                why, gone = f"sender rank {sender}: {failure}", isinstance(failure, SenderGone)
             except Exception as error:  # noqa: BLE001 -- raised by ``run``
                 with self._turn:
                     self._error = self._error or error
             with self._turn:
                 if why:
-                    self._fetch.fail(sender, why)
+                    self._fetch.fail(sender, why, gone=gone)
                 else:
                     self._fetch.ended(sender)
                 self._turn.notify_all()
@@ -193,7 +195,8 @@ class _Transfer:
             control.send(join)
             plan = control.plan(buckets[0], 2 * route.timeouts.slack_s)
             if plan.error:
-                raise TransferFailed(self._epoch, buckets[0], plan.error)
+                kind = SenderGone if plan.gone else TransferFailed
+                raise kind(self._epoch, buckets[0], plan.error)
             device = self._receiver.device(control.address, route.timeouts.slack_s)
             place = meet(route, session, plan, 1)
             with joined(place, device, PairGroup) as pair:

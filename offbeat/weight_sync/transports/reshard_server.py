@@ -111,7 +111,8 @@ class ReshardServer:
 
     def _answer(self, join: Join) -> None:
         release = self._offered
-        plan = RoundPlan(0, (join.member,), error=self._problem(join, release))
+        gone = self._is_gone(join, release)
+        plan = RoundPlan(0, (join.member,), error=self._problem(join, release), gone=gone)
         self._control.post(join.session, (join.member,), plan)
         if plan.error or release is None:
             return
@@ -124,6 +125,12 @@ class ReshardServer:
         )
         self._streams[join.session] = stream
         stream.start()
+
+    def _is_gone(self, join: Join, release: OfferedRelease | None) -> bool:
+        """Return whether this process does not send the release that is asked for any more."""
+        if join.incarnation != self.route.incarnation:
+            return True
+        return release is None or join.digest != release.digest
 
     def _problem(self, join: Join, release: OfferedRelease | None) -> str:
         if join.incarnation != self.route.incarnation:

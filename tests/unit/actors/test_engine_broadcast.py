@@ -12,7 +12,7 @@ from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sync import GlooSyncConfig
 from offbeat.generators.spec import EngineSpec
-from offbeat.messages.failures import WeightSyncFailed
+from offbeat.messages.failures import ReleaseLost, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import Sender
@@ -51,7 +51,7 @@ def engine(run_dir: Path) -> EmbeddedEngineActor:
     )
 
 
-def test_it_acks_what_it_took_and_fails_as_a_sync_when_the_sender_is_gone(
+def test_it_acks_what_it_took_and_reports_a_lost_release_when_the_sender_is_gone(
     sender: Sender, source: ModuleSource, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -60,7 +60,7 @@ def test_it_acks_what_it_took_and_fails_as_a_sync_when_the_sender_is_gone(
         ack = await actor.receive_weights(FENCE, 1, 3, digest, manifest, route, (NAME,))
         assert (ack.epoch, ack.version, ack.digest) == (1, 3, digest)
         sender.close()
-        with pytest.raises(WeightSyncFailed, match="cannot be reached"):
+        with pytest.raises(ReleaseLost, match="is gone"):
             await actor.receive_weights(FENCE, 2, 4, digest, manifest, route, (NAME,))
         state = await actor.state(FENCE)
         assert (state.version, state.digest) == (3, digest)

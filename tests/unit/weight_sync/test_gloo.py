@@ -31,7 +31,7 @@ from structlog.testing import capture_logs
 from weight_models import Model, equal, weights
 
 from offbeat.rendezvous.frames import SharedKey
-from offbeat.weight_sync.errors import TransferFailed, TransferRefused
+from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import PublishedRelease
@@ -217,8 +217,8 @@ def test_a_sender_that_was_closed_is_told_at_once() -> None:
     bench.sender.close()
     models, receivers = ends(1)
     sync(published, 1, receivers)
-    assert isinstance(receivers[0].outcome, TransferFailed)
-    assert "cannot be reached" in str(receivers[0].outcome)
+    assert isinstance(receivers[0].outcome, SenderGone)
+    assert "is gone" in str(receivers[0].outcome)
     heals(models, receivers)
 
 

@@ -23,6 +23,7 @@ from weight_models import Model, equal, weights
 from offbeat.weight_sync.errors import (
     PlansDiffer,
     ReplicasDiverged,
+    SenderGone,
     TransferFailed,
     WeightsNotCovered,
 )
@@ -215,9 +216,11 @@ def test_a_rank_of_another_process_release_or_plan_refuses_by_name(bench_of: Mad
     ):
         receiver.take(published._replace(handles=(given,)), 1)
         assert why in str(receiver.outcome)
+        assert isinstance(receiver.outcome, SenderGone)
     other = msgspec.structs.replace(manifest, digest="f" * 32)
     receiver.take(published._replace(manifest=other), 3)
     assert "goes by another plan" in str(receiver.outcome)
+    assert type(receiver.outcome) is TransferFailed, "no sender has ended"
     assert equal(weights(models[0]), before)
     assert changed is bench.models[0]
     assert digest
