@@ -136,6 +136,18 @@ def test_what_a_failed_rank_alone_holds_is_lost_and_the_rest_goes_to_the_least_l
     assert fetch.is_over
 
 
+def test_a_release_is_gone_when_all_holders_of_a_bucket_have_ended_or_have_another_one() -> None:
+    routes = [BucketRoute((0, 1), ((0, 0),)), BucketRoute((2,), ((0, 2),))]
+    silent, gone = BucketFetch(routes, [1, 1]), BucketFetch(routes, [1, 1])
+    for fetch, last in ((silent, False), (gone, True)):
+        fetch.fail(0, "has ended", gone=True)
+        assert not fetch.is_release_gone, "rank 1 holds a copy"
+        fetch.fail(1, "hangs, or has ended", gone=last)
+        assert fetch.lost.keys() == {0}
+    assert gone.is_release_gone
+    assert not silent.is_release_gone, "a rank that hangs may still have it"
+
+
 @given(st.data())
 def test_whatever_fails_every_bucket_arrives_once_or_is_lost_with_all_its_holders(
     data: st.DataObject,
