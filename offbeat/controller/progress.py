@@ -8,17 +8,19 @@ from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
 from typing import Literal
 
+import msgspec
+
 from offbeat.controller.events import Spent
 from offbeat.controller.history import History
 from offbeat.controller.pending_waits import Pump
+from offbeat.controller.run_summary import folded_summary
 from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
-from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.applied_steps import WINDOW_STEPS
 from offbeat.telemetry.reservoir import Reservoir
 from offbeat.telemetry.status import Status
-from offbeat.telemetry.summary import GroupCounts, Summary, Syncs
+from offbeat.telemetry.summary import Summary, Syncs
 from offbeat.telemetry.time_accounting import (
     GeneratorTime,
     TrainerTime,
@@ -124,63 +126,50 @@ class Progress:
         outcome: Literal["finished", "aborted", "failed"],
         error: str | None,
     ) -> Summary:
-        """Return the run's summary, however it ended."""
+        """Return the run's summary, however it ended.
+
+        What its events add up to, and what no event has: loss, syncs, failed evaluations.
+        """
         state, ledger = self._state, self._state.ledger
-        trainer, engines, bottleneck = self._whole_run()
-        restarts = state.tally.restarts
-        staleness = ledger.steps.staleness
-        rewards = ledger.steps if self._has_rewards else None
-        return Summary(
+        rest = state.observer.times.lap()  # since the last step
+        state.count(Spent(trainer=rest[0], engines=rest[1]))
+        folded = folded_summary(
+            ledger,
+            self._history(),
             run_id=run_id,
             name=state.config.name,
+            steps_asked=state.config.steps,
             outcome=outcome,
             error=error,
-            steps=ledger.trainer_version,
-            steps_asked=state.config.steps,
-            trainer_version=ledger.trainer_version,
-            groups=GroupCounts(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
+        )
+        rewards = ledger.steps if self._has_rewards else None
+        return msgspec.structs.replace(
+            folded,
             reward_first=None if rewards is None else rewards.first,
             reward_last=None if rewards is None else rewards.last,
             loss=None if self._last is None else self._last.metrics().get("train/loss"),
             reward_by_environment={
                 name: fmean(rewards) for name, rewards in sorted(self._by_environment.items())
             },
-            staleness_histogram=staleness,
-            masked_samples=self._masked_samples,
-            max_staleness_trained=max(staleness, default=0),
-            wall_s=self._wall_s(),
-            first_step_s=self._first_step_s,
-            samples_per_s=self._rate(self._samples) or 0.0,
-            tokens_per_s=self._rate(self._tokens) or 0.0,
-            trainer_busy_fraction=trainer.pop(TrainerTime.COMPUTE, 0.0),
-            generator_busy_fraction=engines.pop(GeneratorTime.COMPUTE, 0.0),
-            trainer_waits=trainer,
-            generator_waits=engines,
-            verdict=bottleneck,
             syncs=self._syncs(),
-            restarts=restarts.get(Component.ENGINE, 0),
-            worker_restarts=restarts.get(Component.WORKER, 0),
-            trainer_restarts=restarts.get(Component.TRAINER, 0),
-            engines_retired=sorted(state.tally.retired),
             evaluations_failed=state.evaluation.failed_count,
             evaluation_failure=state.evaluation.failure,
-            rewinds=ledger.lineage,
             controller_incarnations=state.fence.incarnation,
-            resumes=self._before.resumes,
-            weights_digest=ledger.digest,
             versions=_versions(),
         )
 
-    def _whole_run(self) -> tuple[dict[str, float], dict[str, float], str]:
-        """Return the time shares of trainer and engines over all incarnations, and the bottleneck.
-
-        Empty without a step.
-        """
-        tally = self._state.tally
-        steps = sum(tally.trainer_s.values())
-        rest = self._state.observer.times.lap()  # since the last step
-        self._state.count(Spent(trainer=rest[0], engines=rest[1]))
-        return *tally.shares(), tally.verdict() if steps else ""
+    def _history(self) -> History:
+        """Return times and rates of all incarnations, this one up to now."""
+        return msgspec.structs.replace(
+            self._before,
+            wall_s=self._wall_s(),
+            serving_s=self._serving_s(),
+            samples=self._samples,
+            masked_samples=self._masked_samples,
+            tokens=self._tokens,
+            first_step_s=self._first_step_s,
+            tally=self._state.tally,
+        )
 
     def _syncs(self) -> Syncs | None:
         if not self._pauses_s.count:
@@ -199,11 +188,14 @@ class Progress:
         """Return the wall time of all incarnations."""
         return self._before.wall_s + self._now() - self._started_at
 
+    def _serving_s(self) -> float:
+        """Return the time in which an incarnation has served weights."""
+        since = self._state.lifecycle.running_since
+        return self._before.serving_s + (0.0 if since is None else self._now() - since)
+
     def _rate(self, count: int) -> float | None:
         """Return ``count`` per second in which an incarnation has served weights."""
-        serving_s = self._before.serving_s
-        if self._state.lifecycle.running_since is not None:
-            serving_s += self._now() - self._state.lifecycle.running_since
+        serving_s = self._serving_s()
         return count / serving_s if serving_s > 0 else None
 
 

@@ -14,6 +14,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
 from offbeat.runs.directory import JOURNAL, SUMMARY
+from offbeat.runs.nearby_runs import what_to_name
 
 
 class NotARun(OffbeatError):
@@ -48,13 +49,13 @@ def journal_of(run_dir: Path) -> Path:
         NotARun: There is no journal.
     """
     if not run_dir.is_dir():
-        raise NotARun(str(run_dir), "no such directory", "Name a run directory, as in runs/gsm8k")
+        problem = "a file" if run_dir.exists() else "no such directory"
+        raise NotARun(str(run_dir), problem, what_to_name(run_dir))
     journal = run_dir / JOURNAL
     if not journal.is_dir() and (run_dir / SUMMARY).exists():
         raise NotARun(str(run_dir), "its run ended before its first record", f"See {SUMMARY}")
     if not journal.is_dir():
-        fix = "Name the directory that holds config.yaml and journal; a run has one once it began"
-        raise NotARun(str(run_dir), "it holds no journal", fix)
+        raise NotARun(str(run_dir), "it holds no journal", what_to_name(run_dir))
     return journal
 
 

@@ -10,10 +10,9 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.history import History
 from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_with_history
 from offbeat.controller.ledger import Ledger
-from offbeat.messages.failures import Component
+from offbeat.controller.run_summary import folded_summary
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.telemetry.summary import GroupCounts, Summary
-from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 log = structlog.stdlib.get_logger()
 Outcome = Literal["aborted", "failed"]
@@ -87,51 +86,4 @@ def journalled_summary(
         steps_asked=config.steps,
         outcome=outcome,
         error=error,
-    )
-
-
-def folded_summary(
-    ledger: Ledger,
-    history: History,
-    *,
-    run_id: str,
-    name: str,
-    steps_asked: int,
-    outcome: Outcome,
-    error: str | None,
-) -> Summary:
-    """Return the summary of a run from the two folds of its journal's events."""
-    staleness, tally = ledger.steps.staleness, history.tally
-    trainer, engines = tally.shares()
-    return Summary(
-        run_id=run_id,
-        name=name,
-        outcome=outcome,
-        error=error,
-        steps=ledger.trainer_version,
-        steps_asked=steps_asked,
-        trainer_version=ledger.trainer_version,
-        groups=GroupCounts(**ledger.counts(), dropped=ledger.totals.dropped),
-        reward_first=ledger.steps.first,
-        reward_last=ledger.steps.last,
-        staleness_histogram=staleness,
-        max_staleness_trained=max(staleness, default=0),
-        masked_samples=history.masked_samples,
-        wall_s=history.wall_s,
-        first_step_s=history.first_step_s,
-        samples_per_s=history.samples / history.serving_s if history.serving_s else 0.0,
-        tokens_per_s=history.tokens / history.serving_s if history.serving_s else 0.0,
-        trainer_busy_fraction=trainer.pop(TrainerTime.COMPUTE, 0.0),
-        generator_busy_fraction=engines.pop(GeneratorTime.COMPUTE, 0.0),
-        trainer_waits=trainer,
-        generator_waits=engines,
-        verdict=tally.verdict() if tally.trainer_s else "",
-        restarts=tally.restarts.get(Component.ENGINE, 0),
-        worker_restarts=tally.restarts.get(Component.WORKER, 0),
-        trainer_restarts=tally.restarts.get(Component.TRAINER, 0),
-        engines_retired=sorted(tally.retired),
-        rewinds=ledger.lineage,
-        controller_incarnations=max(1, ledger.incarnation),
-        resumes=history.resumes,
-        weights_digest=ledger.digest,
     )

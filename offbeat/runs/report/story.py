@@ -9,6 +9,7 @@ import msgspec
 import yaml
 
 from offbeat.controller.events import AnyEvent, Committed
+from offbeat.controller.run_summary import folded_summary
 from offbeat.messages.groups import Receipt
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.page_files import METRICS
@@ -26,7 +27,6 @@ from offbeat.runs.report.timeline import Timeline
 from offbeat.runs.report.told import LoggedGroups, TokenText, logged_rows, token_text
 from offbeat.runs.report.verdicts import State
 from offbeat.runs.run_journal import JournalState, RunJournal
-from offbeat.runs.unfinished import folded_summary
 from offbeat.runs.why import GroupHistories, GroupHistory
 from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord
 from offbeat.telemetry.summary import Summary

@@ -1,0 +1,55 @@
+"""One story: what a controller sums up at its end is what a reader of its journal adds up."""
+
+import msgspec
+
+from offbeat.controller.history import History
+from offbeat.controller.ledger import Ledger
+from offbeat.controller.run_summary import folded_summary
+from tests.support.virtual_time import run
+from tests.support.world import World
+
+BY_CLOCK = frozenset({"wall_s", "first_step_s", "samples_per_s", "tokens_per_s"})
+IN_NO_EVENT = frozenset({"loss", "reward_by_environment", "syncs", "versions"})
+
+
+def test_the_summary_of_a_controller_is_the_fold_of_its_events() -> None:
+    world = World({"samples_per_group": 2})
+
+    async def main() -> None:
+        controller = world.controller()
+        await controller.run()
+
+    run(main())
+    told = world.built.progress.summary("run", "finished", None)
+    table, history = Ledger(), History()
+    for number, event in enumerate(world.journal.events, start=1):
+        table.apply(event)
+        history.take(msgspec.structs.replace(event, unix_s=float(number)))
+    found = folded_summary(
+        table,
+        history,
+        run_id="run",
+        name=told.name,
+        steps_asked=told.steps_asked,
+        outcome="finished",
+        error=None,
+    )
+    differing = {
+        name
+        for name in told.__struct_fields__
+        if name not in BY_CLOCK | IN_NO_EVENT and getattr(told, name) != getattr(found, name)
+    }
+    assert differing == set()
+    assert told.steps == told.steps_asked > 0
+    assert told.trainer_waits
+    assert told.verdict
+
+
+def test_a_run_that_took_no_step_has_no_bottleneck() -> None:
+    history = History()
+    history.tally.trainer_s = {"waiting_groups": 9.0, "compute": 1.0}
+    told = folded_summary(
+        Ledger(), history, run_id="run", name="sums", steps_asked=5, outcome="aborted", error="Stop"
+    )
+    assert told.verdict == ""
+    assert told.trainer_waits == {"waiting_groups": 0.9}
