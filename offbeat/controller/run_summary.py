@@ -1,4 +1,4 @@
-"""The summary of a run from the two folds of its events: the one of a live run and of a read one."""
+"""Builds the summary of a run from the two folds of its events, of a live run and of a read one."""
 
 from typing import Literal
 

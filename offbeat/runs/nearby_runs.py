@@ -1,4 +1,4 @@
-"""What to name in place of a path that is no run: the run around it, or those below it."""
+"""Finds the run around a path that is no run, or those below it, so that a message can name them."""
 
 import contextlib
 from collections.abc import Iterator
