@@ -51,8 +51,10 @@ from offbeat.rollouts.response_text import response_texts
 from offbeat.rollouts.rollout_log import RolloutLog
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
+from offbeat.rollouts.thumbnails import thumbnails
 from offbeat.rollouts.truncation import TruncationRules, by_length
 from offbeat.run_files.sharing import Sharing
+from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
 
@@ -259,7 +261,7 @@ class EnvironmentRunner:
             self.pictures.close()
 
     async def run_group(self, task: RolloutTask, generate: Generate) -> tuple[Receipt, Columns]:
-        """Roll one group out; one of an evaluation also gets the text of its responses.
+        """Roll one group out; of an evaluation it also gets texts, and small copies of pictures.
 
         Raises:
             RolloutFailed: As ``offbeat.rollouts.group.run_group``.
@@ -269,6 +271,9 @@ class EnvironmentRunner:
             with environment_code(task):  # a tokenizer may come with the model, as code
                 texts = response_texts(self.tokenizer, receipt, columns)
             receipt = msgspec.structs.replace(receipt, texts=texts)
+        if task.evaluation:
+            small = tuple(thumbnails(media_of(columns)))
+            receipt = msgspec.structs.replace(receipt, pictures=small)
         return receipt, columns
 
     async def _rolled_out(self, task: RolloutTask, generate: Generate) -> tuple[Receipt, Columns]:

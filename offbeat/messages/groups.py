@@ -9,6 +9,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from offbeat.messages.media import Thumbnail
+
 T = TypeVar("T")
 VersionSpans = tuple[tuple[int, int], ...]
 """Weight versions of one sample, in token order: ``((version, number of tokens), ...)``."""
@@ -139,6 +141,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     environment: str = ""  # of several environments, the name of its own
     # Of each sample of an evaluation, its response as bounded text; empty: not decoded
     texts: tuple[str, ...] = ()
+    pictures: tuple[Thumbnail, ...] = ()  # of the prompt of an evaluation: small copies
 
     @property
     def truncated(self) -> tuple[bool, ...]:

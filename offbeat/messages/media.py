@@ -4,7 +4,7 @@ Legend: I pictures, V values over all pictures.
 """
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -34,3 +34,11 @@ class Media(msgspec.Struct, frozen=True, eq=False):
     [t * h * w, values of a patch] each; all patches have as many values."""
     sizes: "NDArray[np.int32]"
     """[I, 3]. ``pixels``: channels, height and width. ``patches``: the grid t, h, w."""
+
+
+class Thumbnail(NamedTuple):
+    """A small copy of a picture, of at most 96 pixels a side, for people who look at a run."""
+
+    height: int
+    width: int
+    rgb: bytes  # height * width * 3, row by row

@@ -26,9 +26,11 @@ import structlog
 
 from offbeat.environments.picture_rows import without_content
 from offbeat.messages.groups import Receipt, RolloutTask, SampleFailure, SampleStatus
-from offbeat.rollouts.thumbnails import Thumbnail, thumbnails
+from offbeat.messages.media import Thumbnail
+from offbeat.rollouts.thumbnails import picture_sizes, thumbnails
 from offbeat.run_files.files import Files
 from offbeat.run_files.transfer import send
+from offbeat.telemetry import picture_column
 from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
@@ -54,6 +56,7 @@ class LoggedGroup(NamedTuple):
     receipt: Receipt
     columns: Columns
     pictures: Sequence[Thumbnail] = ()
+    picture_sizes: Sequence[tuple[int, int]] = ()  # of all of them, height and width
 
 
 class RolloutLog:
@@ -97,7 +100,8 @@ class RolloutLog:
 
         A full file is written in the background.
         """
-        pictures = thumbnails(media_of(columns))
+        media = media_of(columns)
+        pictures = thumbnails(media)
         nbytes = _bytes_of(task, receipt, columns) + sum(len(each.rgb) for each in pictures)
         if self.held_bytes and self.held_bytes + nbytes > self._held_limit:
             self.not_logged += 1
@@ -105,7 +109,7 @@ class RolloutLog:
                 self._tell()
             return
         logged = {name: _owned(columns[name]) for name in _LOGGED}
-        self._rows.append(LoggedGroup(task, receipt, logged, pictures))
+        self._rows.append(LoggedGroup(task, receipt, logged, pictures, picture_sizes(media)))
         self._rows_bytes += nbytes
         self.held_bytes += nbytes
         if len(self._rows) >= self._groups_per_file or self._rows_bytes >= self._file_bytes:
@@ -207,7 +211,7 @@ def table(rows: list[LoggedGroup]) -> pa.Table:
     prompt is text if the row has text, ``prompt_row`` what else the row has, such as the answer.
     """
     columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
-    for task, receipt, packed, pictures in rows:
+    for task, receipt, packed, pictures, sizes in rows:
         offsets = packed[RESPONSE_OFFSETS].tolist()
         responses = packed[RESPONSE_IDS]
         branches = receipt.branches or (1,) * receipt.samples
@@ -238,7 +242,8 @@ def table(rows: list[LoggedGroup]) -> pa.Table:
                 branch,
                 receipt.environment,
                 rest,
-                [each._asdict() for each in pictures] if pictures and not row else None,
+                picture_column.written(pictures) if not row else None,
+                [{"height": high, "width": wide} for high, wide in sizes] if not row else None,
             )
             for name, value in zip(_FIELDS, values, strict=True):
                 columns[name].append(value)
@@ -269,9 +274,9 @@ _FIELDS: Final = {
     "environment": pa.string(),
     "prompt_row": pa.string(),  # JSON, cut
     # Of the first row of a group: small copies of what the model has seen
-    "pictures": pa.list_(
-        pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.binary())])
-    ),
+    picture_column.COLUMN: picture_column.TYPE,
+    # Likewise: all pictures, in pixels as the model reads them
+    "picture_sizes": pa.list_(pa.struct([("height", pa.int32()), ("width", pa.int32())])),
 }
 
 

@@ -6,12 +6,12 @@ somebody else wrote gets into the run directory or to a page.
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.messages.media import Media, MediaKind
+from offbeat.messages.media import Media, MediaKind, Thumbnail
 
 THUMBNAILS: Final = 4
 """Pictures of a prompt that are copied; of one that is cut into tiles, the first tiles."""
@@ -21,20 +21,27 @@ _MERGED: Final = 2  # patches of a side that Qwen-VL merges, and sends next to e
 _CHANNELS: Final = 3
 
 
-class Thumbnail(NamedTuple):
-    """A picture of at most 96 pixels a side."""
-
-    height: int
-    width: int
-    rgb: bytes  # height * width * 3, row by row
-
-
 def thumbnails(media: Media | None) -> list[Thumbnail]:
     """Return small copies of the first pictures; contrast is stretched to the whole range."""
     if media is None:
         return []
     pictures = _pixels(media) if media.kind is MediaKind.PIXELS else _joined_patches(media)
     return [_small(picture) for picture, _ in zip(pictures, range(THUMBNAILS), strict=False)]
+
+
+def picture_sizes(media: Media | None) -> list[tuple[int, int]]:
+    """Return height and width in pixels of all pictures, as the model reads them.
+
+    Nothing where patches are of an unknown layout, as in ``thumbnails``.
+    """
+    if media is None:
+        return []
+    sizes: list[list[int]] = media.sizes.tolist()
+    if media.kind is MediaKind.PIXELS:
+        return [(height, width) for _, height, width in sizes]
+    length = len(media.values) // sum(map(math.prod, sizes))
+    side = next((side for frames in (2, 1) if (side := _side(length, frames))), 0)
+    return [(rows * side, columns * side) for _, rows, columns in sizes] if side else []
 
 
 def _pixels(media: Media) -> Iterator[NDArray[Any]]:

@@ -2,7 +2,7 @@
 # pyright: basic
 # pyarrow has no types.
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,7 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import SAMPLE_CHARACTERS, printable
 from offbeat.runs.past_run import journal_of
 from offbeat.telemetry.evaluation_files import (
+    FOLDER,
     evaluation_files,
     read_evaluated_row,
     rows_by_set,
@@ -61,11 +62,11 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
     shown: int  # due version of the one whose samples are to be shown one by one
 
     def to_json(self) -> str:
-        """Encode as indented JSON with a final newline; samples have their names."""
+        """Encode as indented JSON with a final newline; of pictures it has their sizes alone."""
         values = msgspec.structs.asdict(self) | {
             "evaluations": [
                 msgspec.structs.asdict(each)
-                | {"samples": [msgspec.structs.asdict(sample) for sample in each.samples]}
+                | {"samples": [_fields(sample) for sample in each.samples]}
                 for each in self.evaluations
             ]
         }
@@ -78,6 +79,7 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
         lines = [
             f"row {self.row} of set {self.set or UNNAMED} of {self.run}",
             f"prompt  {'not in this file' if prompt is None else _text(prompt)}",
+            *_pictures(chosen),
             "",
             f"{'due':>8}  {'version':>8}  {'reward':>8}  {'correct':>8}  {'turns':>6}",
             *(_summary(each) for each in self.evaluations),
@@ -147,6 +149,20 @@ def _numbers(ascending: Sequence[int]) -> str:
     more = len(ascending) - _SHOWN
     listed = ", ".join(map(str, ascending[:_SHOWN]))
     return f"{listed} and {more} more, up to {ascending[-1]}" if more > 0 else listed
+
+
+def _fields(sample: ScoredSample) -> Mapping[str, object]:
+    sizes = [{"height": each.height, "width": each.width} for each in sample.pictures]
+    return msgspec.structs.asdict(sample) | {"pictures": sizes}
+
+
+def _pictures(evaluated: EvaluatedVersion) -> Iterator[str]:
+    """Yield where the small copies of the pictures of the prompt are, if it has any."""
+    copies = [each for sample in evaluated.samples for each in sample.pictures]
+    if copies:
+        sides = ", ".join(dict.fromkeys(f"{each.width} x {each.height}" for each in copies))
+        file = f"{FOLDER}/{evaluated.due:06d}.parquet"
+        yield f"pictures  small copies of {len(copies)} in {file}, column pictures: {sides} pixels"
 
 
 def _summary(evaluated: EvaluatedVersion) -> str:

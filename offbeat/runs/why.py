@@ -30,8 +30,10 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
+from offbeat.runs.logged_pictures import LoggedPictures, logged_pictures
 from offbeat.runs.past_run import clock_time
 from offbeat.runs.run_journal import JournalState, RunJournal
+from offbeat.transfer_queue.schema import MEDIA_VALUES
 
 _GROUP: Final = re.compile(r"(?:g-)?(\d{1,18})")
 _SHOWN: Final = 16  # samples whose rewards are spelled out
@@ -71,6 +73,7 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
     moments: list[GroupEvent]
     now: str
     until_unix_s: float  # time of the last event of the journal
+    pictures: list[LoggedPictures] = []  # of its prompt, by attempt; empty: none, or not logged
 
     def to_json(self) -> str:
         """Encode as indented JSON with a final newline."""
@@ -86,7 +89,8 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
             f"{m.event:>8}  {m.version:>7}  {clock_time(m.unix_s):<{time}}  {m.what:<{what}}  {m.detail}"
             for m in self.moments
         ]
-        return "\n".join([head, *map(str.rstrip, lines), f"now: {self.now}"]) + "\n"
+        pictures = [f"pictures of {each}" for each in self.pictures]
+        return "\n".join([head, *map(str.rstrip, lines), *pictures, f"now: {self.now}"]) + "\n"
 
 
 def why(run_dir: Path, group: str) -> GroupHistory:
@@ -115,7 +119,8 @@ def why(run_dir: Path, group: str) -> GroupHistory:
     found = histories.of(prompt_index)
     if not found.moments:
         raise NoSuchGroup(found.group, journal.ledger.totals.drawn, "range")
-    return msgspec.structs.replace(found, until_unix_s=journal.history.at_s)
+    pictures = logged_pictures(run_dir, prompt_index) if histories.has_pictures else []
+    return msgspec.structs.replace(found, until_unix_s=journal.history.at_s, pictures=pictures)
 
 
 class GroupHistories:
@@ -134,6 +139,8 @@ class GroupHistories:
         self._tellers = {each: _Teller(each, ledger, driver) for each in prompt_indices}
         self._moments = {each: list[GroupEvent]() for each in self._tellers}
         self._version, self._until_unix_s = ledger.trainer_version, 0.0
+        self.has_pictures = False
+        """Whether the prompt of one of the groups has pictures, as far as an attempt was committed."""
 
     def take(self, number: int, event: AnyEvent) -> None:
         """Add the next event, which is the journal's ``number``-th."""
@@ -164,7 +171,10 @@ class GroupHistories:
                 return (event.prompt_index,) if event.prompt_index in self._tellers else ()
             case Committed():
                 index = event.receipt.prompt_index
-                return (index,) if index in self._tellers else ()
+                if index not in self._tellers:
+                    return ()
+                self.has_pictures |= MEDIA_VALUES in event.receipt.columns
+                return (index,)
             case Claimed() | StepIntent() | StepApplied():
                 return [index for index in event.prompt_indices if index in self._tellers]
             case Opened() | Rewound() | StepRefused() | Unclaimed() | Checkpointed():

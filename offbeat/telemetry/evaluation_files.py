@@ -53,10 +53,17 @@ class EvaluationFiles:
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415
 
+        from offbeat.telemetry import picture_column  # noqa: PLC0415
+
         path = self._folder / f"{evaluated.due:06d}.parquet"
         beside = path.with_suffix(".tmp")
         rows: list[dict[str, Any]] = [
-            {"due": evaluated.due, "version": evaluated.version, **msgspec.structs.asdict(sample)}
+            {
+                "due": evaluated.due,
+                "version": evaluated.version,
+                **msgspec.structs.asdict(sample),
+                picture_column.COLUMN: picture_column.written(sample.pictures),
+            }
             for sample in evaluated.samples
         ]
         kinds = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
@@ -65,6 +72,7 @@ class EvaluationFiles:
             field.name: kinds.get(field.type, pa.string())
             for field in msgspec.structs.fields(ScoredSample)
         }
+        fields[picture_column.COLUMN] = picture_column.TYPE
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), beside)
@@ -81,7 +89,7 @@ def evaluation_files(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def read_evaluation(path: Path) -> EvaluatedVersion:
-    """Read what ``EvaluationFiles`` wrote.
+    """Read what ``EvaluationFiles`` wrote, without pictures.
 
     Raises:
         OSError: The file cannot be read.
@@ -89,7 +97,8 @@ def read_evaluation(path: Path) -> EvaluatedVersion:
     """
     import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
 
-    rows = pq.read_table(path).to_pylist()
+    columns = [name for name in pq.read_schema(path).names if name != "pictures"]
+    rows = pq.read_table(path, columns=columns).to_pylist()
     return EvaluatedVersion(rows[0]["due"], rows[0]["version"], _samples(rows))
 
 
@@ -122,10 +131,14 @@ def rows_by_set(path: Path) -> dict[str, list[int]]:
 
 
 def _samples(rows: list[dict[str, Any]]) -> tuple[ScoredSample, ...]:
-    return tuple(
-        ScoredSample(**{key: row[key] for key in ScoredSample.__struct_fields__ if key in row})
-        for row in rows
-    )
+    from offbeat.telemetry import picture_column  # noqa: PLC0415 -- see above
+
+    made = list[ScoredSample]()
+    for row in rows:
+        known = {key: row[key] for key in ScoredSample.__struct_fields__ if key in row}
+        known["pictures"] = picture_column.read(row.get(picture_column.COLUMN))
+        made.append(ScoredSample(**known))
+    return tuple(made)
 
 
 def _newest(run_dir: Path) -> dict[str, float]:

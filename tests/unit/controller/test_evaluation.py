@@ -6,9 +6,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from offbeat.controller.evaluation import PICTURE_BYTES
 from offbeat.controller.events import AnyEvent
 from offbeat.controller.ledger import Ledger
-from offbeat.messages.groups import RolloutTask, SampleStatus
+from offbeat.messages.groups import Prompt, RolloutTask, SampleStatus
+from offbeat.messages.media import Thumbnail
 from tests.support.fakes import FakePrompts, FakeRollouts
 from tests.support.world import World
 
@@ -137,6 +139,37 @@ def test_an_evaluation_with_a_receipt_that_no_step_would_take_is_not_reported(
     world.assert_ledger_agrees()
     assert len(world.trained) == 40
     assert not scores(world)
+
+
+class WithPictures(FakeRollouts):
+    """Has two small copies of half the room for them in each receipt of an evaluation."""
+
+    async def rollout(self, fence: Any, task: RolloutTask) -> Any:
+        receipt, columns = await super().rollout(fence, task)
+        small = Thumbnail(1, 1, bytes(PICTURE_BYTES // 4))
+        pictures = (small, small) if task.evaluation else ()
+        return msgspec.structs.replace(receipt, pictures=pictures), columns
+
+
+class HoldsPicture(FakePrompts):
+    """Rows that hold a picture themselves."""
+
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        row = {"prompt": "<image>", "image": {"bytes": "QUJDRA=="}}
+        return Prompt(prompt_index, 0, prompt_index, row)
+
+
+def test_the_first_sample_of_a_prompt_has_its_pictures_as_long_as_the_evaluation_has_room() -> None:
+    sections = {"eval": {"interval": 4, "prompts": 3, "samples": 2}}
+    world = World(sections, engines=3, scored=HoldsPicture())
+    world.rollouts = WithPictures(world.generators)
+    world.run()
+    for evaluated in world.scores.done.values():
+        kept = [len(sample.pictures) for sample in evaluated.samples]
+        assert sorted(kept) == [0, 0, 0, 0, 2, 2]
+        assert not any(sample.pictures for sample in evaluated.samples if sample.sample)
+        rows = {sample.prompt for sample in evaluated.samples}
+        assert rows == {'{"prompt": "<image>", "image": "of 6 bytes in its row"}'}
 
 
 TWO_SETS = {"eval": {"interval": 4, "prompts": 3, "at_start": True,

@@ -16,7 +16,7 @@ from offbeat.rollouts.rollout_log import (
     rest_of_row,
     table,
 )
-from offbeat.rollouts.thumbnails import thumbnails
+from offbeat.rollouts.thumbnails import picture_sizes, thumbnails
 from offbeat.transfer_queue.media_columns import columns_of_media, media_of
 from tests.support.pictures import pixels
 
@@ -233,4 +233,14 @@ def test_the_first_row_of_a_group_has_small_copies_of_its_pictures() -> None:
     small = thumbnails(media_of(pictured))
     first, second = table([LoggedGroup(task, receipt, columns, small)])["pictures"].to_pylist()
     assert [len(each["rgb"]) for each in first] == [32 * 32 * 3]
+    assert second is None
+
+
+def test_the_first_row_of_a_group_has_the_sizes_of_all_its_pictures() -> None:
+    task, receipt, columns = finished(0)
+    sizes = picture_sizes(pixels(*[(3, 32, 24)] * 6))
+    first, second = table([LoggedGroup(task, receipt, columns, (), sizes)])[
+        "picture_sizes"
+    ].to_pylist()
+    assert first == [{"height": 32, "width": 24}] * 6
     assert second is None

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from offbeat.messages.media import Media, MediaKind
-from offbeat.rollouts.thumbnails import THUMBNAILS, thumbnails
+from offbeat.rollouts.thumbnails import THUMBNAILS, picture_sizes, thumbnails
 from tests.support.pictures import patches, pixels
 
 
@@ -46,3 +46,10 @@ def test_no_more_than_the_first_pictures_are_copied() -> None:
 def test_patches_of_another_layout_than_qwens_are_not_shown() -> None:
     assert thumbnails(patches((1, 4, 4), values_per_patch=7)) == []
     assert thumbnails(patches((2, 4, 4), values_per_patch=3 * 2 * 64)) == []
+
+
+def test_sizes_are_those_that_the_model_reads_in_pixels() -> None:
+    assert picture_sizes(None) == []
+    assert picture_sizes(pixels((3, 32, 24), (1, 8, 8))) == [(32, 24), (8, 8)]
+    assert picture_sizes(patches((1, 4, 6), values_per_patch=3 * 2 * 64)) == [(32, 48)]
+    assert picture_sizes(patches((1, 4, 4), values_per_patch=7)) == []

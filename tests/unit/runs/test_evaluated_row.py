@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
+from offbeat.messages.media import Thumbnail
 from offbeat.runs.past_run import JOURNAL
 from offbeat.telemetry.evaluation_files import EvaluationFiles, evaluation_files
 
@@ -64,6 +66,23 @@ def test_a_row_is_shown_over_evaluations_and_its_samples_of_the_newest(run: Path
     ]
     assert "   2    masked           stop, 3 tokens, 3 turns  answer none" in said.stdout
     assert "   3     1.000  correct  stop, 3 tokens, 4 turns  answer 5" in said.stdout
+
+
+def test_small_copies_of_the_pictures_of_a_row_are_told_with_their_file(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).mkdir()
+    small = (Thumbnail(1, 2, b"abcdef"), Thumbnail(1, 2, b"ghijkl"))
+    files = EvaluationFiles(tmp_path)
+    pictured = replace(sample(3, 0), pictures=small)
+    files.take(EvaluatedVersion(120, 120, (pictured, sample(3, 1))))
+    files.close()
+    told = (
+        "pictures  small copies of 2 in evaluations/000120.parquet, column pictures: 2 x 1 pixels"
+    )
+    assert told in why(tmp_path, "--eval", "math", 3).stdout.splitlines()
+    values = json.loads(why(tmp_path, "--eval", "math", 3, "--json").stdout)
+    first, second = values["evaluations"][0]["samples"]
+    assert first["pictures"] == [{"height": 1, "width": 2}] * 2
+    assert second["pictures"] == []
 
 
 def test_an_older_evaluation_is_shown_by_its_version(run: Path) -> None:

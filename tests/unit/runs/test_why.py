@@ -3,7 +3,10 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
@@ -27,6 +30,48 @@ def run(tmp_path: Path) -> RecordedRun:
 def story(run: RecordedRun, group: str) -> list[str]:
     run.close()
     return [moment.what for moment in why(run.run_dir, group).moments]
+
+
+def logged(run_dir: Path, prompt_index: int, **values: Any) -> None:
+    folder = run_dir / "rollouts"
+    folder.mkdir()
+    row = {
+        "prompt_index": prompt_index,
+        "attempt": 1,
+        "row": 17,
+        "prompt_row": json.dumps({"images": ["a\x1b.png", "b.png"]}),
+        "pictures": [{"height": 1, "width": 2, "rgb": b"abcdef"}],
+        "picture_sizes": [{"height": 32, "width": 24}] * 2,
+    }
+    plain = dict.fromkeys(row) | {"prompt_index": prompt_index, "attempt": 1, "row": 17}
+    pq.write_table(pa.Table.from_pylist([row | values, plain]), folder / "environment-0.parquet")
+
+
+def test_a_group_tells_which_pictures_its_prompt_had_and_where_they_are(run: RecordedRun) -> None:
+    prompt_index = run.ledger.admit(None)
+    attempt = run.ledger.dispatch(prompt_index, "generator-1", 0)
+    columns = ("response_ids", "media_values")
+    run.ledger.commit(replace(receipt(prompt_index, attempt, 0), columns=columns))
+    run.close()
+    assert "pictures" not in offbeat("why", run.run_dir, prompt_index).stdout
+    logged(run.run_dir, prompt_index)
+    told = offbeat("why", run.run_dir, prompt_index).stdout
+    assert (
+        "pictures of attempt 1: 2 of 24 x 32 pixels as the model reads them; row 17 names "
+    ) in told
+    assert "b.png; small copies of 1 in rollouts/environment-0.parquet" in told
+    assert "\x1b" not in told
+    (told_json,) = json.loads(offbeat("why", run.run_dir, prompt_index, "--json").stdout)[
+        "pictures"
+    ]
+    assert told_json["sizes"] == [[32, 24]] * 2
+
+
+def test_files_of_rollouts_are_not_read_for_a_group_without_pictures(run: RecordedRun) -> None:
+    (prompt_index,) = run.ready(1)
+    run.close()
+    logged(run.run_dir, prompt_index)
+    assert "pictures" not in offbeat("why", run.run_dir, prompt_index).stdout
 
 
 def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
+from offbeat.messages.media import Thumbnail
 from offbeat.telemetry.evaluation_files import (
     EvaluationFiles,
     evaluation_files,
     evaluation_metrics,
+    read_evaluated_row,
     read_evaluation,
 )
 from offbeat.telemetry.metrics import METRICS, declared_name
@@ -49,12 +52,27 @@ def test_an_evaluation_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert table.column("response").to_pylist()[2:5] == ["= </s>", "= 8</s>", None]
 
 
+def test_small_copies_of_pictures_are_read_with_the_row_that_has_them(tmp_path: Path) -> None:
+    small = Thumbnail(1, 2, b"abcdef")
+    due, version, (first, *others) = msgspec.structs.astuple(evaluated())
+    first = msgspec.structs.replace(first, pictures=(small,))
+    files = EvaluationFiles(tmp_path)
+    files.take(EvaluatedVersion(due, version, (first, *others)))
+    files.close()
+    ((_, path),) = evaluation_files(tmp_path)
+    row, another = (read_evaluated_row(path, "math", number) for number in (0, 1))
+    assert row is not None and another is not None
+    assert [sample.pictures for sample in row.samples] == [(small,), ()]
+    assert not any(sample.pictures for sample in another.samples)
+    assert read_evaluation(path) == evaluated()
+
+
 def test_a_file_without_responses_is_read(tmp_path: Path) -> None:
     files = EvaluationFiles(tmp_path)
     files.take(evaluated())
     files.close()
     ((_, path),) = evaluation_files(tmp_path)
-    pq.write_table(pq.read_table(path).drop_columns(["response", "prompt"]), path)
+    pq.write_table(pq.read_table(path).drop_columns(["response", "prompt", "pictures"]), path)
     read = read_evaluation(path).samples
     assert {(sample.response, sample.prompt) for sample in read} == {(None, None)}
 

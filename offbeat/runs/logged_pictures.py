@@ -1,0 +1,84 @@
+# pyright: basic
+# pyarrow has no types.
+"""Pictures of the prompt of one group, as the files of the rollouts have them."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from offbeat.environments.picture_rows import pictures_of, shown
+from offbeat.messages.text import printable
+
+_COLUMNS: Final = ("prompt_index", "attempt", "row", "prompt_row", "pictures", "picture_sizes")
+_NAMED: Final = 8  # pictures whose names are spelled out
+
+
+class LoggedPictures(msgspec.Struct, frozen=True, kw_only=True):
+    """Pictures of a prompt, at one attempt of its group."""
+
+    attempt: int
+    row: int  # of the data file, from 0
+    sizes: list[tuple[int, int]]  # height and width as the model reads them; empty: an older file
+    names: list[str]  # as the row names them, the first ones; empty: not known
+    copies: int  # pictures with a small copy
+    file: str  # that has the copies, relative to the run directory
+
+    def __str__(self) -> str:
+        sides = dict.fromkeys(f"{width} x {height}" for height, width in self.sizes)
+        of = f" of {', '.join(sides)} pixels as the model reads them" if sides else ""
+        named = f"; row {self.row} names {', '.join(self.names)}" if self.names else ""
+        count = len(self.sizes) or self.copies
+        return (
+            f"attempt {self.attempt}: {count}{of}{named}; small copies of {self.copies} in "
+            f"{self.file}, and in the page of offbeat report"
+        )
+
+
+def logged_pictures(run_dir: Path, prompt_index: int) -> list[LoggedPictures]:
+    """Return the logged pictures of a group, one entry per attempt that is in a file.
+
+    A file that cannot be read is passed over, as one that is being written.
+    """
+    found = list[LoggedPictures]()
+    for path in sorted((run_dir / "rollouts").glob("*.parquet")):
+        found += _in_file(run_dir, path, prompt_index)
+    return sorted(found, key=lambda each: each.attempt)
+
+
+def _in_file(run_dir: Path, path: Path, prompt_index: int) -> Iterator[LoggedPictures]:
+    # Loaded here: the history of a group without pictures needs no pyarrow
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        there = set(pq.read_schema(path).names)
+        columns = [name for name in _COLUMNS if name in there]
+        wanted = [("prompt_index", "==", prompt_index)]
+        rows = pq.read_table(path, columns=columns, filters=wanted).to_pylist()
+    except (OSError, pa.ArrowException):
+        return
+    for row in rows:
+        if copies := row.get("pictures"):
+            yield LoggedPictures(
+                attempt=row["attempt"],
+                row=row["row"],
+                sizes=[(each["height"], each["width"]) for each in row.get("picture_sizes") or ()],
+                names=_names(row.get("prompt_row")),
+                copies=len(copies),
+                file=str(path.relative_to(run_dir)),
+            )
+
+
+def _names(rest_of_row: str | None) -> list[str]:
+    try:
+        row: Any = json.loads(rest_of_row or "{}")
+    except ValueError:  # cut where it was logged
+        return []
+    if not isinstance(row, Mapping):
+        return []
+    named = pictures_of(row)
+    named = named if isinstance(named, list) else []
+    return [printable(shown(each)) for each in named[:_NAMED]]
