@@ -14,7 +14,7 @@ from offbeat.config.crosschecks_data import data_clashes
 from offbeat.config.crosschecks_demonstrations import demonstration_clashes
 from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
-from offbeat.config.crosschecks_images import image_backend_clashes, image_clashes
+from offbeat.config.crosschecks_images import image_clashes
 from offbeat.config.crosschecks_layout import layout_clashes
 from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
 from offbeat.config.crosschecks_moe import moe_clashes
@@ -388,7 +388,6 @@ _REAL_RUNS = (
     wire_clashes,
     in_each_environment(_stubs_come_together),
     vllm_clashes,
-    in_each_environment(image_backend_clashes),
     layout_clashes,
     _devices_and_gpus_agree,
 )

@@ -28,13 +28,3 @@ def image_clashes(config: RunConfig) -> Iterator[Clash]:
             f"environment.images is not used: prompts of environment.name={name} have no pictures",
             f"Leave it out, or set environment.name to one of {', '.join(READ_PICTURES)}.",
         )
-
-
-def image_backend_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield a trainer that reads no pictures."""
-    if config.environment.images is not None and config.trainer.backend == "megatron":
-        yield Clash(
-            ("trainer.backend", "environment.images"),
-            "trainer.backend=megatron reads no pictures, and environment.images is set",
-            "Set trainer.backend to torch.",
-        )

@@ -5,6 +5,7 @@
 # transformers leaves its configs and its loading functions untyped.
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,7 +71,18 @@ def model_tensors(path: Path, policy: WirePolicy) -> tuple[list[DeclaredTensor],
         for name, shape, dtype in metas_apart(metas)
     ]
     text = config.get_text_config(decoder=True)
-    return tensors, _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)
+    sizes = _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)
+    return tensors, replace(sizes, tower=_tower(module))
+
+
+def _tower(module: Any) -> frozenset[str]:  # noqa: ANN401 -- transformers types it as a union of unknowns
+    """Return the names of the tensors that turn pictures into features, if a model has any."""
+    if "vision_config" not in module.config.sub_configs:
+        return frozenset()
+    language = {id(each) for each in module.get_decoder().state_dict(keep_vars=True).values()}
+    language.add(id(module.get_output_embeddings().weight))
+    state = module.state_dict(keep_vars=True)
+    return frozenset(name for name, each in state.items() if id(each) not in language)
 
 
 def _sizes(values: dict[str, Any], layers: int, *, tied: bool) -> ModelSizes:

@@ -21,6 +21,7 @@ from transformers.models.dots1.modeling_dots1 import Dots1RMSNorm
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRMSNorm
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
@@ -29,6 +30,7 @@ NORMS = (
     Dots1RMSNorm,
     Glm4MoeRMSNorm,
     LlamaRMSNorm,
+    Qwen2_5_VLRMSNorm,
     Qwen2RMSNorm,
     Qwen2MoeRMSNorm,
     Qwen3RMSNorm,
@@ -116,9 +118,10 @@ def unrounded(function: Any) -> Any:
 def compute_in_float64(model: Any) -> None:
     """transformers rounds norms and the scores of routers to float32: 1e-7 of noise in the gradient.
 
-    Its grouped experts know no float64 at all.
+    Its grouped experts know no float64 at all. A vision tower is left as it is: every backend computes
+    with the same modules.
     """
-    for parent in list(model.modules()):
+    for parent in list(model.get_decoder().modules()):
         for name, norm in list(parent.named_children()):
             if isinstance(norm, NORMS):
                 exact = nn.RMSNorm(norm.weight.shape[0], eps=norm.variance_epsilon)

@@ -18,8 +18,12 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
 )
 
 from offbeat.messages.media import Media, MediaKind
@@ -58,6 +62,24 @@ def idefics3() -> PreTrainedModel:
     )
 
 
+def smolvlm() -> PreTrainedModel:
+    return SmolVLMForConditionalGeneration(
+        SmolVLMConfig(
+            image_token_id=PLACEHOLDER,
+            scale_factor=2,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+            text_config={"model_type": "llama", **_TEXT},
+            vision_config={
+                **_VISION,
+                "num_attention_heads": 4,
+                "image_size": 32,
+                "patch_size": 8,
+            },
+        )
+    )
+
+
 _PATCHES = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 1, "in_channels": 3}
 _QWEN: dict[str, Any] = {
     "image_token_id": PLACEHOLDER,
@@ -67,6 +89,22 @@ _QWEN: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+
+
+def qwen2_vl() -> PreTrainedModel:
+    return Qwen2VLForConditionalGeneration(
+        Qwen2VLConfig(
+            text_config={**_TEXT, "rope_parameters": _AXES},
+            vision_config={
+                **_PATCHES,
+                "depth": 2,
+                "embed_dim": 32,
+                "hidden_size": 32,
+                "num_heads": 4,
+            },
+            **_QWEN,
+        )
+    )
 
 
 def qwen2_5_vl() -> PreTrainedModel:
@@ -129,6 +167,8 @@ def gemma3() -> PreTrainedModel:
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "idefics3": idefics3,
+    "smolvlm": smolvlm,
+    "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
     "gemma3": gemma3,

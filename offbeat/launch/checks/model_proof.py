@@ -76,8 +76,10 @@ def _pictures(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
         seen = f"{type(model).__name__} ({kind}): its pictures are not supported"
         yield error(_PICTURES, seen, f"Take a model of {', '.join(FAMILIES)}.")
     else:
-        reads = f"{type(model).__name__} reads {rules.kind.value}; proved at the start"
-        yield ok(_PICTURES, reads)
+        proof = "proved at the start"
+        if config.trainer.backend == "megatron":
+            proof = "compared with the engine's by canaries (sync.canary_interval)"
+        yield ok(_PICTURES, f"{type(model).__name__} reads {rules.kind.value}; {proof}")
 
 
 def _adapters(model: "PreTrainedModel", lora: LoraConfig) -> Finding:

@@ -12,6 +12,9 @@ Needs the extra ``megatron``; nothing outside this room imports it.
     model         architecture -> GPTModel
     layers        layer specification of the model
     architecture  Hugging Face config -> sizes, or a refusal
+    image_text    Hugging Face config of an image-text model -> its decoder and its vision tower
+    tower         the vision tower of a first stage, and its gradients
+    picture_share features that a rank writes into its tokens' embeddings          (pure)
     mapping       map from elements of a parameter to Hugging Face's tensors         (pure)
     layout        parallel sizes of a world and a rank's place in it                 (pure)
     layout_rules  which sizes fit a model                                          (pure)

@@ -13,9 +13,19 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from offbeat.config.sections.moe import MoeConfig
+from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.megatron.image_text import (
+    IMAGE_TEXT_FAMILIES,
+    ImageTextParts,
+    image_text_parts,
+    why_unread,
+)
+from offbeat.weight_sync.reshard.region import Shape
 
 _FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe", "glm4_moe", "dots1")
+_DECODERS: Final = ("qwen2_vl_text", "qwen2_5_vl_text")  # of image-text models alone
+_WITH_QKV_BIAS: Final = ("qwen2", *_DECODERS)
 _SOFTMAX_ROUTERS: Final = ("qwen2_moe", "qwen3_moe")
 _SIGMOID_ROUTERS: Final = ("glm4_moe", "dots1")
 _ROPES: Final = ("default", "linear", "llama3", "yarn")  # the same angles in rows of any length
@@ -57,6 +67,12 @@ class Architecture:
     routing_groups: int = 1  # equal groups of experts
     routing_groups_per_token: int = 1  # groups among which the experts of a token are chosen
     rotary_fraction: float = 1.0  # part of each head's dimensions that is rotated
+    decoder: str = "model"  # Hugging Face name of the module that has embedding, layers and norm
+    tower: tuple[tuple[str, Shape], ...] = ()
+    """Hugging Face names and shapes of the weights that turn pictures into features, if it reads any."""
+    picture_rules: PictureRules | None = None  # None: it reads no pictures
+    axis_of_pair: tuple[int, ...] | None = None
+    """Axis whose position rotates each pair of a head's dimensions; None: positions have one axis."""
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has experts in the place of one MLP."""
@@ -96,11 +112,15 @@ def read_architecture(path: str | Path) -> Architecture:
     except ValueError as unknown:
         problem = f"is not known to transformers: {str(unknown).partition('.')[0]}"
         raise UntrainableModel(str(path), problem, "Take a model of a family it has") from unknown
+    name = ((config.architectures or []) + [config.model_type])[0]
+    parts = _image_text(name, config)
+    if parts is not None:
+        config = config.get_text_config(decoder=True)
     values: dict[str, Any] = config.to_dict()
     family = values["model_type"]
-    name = (values.get("architectures") or [family])[0]
-    if family not in _FAMILIES:
-        problem = f"is of family {family}{_why_unmapped(values)}, none of {', '.join(_FAMILIES)}"
+    if family not in _FAMILIES and not (parts is not None and family in _DECODERS):
+        every = ", ".join((*_FAMILIES, *IMAGE_TEXT_FAMILIES))
+        problem = f"is of family {family}{_why_unmapped(values)}, none of {every}"
         raise UntrainableModel(name, problem, _TORCH)
     for problem in _problems(values):
         raise UntrainableModel(name, problem, _TORCH)
@@ -125,7 +145,7 @@ def read_architecture(path: str | Path) -> Architecture:
         rope_theta=values["rope_parameters"]["rope_theta"],
         rope_frequencies=frequencies,
         rope_scale=scale,
-        tied=bool(values["tie_word_embeddings"]),
+        tied=bool(values["tie_word_embeddings"]) if parts is None else parts.tied,
         rotary_fraction=values["rope_parameters"].get("partial_rotary_factor", 1.0),
         qkv_bias=_has_qkv_bias(values),
         qk_norm=family in ("qwen3", "qwen3_moe", "dots1") or bool(values.get("use_qk_norm")),
@@ -141,7 +161,21 @@ def read_architecture(path: str | Path) -> Architecture:
         routing_scale=values["routed_scaling_factor"] if is_sigmoid else 1.0,
         routing_groups=values["n_group"] if is_sigmoid else 1,
         routing_groups_per_token=values["topk_group"] if is_sigmoid else 1,
+        decoder="model" if parts is None else parts.decoder,
+        tower=() if parts is None else parts.tower,
+        picture_rules=None if parts is None else parts.rules,
+        axis_of_pair=None if parts is None else parts.axis_of_pair,
     )
+
+
+def _image_text(name: str, config: PretrainedConfig) -> ImageTextParts | None:
+    """Return the parts of a model that reads pictures; None of one that does not."""
+    if "vision_config" not in config.sub_configs:
+        return None
+    if problem := why_unread(config):
+        problem = f"is of family {config.model_type} (it reads pictures; {problem})"
+        raise UntrainableModel(name, problem, _TORCH)
+    return image_text_parts(config)
 
 
 def check_balanced(architecture: Architecture, moe: MoeConfig) -> None:
@@ -174,7 +208,7 @@ def _shared_intermediate(values: dict[str, Any]) -> int:
 def _has_qkv_bias(values: dict[str, Any]) -> bool:
     if values["model_type"] == "glm4_moe":
         return bool(values["attention_bias"])  # in this family none of the output's
-    return bool(values.get("qkv_bias", values["model_type"] == "qwen2"))
+    return bool(values.get("qkv_bias", values["model_type"] in _WITH_QKV_BIAS))
 
 
 def _dense_layers(values: dict[str, Any]) -> tuple[int, ...]:
@@ -196,8 +230,6 @@ def _rotation(config: PretrainedConfig) -> tuple[tuple[float, ...] | None, float
 
 def _why_unmapped(values: dict[str, Any]) -> str:
     """Return in brackets what this trainer does not compute of a family; empty if it is only unknown."""
-    if "vision_config" in values:
-        return " (it reads pictures, and this backend trains text models alone)"
     if "kv_lora_rank" in values:
         return " (its attention is multi-head latent attention)"
     return ""

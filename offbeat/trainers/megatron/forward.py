@@ -1,10 +1,10 @@
 """Forward and backward passes over microbatches by the library's schedules.
 
-Every stage of a pipeline receives the same microbatches. The first reads their tokens, the last
-gives the log-probabilities of the wanted tokens to the caller; hidden states are sent between them.
+Every stage of a pipeline receives the same microbatches. The first reads their tokens and pictures, the
+last gives the log-probabilities of the wanted tokens to the caller; hidden states are sent between them.
 
 Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H hidden, V
-vocabulary.
+vocabulary, S tokens whose embeddings this rank holds, K placeholders of pictures among them.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
@@ -27,7 +27,9 @@ from offbeat.trainers.megatron.context import summed
 from offbeat.trainers.megatron.groups import context_group, tensor_group
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.model import PackedRotary
+from offbeat.trainers.megatron.picture_share import axes_share, picture_share
 from offbeat.trainers.megatron.token_share import TokenShare, token_share
+from offbeat.trainers.megatron.tower import FeatureSource
 from offbeat.trainers.megatron.vocabulary import vocabulary_logprobs, whole_logits
 
 Consume = Callable[[PackedRows, Tensor, Tensor], Tensor]
@@ -47,13 +49,20 @@ class Forward:
         model: The model itself.
         layout: This rank's place in the world.
         vocabulary: Number of token ids, without padding.
+        features_of: Source of the features of pictures, on a first stage that reads any.
     """
 
     def __init__(
-        self, wrapped: nn.Module, model: GPTModel, layout: ParallelLayout, vocabulary: int
+        self,
+        wrapped: nn.Module,
+        model: GPTModel,
+        layout: ParallelLayout,
+        vocabulary: int,
+        features_of: FeatureSource | None = None,
     ) -> None:
         self._wrapped, self._model = wrapped, model
         self._layout, self._vocabulary = layout, vocabulary
+        self._features_of = features_of
         self._device = next(model.parameters()).device
         self._sequence_parallel = model.config.sequence_parallel
         self._has_experts = model.config.num_moe_experts is not None
@@ -108,8 +117,10 @@ class Forward:
         share = token_share(packed, self._layout.context_rank, self._layout.grid.context)
         positions_RO = self._tensor(share.positions_RO)
         rotary = cast("PackedRotary", self._model.rotary_pos_emb)
-        rotary.positions_RT = None if share.hidden_ROT is None else positions_RO
-        with self._only_places(self._tensor(share.predicts_U)):
+        rotary.positions = None if share.hidden_ROT is None else positions_RO
+        if packed.pictures is not None and packed.pictures.axes_3RT is not None:
+            rotary.positions = self._tensor(axes_share(packed.pictures.axes_3RT, self._layout))
+        with self._pictures_in(packed), self._only_places(self._tensor(share.predicts_U)):
             output = wrapped(
                 self._tensor(share.input_ids_RO),
                 positions_RO,
@@ -162,6 +173,39 @@ class Forward:
             parts = is_left_out_RO.chunk(self._layout.grid.tensor, dim=1)
             return parts[self._layout.tensor_rank].contiguous()
         return is_left_out_RO
+
+    @contextmanager
+    def _pictures_in(self, packed: PackedRows) -> Generator[None]:
+        """Write features of pictures in the place of the embeddings of their placeholders."""
+        pictures, features_of = packed.pictures, self._features_of
+        if pictures is None or features_of is None:
+            yield
+            return
+        share = picture_share(
+            pictures,
+            packed.input_ids_RT.shape,
+            self._layout,
+            sequence_parallel=self._sequence_parallel,
+        )
+        places_K, sources_K = self._tensor(share.places_K), self._tensor(share.sources_K)
+
+        def write(_: nn.Module, __: tuple[Tensor, ...], embedded_SRH: Tensor) -> Tensor:
+            made_FH = features_of(pictures.media)
+            if made_FH.requires_grad and not self._sequence_parallel:
+                # Each of the ranks that share matrices has the whole gradient: their sum is taken.
+                made_FH.register_hook(self._equal_share)
+            flat = embedded_SRH.reshape(-1, embedded_SRH.shape[-1])
+            at_places_KH = made_FH.to(flat.dtype).index_select(0, sources_K)
+            return flat.index_copy(0, places_K, at_places_KH).view_as(embedded_SRH)
+
+        handle = self._model.embedding.register_forward_hook(write)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _equal_share(self, gradient: Tensor) -> Tensor:
+        return gradient / self._layout.grid.tensor
 
     @contextmanager
     def _only_places(self, places_U: Tensor) -> Generator[None]:

@@ -19,11 +19,15 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
+
+from offbeat.trainers.megatron.groups import tensor_group
+from offbeat.trainers.megatron.tower import sum_tower_gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,10 @@ class Gradients:
         self._ddp.start_grad_sync()
 
     def finalize(self) -> None:
-        """Reduce over data-parallel ranks, and over shared weights: tied embeddings, norms of heads."""
+        """Reduce over data-parallel ranks, and over shared weights.
+
+        Those are tied embeddings, norms of heads and the vision tower.
+        """
         assert self._saved is not None  # noqa: S101 -- only an open step is reduced
         self._saved.finalize_model_grads_func([self._ddp], None)
+        sum_tower_gradients(cast("GPTModel", self._ddp.module), tensor_group())

@@ -8,7 +8,8 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from safetensors import safe_open
@@ -18,12 +19,14 @@ from offbeat.trainers.checkpoints.weight_files import INDEX, SINGLE
 from offbeat.trainers.megatron.errors import IncompleteWeights
 from offbeat.trainers.megatron.mapping import TensorBox
 
+NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
+
 
 class HfWeights:
     """The tensors of a directory's safetensors files, read on demand."""
 
-    def __init__(self, path: Path, opened: dict[str, Any]) -> None:
-        self._path, self._opened = path, opened
+    def __init__(self, path: Path, opened: dict[str, Any], file_names: Mapping[str, str]) -> None:
+        self._path, self._opened, self._file_names = path, opened, file_names
 
     def read(self, box: TensorBox) -> Tensor:
         """Return the elements of a box, on the CPU, in the file's dtype.
@@ -31,9 +34,10 @@ class HfWeights:
         Raises:
             IncompleteWeights: The tensor is missing or has another shape.
         """
-        if box.tensor not in self._opened:
+        name = self._file_names.get(box.tensor, box.tensor)
+        if name not in self._opened:
             raise IncompleteWeights(str(self._path), box.tensor, "is missing")
-        view = self._opened[box.tensor].get_slice(box.tensor)
+        view = self._opened[name].get_slice(name)
         if tuple(view.get_shape()) != box.whole:
             problem = f"has shape {tuple(view.get_shape())}, not {box.whole}"
             raise IncompleteWeights(str(self._path), box.tensor, problem)
@@ -41,8 +45,11 @@ class HfWeights:
 
 
 @contextmanager
-def hf_weights(path: Path) -> Generator[HfWeights]:
-    """Yield the weights of a directory while its files are open."""
+def hf_weights(path: Path, file_names: Mapping[str, str] = NO_NAMES) -> Generator[HfWeights]:
+    """Yield the weights of a directory while its files are open.
+
+    ``file_names``: names in the files of tensors that have others there.
+    """
     index = path / INDEX
     files = [SINGLE]
     if index.exists():
@@ -54,15 +61,20 @@ def hf_weights(path: Path) -> Generator[HfWeights]:
                 raise IncompleteWeights(str(path), file, "is missing")
             handle = stack.enter_context(safe_open(path / file, framework="pt"))
             opened |= dict.fromkeys(handle.keys(), handle)
-        yield HfWeights(path, opened)
+        yield HfWeights(path, opened, file_names)
 
 
 @torch.no_grad()
-def load_boxes(parameters: Mapping[str, Tensor], boxes: Sequence[TensorBox], path: Path) -> None:
+def load_boxes(
+    parameters: Mapping[str, Tensor],
+    boxes: Sequence[TensorBox],
+    path: Path,
+    file_names: Mapping[str, str] = NO_NAMES,
+) -> None:
     """Fill parameters from a Hugging Face directory; rows that pad the vocabulary become zero."""
     for each in parameters.values():
         each.zero_()
-    with hf_weights(path) as weights:
+    with hf_weights(path, file_names) as weights:
         for box in boxes:
             view_of(parameters, box).copy_(weights.read(box))
 

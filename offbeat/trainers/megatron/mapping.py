@@ -12,6 +12,7 @@ be read under another.
     qkv         for each key-value group: its queries' rows, its key's, its value's
     vocabulary  rows are sharded; rows behind the vocabulary are padding without a counterpart
     expert      one of the above, for an expert of an expert-parallel rank, over expert-tensor ranks
+    tower       as direct: the first stage holds the whole vision tower under its own names
 """
 
 import re
@@ -92,24 +93,29 @@ _BIAS: Final = "e_score_correction_bias"
 ROUTER_BIAS: Final = "mlp.router.expert_bias"
 """End of the library's name of a bias by which experts are chosen: a float32 buffer, not a parameter."""
 
+TOWER: Final = "tower."
+"""Begin of the names of a vision tower's parameters; its Hugging Face names follow."""
+
 _EMBEDDINGS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 def _rule(name: str, a: Architecture, layout: ParallelLayout) -> Rule:
-    embedding, rank = "model.embed_tokens.weight", layout.tensor_rank
+    if name.startswith(TOWER):
+        return partial(_direct, name, name.removeprefix(TOWER))
+    embedding, rank = f"{a.decoder}.embed_tokens.weight", layout.tensor_rank
     top: dict[str, Rule] = {
         "embedding.word_embeddings.weight": partial(_vocabulary, name, embedding, a, rank),
         "output_layer.weight": partial(
             _vocabulary, name, embedding if a.tied else "lm_head.weight", a, rank
         ),
-        "decoder.final_layernorm.weight": partial(_direct, name, "model.norm.weight"),
+        "decoder.final_layernorm.weight": partial(_direct, name, f"{a.decoder}.norm.weight"),
     }
     if name in top:
         return top[name]
     if (found := _LAYER.fullmatch(name)) is None:
         raise UnmappedParameter(name, "has no Hugging Face name")
     layer = layout.grid.layers_of(layout.pipeline_rank, a.layers)[int(found[1])]
-    return _layer_rule(name, found[2], f"model.layers.{layer}.", a, layout)
+    return _layer_rule(name, found[2], f"{a.decoder}.layers.{layer}.", a, layout)
 
 
 def _layer_rule(

@@ -189,14 +189,19 @@ class PackedRotary(RotaryEmbedding):
         if architecture.rope_frequencies is not None:
             # The library's own scaling is that of one model: it takes no ``original_max_position``.
             self.inv_freq = torch.tensor(architecture.rope_frequencies, dtype=torch.float32)
-        # Positions of the current microbatch; None: 0, 1, ..
-        self.positions_RT: Tensor | None = None
+        # Positions of the current microbatch, [R, T] or [3, R, T] on three axes; None: 0, 1, ..
+        self.positions: Tensor | None = None
+        self._axis_of_pair = architecture.axis_of_pair
 
     def forward(self, max_seq_len: int, *unused: object, **also_unused: object) -> Tensor:
         """Return angles [T, R or 1, 1, head_dim] in the layout of the library's attention."""
         del unused, also_unused
-        if self.positions_RT is None:
+        if self.positions is None:
             return self.get_emb(max_seq_len)
-        self.inv_freq = self.inv_freq.to(self.positions_RT.device)
-        angles_TRD = self.positions_RT.T[..., None].to(self.inv_freq.dtype) * self.inv_freq
+        self.inv_freq = self.inv_freq.to(self.positions.device)
+        positions_TRD = self.positions.mT[..., None]
+        if self.positions.ndim == len("3RT"):
+            assert self._axis_of_pair is not None  # noqa: S101 -- else its rules give one axis
+            positions_TRD = self.positions[list(self._axis_of_pair)].permute(2, 1, 0)
+        angles_TRD = positions_TRD.to(self.inv_freq.dtype) * self.inv_freq
         return torch.cat((angles_TRD, angles_TRD), dim=-1)[:, :, None, :]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.mapping import ROUTER_BIAS, padded_vocabulary
+from offbeat.trainers.megatron.mapping import ROUTER_BIAS, TOWER, padded_vocabulary
 from offbeat.weight_sync.reshard.grid import ModelGrid
 from offbeat.weight_sync.reshard.region import Shape
 
@@ -69,6 +69,7 @@ def rank_parameters(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]
     rows = padded_vocabulary(a, layout) // tensor
     if layout.is_first_stage:
         shapes["embedding.word_embeddings.weight"] = (rows, a.hidden)
+        shapes |= {f"{TOWER}{name}": shape for name, shape in a.tower}
     for index, layer in enumerate(layout.grid.layers_of(layout.pipeline_rank, a.layers)):
         shapes |= _layer(f"decoder.layers.{index}.", a, layout, has_experts=a.has_experts(layer))
     if layout.is_last_stage:

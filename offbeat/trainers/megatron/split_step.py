@@ -27,8 +27,9 @@ from offbeat.config.limits import microbatch_tokens
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import check_files
+from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.trainers.backend import TopLogprobs
-from offbeat.trainers.batches.packing import PackedRows, rows_of
+from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.expert_load import SHARES, ExpertLoad
@@ -39,7 +40,7 @@ from offbeat.trainers.megatron.groups import pipeline_group, start_groups
 from offbeat.trainers.megatron.hf_directory import save_directory
 from offbeat.trainers.megatron.hf_files import load_boxes, view_of
 from offbeat.trainers.megatron.mapping import TensorBox, boxes_of, is_router_bias
-from offbeat.trainers.megatron.microbatches import aligned
+from offbeat.trainers.megatron.microbatches import aligned, canary_rows
 from offbeat.trainers.megatron.model import (
     build_model,
     in_data_parallel,
@@ -49,6 +50,12 @@ from offbeat.trainers.megatron.model import (
 from offbeat.trainers.megatron.parts import BackendParts, optimizer_for
 from offbeat.trainers.megatron.router import ExpertRouter
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
+from offbeat.trainers.megatron.tower import (
+    attach_tower,
+    features_by,
+    names_in_files,
+    tower_of,
+)
 from offbeat.trainers.model_trainer import LossOf, ModelTrainer
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers, WorldBroken, line_of, run_on_all_ranks
@@ -102,6 +109,8 @@ class MegatronTrainer(ModelTrainer):
         )
         self._config, self._parts = trainer, parts or BackendParts()
         self.architecture = read_architecture(model_path)
+        # Of a model without pictures the names are those of the files.
+        self._file_names = names_in_files(self.model_path) if self.picture_rules else {}
         run_on_all_ranks(self.peers, "its start", lambda: self.is_first and check_files(model_path))
         self.layout = start_groups(trainer, self.peers)
         check_balanced(self.architecture, trainer.moe)
@@ -128,6 +137,7 @@ class MegatronTrainer(ModelTrainer):
             trainer.shared_prompt,
             ratio_tokens=a.layer_weights / (2 * a.hidden),
             vocabulary=a.vocabulary,
+            picture_rules=a.picture_rules,
         )
         self.initial_digest = self.weights_digest()
 
@@ -156,9 +166,14 @@ class MegatronTrainer(ModelTrainer):
     def vocabulary(self) -> int:
         return self.architecture.vocabulary
 
+    @property
+    def picture_rules(self) -> PictureRules | None:
+        return self.architecture.picture_rules
+
     @torch.no_grad()
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        (rows,) = aligned([rows_of(prompts)], self.transformer, self.layout)
+        canaries = canary_rows(prompts, self.picture_rules)
+        (rows,) = aligned([canaries], self.transformer, self.layout)
         with self._no_message_unread():
             logits_PV = self._forward.logits(rows)
         kept = None if logits_PV is None else largest_logprobs(logits_PV, count)
@@ -200,8 +215,11 @@ class MegatronTrainer(ModelTrainer):
     def save(self, directory: str | Path) -> None:
         """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it."""
         save_directory(
-            self.named_weights(), Path(directory), self.model_path, self._dtype, self.peers
+            self._weights_of_files(), Path(directory), self.model_path, self._dtype, self.peers
         )
+
+    def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
+        return ((self._file_names.get(name, name), each) for name, each in self.named_weights())
 
     @property
     def identity(self) -> Identity:
@@ -238,7 +256,7 @@ class MegatronTrainer(ModelTrainer):
                 self.expert_load.state().copy_(saved.whole(SHARES))
 
     def _initialise(self) -> None:
-        load_boxes(self.local_weights, self.boxes, self.model_path)
+        load_boxes(self.local_weights, self.boxes, self.model_path, self._file_names)
         self.optimizer.reset()
         if self.expert_load is not None:
             self.expert_load.reset()
@@ -335,7 +353,9 @@ class MegatronTrainer(ModelTrainer):
 
     def _build(self, config: TransformerConfig) -> GPTModel:
         model = build_model(self.architecture, config, self.layout, self._seed)
-        load_boxes(weights_of(model), self._boxes_of(model), self.model_path)
+        if self.architecture.tower and self.layout.is_first_stage:
+            attach_tower(model, self.model_path, self._dtype)
+        load_boxes(weights_of(model), self._boxes_of(model), self.model_path, self._file_names)
         return model
 
     def _boxes_of(self, model: GPTModel) -> list[TensorBox]:
@@ -343,7 +363,9 @@ class MegatronTrainer(ModelTrainer):
         return boxes_of(shapes, self.architecture, self.layout)
 
     def _forward_of(self, wrapped: nn.Module, model: GPTModel) -> Forward:
-        return Forward(wrapped, model, self.layout, self.architecture.vocabulary)
+        tower, rules = tower_of(model), self.picture_rules
+        features_of = None if tower is None or rules is None else features_by(tower, rules)
+        return Forward(wrapped, model, self.layout, self.architecture.vocabulary, features_of)
 
     @cached_property
     def _reference(self) -> Forward:

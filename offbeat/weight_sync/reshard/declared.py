@@ -11,6 +11,7 @@ not exist yet has names and shapes alone, so it declares how trainers and engine
     segments    first axis in segments that are cut each alone  input of a state space layer
     whole       every rank                                      norms, routers, what MLA compresses to
     no rule     every rank                                      whatever else a model has
+    tower       every rank of the first stage                   what turns pictures into features
     expert      one of these, for one expert, over expert and expert-tensor ranks
 
 What no rule knows is whole on every receiver: that costs bytes and is never wrong, and the bytes are
@@ -67,6 +68,7 @@ class ModelSizes:
     segments: tuple[int, ...] = ()
     state_space_groups: int = 1
     attention_heads: int = 0  # 0: unknown
+    tower: frozenset[str] = frozenset()  # names of the tensors of a vision tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,8 @@ def placement(
         rearranges: Whether the ranks take tensors of state space layers whole.
     """
     stages = _stages(tensor.name, sizes, grid)
-    cut = "whole" if rearranges and _STATE_SPACE.fullmatch(tensor.name) else _cut_of(tensor.name)
+    is_whole = rearranges and _STATE_SPACE.fullmatch(tensor.name)
+    cut = "whole" if is_whole or tensor.name in sizes.tower else _cut_of(tensor.name)
     expert = _EXPERT.fullmatch(tensor.name)
     if grid.shards > 1:
         return (
@@ -169,6 +172,8 @@ def _known_cut(name: str) -> Cut | None:
 
 def _stages(name: str, sizes: ModelSizes, grid: ModelGrid) -> tuple[int, ...]:
     """Return the pipeline stages that hold a tensor."""
+    if name in sizes.tower:
+        return (0,)
     if found := _LAYER.fullmatch(name):
         return (grid.stage_of(int(found[1]), sizes.layers),)
     last = grid.pipeline - 1

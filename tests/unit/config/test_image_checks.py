@@ -39,7 +39,6 @@ def test_digits_in_pictures_on_an_engine_and_the_torch_trainer_are_fine(backend:
             "environment.name",
             "one of function, custom, digits",
         ),
-        ({**IMAGES, "trainer": {"backend": "megatron"}}, "trainer.backend", "to torch"),
     ],
 )
 def test_what_reads_no_pictures_is_refused_by_name(

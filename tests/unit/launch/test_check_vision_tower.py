@@ -64,12 +64,33 @@ def test_a_supported_family_is_said_to_be_proved_at_the_start(
     assert f"reads {kind}; proved at the start" in told
 
 
-def test_megatron_refuses_a_model_that_reads_pictures_in_one_error(tmp_path: Path) -> None:
-    make("idefics3").save_pretrained(tmp_path)
+def of_megatron(model: PreTrainedModel, path: Path) -> list[Finding]:
+    model.save_pretrained(path)
     config = RunConfig.model_validate(
-        {"steps": 1, "model": {"path": str(tmp_path)}, "trainer": {"backend": "megatron"}}
+        {
+            "steps": 1,
+            "model": {"path": str(path)},
+            "environment": {"name": "digits", "images": {"max_mib": 0.02}},
+            "trainer": {"backend": "megatron"},
+        }
     )
-    found = [*check_layout(config), *check_model_proof(config)]
+    return [*check_layout(config), *check_model_proof(config)]
+
+
+def test_megatron_refuses_a_family_whose_pictures_it_does_not_compute_in_one_error(
+    tmp_path: Path,
+) -> None:
+    found = of_megatron(make("qwen3_vl"), tmp_path)
     (error,) = [each for each in found if each.level is Level.ERROR]
-    assert "it reads pictures, and this backend trains text models alone" in error.message
+    assert "it adds features of pictures to what its first layers return" in error.message
     assert error.fix == "Train it with trainer.backend: torch."
+
+
+def test_megatron_takes_a_vision_tower_that_canaries_compare_with_the_engines(
+    tmp_path: Path,
+) -> None:
+    found = of_megatron(make("idefics3"), tmp_path)
+    assert all(each.level is not Level.ERROR for each in found)
+    assert any(
+        "reads pixels; compared with the engine's by canaries" in str(each) for each in found
+    )

@@ -12,6 +12,7 @@ from offbeat.planning.grid_text import describe_grid, parse_grid
 from offbeat.planning.model_tensors import model_tensors
 from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.reshard.declared import placement
 from offbeat.weight_sync.reshard.errors import LayoutRefused
 from offbeat.weight_sync.reshard.grid import ModelGrid
 
@@ -45,6 +46,18 @@ def test_a_router_s_correction_travels_in_its_own_width() -> None:
     tensors, _ = model_tensors(CONFIGS / "deepseek-v3.json", WirePolicy())
     wide = {each.name.rpartition(".")[2] for each in tensors if each.itemsize == 4}
     assert wide == {"e_score_correction_bias"}
+
+
+def test_a_vision_tower_is_whole_on_the_first_stage_whatever_its_tensors_are_called() -> None:
+    tensors, sizes = model_tensors(ROOT / "models" / "tiny-digits", WirePolicy())
+    grid = ModelGrid(tensor=2, pipeline=2)
+    towers = [
+        each for each in tensors if ".text_model." not in each.name and "lm_head" not in each.name
+    ]
+    assert {each.name for each in towers} == sizes.tower
+    for each in towers:
+        ((region, ranks),) = placement(each, sizes, grid).parts
+        assert (region.shape, ranks) == (each.shape, (0, 1))
 
 
 def test_a_recipe_s_plan_moves_the_model_once_to_its_machine_of_engines() -> None:

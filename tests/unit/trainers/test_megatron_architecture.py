@@ -20,6 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.megatron.architecture import read_architecture
+from tests.support.image_text_models import make
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32,
@@ -160,8 +161,38 @@ def test_a_family_that_is_not_mapped_is_refused(tmp_path: Path) -> None:
         read_architecture(tmp_path)
 
 
-def test_a_model_that_reads_pictures_is_refused_by_name() -> None:
-    why = r"is of family idefics3 \(it reads pictures, and this backend trains text models alone\)"
-    with pytest.raises(UntrainableModel, match=why) as refused:
-        read_architecture(Path(__file__).parents[3] / "models/tiny-digits")
+@pytest.mark.parametrize(
+    ("family", "decoder", "axes"),
+    [("idefics3", "model.text_model", None), ("qwen2_5_vl", "model.language_model", (0, 1, 2, 2))],
+)
+def test_what_is_not_decoder_or_head_of_an_image_text_model_is_its_tower(
+    tmp_path: Path, family: str, decoder: str, axes: tuple[int, ...] | None
+) -> None:
+    model = make(family)
+    model.save_pretrained(tmp_path)
+    read = read_architecture(tmp_path)
+    assert (read.layers, read.vocabulary, read.tied) == (2, 64, False)
+    assert (read.decoder, read.axis_of_pair) == (decoder, axes)
+    assert read.qkv_bias == (family == "qwen2_5_vl")
+    assert dict(read.tower) == {
+        name: tuple(each.shape)
+        for name, each in model.named_parameters()
+        if not name.startswith((decoder, "lm_head"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("qwen3_vl", "it adds features of pictures to what its first layers return"),
+        ("gemma3", "of those, this backend trains idefics3, smolvlm, qwen2_vl, qwen2_5_vl"),
+    ],
+)
+def test_a_model_whose_pictures_are_not_computed_here_is_refused_by_name(
+    tmp_path: Path, family: str, why: str
+) -> None:
+    make(family).save_pretrained(tmp_path)
+    named = rf"is of family {family} \(it reads pictures; {why}\)"
+    with pytest.raises(UntrainableModel, match=named) as refused:
+        read_architecture(tmp_path)
     assert refused.value.fix == "Train it with trainer.backend: torch"
