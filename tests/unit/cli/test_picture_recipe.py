@@ -1,4 +1,4 @@
-"""The recipe for a real model that reads pictures, as far as a machine without it can tell."""
+"""Recipes for models that read pictures, as far as a machine without their models can tell."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
+from offbeat.config.loader import load_recipe
 from offbeat.environments.digit_pictures import picture
 
 ROOT = Path(__file__).parents[3]
@@ -38,3 +39,11 @@ def test_what_a_machine_lacks_is_told_and_nothing_else(tmp_path: Path) -> None:
     assert "pictures: prompts of data.path encoded with their pictures: 1; 8 tokens" in (
         result.stdout
     )
+
+
+@pytest.mark.parametrize("steps", [1, 2, 100, 5000])
+def test_the_quickstart_with_images_can_be_made_shorter_or_longer_by_steps_alone(
+    steps: int,
+) -> None:
+    recipe = ROOT / "recipes" / "quickstart-images.yaml"
+    assert load_recipe(recipe, [f"steps={steps}"]).config.steps == steps

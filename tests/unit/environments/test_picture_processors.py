@@ -156,6 +156,12 @@ def test_a_model_that_reads_no_pictures_is_named_with_those_that_do() -> None:
         loaded("models/tiny-addition")
 
 
+def test_smolvlm2_whose_processor_needs_packages_for_videos_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "smolvlm"}')
+    with pytest.raises(NoPictures, match=r"models of idefics3, .*, and this is a smolvlm"):
+        loaded(tmp_path)
+
+
 def test_a_model_without_a_processor_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "idefics3"}')
     with pytest.raises(NoPictures, match="its image processor cannot be loaded"):
