@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig, VllmGeneratorConfig
+from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.controller.events import AnyEvent, Committed, Dispatched, Released, Returned, Served
 from offbeat.messages.groups import Receipt
 from offbeat.planning.prediction import NotPlanned, Pace, pace_of, trainer_seconds
@@ -44,6 +45,17 @@ class MeasuredRun(msgspec.Struct, frozen=True):
     explained: (
         float  # of the variance of the groups' times, by tokens and load; 0: seconds are drawn
     )
+
+    @property
+    def shares_cores(self) -> bool:
+        """Return whether trainer and engines compute on cores that may be the same ones."""
+        match self.config.trainer, self.config.generator:
+            case StubTrainerConfig(), _:
+                return False
+            case trainer, EmbeddedGeneratorConfig() | VllmGeneratorConfig() as engines:
+                return trainer.device == engines.device == "cpu"
+            case _:
+                return False
 
 
 class _Group(msgspec.Struct):
@@ -86,6 +98,7 @@ def measured_run(run_dir: Path) -> MeasuredRun:
         load_s=load_s,
         pause_s=min(load_s, float(np.median(pauses)) if pauses else 0.0),
         slots=_slots(config) if explained else None,
+        step_grows=not isinstance(config.trainer, StubTrainerConfig),
     )
     lost_s = sum(trainer.get(each, 0.0) for each in _NOT_PLANNED)
     step_s = max(1e-9, pace.step_s - lost_s)

@@ -138,7 +138,7 @@ async def _run(config: RunConfig, costs: Costs, work: Sequence[GroupWork], seed:
             prompts=VirtualPrompts(),
             rollouts=VirtualRollouts(engines, work, seed * _GROUPS),
             generators=engines,
-            trainer=VirtualTrainer(costs),
+            trainer=VirtualTrainer(costs, config.groups_per_step),
             journal=journal,
             telemetry=NoMetrics(),
             trace=NoTrace(),

@@ -40,7 +40,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     error: float  # of the predicted time of a step, over the measured one
     changes: list[PlannedChange]
     advice: str
-    explained: float  # of the variance of the groups' times, by tokens and load
+    notes: list[str]  # on what the figures rest
 
     def to_json(self) -> str:
         """Encode as indented JSON with a final newline."""
@@ -57,30 +57,7 @@ class RunPlan(msgspec.Struct, frozen=True):
         width = max(len(name) for name, _, _ in rows)
         head = f"{'':<{width}}  s/step  samples/s  staleness  trainer waits  engines idle"
         lines = [self.run, head, *(_row(name, pace, note, width) for name, pace, note in rows)]
-        return "\n".join([*lines, "", *self._notes()]) + "\n"
-
-    def _notes(self) -> Iterator[str]:
-        yield self.advice
-        if abs(self.error) > _UNSURE:
-            yield (
-                f"The planner does not predict this run itself ({self.error:+.0%} a step), so little "
-                "rests on the rest: something that it does not know takes the time."
-            )
-        if self.explained:
-            yield (
-                f"Engines: tokens and sequences side by side explain {self.explained:.0%} of the "
-                "groups' times."
-            )
-        else:
-            yield (
-                "Engines: tokens do not explain the groups' times, so these are drawn as they were; "
-                "more engines or groups do not change them."
-            )
-        yield (
-            "Not in it: prefill and prefix cache, preemption, memory, cores that engines and trainer "
-            "share, checkpoints, evaluations, learning. A step's time in the trainer grows with its "
-            "groups, but for a tenth."
-        )
+        return "\n".join([*lines, "", self.advice, *self.notes]) + "\n"
 
 
 def plan_run(
@@ -119,9 +96,8 @@ def plan_run(
         pace = _corrected(predict(config, run.costs, work), error)
         speedup = pace.samples_per_s / run.pace.samples_per_s
         changes.append(PlannedChange([*change, *lengths], pace, speedup))
-    return RunPlan(
-        str(run_dir), run.pace, base, error, changes, _advice(run, changes), run.explained
-    )
+    advice, notes = _advice(run, changes), list(_notes(run, error))
+    return RunPlan(str(run_dir), run.pace, base, error, changes, advice, notes)
 
 
 def _with(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
@@ -215,6 +191,37 @@ def _advice(run: MeasuredRun, changes: Sequence[PlannedChange]) -> str:
     if least == own:
         return f"sampler.max_staleness={own}, as it is, is the least within 3 % of the best speed."
     return f"sampler.max_staleness={least} is the least within 3 % of the best speed."
+
+
+def _notes(run: MeasuredRun, error: float) -> Iterator[str]:
+    """Yield sentences on what a plan of a run rests on, and on what is not in it."""
+    if abs(error) > _UNSURE:
+        yield (
+            f"The planner does not predict this run itself ({error:+.0%} a step), so little rests on "
+            "the rest: something that it does not know takes the time."
+        )
+    if run.shares_cores:
+        yield (
+            "Trainer and engines compute on cores: where these are the same ones, what overlaps takes "
+            "longer, and a change of staleness, engines or groups brings less than its row says."
+        )
+    if run.explained:
+        yield (
+            f"Engines: tokens and sequences side by side explain {run.explained:.0%} of the groups' "
+            "times."
+        )
+    else:
+        yield (
+            "Engines: tokens do not explain the groups' times, so these are drawn as they were; more "
+            "engines or groups do not change them."
+        )
+    if run.costs.step_grows:
+        yield "Trainer: a step's time grows with its groups, but for a tenth."
+    else:
+        yield "Trainer: a stand-in, whose step takes the same time for any number of groups."
+    yield (
+        "Not in it: prefill and prefix cache, preemption, memory, checkpoints, evaluations, learning."
+    )
 
 
 def _row(name: str, pace: Pace, note: str, width: int) -> str:

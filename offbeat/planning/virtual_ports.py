@@ -61,6 +61,7 @@ class Costs:
     load_s: float  # from a release until an engine serves it
     pause_s: float  # of it, the engine decodes nothing
     slots: int | None = None  # sequences that an engine decodes side by side; None: any number
+    step_grows: bool = True  # a step's time grows with its groups; a stand-in trainer's does not
 
 
 class VirtualJournal:
@@ -245,9 +246,10 @@ def _receipt(task: RolloutTask, spans: VersionSpans, prompt_tokens: int) -> Rece
 class VirtualTrainer:
     """Trainer that serves one call at a time, in the order they were made."""
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: Costs, groups_per_step: int) -> None:
         self.version = 0
         self._costs = costs
+        self._groups = costs.groups if costs.step_grows else groups_per_step
         self._turn = asyncio.Lock()
 
     async def state(self, fence: Fence) -> TrainerState:
@@ -260,7 +262,7 @@ class VirtualTrainer:
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None: ...
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
         groups, costs = len(chunk.prompt_indices), self._costs
-        cost_s = costs.step_s * (1 - FINISH_SHARE) * groups / costs.groups
+        cost_s = costs.step_s * (1 - FINISH_SHARE) * groups / self._groups
         await self._serve(cost_s)
         return ChunkResult(chunk.tokens, groups, 1, cost_s)
 

@@ -1,12 +1,14 @@
 """`offbeat plan`: a run's own times, the production controller on a virtual clock, other settings."""
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -81,6 +83,31 @@ def test_a_synchronous_step_is_the_sum_of_its_parts_and_an_overlapped_one_the_lo
     overlapped = predict(recipe(sampler={"max_staleness": 2}), TIMES, work)
     assert overlapped.step_s == pytest.approx(2.0, rel=0.05)
     assert 0 < overlapped.staleness <= 2
+
+
+@pytest.mark.parametrize(("grows", "times_as_long"), [(True, 1.9), (False, 1.0)])
+def test_twice_the_groups_take_a_trainer_longer_and_a_stand_in_as_long(
+    *, grows: bool, times_as_long: float
+) -> None:
+    costs = dataclasses.replace(TIMES, step_grows=grows)
+    work = [GroupWork((0.01,), response_tokens=10)]
+    four, eight = (predict(recipe(groups_per_step=count), costs, work) for count in (4, 8))
+    # What a step waits for besides the trainer is the same: 0.5 s for its weights, 0.01 s for groups.
+    trained_s = [each.step_s - 0.51 for each in (four, eight)]
+    assert trained_s[0] == pytest.approx(2.0, rel=0.01)
+    assert trained_s[1] == pytest.approx(2.0 * times_as_long, rel=0.01)
+
+
+def test_a_plan_says_what_it_does_not_know_of_the_run(run_dir: Path) -> None:
+    run = measured_run(run_dir)
+    stand_in = plan_run(run_dir, ["sampler.max_staleness=0"])
+    assert not run.shares_cores
+    assert "the same time for any number of groups" in " ".join(stand_in.notes)
+    engines = {"backend": "embedded"}
+    for device, shares in ((), True), (("cuda", 1), False):
+        trainer = {"backend": "torch", **dict(zip(("device", "gpus"), device, strict=False))}
+        config = recipe(trainer=trainer, generator=engines)
+        assert msgspec.structs.replace(run, config=config).shares_cores is shares
 
 
 def test_the_pace_of_an_engine_is_found_from_times_that_follow_it() -> None:
