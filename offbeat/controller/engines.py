@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from offbeat.controller.errors import BudgetSpent, EngineNotStarted
+from offbeat.controller.errors import EngineBudgetSpent, EngineNotStarted
 from offbeat.controller.events import EngineLost, Retired
 from offbeat.controller.health import Health
 from offbeat.controller.ports import Generator
@@ -48,7 +48,7 @@ class EnginePump:
         """Return once the engine is retired; at once if a former controller has retired it.
 
         Raises:
-            BudgetSpent: It needs more restarts than the budget allows, and the run needs it.
+            EngineBudgetSpent: It needs more restarts than the budget allows, and the run needs it.
             EngineNotStarted: It does not start, and no other engine is alive.
         """
         if self._name in self._state.tally.retired:
@@ -203,12 +203,13 @@ class EnginePump:
         """Return whether the dead engine stays down for good instead of being restarted.
 
         Raises:
-            BudgetSpent: It may not be restarted, and the run needs it.
+            EngineBudgetSpent: It may not be restarted, and the run needs it.
         """
         state, budget = self._state, self._config.restart_budget
         if state.fleet.replaced >= budget:
             if not self._can_be_spared():
-                raise BudgetSpent("engine restarts", budget, "generator.restart_budget", self._name)
+                key = "generator.restart_budget"
+                raise EngineBudgetSpent("engine restarts", budget, key, self._name)
             return True
         return self._is_hopeless()
 

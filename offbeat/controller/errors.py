@@ -81,6 +81,10 @@ class LogprobGapTooLarge(OffbeatError):
         )
 
 
+class EngineBudgetSpent(BudgetSpent):
+    """Engines were lost more often than their budget allows, and the run needs the last one lost."""
+
+
 class TrainerBudgetSpent(BudgetSpent):
     """The trainer failed more often than its budget allows: its state is not worth a checkpoint."""
 

@@ -1,4 +1,4 @@
-"""Checks of the end of an episode: I3 and I8 at rest, I9, I14, I15, I16."""
+"""Checks of the end of an episode: I3 and I8 at rest, I9, I14, I15, I16, I21."""
 
 import builtins
 import re
@@ -14,6 +14,7 @@ from offbeat.simulation.audit_groups import (
     TRAINING,
     AuditedGroups,
 )
+from offbeat.simulation.audit_restarts import EngineRestarts
 from offbeat.simulation.audit_rewards import AuditedRewards
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_world import World
@@ -61,6 +62,7 @@ class End:
     ) -> None:
         self._config, self._groups, self._steps = config, groups, steps
         self._world, self._rewards, self._findings = world, rewards, findings
+        self._restarts = EngineRestarts(config, world)
 
     def check(self) -> None:
         """Run all checks of the end."""
@@ -91,6 +93,11 @@ class End:
             add("I9", f"the run stalled although no fault delayed it: {end.error}")
         elif cause == "EmptyBatch" and not self._groups.given_up:
             add("I9", f"no group was left to train although no prompt was given up: {end.error}")
+        elif cause == "EngineBudgetSpent" and not self._restarts.explain_the_end:
+            add(
+                "I21",
+                f"the faults explain {self._restarts.at_most} restarts of engines: {end.error}",
+            )
         elif cause == "RewardCallBudgetSpent" and not self._rewards.is_spent:
             add("I9", f"the calls that are left cover a group: {end.error}")
         if not (_STEP.search(end.error) and _VERSION.search(end.error) and cause in end.error):
@@ -124,9 +131,9 @@ class End:
         """Check that a finished run has trained all groups it admitted."""
         add, groups, steps = self._findings.add, self._groups, self._steps
         config, made = self._config, len(self._steps.stack)
-        stopped, counts = STOPPED in self._world.fault_kinds, groups.counts
+        stopped, counts = STOPPED in self._world.faults, groups.counts
         stopped |= config.rollout.on_reward_budget_spent == "stop" and self._rewards.is_spent
-        kept = steps.last_checkpoint == made or "checkpoint_fails" in self._world.fault_kinds
+        kept = steps.last_checkpoint == made or "checkpoint_fails" in self._world.faults
         if config.checkpoint.interval and not kept:
             add("I12", f"it finished at version {made} and kept version {steps.last_checkpoint}")
         if groups.failed > config.rollout.drop_budget:

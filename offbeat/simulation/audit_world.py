@@ -4,6 +4,7 @@ It reads no data of the controller, so each violation follows from the actors' r
 weights that were never published, a step that was trained twice, a checkpoint that does not verify.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -77,7 +78,7 @@ class World:
         self.ended: Ended | None = None
         self.controller_ends: list[ControllerEnd] = []
         self.last_fault_at: float | None = None
-        self.fault_kinds: set[str] = set()
+        self.faults = Counter[str]()  # that fired, by kind
         self.answers: dict[tuple[int, int, str, str], list[SentGroup]] = {}
         self.reported: list[StepReported] = []
         self.serves: set[tuple[str, str, int, int, str]] = set()
@@ -155,7 +156,7 @@ class World:
 
     def _fault(self, record: Fault) -> None:
         self.last_fault_at = record.at
-        self.fault_kinds.add(record.kind)
+        self.faults[record.kind] += 1
         self._fetches.fault(record)
         self._trainer_was_struck |= record.kind not in HARMLESS_TO_TRAINER
 

@@ -11,6 +11,7 @@ the samplers, so it does not repeat their mistakes.
                Losses   cost of a lost machine         I17
                Samples  each sample once, masked ones nowhere  I18
         AuditedRewards  calls of reward functions      I20
+        EngineRestarts  faults that explain restarts   I21
 """
 
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offbeat.controller.commands import Pause, Resume
-from offbeat.controller.errors import BudgetSpent, EngineNotStarted, RunFailed
+from offbeat.controller.errors import EngineBudgetSpent, EngineNotStarted, RunFailed
 from offbeat.controller.events import EngineLost, Served
 from offbeat.controller.health import Health
 from offbeat.messages.failures import Component, DeadlineExceeded
@@ -195,7 +195,7 @@ def test_the_last_engine_is_restarted_as_often_as_the_budget_allows() -> None:
     engine = use_engine(world, DiesAfterSync("generator-0"))
     error, _ = outcome(world)
     assert isinstance(error, RunFailed)
-    assert isinstance(error.causes[0], BudgetSpent)
+    assert isinstance(error.causes[0], EngineBudgetSpent)
     assert engine.incarnation_number == 1 + 7
     assert not engine.retired
 

@@ -6,6 +6,7 @@ import msgspec
 from planted.planting import Planted, become
 
 from offbeat.controller.engine_record import EngineRecord
+from offbeat.controller.engines import EnginePump
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.health import Health
 from offbeat.controller.syncing import WeightSync
@@ -45,6 +46,23 @@ class ARestartedEngineIsHealthy(Planted):
 
     def plant(self) -> None:
         become(self.state.fleet, self.Engines)
+
+
+class AnEngineIsReplacedAfterEachSync(Planted):
+    """It answers and serves, and is taken for lost as often as the budget allows."""
+
+    breaks = frozenset({"I21"})
+
+    class Engines(EnginePump):
+        async def _until_lost(self) -> None:
+            pass
+
+        def _can_be_spared(self) -> bool:
+            return False
+
+    def plant(self) -> None:
+        for pump in self._engine_pumps:
+            become(pump, self.Engines)
 
 
 class ADigestIsNotChecked(Planted):
