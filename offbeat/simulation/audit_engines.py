@@ -51,7 +51,7 @@ class AuditedEngines:
 
     def lost(self, event: EngineLost) -> None:
         """Check that an engine is replaced for a fault that can have struck it."""
-        if self._world.fault_kinds <= HARMLESS:
+        if self._world.faults.keys() <= HARMLESS:
             self._findings.add(
                 "I17",
                 f"{event.engine} was given up although no fault had struck an engine: {event.reason}",
