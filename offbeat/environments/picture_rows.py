@@ -7,6 +7,7 @@ rows of a data set are other people's input.
 """
 
 import base64
+import errno
 import os
 import re
 import stat
@@ -18,6 +19,15 @@ from offbeat.environments.picture_errors import PLACE, BadPicture
 from offbeat.messages.groups import Prompt
 
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_UNNAMEABLE: Final = re.compile("[\0\ud800-\udfff]")  # surrogates are no UTF-8
+_OF_THE_NAME: Final = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM),
+        *(errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO),  # ENXIO: a socket
+    }
+)
+"""Errors by which a file is at fault, or its name; by any other one, the file system is."""
+
 PICTURE_KEYS: Final = ("image", "images")
 _NON_TEXT_PARTS: Final = (
     *("image", "image_url", "input_image"),
@@ -95,7 +105,8 @@ def _problem_of_messages(messages: object) -> str | None:
         for part in cast("list[object]", content) if isinstance(content, list) else []:
             if not isinstance(part, dict) or cast("dict[str, object]", part).get("type") == "text":
                 continue
-            extra = cast("dict[str, object]", part).keys() - {"type", "text"}
+            fields = cast("dict[str, object]", part).items()
+            extra = {key for key, value in fields if value is not None} - {"type", "text"}
             kind = cast("dict[str, object]", part).get("type")
             if kind != "image" or extra:
                 got = f"a part of type {kind!r:.40}" + (
@@ -135,7 +146,9 @@ def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:
             if found.st_size > max_bytes:
                 raise BadPicture(name, f"has {found.st_size} bytes; at most {max_bytes} are read")
             content = file.read(max_bytes + 1)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+    except OSError as error:
+        if error.errno not in _OF_THE_NAME:
+            raise
         raise BadPicture(name, f"cannot be read from {folder}: {error.strerror}") from error
     if len(content) > max_bytes:
         raise BadPicture(name, f"grew beyond {max_bytes} bytes while it was read")
@@ -193,7 +206,7 @@ def _problem_of_name(picture: object) -> str | None:
     """Return why this cannot name a picture; None: it can."""
     if _content(picture) is not None:
         return None
-    if not isinstance(picture, str) or not picture or "\0" in picture:
+    if not isinstance(picture, str) or not picture or _UNNAMEABLE.search(picture):
         return "is no path of a file"
     if _ADDRESS.match(picture):
         return "is an address, and nothing is fetched: download it to the folder of the data file"

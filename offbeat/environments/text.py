@@ -59,8 +59,11 @@ def for_template(
 
     Templates of some image-text models (SmolVLM, Idefics3) read a content that is a list of parts,
     and leave out one that is a text. Most templates of text models read a text, and print a list of
-    parts as Python writes it. Neither is an error of the template. Parts other than texts stay.
+    parts as Python writes it. Neither is an error of the template. Parts other than texts stay; of
+    each part the fields that are null are left out: to Qwen's templates a text with a field
+    ``image`` is a picture, whatever the field is.
     """
+    messages = [_without_nulls(message) for message in messages]
     contents = [message.get("content") for message in messages]
     has_texts = any(isinstance(content, str) for content in contents)
     if not has_texts and not any(map(_is_text_parts, contents)):
@@ -74,6 +77,21 @@ def for_template(
     if reads_texts and not reads_parts:
         return [_in_one_text(message) for message in messages]
     return messages
+
+
+def _without_nulls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message without the fields of its parts that are null."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_known(part) for part in cast("list[object]", content)]}
+
+
+def _known(part: object) -> object:
+    if not isinstance(part, Mapping):
+        return part
+    fields = cast("Mapping[str, object]", part).items()
+    return {key: value for key, value in fields if value is not None}
 
 
 def _reads_parts(template: Any) -> bool:  # noqa: ANN401

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from offbeat.config.limits import freeze_patterns, lora_of, moe_of
+from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.moe import MoeConfig
@@ -67,7 +68,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
 
 
 def _pictures(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
-    if config.environment.images is None:
+    if not any(view.environment.images for view in environment_views(config).values()):
         return
     from offbeat.multimodal.picture_rules import FAMILIES, picture_rules
 

@@ -130,6 +130,21 @@ def test_a_text_beside_parts_reaches_a_template_that_reads_parts_alone(tmp_path:
     assert tokenizer.decode(ids).replace(" ", "") == "12;"
 
 
+def test_a_field_of_a_text_that_is_null_makes_no_place(tmp_path: Path) -> None:
+    shutil.copytree(TINY_DIGITS, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        "{% for message in messages %}{% for part in message['content'] %}"  # Qwen's question
+        "{% if part['type'] == 'image' or 'image' in part %}<image>{% elif 'text' in part %}"
+        "{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    nulls = [{"type": "image", "text": None}, {"type": "text", "text": "=", "image": None}]
+    encoded = loaded(tmp_path / "model").encode([{"role": "user", "content": nulls}], PICTURES[:1])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.decode(encoded.token_ids).replace(" ", "").endswith("=")
+    row = {"messages": [{"role": "user", "content": nulls[1:]}]}
+    assert tokenizer.decode(encode_prompt(Prompt(0, 0, 0, row), tokenizer)) == "="
+
+
 @pytest.mark.parametrize(("text", "places"), [("=", 0), ("<image><image>=", 2)])
 def test_a_text_has_one_place_for_each_picture(text: str, places: int) -> None:
     with pytest.raises(WrongPlaces, match=f"has {places} places for its 1 pictures"):

@@ -3,6 +3,7 @@
 import base64
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def test_a_link_that_stays_in_the_folder_is_followed(folder: Path) -> None:
         ("hf://datasets/a/b/c.png", "nothing is fetched"),
         ("", "is no path"),
         ("a\0.png", "is no path"),
+        ("\ud800.png", "is no path"),
         (7, "is no path"),
         ({"url": "http://example.org"}, "is no path"),
         (b"a.png", "is no path"),
@@ -114,6 +116,15 @@ def test_nothing_is_read_of_a_file_that_is_too_large(folder: Path) -> None:
         file.truncate(2**40)  # takes no space
     with pytest.raises(BadPicture, match=f"has {2**40} bytes; at most {MOST} are read"):
         content(folder, "large.png")
+
+
+def test_a_name_that_no_file_can_have_is_a_problem_of_the_row_and_no_outage(folder: Path) -> None:
+    (folder / "loop.png").symlink_to("loop.png")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(folder / "socket.png"))
+        for name in ("loop.png", "loop.png/a.png", "a" * 300 + ".png", "a/" * 3000, "socket.png"):
+            with pytest.raises(BadPicture, match="cannot be read from"):
+                content(folder, name)
 
 
 def test_a_prompt_that_comes_from_no_file_names_no_file() -> None:
@@ -157,6 +168,8 @@ def test_messages_have_places_for_the_pictures_of_their_row() -> None:
     content = [PART, {"type": "text", "text": "What is it?"}]
     row = {"image": "a.png", "messages": [{"role": "user", "content": content}]}
     assert pictures_problem(row, 1) is None
+    with_null = {"image": "a.png", "messages": [user([PART | {"text": None, "image": None}])]}
+    assert pictures_problem(with_null, 1) is None
 
 
 IN_ROW = {"bytes": base64.b64encode(b"a picture").decode()}

@@ -56,6 +56,22 @@ def test_a_family_whose_pictures_are_not_supported_is_an_error_that_names_those_
     assert "Take a model of idefics3, smolvlm, qwen2_vl, qwen2_5_vl, qwen3_vl, gemma3" in told
 
 
+def test_one_of_several_environments_with_pictures_needs_a_tower_too(tmp_path: Path) -> None:
+    llava().save_pretrained(tmp_path)
+    pictured = {"environment": {"name": "digits", "images": {"max_mib": 0.02}}}
+    plain = {"environment": {"name": "arithmetic"}}
+    config = RunConfig.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": str(tmp_path)},
+            "environments": {"text": plain, "digits": pictured},
+            "trainer": {"backend": "stub"},
+        }
+    )
+    told = [str(each) for each in check_model_proof(config)]
+    assert any("(llava): its pictures are not supported" in each for each in told)
+
+
 @pytest.mark.parametrize(("family", "kind"), [("idefics3", "pixels"), ("qwen3_vl", "patches")])
 def test_a_supported_family_is_said_to_be_proved_at_the_start(
     family: str, kind: str, tmp_path: Path
