@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.long_run import LongRun
 from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.journal import open_journal
+from offbeat.run_files.disk import DISK, Disk
 from offbeat.telemetry.jsonl_sink import JsonlSink
 from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.status import Status
@@ -28,13 +29,23 @@ METRICS = 60
 SNAPSHOT_RECORDS = 5_000
 
 
-async def write_run(run_dir: Path, run: LongRun) -> list[dict[str, float]]:
+class ForgetfulDisk(Disk):
+    """Disk that writes, and makes nothing durable."""
+
+    def sync_appended(self, file: int) -> None:
+        del file
+
+
+async def write_run(
+    run_dir: Path, run: LongRun, *, barriers: int = 2, disk: Disk = DISK
+) -> list[dict[str, float]]:
     """Return the milliseconds of CPU of each step by writer."""
     loop = asyncio.get_running_loop()
     ledger, journal = open_journal(
         run_dir / "journal",
         partial(loop.run_in_executor, None),
         snapshot_records=SNAPSHOT_RECORDS,
+        disk=disk,
         unix_s=time.time,
     )
     ledger.open("writers-1", 1, "driver")
@@ -50,9 +61,10 @@ async def write_run(run_dir: Path, run: LongRun) -> list[dict[str, float]]:
         began = time.process_time()
         for event in events:
             journal.append(event)
-        await journal.barrier()
-        journal.append(events[-1])  # a second barrier waits for what was appended since
-        await journal.barrier()
+        encoded = time.process_time()
+        for _ in range(barriers):
+            await journal.barrier()
+            journal.append(events[-1])  # a second barrier waits for what was appended since
         journalled = time.process_time()
         sink.write(record)
         status.update(Status(step=step, steps=run.steps, phase="running"))
@@ -67,6 +79,8 @@ async def write_run(run_dir: Path, run: LongRun) -> list[dict[str, float]]:
                 "aggregates": (folded - written) * 1e3,
                 "metrics and status": (written - journalled) * 1e3,
                 "to look at": (folded - journalled) * 1e3,
+                "journal, encoding": (encoded - began) * 1e3,
+                "journal, barriers": (journalled - encoded) * 1e3,
                 "whole journal": (journalled - began) * 1e3,
             }
         )
@@ -81,12 +95,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--groups", type=int, default=16)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        costs = asyncio.run(write_run(Path(directory), LongRun(given.steps, given.groups, 2)))
-    for name in costs[0]:
-        values = [each[name] for each in costs[20:]]
-        mean, median = statistics.fmean(values), statistics.median(values)
-        print(f"{name:22s} mean {mean:.3f} ms, median {median:.3f} ms per step")
+    for title, barriers, disk in (
+        ("two barriers per step, as a run has them", 2, DISK),
+        ("two barriers on a disk that makes nothing durable", 2, ForgetfulDisk()),
+        ("one barrier per step", 1, DISK),
+    ):
+        with tempfile.TemporaryDirectory() as directory:
+            run = LongRun(given.steps, given.groups, 2)
+            written = write_run(Path(directory), run, barriers=barriers, disk=disk)
+            costs = asyncio.run(written)[20:]
+        print(title)
+        for name in costs[0]:
+            values = [each[name] for each in costs]
+            mean, median = statistics.fmean(values), statistics.median(values)
+            print(f"  {name:22s} mean {mean:.3f} ms, median {median:.3f} ms per step")
 
 
 if __name__ == "__main__":
