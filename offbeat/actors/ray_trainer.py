@@ -133,7 +133,7 @@ class RayTrainer:
         shares = self._shares(chunk)
         calls, sent = list[Any](), list[_Sent]()
         for rank, handle in enumerate(self._ranks):
-            part = part_of(chunk, shares[self._replicas.share_of(rank)])
+            part = part_of(chunk, self._places_of(rank, shares))
             places, columns = self._send(rank, fence, shares, chunk, sent)
             calls.append(
                 handle.train_microbatch.remote(
@@ -196,6 +196,10 @@ class RayTrainer:
         )
         return tuple(tuple(place_of[prompt_index] for prompt_index in share) for share in assigned)
 
+    def _places_of(self, rank: int, shares: Sequence[Sequence[int]]) -> list[int]:
+        """Return the indices in the chunk of the groups that a rank gets, share after share."""
+        return [place for share in self._replicas.shares_of(rank) for place in shares[share]]
+
     def _send(
         self,
         rank: int,
@@ -209,7 +213,7 @@ class RayTrainer:
         One rank gets them with the call. Several ranks compute together: a rank whose columns are
         lost must report it inside the call, so they are sent ahead of it.
         """
-        places, refs = flat(part_of(chunk, shares[self._replicas.share_of(rank)]))
+        places, refs = flat(part_of(chunk, self._places_of(rank, shares)))
         if len(self._ranks) == 1 or not refs:
             return places, [0, *refs]
         number = next(self._numbers)
@@ -234,7 +238,7 @@ class RayTrainer:
         try:
             return await self._gathered(refs, during)
         except UnfitColumns as unfit:
-            place = shares[self._replicas.share_of(unfit.rank)][unfit.place]
+            place = self._places_of(unfit.rank, shares)[unfit.place]
             raise UnfitGroup(unfit.rank, chunk.prompt_indices[place], str(unfit)) from unfit
         except ArgumentLost as lost:
             raise payload_lost(chunk, [lost]) from lost

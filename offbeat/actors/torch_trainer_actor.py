@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.config.base import of_kind
+from offbeat.config.limits import rank_resources
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
@@ -20,7 +21,8 @@ class TorchTrainerActor(TrainerActor):
     def __init__(self, spec: TrainerSpec) -> None:
         import torch
 
-        torch.set_num_threads(of_kind(TorchTrainerConfig, spec.config.trainer).threads)
+        trainer = of_kind(TorchTrainerConfig, spec.config.trainer)
+        torch.set_num_threads(rank_resources(trainer, spec.rank, spec.ranks).threads)
         super().__init__(spec, lambda peers: make(spec, peers))
 
 

@@ -12,6 +12,7 @@ from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
 from offbeat.config.crosschecks_data import data_clashes
 from offbeat.config.crosschecks_demonstrations import demonstration_clashes
+from offbeat.config.crosschecks_encoder import encoder_clashes
 from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_images import image_clashes
@@ -389,5 +390,6 @@ _REAL_RUNS = (
     in_each_environment(_stubs_come_together),
     vllm_clashes,
     layout_clashes,
+    encoder_clashes,
     _devices_and_gpus_agree,
 )

@@ -1,10 +1,12 @@
 """Numbers that follow from a config, and that several rooms have to agree on."""
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.rollout import OnFailedSample
@@ -115,7 +117,44 @@ def trainer_ranks(config: RunConfig) -> int:
     ranks = trainer_replicas(trainer)
     if isinstance(trainer, MegatronTrainerConfig):
         ranks *= trainer.tensor_parallel * trainer.context_parallel * trainer.pipeline_parallel
-    return ranks
+    return ranks + encoder_ranks(trainer)
+
+
+def encoder_of(trainer: TrainerConfig) -> EncoderConfig | None:
+    """Return the ranks that hold the vision tower alone; None: there are none."""
+    return trainer.encoder if isinstance(trainer, TorchTrainerConfig) else None
+
+
+def encoder_ranks(trainer: TrainerConfig) -> int:
+    """Return the number of ranks that hold the vision tower alone. They are the last of the world."""
+    encoder = encoder_of(trainer)
+    return 0 if encoder is None else encoder.data_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class RankResources:
+    """Resources of one trainer rank."""
+
+    cpus: float  # that Ray reserves, as ``gpus``
+    gpus: float
+    threads: int
+
+
+def rank_resources(trainer: TrainerConfig, rank: int, ranks: int) -> RankResources:
+    """Return the resources of a rank of a world of so many."""
+    threads = 1 if trainer.backend == "stub" else trainer.threads
+    encoder = encoder_of(trainer)
+    if encoder is None or rank < ranks - encoder.data_parallel:
+        return RankResources(trainer.cpus, trainer.gpus, threads)
+    cpus = trainer.cpus if encoder.cpus is None else encoder.cpus
+    gpus = trainer.gpus if encoder.gpus is None else encoder.gpus
+    return RankResources(cpus, gpus, encoder.threads)
+
+
+def trainer_resources(config: RunConfig) -> list[RankResources]:
+    """Return the resources of every trainer rank, in their order."""
+    ranks = trainer_ranks(config)
+    return [rank_resources(config.trainer, rank, ranks) for rank in range(ranks)]
 
 
 def microbatch_tokens(trainer: TrainerConfig) -> int:

@@ -22,7 +22,7 @@ from offbeat.actors.controller_actor import ControllerActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import RunFilesActor
-from offbeat.config.limits import trainer_ranks
+from offbeat.config.limits import trainer_resources
 from offbeat.config.mixture import environment_workers
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
@@ -178,12 +178,13 @@ def check_room(spec: RunSpec) -> None:
         NoRoom: An actor fits no machine; names it, the resource and the key to change.
     """
     nodes = _alive()
-    for section in ("trainer", "generator"):
-        config = spec.config.trainer if section == "trainer" else spec.config.generator
-        for resource, requested, key in (
-            ("CPU", config.cpus, "cpus"),
-            ("GPU", config.gpus, "gpus"),
-        ):
+    ranks, generator = trainer_resources(spec.config), spec.config.generator
+    largest_rank = (max(each.cpus for each in ranks), max(each.gpus for each in ranks))
+    for section, (cpus, gpus) in (
+        ("trainer", largest_rank),
+        ("generator", (generator.cpus, generator.gpus)),
+    ):
+        for resource, requested, key in (("CPU", cpus, "cpus"), ("GPU", gpus, "gpus")):
             largest = max((node.get(resource, 0.0) for node in nodes), default=0.0)
             if requested > largest:
                 raise NoRoom(section, resource, requested, largest, f"{section}.{key}")
@@ -197,17 +198,17 @@ def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None
     Raises:
         NoRoom: A resource does not suffice; names it and the keys to change.
     """
-    ranks, engines = trainer_ranks(config), config.generator.engines
+    ranks, engines = trainer_resources(config), config.generator.engines
     for resource, key in (("CPU", "cpus"), ("GPU", "gpus")):
         trainer, generator = (
-            (config.trainer.cpus, config.generator.cpus)
+            (sum(each.cpus for each in ranks), config.generator.cpus)
             if key == "cpus"
-            else (config.trainer.gpus, config.generator.gpus)
+            else (sum(each.gpus for each in ranks), config.generator.gpus)
         )
-        requested = ranks * trainer + engines * generator
+        requested = trainer + engines * generator
         there = sum(node.get(resource, 0.0) for node in nodes)
         if requested > there:
-            actors = f"the run of {ranks} trainer ranks and {engines} engines"
+            actors = f"the run of {len(ranks)} trainer ranks and {engines} engines"
             raise NoRoom(actors, resource, requested, there, f"trainer.{key} or generator.{key}")
 
 
@@ -277,13 +278,12 @@ def _served_model(config: RunConfig) -> ModelConfig:
 def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
     """Create the trainer's ranks; one stub represents all of them."""
     config = spec.config
-    rank_cls = ray.remote(trainer_class(config.trainer.backend)).options(
-        num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=-1
-    )
-    ranks = trainer_ranks(config)
-    for rank in range(ranks):
-        made_from = TrainerSpec(config, str(spec.run_dir), rank, ranks, spec.sharing)
-        yield rank_cls.remote(made_from)
+    rank_cls = ray.remote(trainer_class(config.trainer.backend))
+    resources = trainer_resources(config)
+    for rank, each in enumerate(resources):
+        made_from = TrainerSpec(config, str(spec.run_dir), rank, len(resources), spec.sharing)
+        options = {"num_cpus": each.cpus, "num_gpus": each.gpus, "max_restarts": -1}
+        yield rank_cls.options(**options).remote(made_from)
 
 
 def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:

@@ -94,6 +94,12 @@ _TRAIN: Final[tuple[Row, ...]] = (
     ("train/zero_variance_groups", "fraction", "mean",
      "Groups whose samples all got the same reward: they carry no signal.",
      "Prompts are too easy or too hard; change the data, or draw more samples per group."),
+    ("train/bridge_bytes", "bytes", "sum",
+     "Features and their gradients between encoder ranks and language ranks in the step (trainer.encoder).",
+     "More or larger pictures; samples of a group share them."),
+    ("train/bridge_s", "s", "sum",
+     "Longest that a rank was inside receiving them; waiting for the other side counts.",
+     "Above half of time/train_s: one side waits for the other; see docs/encoder-ranks.md."),
 )
 
 _MOE: Final[tuple[Row, ...]] = (

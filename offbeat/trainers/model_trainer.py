@@ -7,7 +7,7 @@ chunks or assigned to ranks, and ``train`` is the same step in one call.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -53,7 +53,7 @@ LossOf = Callable[[PackedRows, Tensor, Tensor], Tensor]
 """(microbatch, log-probabilities [N], entropies [N]) -> a sum to differentiate."""
 
 
-class _Chunk(NamedTuple):
+class TrainedGroups(NamedTuple):
     """One rank's groups of a chunk, as its loss reads them; None without groups."""
 
     batch: Batch
@@ -154,7 +154,11 @@ class ModelTrainer(TrainerBackend):
 
     def weights_digest(self) -> str:
         """Return one digest over names and bytes of all weights. All ranks call it together."""
-        return weights_digest(self.named_weights())
+        return self._digest_of(self.named_weights())
+
+    def _digest_of(self, named: Iterable[tuple[str, Tensor]]) -> str:
+        """Return the digest of whole weights, equal on all ranks, which call it together."""
+        return weights_digest(named)
 
     # --- the step --------------------------------------------------------------------------------
 
@@ -203,10 +207,10 @@ class ModelTrainer(TrainerBackend):
 
     def _read(
         self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
-    ) -> tuple[_Chunk | None, list[PackedRows], ChunkResult]:
+    ) -> tuple[TrainedGroups | None, list[PackedRows], ChunkResult]:
         """Return this rank's groups as the loss reads them, their microbatches, and counts."""
 
-        def read() -> tuple[tuple[_Chunk | None, int], list[PackedRows]]:
+        def read() -> tuple[tuple[TrainedGroups | None, int], list[PackedRows]]:
             batch, own = self._planner.cut(groups, only_trained=True)
             if batch is None:
                 return (None, 0), own
@@ -214,7 +218,10 @@ class ModelTrainer(TrainerBackend):
             inputs_of = loss_tokens(
                 batch, groups, advantages, config, self._device, version=version
             )
-            return (_Chunk(batch, inputs_of, _advantage_sums(batch, advantages)), len(own)), own
+            return (
+                TrainedGroups(batch, inputs_of, _advantage_sums(batch, advantages)),
+                len(own),
+            ), own
 
         (chunk, count), microbatches = self._prepared_on_all_ranks("microbatch", read)
         own = microbatches[:count]  # the rest is padding

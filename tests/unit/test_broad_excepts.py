@@ -81,7 +81,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "trainers/ranks/process_group.py join",
         "trainers/torch/forward.py top_logprobs",
         "trainers/torch/sharded_state.py _Reader.read_metadata",
-        "trainers/torch/split_step.py _settled",
+        "trainers/torch/split_step.py settled",
         "weight_sync/transports/gloo_receiver.py _Transfer._round",
         "weight_sync/transports/group.py joined",
     ),

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from offbeat.config.base import Config, default_choice
+from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
@@ -88,6 +89,9 @@ class TorchTrainerConfig(_ModelTrainer):
     """Patterns of names of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`; `*` matches
     dots, too. A frozen parameter keeps every bit and needs no gradient and no moments: less memory, and less that
     a step can change. Each pattern has to match a name of the model (docs/recipes.md)."""
+
+    encoder: EncoderConfig | None = None
+    """Ranks of their own for the vision tower (docs/encoder-ranks.md)."""
 
 
 class MegatronTrainerConfig(_ModelTrainer):

@@ -8,7 +8,7 @@ from typing import Final
 
 import psutil
 
-from offbeat.config.limits import lora_of, trainer_ranks
+from offbeat.config.limits import lora_of, trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 from offbeat.launch.checks.model_files import ModelFiles
@@ -39,7 +39,8 @@ def this_machine() -> Machine:
 def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that there is a core for each thread that computes at the same time."""
     section = config.trainer
-    trainer = 0 if section.backend == "stub" else trainer_ranks(config) * section.threads
+    ranks = [] if section.backend == "stub" else trainer_resources(config)
+    trainer = sum(each.threads for each in ranks)
     engines = (
         0
         if config.generator.backend == "stub"

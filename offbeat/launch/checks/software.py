@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from offbeat.config.limits import lora_of, trainer_ranks
+from offbeat.config.limits import lora_of, trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.telemetry.wandb_sink import resolved_mode
@@ -121,7 +121,8 @@ def _connect(host: str, port: int) -> None:
 def gpus_wanted(config: RunConfig) -> float:
     """Return the GPUs that Ray has to find for all actors together."""
     trainer, generator = config.trainer, config.generator
-    of_trainer = trainer.gpus * trainer_ranks(config) if trainer.backend != "stub" else 0
+    ranks = [] if trainer.backend == "stub" else trainer_resources(config)
+    of_trainer = sum(each.gpus for each in ranks)
     return of_trainer + (generator.gpus * generator.engines if generator.backend != "stub" else 0)
 
 

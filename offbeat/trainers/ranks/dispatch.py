@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
-from offbeat.config.limits import trainer_replicas
+from offbeat.config.limits import encoder_ranks, trainer_replicas
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TrainerConfig
 
 T = TypeVar("T")
@@ -75,13 +75,14 @@ class Replicas:
     """Partition of a world into replicas: sets of ranks that hold one copy of the model together.
 
     Ranks are numbered with the tensor-parallel place fastest, then the context-parallel one, then the
-    data-parallel one, then the pipeline stage.
+    data-parallel one, then the pipeline stage. Encoder ranks, which hold no language model, follow them.
     """
 
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    encoders: int = 0
 
     @classmethod
     def of(cls, trainer: TrainerConfig) -> "Replicas":
@@ -94,11 +95,15 @@ class Replicas:
                 trainer.pipeline_parallel,
                 trainer.context_parallel,
             )
-        return cls(data)
+        return cls(data, encoders=encoder_ranks(trainer))
 
     @property
     def ranks(self) -> int:
         """Return the number of ranks of the whole world."""
+        return self._language_ranks + self.encoders
+
+    @property
+    def _language_ranks(self) -> int:
         return self.data * self._neighbours * self.pipeline
 
     @property
@@ -107,8 +112,20 @@ class Replicas:
         return self.tensor * self.context
 
     def share_of(self, rank: int) -> int:
-        """Return the index of the data share that ``rank`` trains."""
+        """Return the index of the data share that a rank of the language model trains."""
         return rank // self._neighbours % self.data
+
+    def shares_of(self, rank: int) -> tuple[int, ...]:
+        """Return the indices of the data shares whose groups ``rank`` gets, in their order.
+
+        A rank of the language model gets its own; encoder rank ``e`` those of ``data / encoders`` of
+        them, from ``e * data / encoders`` on: it encodes the pictures of their groups.
+        """
+        encoder = rank - self._language_ranks
+        if encoder < 0:
+            return (self.share_of(rank),)
+        lanes = self.data // self.encoders
+        return tuple(range(encoder * lanes, (encoder + 1) * lanes))
 
     @property
     def leaders(self) -> tuple[int, ...]:

@@ -11,11 +11,18 @@ from offbeat.trainers.torch.split_step import TorchTrainer
 
 
 def torch_trainer_of(spec: TrainerSpec, peers: Peers) -> TorchTrainer:
-    """Build the trainer of one rank; a ``LoraTrainer`` if the recipe has ``trainer.lora``."""
+    """Build the trainer of one rank.
+
+    A ``LoraTrainer`` if the recipe has ``trainer.lora``, that of one side with ``trainer.encoder``.
+    """
     config, kind = of_kind(TorchTrainerConfig, spec.config.trainer), TorchTrainer
     if config.lora is not None:
         from offbeat.trainers.torch.lora_trainer import LoraTrainer  # noqa: PLC0415 -- an extra
 
         kind = LoraTrainer
+    if config.encoder is not None:
+        from offbeat.trainers.grid.choose import grid_trainer_kind  # noqa: PLC0415 -- imports this room
+
+        kind = grid_trainer_kind(config, peers.rank)
     made = partial(kind, max_model_len=spec.config.generator.max_model_len)
     return trainer_of(made, spec, config, peers)

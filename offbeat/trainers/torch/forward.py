@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from offbeat.multimodal.canary_pictures import canary_media
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.multimodal.placing import RowSpan, blank, placed
-from offbeat.multimodal.tower import additive, pictures_in
+from offbeat.multimodal.tower import FeaturesOf, additive, features, pictures_in
 from offbeat.trainers.batches.packing import PackedRows, visible_in
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.chunked_head import OfLogits, chunk_places, chunked_head
@@ -41,6 +41,7 @@ def packed_logprobs(
     dtype: torch.dtype | None = None,
     *,
     plain_head: bool = False,
+    features_of: FeaturesOf | None = None,
 ) -> Tensor:
     """Compute log-probabilities [N] of the wanted tokens of a microbatch, ordered by ``source_N``.
 
@@ -49,12 +50,14 @@ def packed_logprobs(
     Only the places that predict a wanted token reach the vocabulary: with rows padded and prompts
     masked out, the logits of all places would be most of the memory and much of the work. With a
     ``plain_head``, whose output are the logits, those of many places are computed chunk by chunk.
+    ``features_of`` gives features of pictures; None: the model's own tower computes them.
     """
 
     def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor]:
         return (token_logprobs(logits_UV, which_N, target_N, temperature),)
 
-    return _through_head(model, packed, compute, dtype, plain_head=plain_head)[0]
+    (logprobs_N,) = _through_head(model, packed, compute, dtype, plain_head, features_of)
+    return logprobs_N
 
 
 def packed_logprobs_and_entropies(
@@ -64,13 +67,14 @@ def packed_logprobs_and_entropies(
     dtype: torch.dtype | None = None,
     *,
     plain_head: bool = False,
+    features_of: FeaturesOf | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``packed_logprobs``, and the entropies [N] of what the tokens were drawn from."""
 
     def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         return token_logprobs_and_entropies(logits_UV, which_N, target_N, temperature)
 
-    logprobs_N, entropy_N = _through_head(model, packed, compute, dtype, plain_head=plain_head)
+    logprobs_N, entropy_N = _through_head(model, packed, compute, dtype, plain_head, features_of)
     return logprobs_N, entropy_N
 
 
@@ -79,27 +83,29 @@ def _through_head(
     packed: PackedRows,
     compute: OfLogits,
     dtype: torch.dtype | None,
-    *,
-    plain_head: bool,
+    plain_head: bool,  # noqa: FBT001 -- of functions above, which name it
+    features_of: FeaturesOf | None,
 ) -> tuple[Tensor, ...]:
     """Return what ``compute`` makes of the logits [U, V], and of each token's place in U and id."""
     head, device = output_head(model), model.device
     places = chunk_places(vocabulary(model), device)
     rules, pictures = picture_rules(model.config), packed.pictures
-    if pictures is None and rules is not None and isinstance(model, FSDPModule):
+    computes = features_of is None and rules is not None and isinstance(model, FSDPModule)
+    if pictures is None and rules is not None and computes:
         # All ranks gather the tower's weights and reduce its gradients, or none does.
         pictures = blank(rules)
     if plain_head and len(packed.predicts_U) > places:
         with (
             chunked_head(head, packed, compute, places) as unpack,
-            pictures_in(model, rules, pictures),
+            pictures_in(model, rules, pictures, features_of or features),
         ):
             return unpack(_logits(model, packed, dtype))
     predicts_U, which_N, target_N = (
         torch.from_numpy(each).to(device, non_blocking=True)
         for each in (packed.predicts_U, packed.which_N, packed.target_N)
     )
-    with _only_places(head, predicts_U), pictures_in(model, rules, pictures):
+    features_of = features_of or features
+    with _only_places(head, predicts_U), pictures_in(model, rules, pictures, features_of):
         logits_UV = _logits(model, packed, dtype)
     return compute(logits_UV, which_N, target_N)
 
@@ -132,11 +138,14 @@ def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | Non
 
 @torch.no_grad()
 def top_logprobs(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    features_of: FeaturesOf | None = None,
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """Return the most probable tokens after canary prompts of equal length, by a plain forward pass.
 
-    Those with placeholders have the picture of canaries.
+    Those with placeholders have the picture of canaries. ``features_of``: as of ``packed_logprobs``.
     """
     tokens_RT = torch.tensor(prompts, device=model.device)
     rows, tokens = tokens_RT.shape
@@ -154,7 +163,8 @@ def top_logprobs(
         further["attention_mask"] = additive(model, seen, model.dtype)
     last_U = torch.arange(1, rows + 1, device=model.device) * tokens - 1
     try:
-        with _only_places(output_head(model), last_U), pictures_in(model, rules, pictures):
+        given = features_of or features
+        with _only_places(output_head(model), last_U), pictures_in(model, rules, pictures, given):
             logits_UV = model(input_ids=tokens_RT, use_cache=False, **further).logits
     except BaseException:
         settle(model, failed=True)

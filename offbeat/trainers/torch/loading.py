@@ -99,10 +99,16 @@ class ReloadableTrainer(ModelTrainer):
         device = self._config.device
         mesh = world_mesh(device, self.peers.size)
         weights = ShardedWeights(model, mesh, lambda cut: make_room(cut, device))
-        spread(whole, model, weights)
+        self._spread(whole, model, weights)
         freeze_rope(model, self._max_model_len)
         torch.manual_seed(self._seed)  # only rank 0 may have drawn weights that the files lack
         return weights
+
+    def _spread(
+        self, whole: PreTrainedModel | None, model: PreTrainedModel, weights: Weights
+    ) -> None:
+        """Fill this rank's part of a model from the whole one on rank 0. All ranks call it together."""
+        spread(whole, model, weights)
 
     def _load_teacher(self, path: str, shared_prompt: bool) -> PreTrainedModel:  # noqa: FBT001
         """Load a frozen model of another directory, exact in the rows of the trained one.

@@ -71,7 +71,8 @@ class Optimizer:
             probe = MovementProbe(self._masters)
             limit = self._config.max_grad_norm
             clip = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
-            torch._foreach_mul_(gradients, clip / denominator)  # pyright: ignore -- no public form
+            if gradients:
+                torch._foreach_mul_(gradients, clip / denominator)  # pyright: ignore -- no public form
             for group in self._adamw.param_groups:
                 group["lr"] = learning_rate
             self._adamw.step()
@@ -118,6 +119,8 @@ class Optimizer:
 
     def steps(self) -> Tensor:
         """Return [parameters]: the number of updates of each, in their order; a copy."""
+        if not self._masters:
+            return torch.zeros(0)
         never = torch.zeros((), device=self._masters[0].device)
         states = (self._adamw.state.get(each, {}) for each in self._masters)
         return torch.stack([each.get("step", never) for each in states])

@@ -29,6 +29,7 @@ from offbeat.model_proof.plain import (
 )
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.model_proof.tiny_model import LENGTH, tiny_model, with_attention
+from offbeat.multimodal.tower import FeaturesOf
 from offbeat.trainers.batches.packing import Batch, flatten, pack
 from offbeat.trainers.batches.rows import plan_rows
 from offbeat.trainers.errors import UntrainableModel
@@ -262,14 +263,29 @@ def prove_model(
     return replace(witness, logprobs={sample: each.tolist() for sample, each in got.items()})
 
 
-def prove_sharding(model: PreTrainedModel, witness: Witness, dtype: torch.dtype) -> None:
+def prove_sharding(
+    model: PreTrainedModel,
+    witness: Witness,
+    dtype: torch.dtype,
+    features_of: FeaturesOf | None = None,
+) -> None:
     """Prove that a sharded model computes what the whole one did. All ranks call it together.
+
+    ``features_of``: given for a model without its vision tower, which these rows do not need.
 
     Raises:
         UntrainableModel: The results differ.
     """
     batch, firsts = witness.rows(model)
-    got = _in_rows(model, batch, firsts, share=witness.share, split=witness.split, dtype=dtype)
+    got = _in_rows(
+        model,
+        batch,
+        firsts,
+        share=witness.share,
+        split=witness.split,
+        dtype=dtype,
+        features_of=features_of,
+    )
     want = {sample: torch.tensor(each) for sample, each in witness.logprobs.items()}
     gap, allowed = _worst(got, want), TOLERANCES[dtype]
     if not gap <= allowed:
@@ -323,6 +339,7 @@ def _in_rows(
     share: bool,
     split: bool,
     dtype: torch.dtype = torch.float32,
+    features_of: FeaturesOf | None = None,
 ) -> dict[int, Tensor]:
     """Return log-probabilities of all responses, computed in one microbatch as a trainer does."""
     rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
@@ -331,7 +348,7 @@ def _in_rows(
     shift = np.repeat(first_R, [row.length for row in rows])[None] if split else first_R[:, None]
     packed = replace(packed, positions_RT=packed.positions_RT + shift)
     logprobs = torch.empty(len(batch.tokens))
-    got_N = packed_logprobs(model, packed, 1.0, dtype)
+    got_N = packed_logprobs(model, packed, 1.0, dtype, features_of=features_of)
     logprobs[torch.from_numpy(packed.source_N)] = got_N.float().cpu()
     return dict(enumerate(logprobs.split(batch.length_S.tolist())))
 

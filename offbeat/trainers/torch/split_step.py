@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.multimodal.picture_rules import PictureRules, picture_rules
+from offbeat.multimodal.tower import FeaturesOf
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PADDING_MICROBATCH, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
@@ -48,7 +49,7 @@ from offbeat.trainers.torch.model import (
     vocabulary,
 )
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
-from offbeat.trainers.torch.proof import prove_sharding
+from offbeat.trainers.torch.proof import Witness, prove_sharding
 from offbeat.trainers.torch.recompute import recompute_layers
 from offbeat.trainers.torch.routing import ModelRouting, check_routers
 from offbeat.trainers.torch.sharded_state import (
@@ -60,8 +61,7 @@ from offbeat.trainers.torch.sharding import (
     Weights,
     settle,
 )
-from offbeat.trainers.torch.spreading import spread
-from offbeat.trainers.weights import TrainedWeights, weights_digest
+from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
 from offbeat.weight_sync.receiver import TensorRegion
 
@@ -108,6 +108,8 @@ class TorchTrainer(ReloadableTrainer):
             seed=seed,
             peers=peers,
         )
+        # Source of the features of pictures; None: the model's own tower
+        self._features_of: FeaturesOf | None = None
         whole = self._read_model("its start")
         rows, witness = self._proved(whole)
         self._attention = rows.attention
@@ -131,8 +133,7 @@ class TorchTrainer(ReloadableTrainer):
         self._routing = ModelRouting(self._model, trainer.moe)
         self.expert_load = self._routing.load
         if self.peers.size > 1:
-            prove_sharding(self._model, witness, self._dtype)
-            settle(self._model)
+            self._prove_cut(witness)
         self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers)
         self._teachers: dict[str, PreTrainedModel] = {}  # by directory
         self._rng_at_begin = torch.get_rng_state()  # of torch's CPU generator, at begin of a step
@@ -147,7 +148,7 @@ class TorchTrainer(ReloadableTrainer):
         return picture_rules(self._model.config)
 
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        return top_logprobs(self._model, prompts, count)
+        return top_logprobs(self._model, prompts, count, self._features_of)
 
     # --- weights in and out ----------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class TorchTrainer(ReloadableTrainer):
         self._optimizer.make_room(names)
         state = self._state()
         load_shards(state, directory, self.peers)
-        self._optimizer.filled(state[STEPS])
+        self._optimizer.filled(self._own_steps(state[STEPS]))
         torch.set_rng_state(state[_RNG])
 
     def _state(self) -> dict[str, Tensor]:
@@ -226,11 +227,15 @@ class TorchTrainer(ReloadableTrainer):
             _RNG: torch.get_rng_state(),
         }
 
+    def _own_steps(self, steps: Tensor) -> Tensor:
+        """Return the numbers of updates [parameters] of this rank's parameters, of all that were saved."""
+        return steps
+
     def _initialise(self) -> None:
         torch.manual_seed(self._seed)
         whole = self._read_model("reset")
         if self.peers.size > 1:
-            spread(whole, self._model, self._weights)
+            self._spread(whole, self._model, self._weights)
             torch.manual_seed(self._seed)
         elif whole is not None:
             self._weights.fill(dict(Weights(whole).named()))
@@ -260,7 +265,7 @@ class TorchTrainer(ReloadableTrainer):
     def _add_gradients(
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
     ) -> None:
-        with _settled(self._model):
+        with settled(self._model):
             for packed in microbatches:
                 with self._routing.trained(packed):
                     logprobs_N, entropy_N = packed_logprobs_and_entropies(
@@ -269,6 +274,7 @@ class TorchTrainer(ReloadableTrainer):
                         temperature,
                         self._dtype,
                         plain_head=self._plain_head,
+                        features_of=self._features_of,
                     )
                     self._routing.forward_done()
                     if packed is PADDING_MICROBATCH:
@@ -276,6 +282,11 @@ class TorchTrainer(ReloadableTrainer):
                     else:
                         loss = loss_of(packed, logprobs_N, entropy_N)
                     loss.backward()
+
+    def _prove_cut(self, witness: Witness) -> None:
+        """Prove that the ranks together compute what the whole model did. All ranks call it."""
+        prove_sharding(self._model, witness, self._dtype)
+        settle(self._model)
 
     def _router_biases(self) -> list[tuple[int, Tensor]]:
         return self._routing.biases()
@@ -297,10 +308,15 @@ class TorchTrainer(ReloadableTrainer):
         model = self._model_of(name)
         plain_head = self._plain_head and name != TEACHER_LOGPROBS
         values = np.empty(count, np.float32)
-        with _settled(model), self._computing(name):
+        with settled(model), self._computing(name):
             for packed in microbatches:
                 logprobs_N = packed_logprobs(
-                    model, packed, temperature, self._dtype, plain_head=plain_head
+                    model,
+                    packed,
+                    temperature,
+                    self._dtype,
+                    plain_head=plain_head,
+                    features_of=self._features_of,
                 )
                 if packed is not PADDING_MICROBATCH:
                     values[packed.source_N] = logprobs_N.float().cpu().numpy()
@@ -354,12 +370,12 @@ class TorchTrainer(ReloadableTrainer):
     def _reference(self) -> PreTrainedModel:
         whole = self._read_model("the reference")
         model = self._unfilled(whole).requires_grad_(requires_grad=False)
-        self._check_initial(weights_digest(self._cut(model, whole).named()))
+        self._check_initial(self._digest_of(self._cut(model, whole).named()))
         return model
 
 
 @contextmanager
-def _settled(model: PreTrainedModel) -> Generator[None]:
+def settled(model: PreTrainedModel) -> Generator[None]:
     """Clean up after a pass through the model that raises inside the block."""
     try:
         yield

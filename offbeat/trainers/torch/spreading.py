@@ -56,11 +56,12 @@ def spread(source: PreTrainedModel | None, model: PreTrainedModel, weights: Weig
     given = {} if source is None else dict(named_weights(source))
     dtypes = {name: dtype for name, _, dtype in weights.metas()}
     for name, each in weights.local_tensors().items():
-        whole = _from_first(given.get(name), each, getattr(torch, dtypes[name]))
+        dtype = getattr(torch, dtypes[name])
+        whole = from_first(given.get(name), tuple(each.shape), dtype, own(each).device)
         own(each).copy_(part_of(whole, each))
     given = {} if source is None else dict(source.named_buffers())
     for name, each in model.named_buffers():
-        each.copy_(_from_first(given.get(name), each, each.dtype))
+        each.copy_(from_first(given.get(name), tuple(each.shape), each.dtype, each.device))
 
 
 def fill_like(source: PreTrainedModel, model: PreTrainedModel) -> None:
@@ -69,11 +70,12 @@ def fill_like(source: PreTrainedModel, model: PreTrainedModel) -> None:
     model._weight_conversions = source._weight_conversions  # noqa: SLF001 -- how it was renamed
 
 
-def _from_first(given: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor of rank 0 on every rank."""
-    device = own(like).device
+def from_first(
+    given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return the tensor of rank 0, which alone is ``given`` it, on every rank."""
     if given is None:
-        whole = torch.empty(like.shape, dtype=dtype, device=device)
+        whole = torch.empty(shape, dtype=dtype, device=device)
     else:
         whole = given.detach().to(device, dtype).contiguous()
     dist.broadcast(whole, src=0)

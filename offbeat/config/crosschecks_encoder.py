@@ -1,0 +1,54 @@
+"""Finds settings that do not go with encoder ranks (``trainer.encoder``)."""
+
+from collections.abc import Iterator
+
+from offbeat.config.clash import Clash
+from offbeat.config.limits import encoder_of, lora_of
+from offbeat.config.mixture import environment_views
+from offbeat.config.run import RunConfig
+
+
+def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield what cannot work where the vision tower has ranks of its own.
+
+    Whether the model has a tower is known when its config is read: by the trainer, at its start.
+    """
+    encoder = encoder_of(config.trainer)
+    if encoder is None or config.trainer.backend != "torch":
+        return
+    lanes, encoders = config.trainer.data_parallel, encoder.data_parallel
+    if lanes % encoders:
+        fitting = [each for each in range(1, lanes + 1) if not lanes % each]
+        yield Clash(
+            ("trainer.data_parallel", "trainer.encoder.data_parallel"),
+            f"trainer.data_parallel={lanes} is not divisible by trainer.encoder.data_parallel={encoders}: "
+            "every encoder rank encodes for as many language ranks",
+            f"Set trainer.encoder.data_parallel to one of {', '.join(map(str, fitting))}.",
+        )
+    views = environment_views(config).values()
+    if all(view.environment.images is None for view in views):
+        yield Clash(
+            ("trainer.encoder", "environment.images"),
+            "trainer.encoder makes ranks that encode pictures, and environment.images is not set: no "
+            "prompt has any",
+            "Leave trainer.encoder out, or set environment.images.",
+        )
+    if lora_of(config) is not None:
+        yield Clash(
+            ("trainer.encoder", "trainer.lora"),
+            "trainer.encoder does not go with trainer.lora, whose adapters are on modules of both sides",
+            "Leave one of them out.",
+        )
+    if config.algorithm.loss.teacher_path is not None:
+        yield Clash(
+            ("trainer.encoder", "algorithm.loss"),
+            "trainer.encoder does not go with a teacher, whose tower no encoder rank holds",
+            "Leave trainer.encoder out.",
+        )
+    if encoder.gpus is not None and (encoder.gpus > 0) != (config.trainer.gpus > 0):
+        yield Clash(
+            ("trainer.encoder.gpus", "trainer.gpus"),
+            f"trainer.encoder.gpus={encoder.gpus:g} with trainer.gpus={config.trainer.gpus:g}: all ranks are "
+            f"on trainer.device={config.trainer.device}",
+            "Leave trainer.encoder.gpus out.",
+        )

@@ -1,0 +1,25 @@
+"""Defines section ``trainer.encoder`` of a recipe."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from offbeat.config.base import Config
+
+
+class EncoderConfig(Config):
+    """Ranks that hold the vision tower and its projector, and nothing else; the others hold the language model."""
+
+    data_parallel: Annotated[int, Field(ge=1)] = 1
+    """Encoder ranks, beside those of `trainer.data_parallel`, of which it has to be a divisor: each encodes the
+    pictures of as many of those ranks. More make encoding shorter and cut the tower over them."""
+
+    threads: Annotated[int, Field(ge=1)] = 1
+    """CPU threads of each encoder rank."""
+
+    cpus: Annotated[float, Field(ge=0)] | None = None
+    """CPUs Ray reserves for each encoder rank; null: as many as `trainer.cpus`."""
+
+    gpus: Annotated[float, Field(ge=0)] | None = None
+    """GPUs Ray reserves for each encoder rank; null: as many as `trainer.gpus`. A tower that is much smaller than
+    the language model may do with a fraction."""

@@ -1,0 +1,46 @@
+"""Errors between encoder ranks and language ranks."""
+
+from offbeat.messages.failures import OffbeatError
+
+
+class ProvenanceMismatch(OffbeatError):
+    """The pictures that a rank got are not those that its lanes read."""
+
+    rank: int
+    missing: int  # pictures that a lane reads and the rank did not get
+    surplus: int  # that it got and no lane reads
+
+    def __str__(self) -> str:
+        return (
+            f"trainer rank {self.rank} encodes for lanes that read the pictures of {self.missing} groups "
+            f"which it did not get, and got those of {self.surplus} which none reads. The groups were "
+            "dealt to other ranks than trainer.encoder says"
+        )
+
+
+class BridgeMismatch(OffbeatError):
+    """A message between an encoder rank and a language rank is not the one that is due."""
+
+    rank: int
+    sender: int
+    got: str
+    want: str
+
+    def __str__(self) -> str:
+        return (
+            f"trainer rank {self.rank} got {self.got} from rank {self.sender}, and {self.want} was due. "
+            "Leave trainer.encoder out if it comes back"
+        )
+
+
+class AbsentModule(OffbeatError):
+    """A module was called on a rank that does not hold it."""
+
+    module: str
+    side: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.module} was called, and this rank holds the {self.side} of the model alone. "
+            "Leave trainer.encoder out for this model"
+        )

@@ -1,0 +1,143 @@
+"""The two sides of an image-text model, by module, and a model that holds one of them alone."""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves what a model is made of untyped.
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from offbeat.messages.media import Media
+from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.tower import Features
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.grid.errors import AbsentModule
+from offbeat.trainers.grid.layout import Side
+from offbeat.trainers.torch.forward import output_head
+from offbeat.trainers.torch.routing import routers_of
+from offbeat.weight_sync.source import named_weights
+
+_FIX = "Leave trainer.encoder out"
+
+
+class HeldElsewhere(nn.Module):
+    """Stands for a module that another rank holds; it has no weights, and raises when it is called."""
+
+    def __init__(self, name: str, held: Side) -> None:
+        super().__init__()
+        self._name, self._held = name, held
+
+    def forward(self, *_: object, **__: object) -> NoReturn:
+        raise AbsentModule(self._name, self._held)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor of the whole model, and the side that holds it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    side: Side
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Tensors of a whole model, in its order."""
+
+    weights: tuple[Held, ...]  # tied ones once
+    buffers: tuple[Held, ...]
+    trained: tuple[tuple[str, Side], ...]  # parameters that are
+    parameters: int  # number of weights
+
+    def is_trained(self, side: Side) -> bool:
+        """Return whether a parameter of a side is trained."""
+        return any(each is side for _, each in self.trained)
+
+
+def inventory_of(model: PreTrainedModel) -> Inventory:
+    """Return the inventory of a whole model, which may be without memory.
+
+    Raises:
+        UntrainableModel: It has no tower that could be held apart, or something that both sides hold.
+    """
+    kind = type(model).__name__
+    if picture_rules(model.config) is None:
+        raise UntrainableModel(kind, "reads no pictures, so that it has no vision tower", _FIX)
+    if routers_of(model):
+        problem = "has experts, whose load is counted over all ranks of one kind"
+        raise UntrainableModel(kind, problem, _FIX)
+    towers = tower_modules(model)
+
+    def side_of(name: str) -> Side:
+        in_tower = any(name.startswith(f"{each}.") for each in towers)
+        return Side.TOWER if in_tower else Side.LANGUAGE
+
+    sides_of_weight = dict[int, set[Side]]()
+    for name, each in model.named_parameters(remove_duplicate=False):
+        sides_of_weight.setdefault(id(each), set()).add(side_of(name))
+        if len(sides_of_weight[id(each)]) > 1:
+            problem = f"ties {name} to a weight of its vision tower"
+            raise UntrainableModel(kind, problem, _FIX)
+    trained = [(name, side_of(name)) for name, p in model.named_parameters() if p.requires_grad]
+    if trained and all(side is Side.TOWER for _, side in trained):
+        problem = "trains nothing of its language model, which trainer.freeze matches as a whole"
+        raise UntrainableModel(kind, problem, _FIX)
+    return Inventory(
+        tuple(
+            Held(name, tuple(each.shape), each.dtype, side_of(name))
+            for name, each in named_weights(model)
+        ),
+        tuple(
+            Held(name, tuple(each.shape), each.dtype, side_of(name))
+            for name, each in model.named_buffers()
+        ),
+        tuple(trained),
+        sum(each.numel() for each in model.parameters()),
+    )
+
+
+def no_features(_: PreTrainedModel, __: tuple[Media, ...]) -> Features:
+    """Refuse to compute features, for passes of a language rank that read no pictures."""
+    raise AbsentModule("the vision tower", Side.LANGUAGE)
+
+
+def tower_modules(model: PreTrainedModel) -> list[str]:
+    """Return the names of the largest modules without a part of the decoder or the output head.
+
+    Raises:
+        UntrainableModel: A tensor stands beside decoder and tower, in neither of them.
+    """
+    language = {id(model.get_decoder()), id(output_head(model))}
+
+    def within(module: nn.Module, prefix: str) -> Iterator[str]:
+        beside = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        if beside:
+            problem = f"holds {prefix}{beside[0][0]} in neither its decoder nor its vision tower"
+            raise UntrainableModel(type(model).__name__, problem, _FIX)
+        for name, child in module.named_children():
+            if id(child) in language:
+                continue
+            if any(id(each) in language for each in child.modules()):
+                yield from within(child, f"{prefix}{name}.")
+            else:
+                yield prefix + name
+
+    return list(within(model, ""))
+
+
+def keep_side(model: PreTrainedModel, side: Side) -> None:
+    """Replace the modules of the other side, so that names and weights are those of ``side`` alone."""
+    if side is Side.LANGUAGE:
+        dropped = tower_modules(model)
+    else:
+        language = (model.get_decoder(), output_head(model))
+        dropped = [name for name, each in model.named_modules() if any(each is m for m in language)]
+    for name in dropped:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, HeldElsewhere(name, side))

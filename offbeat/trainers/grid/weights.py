@@ -1,0 +1,104 @@
+"""Weights of a model of which each rank holds a part of one side."""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from offbeat.trainers.grid.layout import Grid, Side
+from offbeat.trainers.grid.sides import Inventory
+from offbeat.trainers.torch.sharding import Weights, own, part_of
+from offbeat.trainers.torch.spreading import from_first
+from offbeat.weight_sync.source import named_weights
+
+_FIRST: Final = 0
+
+
+def side_mesh(device: str, grid: Grid, rank: int) -> DeviceMesh:
+    """Return the mesh of the ranks that hold the same side as ``rank``. All ranks call it together."""
+    groups: dict[Side, Any] = {side: dist.new_group(list(grid.ranks_of(side))) for side in Side}
+    return DeviceMesh.from_group(groups[grid.side_of(rank)], device.partition(":")[0])
+
+
+class GridWeights(Weights):
+    """All weights of a model under their Hugging Face names, in its order, from one of its ranks."""
+
+    def __init__(self, inventory: Inventory, held: Weights, grid: Grid, rank: int) -> None:
+        """``held``: the weights of this rank's side."""
+        self._inventory, self._held, self._grid, self._rank = inventory, held, grid, rank
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole weights on rank 0; on others, those of the other side without memory.
+
+        All ranks iterate together, and to the end.
+        """
+        side, speaker = self._grid.side_of(self._rank), self._grid.ranks_of(Side.TOWER)[0]
+        mine, device = self._held.named(), self._device
+        for each in self._inventory.weights:
+            if each.side is side:
+                _, whole = next(mine)
+            else:
+                place = device if self._rank == _FIRST else torch.device("meta")
+                whole = torch.empty(each.shape, dtype=each.dtype, device=place)
+            if each.side is Side.TOWER and self._rank == speaker:
+                dist.send(whole.contiguous(), _FIRST)
+            elif each.side is Side.TOWER and self._rank == _FIRST:
+                dist.recv(whole, speaker)
+            yield each.name, whole
+        for _ in mine:  # what is gathered last is given back
+            pass
+
+    def local_tensors(self) -> dict[str, Tensor]:
+        """Return this rank's part of each weight of its side."""
+        return self._held.local_tensors()
+
+    def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
+        """Yield name, whole shape and dtype of each weight of the model."""
+        for each in self._inventory.weights:
+            yield each.name, each.shape, str(each.dtype).removeprefix("torch.")
+
+    def fill(self, values: Mapping[str, Tensor]) -> None:
+        """Copy whole weights into this rank's parts."""
+        self._held.fill(values)
+
+    @property
+    def _device(self) -> torch.device:
+        return own(next(iter(self.local_tensors().values()))).device
+
+
+@torch.no_grad()
+def spread_sides(
+    source: PreTrainedModel | None,
+    model: PreTrainedModel,
+    weights: Weights,
+    inventory: Inventory,
+    device: torch.device,
+) -> None:
+    """Fill this rank's part of its side. All ranks call it together, and drop what they do not hold.
+
+    Args:
+        source: The whole model, on rank 0; None on the others.
+        model: The side that this rank holds, sharded and allocated.
+        weights: Weights of ``model``.
+        inventory: Tensors of the whole model.
+        device: Where the ranks' collectives take tensors from.
+    """
+    given = {} if source is None else dict(named_weights(source))
+    parts = weights.local_tensors()
+    for each in inventory.weights:
+        whole = from_first(given.get(each.name), each.shape, each.dtype, device)
+        if each.name in parts:
+            own(parts[each.name]).copy_(part_of(whole, parts[each.name]))
+    given = {} if source is None else dict(source.named_buffers())
+    parts = dict(model.named_buffers())
+    for each in inventory.buffers:
+        whole = from_first(given.get(each.name), each.shape, each.dtype, device)
+        if each.name in parts:
+            parts[each.name].copy_(whole)

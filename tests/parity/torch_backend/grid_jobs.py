@@ -1,0 +1,137 @@
+"""What the ranks of a grid are asked to do: language ranks and encoder ranks. Runs in workers only."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from parity_cases import TOKENS, Cut, Step, chunked
+from torch_backend.torch_bugs import Exact
+from torch_jobs import as_arrays, gradients
+from transformers import PreTrainedModel
+
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.encoder import EncoderConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.messages.fences import StepKey
+from offbeat.multimodal.canary_pictures import canary_prompts
+from offbeat.trainers.grid.encoder import EncoderTrainer
+from offbeat.trainers.grid.language import LanguageTrainer
+from offbeat.trainers.ranks.dispatch import Replicas, shares
+from offbeat.trainers.ranks.peers import Peers
+from tests.support.image_text_models import exact_norms
+
+
+class ExactPictures(Exact):
+    """Computes norms of all families in float64."""
+
+    def _load_model(self) -> PreTrainedModel:
+        return exact_norms(super()._load_model())
+
+    def _shell(self) -> PreTrainedModel:
+        return exact_norms(super()._shell())
+
+
+class ExactLanguage(ExactPictures, LanguageTrainer):
+    pass
+
+
+class ExactEncoder(ExactPictures, EncoderTrainer):
+    pass
+
+
+def make(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    freeze: tuple[str, ...],
+    lanes: int,
+    encoders: int,
+    **kinds: Any,
+) -> Any:
+    """A trainer of one rank; without encoders of a world whose ranks hold both sides."""
+    kind: type[Exact] = ExactPictures
+    if encoders:
+        kind = kinds.get("language", ExactLanguage)
+        if peers.rank >= lanes:
+            kind = kinds.get("encoder", ExactEncoder)
+    return kind(
+        path,
+        trainer=TorchTrainerConfig(
+            max_tokens_per_microbatch=cut.max_tokens,
+            shared_prompt=cut.shared_prompt,
+            activation_checkpointing=cut.recompute,
+            optimizer=OptimizerConfig.model_validate(cut.optimizer),
+            freeze=freeze,
+            data_parallel=lanes,
+            encoder=EncoderConfig(data_parallel=encoders) if encoders else None,
+        ),
+        model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
+        total_steps=10,
+        max_model_len=128,
+        peers=peers,
+    )
+
+
+def dealt(
+    step: Step, prompt_indices: Sequence[int], rank: int, lanes: int, encoders: int
+) -> list[int]:
+    """This rank's groups of a chunk, dealt as in production."""
+    sizes = {
+        each: len(step.groups[each]["prompt_ids"]) + len(step.groups[each]["response_ids"])
+        for each in prompt_indices
+    }
+    parts = shares(sizes, lanes)
+    return [
+        each for lane in Replicas(lanes, encoders=encoders).shares_of(rank) for each in parts[lane]
+    ]
+
+
+def feed(
+    trainer: Any, step: Step, loss: LossSpec, chunks: int, key: StepKey, lanes: int, encoders: int
+) -> StepKey:
+    trainer.begin_train_step(key, loss)
+    for part in chunked(len(step.groups), chunks):
+        key, own = key.next(), dealt(step, part, trainer.peers.rank, lanes, encoders)
+        trainer.train_microbatch(
+            key,
+            [step.groups[i] for i in own],
+            [step.advantages[i] for i in own],
+            [i % loss.minibatches for i in own],
+        )
+    return key.next()
+
+
+def stepped(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    *,
+    lanes: int,
+    encoders: int,
+    freeze: tuple[str, ...] = (),
+    loss: LossSpec = TOKENS,
+    chunks: Sequence[int] = (1, 2, 8),
+) -> dict[str, Any]:
+    """Logprobs and gradients of a step, in so many chunks, and the weights after it."""
+    trainer = make(peers, path, cut, freeze, lanes, encoders)
+    own = dealt(step, range(len(step.groups)), peers.rank, lanes, encoders)
+    groups = [step.groups[each] for each in own]
+    seen: dict[str, Any] = {"initial": trainer.weights_digest(), "gradients": {}}
+    written = trainer.prepare_logprobs(groups, policy=True, reference=True, temperature=1.0)
+    seen["logprobs"] = dict(zip(own, written, strict=True)) if any(written) else {}
+    prompts = canary_prompts(trainer.vocabulary, trainer.picture_rules)
+    seen["canary"] = trainer.top_logprobs(prompts, 4)
+    for attempt, count in enumerate(chunks, start=1):
+        key = feed(trainer, step, loss, count, StepKey(1, attempt, 0), lanes, encoders)
+        seen["gradients"][count] = gradients(trainer)
+        if count != chunks[-1]:
+            trainer.abort_train_step(key)
+    seen["result"] = trainer.finish_train_step(key)
+    seen["digest"] = trainer.weights_digest()
+    weights = dict(trainer.named_weights())
+    seen["weights"] = as_arrays(weights) if trainer.is_first else {}
+    seen["parameters"], seen["identity"] = trainer.parameters, trainer.identity
+    return seen

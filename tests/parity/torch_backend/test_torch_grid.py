@@ -1,0 +1,118 @@
+"""A vision tower on ranks of its own: the step of one process that holds both sides."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parity_cases import SEVERAL, Cut, Step
+from world import World
+
+from tests.support.image_text_models import make, picture_groups
+
+TOWER = ("model.vision_model.*", "model.connector.*")
+WORLDS = [(1, 1), (2, 1), (2, 2)]
+NAMES = [f"{lanes} + {encoders}" for lanes, encoders in WORLDS]
+MIXED, TEXT, FIRST, EQUAL = (1, 2, 0, 1, 1, 0, 2), (0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    paths = dict[str, Path]()
+    for family in ("idefics3", "qwen2_5_vl", "qwen3_vl", "gemma3"):
+        paths[family] = tmp_path_factory.mktemp(family)
+        make(family).save_pretrained(paths[family])
+        (paths[family] / "tokenizer.json").write_text("{}")
+    return paths
+
+
+def random_step(counts: tuple[int, ...], family: str = "idefics3") -> Step:
+    """A step on groups with so many pictures each."""
+    groups, rng = picture_groups(counts, family=family), np.random.default_rng(1)
+    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
+
+
+def both(world: World, lanes: int, encoders: int, **given: Any) -> tuple[Any, list[Any]]:
+    """What one process saw, and what each rank of a grid did."""
+    given = {"cut": Cut(), **given}
+    (one,) = world.run(1, "grid_jobs:stepped", lanes=1, encoders=0, **given)
+    ranks = world.run(
+        lanes + encoders, "grid_jobs:stepped", lanes=lanes, encoders=encoders, **given
+    )
+    return one, ranks
+
+
+def gradient_error(one: Any, ranks: list[Any], lanes: int) -> float:
+    """Largest difference of any gradient, over the largest of all, in any number of chunks."""
+    errors = list[float]()
+    for chunks, want in one["gradients"].items():
+        largest = max(np.abs(each).max() for each in want.values())
+        language, tower = (ranks[rank]["gradients"][chunks] for rank in (0, lanes))
+        assert not language.keys() & tower.keys()
+        got = language | tower
+        assert got.keys() == want.keys()
+        errors += [float(np.abs(got[name] - want[name]).max() / largest) for name in want]
+    return max(errors)
+
+
+def same_outcome(one: Any, ranks: list[Any]) -> None:
+    assert {each["digest"] for each in ranks} == {ranks[0]["digest"]}
+    assert {each["initial"] for each in ranks} == {one["initial"]}
+    assert {each["parameters"] for each in ranks} == {one["parameters"]}
+    assert all(each["identity"] == one["identity"] for each in ranks)
+    for name, weight in one["weights"].items():
+        np.testing.assert_allclose(ranks[0]["weights"][name], weight, atol=1e-9, rtol=0)
+    for each in ranks:
+        result = each["result"]
+        assert result.applied
+        assert (result.tokens, result.sequences) == (one["result"].tokens, one["result"].sequences)
+        assert result.grad_norm == pytest.approx(one["result"].grad_norm, rel=1e-7)
+        for group, columns in each["logprobs"].items():
+            for name, values in columns.items():
+                np.testing.assert_allclose(values, one["logprobs"][group][name], atol=1e-6, rtol=0)
+    assert ranks[0]["canary"][0] == one["canary"][0]
+    np.testing.assert_allclose(ranks[0]["canary"][1], one["canary"][1], atol=1e-6)
+
+
+@pytest.mark.parametrize(("lanes", "encoders"), WORLDS, ids=NAMES)
+@pytest.mark.parametrize("freeze", [(), TOWER], ids=["trained", "frozen"])
+def test_a_step_on_pictures_and_text_is_that_of_one_process(
+    world: World, models: dict[str, Path], lanes: int, encoders: int, freeze: tuple[str, ...]
+) -> None:
+    step = random_step(MIXED)
+    one, ranks = both(world, lanes, encoders, path=models["idefics3"], step=step, freeze=freeze)
+    assert gradient_error(one, ranks, lanes) <= 1e-10
+    same_outcome(one, ranks)
+
+
+@pytest.mark.parametrize("counts", [TEXT, FIRST, EQUAL], ids=["text", "one lane alone", "equal"])
+def test_lanes_may_have_no_pictures_or_as_many_as_all_others(
+    world: World, models: dict[str, Path], counts: tuple[int, ...]
+) -> None:
+    given = {"path": models["idefics3"], "step": random_step(counts), "chunks": (1, 2)}
+    one, ranks = both(world, 2, 2, **given)
+    if counts is TEXT:  # a tower that computed nothing has no gradient
+        assert not ranks[2]["gradients"][1].keys() & ranks[0]["gradients"][1].keys()
+    assert gradient_error(one, ranks, 2) <= 1e-10
+    same_outcome(one, ranks)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("family", "bound"),
+    [("qwen2_5_vl", 1e-7), ("qwen3_vl", 1e-7), ("gemma3", 1e-10)],  # Qwen's angles are float32
+)
+def test_other_families_with_axes_and_deeper_features_do_so_too(
+    world: World, models: dict[str, Path], family: str, bound: float, recompute: bool
+) -> None:
+    given = {"path": models[family], "step": random_step(MIXED, family), "chunks": (2,)}
+    one, ranks = both(world, 2, 1, cut=Cut(recompute=recompute), **given)
+    assert gradient_error(one, ranks, 2) <= bound
+
+
+def test_every_minibatch_of_a_step_with_several_updates_is_exchanged_by_itself(
+    world: World, models: dict[str, Path]
+) -> None:
+    given = {"path": models["idefics3"], "step": random_step(MIXED), "chunks": (2,)}
+    one, ranks = both(world, 2, 1, loss=SEVERAL, **given)
+    same_outcome(one, ranks)

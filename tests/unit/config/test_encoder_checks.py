@@ -1,0 +1,85 @@
+"""Encoder ranks fit the language ranks, and what does not go with them is refused by name."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from offbeat.config.crosschecks import clashes
+from offbeat.config.limits import trainer_ranks, trainer_resources
+from offbeat.config.run import RunConfig
+
+IMAGES: dict[str, Any] = {"environment": {"name": "digits", "images": {}}}
+
+
+def config(trainer: dict[str, Any], **sections: Any) -> RunConfig:
+    given = {"steps": 5, "model": {"path": "m"}, **IMAGES, **sections, "trainer": trainer}
+    return RunConfig.model_validate(given)
+
+
+def refused(trainer: dict[str, Any], **sections: Any) -> list[tuple[tuple[str, ...], str, str]]:
+    found = clashes(config(trainer, **sections))
+    return [
+        (clash.keys, clash.message, clash.hint)
+        for clash in found
+        if any("trainer.encoder" in key for key in clash.keys)
+    ]
+
+
+def test_encoder_ranks_are_further_ranks_with_resources_of_their_own() -> None:
+    given = config(
+        {
+            "data_parallel": 4,
+            "threads": 3,
+            "cpus": 2,
+            "encoder": {"data_parallel": 2, "threads": 5, "cpus": 1},
+        }
+    )
+    assert trainer_ranks(given) == 6
+    resources = [(each.cpus, each.gpus, each.threads) for each in trainer_resources(given)]
+    assert resources == [(2, 0, 3)] * 4 + [(1, 0, 5)] * 2
+    assert refused({"data_parallel": 4, "encoder": {"data_parallel": 2}}) == []
+
+
+def test_an_encoder_rank_reserves_what_the_others_do_unless_told() -> None:
+    (_, encoder) = trainer_resources(config({"cpus": 2, "encoder": {}}))
+    assert (encoder.cpus, encoder.gpus, encoder.threads) == (2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "sections", "problem", "fix"),
+    [
+        (
+            {"data_parallel": 4, "encoder": {"data_parallel": 3}},
+            {},
+            "trainer.data_parallel=4 is not divisible by trainer.encoder.data_parallel=3",
+            "one of 1, 2, 4",
+        ),
+        (
+            {"encoder": {}},
+            {"environment": {"name": "arithmetic"}},
+            "environment.images is not set",
+            "Leave trainer.encoder out",
+        ),
+        ({"encoder": {}, "lora": {}}, {}, "does not go with trainer.lora", "one of them out"),
+        (
+            {"encoder": {"gpus": 1}},
+            {},
+            "trainer.encoder.gpus=1 with trainer.gpus=0",
+            "Leave trainer.encoder.gpus out",
+        ),
+    ],
+    ids=["lanes", "no pictures", "adapters", "devices"],
+)
+def test_what_does_not_go_with_encoder_ranks_is_refused_by_name(
+    trainer: dict[str, Any], sections: dict[str, Any], problem: str, fix: str
+) -> None:
+    (found,) = refused(trainer, **sections)
+    assert problem in found[1]
+    assert fix in found[2]
+
+
+@pytest.mark.parametrize("backend", ["stub", "megatron"])
+def test_other_trainers_do_not_know_the_key(backend: str) -> None:
+    with pytest.raises(ValidationError, match=r"trainer\.\w+\.encoder"):
+        config({"backend": backend, "encoder": {}})

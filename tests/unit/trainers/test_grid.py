@@ -1,0 +1,215 @@
+"""Who encodes for whom, which pictures belong to whom, and what a message may be. No process group."""
+
+from collections import deque
+from dataclasses import astuple, replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat.messages.media import Media, MediaKind
+from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.tower import features
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.grid.bridge import FIELDS, Bridge, Header, Kind
+from offbeat.trainers.grid.errors import AbsentModule, BridgeMismatch, ProvenanceMismatch
+from offbeat.trainers.grid.layout import Grid, Side
+from offbeat.trainers.grid.provenance import digest_of, list_digest, matched, merged
+from offbeat.trainers.grid.sides import inventory_of, keep_side
+from offbeat.trainers.ranks.dispatch import Replicas
+from tests.support.image_text_models import MODELS, make, patched, pictures
+
+FAMILIES = sorted(MODELS)
+
+
+@given(encoders=st.integers(1, 6), each=st.integers(1, 6))
+def test_every_lane_has_one_encoder_which_gets_its_share_and_no_other(
+    encoders: int, each: int
+) -> None:
+    grid, world = Grid(encoders * each, encoders), Replicas(encoders * each, encoders=encoders)
+    assert world.ranks == grid.ranks
+    assert [world.shares_of(lane) for lane in grid.ranks_of(Side.LANGUAGE)] == [
+        (lane,) for lane in range(grid.lanes)
+    ]
+    served = [lane for rank in grid.ranks_of(Side.TOWER) for lane in grid.lanes_of(rank)]
+    assert served == list(range(grid.lanes))
+    for rank in grid.ranks_of(Side.TOWER):
+        assert world.shares_of(rank) == grid.lanes_of(rank)
+        assert {grid.encoder_of(lane) for lane in grid.lanes_of(rank)} == {rank}
+    assert world.leaders == grid.ranks_of(Side.LANGUAGE)
+
+
+def test_pictures_reach_the_lane_that_names_them_in_its_order() -> None:
+    first, second, third = (pictures(seed) for seed in range(3))
+    named = [[digest_of(third), digest_of(first)], [], [digest_of(second)]]
+    batch = matched(3, named, [first, second, third])
+    assert batch.media == (third, first, second)
+    assert batch.counts == (2, 0, 1)
+
+
+def test_two_lanes_with_the_same_pictures_both_get_their_features() -> None:
+    media = pictures(0)
+    batch = matched(2, [[digest_of(media)], [digest_of(media)]], [media, pictures(0)])
+    assert batch.counts == (1, 1)
+
+
+def test_pictures_that_a_lane_reads_and_nobody_got_are_an_error_as_are_those_nobody_reads() -> None:
+    with pytest.raises(ProvenanceMismatch, match=r"of 1 groups which it did not get.*of 2 which"):
+        matched(2, [[digest_of(pictures(0))]], [pictures(1), pictures(2)])
+
+
+def test_pictures_of_other_sizes_or_values_have_another_digest() -> None:
+    values = np.ones(3 * 8 * 8, np.float32)
+    seen = {
+        digest_of(Media(kind, values * scale, np.array([size], np.int32)))
+        for kind in MediaKind
+        for scale in (1, 2)
+        for size in ((3, 8, 8), (3, 4, 16))
+    }
+    assert len(seen) == 8
+    assert list_digest(["a", "b"]) != list_digest(["b", "a"])
+
+
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl"])
+@torch.no_grad()
+def test_merged_pictures_of_equal_and_unequal_lengths_have_the_features_of_each_alone(
+    family: str,
+) -> None:
+    model = make(family, torch.float64)
+    each = [pictures(0, 1, family), pictures(1, 1, family), pictures(2, 2, family)]
+    if family == "qwen2_5_vl":
+        each.append(patched(3, (1, 4, 6)))
+    together = features(model, (merged(each),)).embedded_FH
+    apart = torch.cat([features(model, (media,)).embedded_FH for media in each])
+    assert together.shape == apart.shape
+    torch.testing.assert_close(together, apart, atol=1e-12, rtol=0)
+
+
+class TaggedMedia(msgspec.Struct, frozen=True, eq=False):
+    kind: MediaKind
+    values: NDArray[np.float32]
+    sizes: NDArray[np.int32]
+    frames: int = 1
+
+
+def test_a_field_that_no_rule_knows_is_not_merged_by_its_shape() -> None:
+    media = pictures(0)
+    tagged = TaggedMedia(media.kind, media.values, media.sizes)
+    with pytest.raises(TypeError, match="frames"):
+        merged([tagged, tagged])  # pyright: ignore[reportArgumentType] -- that is the test
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+class Queue:
+    """A wire that hands back what was put into it."""
+
+    def __init__(self) -> None:
+        self.sent = deque[Tensor]()
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        del rank
+        self.sent.append(tensor.clone())
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        del rank
+        tensor.copy_(self.sent.popleft())
+
+
+DUE = Header(7, 3, Kind.FEATURES, 1, 99, 0, 4, 0, 0)
+
+
+def bridge() -> Bridge:
+    return Bridge(1, torch.device("cpu"), Queue())
+
+
+def test_a_message_arrives_with_its_shape_and_type() -> None:
+    ends = bridge()
+    values = torch.randn(2, 4, 8, dtype=torch.float64)
+    ends.send(DUE, values, 1)
+    assert torch.equal(ends.receive(DUE, 2), values)
+    assert ends.traffic.nbytes == values.nbytes + FIELDS * 8
+
+
+def test_a_message_of_an_aborted_attempt_is_discarded_by_its_key() -> None:
+    ends = bridge()
+    ends.send(replace(DUE, exchange=6), torch.zeros(1, 9, 8), 1)
+    ends.send(DUE, torch.ones(1, 4, 8), 1)
+    assert torch.equal(ends.receive(DUE, 2), torch.ones(1, 4, 8))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lane": 0},
+        {"provenance": 98},
+        {"kind": Kind.GRADIENTS},
+        {"step": 2},
+        {"exchange": 8},
+    ],
+    ids=lambda each: next(iter(each)),
+)
+def test_any_other_message_is_an_error_that_names_both(wrong: dict[str, int]) -> None:
+    ends = bridge()
+    ends.send(replace(DUE, **wrong), torch.zeros(1, 4, 8), 1)
+    with pytest.raises(BridgeMismatch, match=r"rank 1 got Header.* from rank 2, and Header") as got:
+        ends.receive(DUE, 2)
+    assert astuple(DUE)[0] == 7 and str(got.value)
+
+
+def test_features_of_another_number_are_an_error() -> None:
+    ends = bridge()
+    ends.send(DUE, torch.zeros(1, 5, 8), 1)
+    with pytest.raises(BridgeMismatch, match="features=5"):
+        ends.receive(DUE, 2)
+
+
+# --- sides ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_two_sides_of_a_model_have_all_its_names_and_none_in_common(family: str) -> None:
+    model = make(family)
+    inventory = inventory_of(model)
+    whole = set(model.state_dict())
+    held = dict[Side, set[str]]()
+    for side in Side:
+        half = make(family)
+        keep_side(half, side)
+        held[side] = set(half.state_dict())
+        assert {each.name for each in inventory.weights if each.side is side} <= held[side]
+    assert held[Side.LANGUAGE] | held[Side.TOWER] == whole
+    assert not held[Side.LANGUAGE] & held[Side.TOWER]
+    assert all(name in held[side] for name, side in inventory.trained)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_the_tower_alone_makes_the_features_of_the_whole_model(family: str) -> None:
+    whole, tower = make(family), make(family)
+    keep_side(tower, Side.TOWER)
+    rules = picture_rules(whole.config)
+    assert rules is not None
+    media = (rules.example(np.random.default_rng(0)),)
+    assert torch.equal(features(tower, media).embedded_FH, features(whole, media).embedded_FH)
+
+
+def test_a_language_side_that_is_asked_for_features_says_what_it_is() -> None:
+    model = make("idefics3")
+    keep_side(model, Side.LANGUAGE)
+    with pytest.raises(AbsentModule, match=r"model.vision_model was called.*language"):
+        features(model, (pictures(0),))
+
+
+def test_a_language_model_that_is_frozen_as_a_whole_is_refused() -> None:
+    model = make("idefics3")
+    for name, each in model.named_parameters():
+        each.requires_grad = "vision_model" in name
+    with pytest.raises(UntrainableModel, match="trains nothing of its language model"):
+        inventory_of(model)
