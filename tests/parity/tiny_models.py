@@ -25,6 +25,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRMSNorm
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRMSNorm
 
 NORMS = (
     Dots1RMSNorm,
@@ -35,6 +36,7 @@ NORMS = (
     Qwen2MoeRMSNorm,
     Qwen3RMSNorm,
     Qwen3MoeRMSNorm,
+    Qwen3VLTextRMSNorm,
 )
 SIGMOID: dict[str, Any] = {
     "n_routed_experts": 4,

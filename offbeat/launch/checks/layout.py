@@ -19,7 +19,11 @@ def check_layout(config: RunConfig) -> Iterator[Finding]:
     if not isinstance(trainer, MegatronTrainerConfig):
         return
     from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.megatron.architecture import check_balanced, read_architecture
+    from offbeat.trainers.megatron.architecture import (
+        check_balanced,
+        check_recomputed,
+        read_architecture,
+    )
     from offbeat.trainers.megatron.layout import grid_of
     from offbeat.trainers.megatron.layout_choice import fitting_sizes
     from offbeat.trainers.megatron.layout_rules import broken_rules
@@ -28,6 +32,7 @@ def check_layout(config: RunConfig) -> Iterator[Finding]:
     try:
         architecture = read_architecture(config.model.path)
         check_balanced(architecture, trainer.moe)
+        check_recomputed(architecture, recompute=trainer.activation_checkpointing)
     except UntrainableModel as refused:
         yield error("model", f"{refused.model} {refused.problem}", f"{refused.fix}.")
         return

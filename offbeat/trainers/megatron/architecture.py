@@ -19,13 +19,14 @@ from offbeat.trainers.megatron.image_text import (
     IMAGE_TEXT_FAMILIES,
     ImageTextParts,
     image_text_parts,
-    why_unread,
 )
 from offbeat.weight_sync.reshard.region import Shape
 
 _FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe", "glm4_moe", "dots1")
-_DECODERS: Final = ("qwen2_vl_text", "qwen2_5_vl_text")  # of image-text models alone
-_WITH_QKV_BIAS: Final = ("qwen2", *_DECODERS)
+_EVERY: Final = ", ".join((*_FAMILIES, *IMAGE_TEXT_FAMILIES))
+_DECODERS: Final = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")  # of image-text models
+_WITH_QKV_BIAS: Final = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
+_WITH_QK_NORM: Final = ("qwen3", "qwen3_moe", "dots1", "qwen3_vl_text")
 _SOFTMAX_ROUTERS: Final = ("qwen2_moe", "qwen3_moe")
 _SIGMOID_ROUTERS: Final = ("glm4_moe", "dots1")
 _ROPES: Final = ("default", "linear", "llama3", "yarn")  # the same angles in rows of any length
@@ -73,6 +74,7 @@ class Architecture:
     picture_rules: PictureRules | None = None  # None: it reads no pictures
     axis_of_pair: tuple[int, ...] | None = None
     """Axis whose position rotates each pair of a head's dimensions; None: positions have one axis."""
+    deep_layers: int = 0  # first layers to whose outputs features of pictures are added
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has experts in the place of one MLP."""
@@ -119,8 +121,7 @@ def read_architecture(path: str | Path) -> Architecture:
     values: dict[str, Any] = config.to_dict()
     family = values["model_type"]
     if family not in _FAMILIES and not (parts is not None and family in _DECODERS):
-        every = ", ".join((*_FAMILIES, *IMAGE_TEXT_FAMILIES))
-        problem = f"is of family {family}{_why_unmapped(values)}, none of {every}"
+        problem = f"is of family {family}{_why_unmapped(values)}, none of {_EVERY}"
         raise UntrainableModel(name, problem, _TORCH)
     for problem in _problems(values):
         raise UntrainableModel(name, problem, _TORCH)
@@ -148,7 +149,7 @@ def read_architecture(path: str | Path) -> Architecture:
         tied=bool(values["tie_word_embeddings"]) if parts is None else parts.tied,
         rotary_fraction=values["rope_parameters"].get("partial_rotary_factor", 1.0),
         qkv_bias=_has_qkv_bias(values),
-        qk_norm=family in ("qwen3", "qwen3_moe", "dots1") or bool(values.get("use_qk_norm")),
+        qk_norm=family in _WITH_QK_NORM or bool(values.get("use_qk_norm")),
         experts=experts,
         expert_intermediate=values["moe_intermediate_size"] if experts else 0,
         shared_intermediate=_shared_intermediate(values) if experts else 0,
@@ -165,6 +166,7 @@ def read_architecture(path: str | Path) -> Architecture:
         tower=() if parts is None else parts.tower,
         picture_rules=None if parts is None else parts.rules,
         axis_of_pair=None if parts is None else parts.axis_of_pair,
+        deep_layers=0 if parts is None else parts.deep_layers,
     )
 
 
@@ -172,8 +174,8 @@ def _image_text(name: str, config: PretrainedConfig) -> ImageTextParts | None:
     """Return the parts of a model that reads pictures; None of one that does not."""
     if "vision_config" not in config.sub_configs:
         return None
-    if problem := why_unread(config):
-        problem = f"is of family {config.model_type} (it reads pictures; {problem})"
+    if config.model_type not in IMAGE_TEXT_FAMILIES:
+        problem = f"is of family {config.model_type} (it reads pictures), none of {_EVERY}"
         raise UntrainableModel(name, problem, _TORCH)
     return image_text_parts(config)
 
@@ -191,6 +193,22 @@ def check_balanced(architecture: Architecture, moe: MoeConfig) -> None:
         problem = "has routers without a bias, which trainer.moe.bias_update_rate would update"
         fix = "Set trainer.moe.load_balancing_coef instead"
         raise UntrainableModel(architecture.name, problem, fix)
+
+
+def check_recomputed(architecture: Architecture, *, recompute: bool) -> None:
+    """Refuse ``trainer.activation_checkpointing`` for a model whose layers it would repeat wrongly.
+
+    Raises:
+        UntrainableModel: Features of pictures are added to what its first layers return.
+    """
+    if recompute and architecture.deep_layers:
+        problem = (
+            "adds features of pictures to what its first layers return, and "
+            "trainer.activation_checkpointing repeats the layers without them"
+        )
+        raise UntrainableModel(
+            architecture.name, problem, "Set trainer.activation_checkpointing to false"
+        )
 
 
 def _experts(config: PretrainedConfig) -> int:

@@ -21,6 +21,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from offbeat.trainers.batches.packing import Bools, Ints, PackedRows
 from offbeat.trainers.megatron.context import summed
@@ -176,7 +177,10 @@ class Forward:
 
     @contextmanager
     def _pictures_in(self, packed: PackedRows) -> Generator[None]:
-        """Write features of pictures in the place of the embeddings of their placeholders."""
+        """Write features of pictures in the place of the embeddings of their placeholders.
+
+        Those of deeper layers are added to what the first layers return.
+        """
         pictures, features_of = packed.pictures, self._features_of
         if pictures is None or features_of is None:
             yield
@@ -189,20 +193,36 @@ class Forward:
         )
         places_K, sources_K = self._tensor(share.places_K), self._tensor(share.sources_K)
 
-        def write(_: nn.Module, __: tuple[Tensor, ...], embedded_SRH: Tensor) -> Tensor:
-            made_FH = features_of(pictures.media)
+        handles = list[RemovableHandle]()
+
+        def at_places(made_FH: Tensor, like: Tensor) -> Tensor:
             if made_FH.requires_grad and not self._sequence_parallel:
                 # Each of the ranks that share matrices has the whole gradient: their sum is taken.
                 made_FH.register_hook(self._equal_share)
-            flat = embedded_SRH.reshape(-1, embedded_SRH.shape[-1])
-            at_places_KH = made_FH.to(flat.dtype).index_select(0, sources_K)
-            return flat.index_copy(0, places_K, at_places_KH).view_as(embedded_SRH)
+            return made_FH.to(like.dtype).index_select(0, sources_K)
 
-        handle = self._model.embedding.register_forward_hook(write)
+        def write(_: nn.Module, __: tuple[Tensor, ...], embedded_SRH: Tensor) -> Tensor:
+            made = features_of(pictures.media)
+            for layer, deep_FH in zip(self._model.decoder.layers, made.deep, strict=False):
+                handles.append(layer.register_forward_hook(partial(add, deep_FH)))
+            flat = embedded_SRH.reshape(-1, embedded_SRH.shape[-1])
+            written = flat.index_copy(0, places_K, at_places(made.embedded_FH, flat))
+            return written.view_as(embedded_SRH)
+
+        def add(
+            deep_FH: Tensor, _: nn.Module, __: tuple[Tensor, ...], output: tuple[Tensor, Tensor]
+        ) -> tuple[Tensor, Tensor]:
+            hidden_SRH, context = output
+            flat = hidden_SRH.reshape(-1, hidden_SRH.shape[-1])
+            added = flat.index_add(0, places_K, at_places(deep_FH, flat))
+            return added.view_as(hidden_SRH), context
+
+        handles.append(self._model.embedding.register_forward_hook(write))
         try:
             yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
     def _equal_share(self, gradient: Tensor) -> Tensor:
         return gradient / self._layout.grid.tensor

@@ -15,7 +15,8 @@ from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.multimodal.picture_rules import PictureRules, picture_rules
 from offbeat.weight_sync.reshard.region import Shape
 
-IMAGE_TEXT_FAMILIES: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl")
+IMAGE_TEXT_FAMILIES: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_INTERLEAVED: Final = ("qwen3_vl",)  # the axes of neighbouring pairs take turns
 _AXES: Final = 3
 
 
@@ -30,15 +31,8 @@ class ImageTextParts:
     rules: PictureRules
     axis_of_pair: tuple[int, ...] | None
     """Axis whose position turns each pair of a head's dimensions; None: positions have one axis."""
-
-
-def why_unread(config: PreTrainedConfig) -> str:
-    """Return why this backend does not train a model that reads pictures; empty if it does."""
-    if config.model_type in IMAGE_TEXT_FAMILIES:
-        return ""
-    if config.model_type.startswith("qwen3_vl"):
-        return "it adds features of pictures to what its first layers return"
-    return f"of those, this backend trains {', '.join(IMAGE_TEXT_FAMILIES)}"
+    deep_layers: int
+    """Number of first layers to whose outputs features of pictures are added."""
 
 
 def image_text_parts(config: PreTrainedConfig) -> ImageTextParts:
@@ -48,18 +42,21 @@ def image_text_parts(config: PreTrainedConfig) -> ImageTextParts:
     decoder = decoder_name(model)
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings().get_parameter("weight")
-    without_decoder(model)
-    tower = tuple((name, tuple(each.shape)) for name, each in model.named_parameters())
     rules = picture_rules(config)
     assert head is not None  # noqa: S101 -- every such family has one
     assert rules is not None  # noqa: S101 -- as above
-    text: Any = config.get_text_config(decoder=True)
+    axes = (
+        _axes(model, is_interleaved=config.model_type in _INTERLEAVED) if rules.has_axes else None
+    )
+    without_decoder(model)
+    tower = tuple((name, tuple(each.shape)) for name, each in model.named_parameters())
     return ImageTextParts(
         decoder=decoder,
         tower=tower,
         tied=head.get_parameter("weight") is embedding,
         rules=rules,
-        axis_of_pair=_axes(text.rope_parameters["mrope_section"]) if rules.has_axes else None,
+        axis_of_pair=axes,
+        deep_layers=len(getattr(config.vision_config, "deepstack_visual_indexes", ())),
     )
 
 
@@ -88,6 +85,12 @@ class _Elsewhere(nn.Module):
         raise AssertionError(f"{self._of} is computed by megatron-core, not by transformers")
 
 
-def _axes(sections: list[int]) -> tuple[int, ...]:
-    """Return the axis of each pair, from the number of neighbouring pairs of each axis."""
-    return tuple(axis for axis in range(_AXES) for _ in range(sections[axis]))
+def _axes(model: PreTrainedModel, *, is_interleaved: bool) -> tuple[int, ...]:
+    """Return the axis of each pair of a head's dimensions of a model without memory."""
+    rotary: Any = model.get_decoder().get_submodule("rotary_emb")
+    sections: list[int] = rotary.mrope_section
+    if not is_interleaved:
+        return tuple(axis for axis in range(_AXES) for _ in range(sections[axis]))
+    # An axis whose turns are used up leaves the rest to the first.
+    turns = ((pair // _AXES, pair % _AXES) for pair in range(sum(sections)))
+    return tuple(axis if turn < sections[axis] else 0 for turn, axis in turns)

@@ -46,6 +46,7 @@ def _stages(a: Architecture, grid: ModelGrid) -> Iterator[UnsupportedLayout]:
         got = " + ".join(map(str, grid.stages))
         want = f"numbers that add up to the model's {a.layers} layers"
         yield UnsupportedLayout("trainer.layers_per_stage", got, want)
+        return
     if not grid.stages and a.layers % grid.pipeline:
         want = (
             f"a divisor of the model's {a.layers} layers, or trainer.layers_per_stage to "
@@ -53,6 +54,13 @@ def _stages(a: Architecture, grid: ModelGrid) -> Iterator[UnsupportedLayout]:
         )
         if grid.pipeline > a.layers:
             want = f"a divisor of the model's {a.layers} layers"
+        yield UnsupportedLayout("trainer.pipeline_parallel", str(grid.pipeline), want)
+        return
+    if len(grid.layers_of(0, a.layers)) < a.deep_layers:
+        want = (
+            f"fewer stages: the first has to have the {a.deep_layers} layers to whose outputs "
+            "features of pictures are added"
+        )
         yield UnsupportedLayout("trainer.pipeline_parallel", str(grid.pipeline), want)
 
 

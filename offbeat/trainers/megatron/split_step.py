@@ -33,7 +33,11 @@ from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.expert_load import SHARES, ExpertLoad
-from offbeat.trainers.megatron.architecture import check_balanced, read_architecture
+from offbeat.trainers.megatron.architecture import (
+    check_balanced,
+    check_recomputed,
+    read_architecture,
+)
 from offbeat.trainers.megatron.forward import Forward
 from offbeat.trainers.megatron.gathering import TensorGather
 from offbeat.trainers.megatron.groups import pipeline_group, start_groups
@@ -114,6 +118,7 @@ class MegatronTrainer(ModelTrainer):
         run_on_all_ranks(self.peers, "its start", lambda: self.is_first and check_files(model_path))
         self.layout = start_groups(trainer, self.peers)
         check_balanced(self.architecture, trainer.moe)
+        check_recomputed(self.architecture, recompute=trainer.activation_checkpointing)
         self.transformer = self._description()
         self.model = self._build(self.transformer)
         self._watch_routers()

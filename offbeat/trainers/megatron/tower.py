@@ -4,7 +4,6 @@ Every rank that embeds tokens holds the tower whole. Ranks that share matrices, 
 compute the same features. Each has a part of the gradient of the loss with respect to them: those of
 its own tokens, or an equal share of all. The parts are summed once per step.
 
-Legend: F features over all pictures, H hidden.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
@@ -28,14 +27,14 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from offbeat.messages.media import Media
 from offbeat.model_proof.loading import model_without_memory
 from offbeat.multimodal.picture_rules import PictureRules
-from offbeat.multimodal.tower import FeaturesMismatch, features
+from offbeat.multimodal.tower import Features, FeaturesMismatch, features
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.megatron.image_text import without_decoder
 from offbeat.trainers.megatron.mapping import TOWER
 from offbeat.trainers.torch.model import unfilled_model
 
-FeatureSource = Callable[[tuple[Media, ...]], Tensor]
-"""Pictures -> features [F, H], which stand in the place of the embeddings of their placeholders."""
+FeatureSource = Callable[[tuple[Media, ...]], Features]
+"""Pictures -> their features, in the order of the placeholders."""
 
 _ATTRIBUTE: Final = TOWER.removesuffix(".")
 
@@ -69,11 +68,11 @@ def features_by(tower: PreTrainedModel, rules: PictureRules) -> FeatureSource:
     placeholders for.
     """
 
-    def computed(media: tuple[Media, ...]) -> Tensor:
-        made = features(tower, media).embedded_FH
+    def computed(media: tuple[Media, ...]) -> Features:
+        made = features(tower, media)
         wanted = sum(map(rules.features, media))
-        if len(made) != wanted:
-            raise FeaturesMismatch(type(tower).__name__, len(made), wanted)
+        if len(made.embedded_FH) != wanted:
+            raise FeaturesMismatch(type(tower).__name__, len(made.embedded_FH), wanted)
         return made
 
     return computed

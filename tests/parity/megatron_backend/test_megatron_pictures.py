@@ -33,7 +33,7 @@ from offbeat.weight_sync.reshard.grid import ModelGrid
 from tests.support.image_text_models import make, picture_groups, pictures, plain_logprobs
 
 # Qwen's tower rounds to float32 inside: parts of a step that are cut otherwise add up otherwise.
-BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7}
+BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7}
 ONE, DATA, TENSOR, PIPELINE = Cut(), Cut(data=2), Cut(tensor=2), Cut(pipeline=2)
 SEQUENCE, CONTEXT = Cut(tensor=2, sequence=True), Cut(context=2)
 MIXED, TEXT = (1, 2, 0, 1, 3, 0, 1), (0, 0, 0)
@@ -114,6 +114,9 @@ def assert_alike(got: Told, want: Told, bound: float = BOUND) -> None:
         ("qwen2_5_vl", SEQUENCE, MIXED),
         ("qwen2_5_vl", PIPELINE, MIXED),
         ("qwen2_5_vl", Cut(context=2, shared_prompt=False), MIXED),
+        ("qwen3_vl", TENSOR, MIXED),
+        ("qwen3_vl", Cut(tensor=2, pipeline=2, sequence=True), MIXED),
+        ("qwen3_vl", CONTEXT, MIXED),
     ],
     ids=lambda each: (
         each
@@ -174,7 +177,7 @@ def test_log_probabilities_behind_pictures_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("cut", [ONE, SEQUENCE, PIPELINE], ids=["one", "sequence", "pp2"])
-@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl"])
 def test_canaries_with_pictures_are_those_of_the_torch_trainer(
     megatron_world: MegatronWorld, families: Callable[[str], Path], family: str, cut: Cut
 ) -> None:
@@ -192,7 +195,7 @@ def test_canaries_with_pictures_are_those_of_the_torch_trainer(
         np.testing.assert_allclose(got[1], logprobs, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", ["idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_weights_have_the_torch_trainers_names_and_values_and_files_those_of_the_model(
     megatron_world: MegatronWorld, families: Callable[[str], Path], tmp_path: Path, family: str
 ) -> None:

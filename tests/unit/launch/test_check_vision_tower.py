@@ -80,14 +80,14 @@ def test_a_supported_family_is_said_to_be_proved_at_the_start(
     assert f"reads {kind}; proved at the start" in told
 
 
-def of_megatron(model: PreTrainedModel, path: Path) -> list[Finding]:
+def of_megatron(model: PreTrainedModel, path: Path, **trainer: Any) -> list[Finding]:
     model.save_pretrained(path)
     config = RunConfig.model_validate(
         {
             "steps": 1,
             "model": {"path": str(path)},
             "environment": {"name": "digits", "images": {"max_mib": 0.02}},
-            "trainer": {"backend": "megatron"},
+            "trainer": {"backend": "megatron", **trainer},
         }
     )
     return [*check_layout(config), *check_model_proof(config)]
@@ -96,10 +96,30 @@ def of_megatron(model: PreTrainedModel, path: Path) -> list[Finding]:
 def test_megatron_refuses_a_family_whose_pictures_it_does_not_compute_in_one_error(
     tmp_path: Path,
 ) -> None:
-    found = of_megatron(make("qwen3_vl"), tmp_path)
-    (error,) = [each for each in found if each.level is Level.ERROR]
-    assert "it adds features of pictures to what its first layers return" in error.message
+    found = of_megatron(make("gemma3"), tmp_path)
+    (error,) = [each for each in found if "picture" in each.message and each.level is Level.ERROR]
+    assert "is of family gemma3 (it reads pictures" in error.message
     assert error.fix == "Train it with trainer.backend: torch."
+
+
+def test_megatron_does_not_repeat_layers_to_whose_outputs_features_are_added(
+    tmp_path: Path,
+) -> None:
+    found = of_megatron(make("qwen3_vl"), tmp_path, activation_checkpointing=True)
+    (error,) = [each for each in found if each.level is Level.ERROR]
+    assert "trainer.activation_checkpointing repeats the layers without them" in error.message
+    assert error.fix == "Set trainer.activation_checkpointing to false."
+
+
+def test_megatron_keeps_the_layers_to_whose_outputs_features_are_added_on_the_first_stage(
+    tmp_path: Path,
+) -> None:
+    model = make("qwen3_vl")
+    model.config.vision_config.deepstack_visual_indexes = [0, 1]
+    found = of_megatron(type(model)(model.config), tmp_path, pipeline_parallel=2)
+    (error,) = [each for each in found if each.level is Level.ERROR]
+    assert "trainer.pipeline_parallel=2 is not fewer stages" in error.message
+    assert error.fix == "Set trainer.pipeline_parallel to 1: together they fit."
 
 
 def test_megatron_takes_a_vision_tower_that_canaries_compare_with_the_engines(
