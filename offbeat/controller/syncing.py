@@ -244,6 +244,36 @@ class WeightSync:
             acks = await self._sync([name], sync.release)
         return acks[0] is not None
 
+    async def sender_answers(self, name: str) -> bool:
+        """Return whether the trainer answers, which an engine could not receive a release from.
+
+        If it does not, it is lost, and the engine is not at fault. A stored release needs no trainer.
+        """
+        state = self._state
+        if state.config.sync.transport == "object_store":
+            return True
+        if not self._may_lose_trainer():
+            return False  # it is being replaced
+        trainer, waiter, lineage = (
+            self._trainer_client.trainer,
+            f"weights for {name}",
+            state.ledger.lineage,
+        )
+        try:
+            await self._trainer_client.call(
+                waiter, lambda: trainer.state(state.fence), state.config.trainer.step_deadline_s
+            )
+        except (TrainerLost, TrainStepFailed) as failure:
+            if state.ledger.lineage == lineage and self._may_lose_trainer():
+                state.trainer.lost = TrainerLost(waiter, str(failure))
+            return False
+        return True
+
+    def _may_lose_trainer(self) -> bool:
+        state = self._state
+        is_up = state.lifecycle.phase in (RunPhase.RUNNING, RunPhase.SYNCING)
+        return is_up and state.trainer.lost is None
+
     async def _drain(self) -> None:
         """Close the gate and wait for every group in flight."""
         state = self._state

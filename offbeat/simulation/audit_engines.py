@@ -15,15 +15,10 @@ from offbeat.controller.events import (
 from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.audit_groups import AuditedGroup, AuditedGroups
 from offbeat.simulation.audit_world import World
-from offbeat.simulation.faults import KINDS, Effect
+from offbeat.simulation.faults import KINDS
 
-HARMLESS: Final = frozenset(
-    name
-    for name, kind in KINDS.items()
-    if kind.profile == "trainer" and kind.effect is not Effect.FREEZES
-)
-"""Faults of the trainer that cost no engine its process. A rank that hangs may: an engine that gets
-nothing from it cannot know which of the two is cut off."""
+HARMLESS: Final = frozenset(name for name, kind in KINDS.items() if kind.profile == "trainer")
+"""Faults of the trainer, which cost no engine its process."""
 
 
 class AuditedEngines:

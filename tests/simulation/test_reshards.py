@@ -67,9 +67,12 @@ def test_without_copies_the_fetch_ends_and_a_later_one_loads_the_release() -> No
 
 
 @pytest.mark.parametrize("layout", [COPIES, SHARDS])
-def test_ranks_that_die_cost_no_engine_its_process(layout: tuple[int, int]) -> None:
-    result = struck(layout, "rank_killed")
-    assert (result.outcome, result.fired.count("rank_killed")) == ("finished", 3)
+@pytest.mark.parametrize("action", ["rank_killed", "rank_frozen"])
+def test_ranks_that_die_or_hang_cost_no_engine_its_process(
+    layout: tuple[int, int], action: str
+) -> None:
+    result = struck(layout, action)
+    assert (result.outcome, result.fired.count(action)) == ("finished", 3)
     assert not [each for each in result.journal if isinstance(each, EngineLost)]
 
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from planted.delta_bugs import plant_engines
 from planted.planting import Planted, become
 
+from offbeat.controller.syncing import WeightSync
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.simulation.engine import FakeEngine
 from offbeat.simulation.fetch import SimulatedFetch
@@ -141,10 +142,25 @@ class ARankSendsItsNewestReleaseInThePlaceOfAnother(PlantedFetch):
     fetch = ABucketIsNotCompared.fetch
 
 
-class TheDeathOfARankIsTheEnginesFault(PlantedFetch):
-    """Engines that ask for a release which nobody sends any more are replaced."""
+class TheTrainerIsNotAskedBeforeAnEngineIsReplaced(PlantedFetch):
+    """Engines that get nothing from a rank that hangs are replaced."""
 
     breaks = frozenset({"I17"})
+    planned_faults = at_every_step("rank_frozen")[1::4]
+
+    class Sync(WeightSync):
+        async def sender_answers(self, name: str) -> bool:
+            del name
+            return True
+
+    def plant(self) -> None:
+        super().plant()
+        become(self._sync, self.Sync)
+
+
+class TheDeathOfARankIsTheEnginesFault(TheTrainerIsNotAskedBeforeAnEngineIsReplaced):
+    """Engines that ask for a release which nobody sends any more are replaced."""
+
     planned_faults = at_every_step("rank_killed")
 
     class fetch(SimulatedFetch):  # noqa: N801
