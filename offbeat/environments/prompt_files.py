@@ -196,8 +196,10 @@ class _Reader:
         try:
             named = {self._columns.get(key, key) for key in PICTURE_KEYS}
             rows = parquet_rows(file, tuple(self._columns.values()), named)
+            # A null is no key; of a column that is there, and of pictures, it is a row of text.
+            pictures = {self._columns[key]: None for key in PICTURE_KEYS if key in self._columns}
             for number, fields in enumerate(rows, start=1):
-                yield self._from_parquet(path, number, fields)
+                yield self._from_parquet(path, number, pictures | fields)
         except UnreadableParquet as error:
             raise PromptFileError(str(path), 0, error.problem) from error
 

@@ -283,3 +283,6 @@ def test_rows_of_text_in_a_parquet_file_have_null_or_an_empty_list_of_pictures(
     single = pa.array([a, None, none, None], picture)
     rows = files_of(tmp_path / "s.parquet", texts | {"image": single})
     assert [names_pictures(row) for row in rows] == [True, False, False, False]
+    columns = {"prompt": "prompt", "image": "photo"}
+    rows = files_of(tmp_path / "c.parquet", texts | {"photo": single}, columns=columns)
+    assert [names_pictures(row) for row in rows] == [True, False, False, False]
