@@ -9,6 +9,7 @@ from offbeat.config.limits import lora_of, max_group_bytes
 from offbeat.config.reward_calls import max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
+from offbeat.simulation.corners import Corner, draw_corner
 from offbeat.simulation.faults import (
     draw_faults,
     draw_machine_faults,
@@ -101,10 +102,13 @@ def draw_plan(
     if environments:  # each has an evaluation set of its own
         changes["eval"]["sets"] = {}
         changes["environments"] = environments
+    staleness = changes["sampler"]["max_staleness"]
+    corner = draw_corner(random.Random(f"{seed}/corner"), profile, staleness, steps=MIN_STEPS)
+    changes = _merged(changes, corner.settings(MIN_GROUPS_PER_STEP))
     images = random.Random(f"{seed}/images")
-    has_images = images.random() < IMAGES_SHARE
+    has_images = images.random() < IMAGES_SHARE or bool(corner.buffer_steps)
     if has_images:
-        _give_images(images, base, changes)
+        _give_images(images, base, changes, corner.buffer_steps or (1.0, 1.5, 4.0))
     config = RunConfig.model_validate(_merged(_with_engines(base), changes))
     if not (environments or has_images):
         config = _with_reward_budget(random.Random(f"{seed}/rewards"), config)
@@ -114,14 +118,9 @@ def draw_plan(
     names = [f"generator-{index}" for index in range(config.generator.engines)]
     names += ["trainer", *(f"environment-{index}" for index in range(workers))]
     dice = random.Random(f"{seed}/machines")
-    machines = _placed(dice, names)
+    machines = _placed(dice, names) | corner.machines(names[-workers:])
     if planned_faults is None:
-        planned_faults = draw_faults(
-            rng, profile, steps=config.steps, engines=config.generator.engines, workers=workers
-        )
-        if surplus and profile in ("all", "controller"):
-            # Few other faults beside it: a rewind or a lost engine empties the buffer.
-            planned_faults = [*planned_faults[:2], draw_step_end_crash(rng, steps=config.steps)]
+        planned_faults = _faults(rng, profile, config, workers, surplus=surplus, corner=corner)
         planned_faults += draw_machine_faults(dice, profile, steps=config.steps, machines=machines)
         planned_faults += draw_rewind_crash(random.Random(f"{seed}/rewinds"), profile)
         planned_faults += poison
@@ -143,6 +142,24 @@ def draw_plan(
         several_turns=random.Random(f"{seed}/agents").random() < AGENTS_SHARE,
         source_layout=ranks.choice(LAYOUTS),
     )
+
+
+def _faults(
+    rng: random.Random,
+    profile: str,
+    config: RunConfig,
+    workers: int,
+    *,
+    surplus: bool,
+    corner: Corner,
+) -> list[PlannedFault]:
+    """Draw the faults that are not drawn apart; few beside those that a setting is drawn for."""
+    engines = config.generator.engines
+    faults = draw_faults(rng, profile, steps=config.steps, engines=engines, workers=workers)
+    if surplus and profile in ("all", "controller"):
+        # A rewind or a lost engine empties the buffer.
+        faults = [*faults[:2], draw_step_end_crash(rng, steps=config.steps)]
+    return [*faults[:2], *corner.faults] if corner.faults else faults
 
 
 def _with_engines(base: RunConfig) -> dict[str, Any]:
@@ -204,8 +221,10 @@ def _environments(rng: random.Random, base: RunConfig) -> dict[str, Any]:
     return {name: {"weight": rng.randint(1, 4), "environment": environment} for name in names}
 
 
-def _give_images(rng: random.Random, base: RunConfig, changes: dict[str, Any]) -> None:
-    """Give the prompts of every environment pictures, and the buffer room for a step or a few."""
+def _give_images(
+    rng: random.Random, base: RunConfig, changes: dict[str, Any], steps: tuple[float, ...]
+) -> None:
+    """Give the prompts of every environment pictures, and the buffer room for one of ``steps``."""
     max_mib = rng.choice((0.02, 1.0, 16.0))
     pictures = {"max_mib": max_mib, "max_pictures": 2}
     images: dict[str, Any] = {"name": "digits", "options": {}, "images": pictures}
@@ -216,7 +235,7 @@ def _give_images(rng: random.Random, base: RunConfig, changes: dict[str, Any]) -
         changes["environment"] = images
     without = RunConfig.model_validate(_merged(_with_engines(base), changes))
     step_bytes = without.groups_per_step * max_group_bytes(without)
-    capacity_mib = rng.choice((1.0, 1.5, 4.0)) * step_bytes / 2**20
+    capacity_mib = rng.choice(steps) * step_bytes / 2**20
     changes["buffer"]["capacity_mib"] = capacity_mib * (1 + 1e-6)  # not a byte less
 
 
