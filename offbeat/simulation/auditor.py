@@ -12,6 +12,8 @@ the samplers, so it does not repeat their mistakes.
                Samples  each sample once, masked ones nowhere  I18
         AuditedRewards  calls of reward functions      I20
         EngineRestarts  faults that explain restarts   I21
+
+``audit_aggregates`` holds I22 by itself, in some of the episodes.
 """
 
 from collections.abc import Callable, Sequence

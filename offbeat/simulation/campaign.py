@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from offbeat.config.run import RunConfig
+from offbeat.simulation.audit_aggregates import audit_aggregates
 from offbeat.simulation.auditor import audit
 from offbeat.simulation.episode import EpisodeResult, run_episode
 from offbeat.simulation.quiet_log import SILENT
@@ -23,7 +24,10 @@ CHUNK: Final = 20
 """Episodes per job of a worker."""
 
 REPLAYED_EVERY: Final = 100
-"""Every so many episodes, one is played twice: both must be equal, bit for bit."""
+"""Every so many episodes, one is played twice: both must be equal, bit for bit.
+
+The sums that its journal writes beside its snapshots are counted again as well.
+"""
 
 _LAST_EVENTS: Final = 5
 
@@ -150,6 +154,7 @@ def _play(tally: CampaignTotals, base: RunConfig, job: EpisodeBatch, seed: int) 
         again = run_episode(seed, base, profile=job.profile, planned_faults=job.planned_faults)
         if again.digest != result.digest:
             violations.append(f"replay differs: {result.digest} and {again.digest} from one seed")
+        violations += map(str, audit_aggregates(result.journal))
     if violations:
         events = last_events(result, _LAST_EVENTS)
         tally.findings.append(FailedEpisode(seed, violations, events, result.fired))

@@ -13,6 +13,7 @@ import msgspec
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.simulation import schedule as schedules
+from offbeat.simulation.audit_aggregates import audit_aggregates
 from offbeat.simulation.campaign import (
     CampaignTotals,
     FailedEpisode,
@@ -164,7 +165,7 @@ def _counted(name: str, count: int) -> str:
 
 def _tell(result: EpisodeResult, write: Write) -> int:
     """Report one episode in full."""
-    violations = violations_of(result)
+    violations = [*violations_of(result), *map(str, audit_aggregates(result.journal))]
     write(f"seed {result.seed}: {result.outcome} after {result.virtual_s:.1f} s of virtual time, "
           f"{result.events} events, digest {result.digest}\n")  # fmt: skip
     if result.error:
