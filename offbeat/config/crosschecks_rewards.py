@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
 from offbeat.config.graders import GRADERS
-from offbeat.config.reward_calls import max_reward_calls
+from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 
@@ -74,7 +74,7 @@ def reward_budget_clashes(config: RunConfig) -> Iterator[Clash]:
                 "Set rollout.reward_call_budget, or leave it out.",
             )
         return
-    per_group = max_reward_calls(config)
+    per_group, scored = max_reward_calls(config), max_evaluation_calls(config)
     if not per_group:
         yield Clash(
             ("rollout.reward_call_budget", "environment.name"),
@@ -82,10 +82,11 @@ def reward_budget_clashes(config: RunConfig) -> Iterator[Clash]:
             "reward function of yours, and what an agent's own program calls is not counted",
             "Leave it out, or name a reward function with environment.name=function.",
         )
-    elif budget < config.groups_per_step * per_group:
+    elif budget < (least := config.groups_per_step * per_group + scored):
+        beside = f", and an evaluation up to {scored}" if scored else ""
         yield Clash(
             ("rollout.reward_call_budget", "groups_per_step"),
             f"rollout.reward_call_budget={budget} may not cover one step: the rewards of "
-            f"groups_per_step={config.groups_per_step} groups make up to {per_group} calls each",
-            f"Set it to {config.groups_per_step * per_group} or more.",
+            f"groups_per_step={config.groups_per_step} groups make up to {per_group} calls each{beside}",
+            f"Set it to {least} or more.",
         )

@@ -1,8 +1,8 @@
-"""Most calls of reward functions that one prompt group can make."""
+"""Most calls of reward functions that one prompt group, or one evaluation, can make."""
 
 from offbeat.config.graders import GRADERS
 from offbeat.config.limits import on_failed_sample
-from offbeat.config.mixture import environment_views
+from offbeat.config.mixture import environment_views, evaluation_sets
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 
@@ -16,7 +16,22 @@ def counted_functions(environment: EnvironmentConfig) -> int:
 
 
 def max_reward_calls(config: RunConfig) -> int:
-    """Return the most calls that the rewards of one group make, their tries included.
+    """Return the most calls that the rewards of one group make, their tries included."""
+    return config.samples_per_group * _calls_per_sample(config)
+
+
+def max_evaluation_calls(config: RunConfig) -> int:
+    """Return the most calls that the rewards of one evaluation make; 0 in a run that has none."""
+    if not (config.eval.interval or config.eval.at_start):
+        return 0
+    samples = sum(
+        (one.prompts or 0) * (one.samples or 1) for one in evaluation_sets(config).values()
+    )
+    return samples * _calls_per_sample(config)
+
+
+def _calls_per_sample(config: RunConfig) -> int:
+    """Return the most calls for one sample of a group.
 
     A group is scored as a whole first. Where a failed sample does not fail its group, each sample
     is then scored by itself, and those that are drawn again once more each time.
@@ -29,4 +44,4 @@ def max_reward_calls(config: RunConfig) -> int:
         counted_functions(view.environment) * (1 + view.environment.reward_retries)
         for view in environment_views(config).values()
     )
-    return config.samples_per_group * scorings * per_sample
+    return scorings * per_sample

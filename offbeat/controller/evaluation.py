@@ -25,6 +25,7 @@ from offbeat.config.sections.generator import StubGeneratorConfig
 from offbeat.controller.pending_waits import Pump
 from offbeat.controller.ports import EvaluationLog, Prompts, Rollouts, TelemetryPort
 from offbeat.controller.receipts import refusal
+from offbeat.controller.reward_budget import RewardBudget
 from offbeat.controller.rollouts import group_seed
 from offbeat.controller.state import RunState
 from offbeat.environments.picture_rows import without_content
@@ -81,8 +82,9 @@ class Evaluation:
         """``on_all_engines``: nothing is trained meanwhile, and nobody else needs an engine."""
         self._state, self._sets = state, sets
         self._workers, self._telemetry, self._record = workers, telemetry, record
-        self._sampling = sampling_identity(state.config)
+        self._sampling, self._budget = sampling_identity(state.config), RewardBudget(state)
         self._on_all_engines = on_all_engines
+        state.evaluation.newest_due = state.ledger.trainer_version
         if (owed := self._due_at_start()) is not None:
             state.evaluation.requested_version = owed
         self._open = dict[str, int]()  # prompts at each engine that is pinned
@@ -102,7 +104,8 @@ class Evaluation:
 
     def request(self, version: int) -> None:
         """Request the score of this version, or of a newer one if no engine serves it any more."""
-        self._state.evaluation.requested_version = version
+        pending = self._state.evaluation
+        pending.requested_version, pending.newest_due = version, version
 
     async def finished(self) -> None:
         """Wait until nothing is left to score; an evaluation ends by its deadline."""
@@ -176,6 +179,9 @@ class Evaluation:
         self._open.clear()
 
     async def _score(self, due: int, version: int) -> None:
+        if not self._budget.covers_evaluation:
+            detail = "what is left of rollout.reward_call_budget does not cover its calls: raise it"
+            raise EvaluationFailed(version, detail)
         self._picture_bytes = 0
         room = asyncio.Semaphore(_in_flight(self._state.config) * len(self._open))
         async with asyncio.TaskGroup() as rollouts:

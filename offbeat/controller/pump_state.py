@@ -59,6 +59,8 @@ class EvaluationState(ObservableState):
 
     requested_version: int | None = None
     """Version to score; None once it is being scored."""
+    newest_due: int = 0
+    """Newest version whose evaluation has been requested, or was due before this incarnation."""
     is_busy: bool = False
     """A version is being scored."""
     failed_count: int = 0

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from offbeat.controller.fleet import Fleet
+from offbeat.controller.reward_budget import RewardBudget
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import SyncReport
 from offbeat.messages.groups import OUT_OF_TURNS, Receipt
@@ -95,6 +96,7 @@ class StepMetricsBuilder:
             "queue/bytes": state.queue.bytes_held,
             "queue/not_spooled": self._not_spooled(state),
             "rollout/retries": sum(state.ledger.totals.retried.values()),
+            **RewardBudget(state).metrics(),
             "rollout/evicted": state.ledger.totals.evicted,
             "rollout/cancelled": state.ledger.totals.cancelled,
             "rollout/dropped": sum(state.ledger.totals.dropped.values()),

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from offbeat.config.reward_calls import max_reward_calls
+from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import Returned, ReturnKind, RewardCallsMade
 from offbeat.simulation.audit_findings import Findings
@@ -17,9 +17,11 @@ class AuditedRewards:
         self, config: RunConfig, records: Sequence[WorldRecord], findings: Findings
     ) -> None:
         self._budget, self._findings = config.rollout.reward_call_budget, findings
-        self._per_group = max_reward_calls(config)
+        self._per_group, self._per_evaluation = (
+            max_reward_calls(config),
+            max_evaluation_calls(config),
+        )
         self._made = dict[str, list[int]]()  # counts of each process, in order
-        self._of_groups = 0  # calls of groups that are not of an evaluation
         self._is_quiet = True  # no fault, and no group cancelled
         self._known = Counter[str]()  # calls of each process, by the journal
         if self._budget is None:
@@ -27,14 +29,13 @@ class AuditedRewards:
         for record in records:
             if isinstance(record, RewardsCalled):
                 counts = self._made.setdefault(record.process, [0])
-                self._of_groups += 0 if record.evaluation else record.calls - counts[-1]
                 counts.append(record.calls)
             self._is_quiet &= not isinstance(record, Fault)
 
     @property
     def is_spent(self) -> bool:
-        """Return whether the journal's calls leave too few for one more group."""
-        return self._budget is not None and not self._covers(1)
+        """Return whether the journal's calls leave too few for one more group and an evaluation."""
+        return self._budget is not None and not self._covers(1, self._per_evaluation)
 
     def reported(self, event: RewardCallsMade) -> None:
         """Check a count that the controller recorded."""
@@ -72,10 +73,8 @@ class AuditedRewards:
             self._findings.add(
                 "I20", f"{made} calls were made; the journal has {self._known.total()}"
             )
-        if self._of_groups > self._budget:
-            self._findings.add(
-                "I20", f"groups made {self._of_groups} calls; the budget is {self._budget}"
-            )
+        if made > self._budget:
+            self._findings.add("I20", f"{made} calls were made; the budget is {self._budget}")
 
-    def _covers(self, groups: int) -> bool:
-        return self._known.total() + groups * self._per_group <= (self._budget or 0)
+    def _covers(self, groups: int, others: int = 0) -> bool:
+        return self._known.total() + groups * self._per_group + others <= (self._budget or 0)

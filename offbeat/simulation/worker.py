@@ -59,7 +59,8 @@ class FakeWorker(Actor):
         context = self.context
         if context.config.rollout.reward_call_budget is None:
             return
-        most = max_reward_calls(context.config)
+        config = context.config
+        most = max_reward_calls(config) * task.samples // config.samples_per_group
         self._reward_calls += context.rng.randint(min(task.samples, most), most)
         context.record(
             RewardsCalled(context.loop.time(), *self._report(), evaluation=task.evaluation)

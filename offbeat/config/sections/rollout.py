@@ -99,8 +99,9 @@ class RolloutConfig(Config):
 
     reward_call_budget: Annotated[int, Field(ge=1)] | None = None
     """Calls of reward functions that the run may make, tries, evaluations and resumes included;
-    None: no limit. A group is dispatched only while the calls it can make at most are left, so what a
-    paid judge costs is bounded and the last calls of a small budget stay unused."""
+    None: no limit. A group is dispatched only while the calls left cover what it can make at most
+    and the next evaluation, so what a paid judge costs is bounded, the end of the run can be scored,
+    and the last calls of a small budget stay unused."""
 
     on_reward_budget_spent: Literal["fail", "stop"] = "fail"
     """With ``reward_call_budget``, once no further group can be scored: fail ends the run with

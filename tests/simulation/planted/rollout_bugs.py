@@ -42,6 +42,25 @@ class ABudgetOfCallsForgetsWhatIsInFlight(Planted):
         become(self._rollout_pump._budget, self.BrokenBudget)  # noqa: SLF001 - a part of a part
 
 
+class EvaluationsTakeCallsThatNobodyReserved(Planted):
+    """Training takes the whole budget, and an evaluation goes beyond it."""
+
+    breaks = frozenset({"I20"})
+    settings: ClassVar = {
+        "environment": {"name": "function", "target": "judge:reward"},
+        "rollout": {"reward_call_budget": 150, "on_reward_budget_spent": "stop"},
+        "eval": {"interval": 1, "prompts": 6, "samples": 4, "sets": {}},
+    }
+
+    class BrokenBudget(RewardBudget):
+        def _covers(self, groups: int, evaluations: int) -> bool:
+            return super()._covers(groups, 0 * evaluations)
+
+    def plant(self) -> None:
+        become(self._rollout_pump._budget, self.BrokenBudget)  # noqa: SLF001 - a part of a part
+        become(self._evaluation._budget, self.BrokenBudget)  # noqa: SLF001 - as above
+
+
 class AReportOfCallsIsAddedUp(Planted):
     """A count since the start of a process is taken for the calls since its last report."""
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from offbeat.config.reward_calls import max_reward_calls
+from offbeat.config.crosschecks_rewards import reward_budget_clashes
+from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.controller.errors import RewardCallBudgetSpent
 from offbeat.controller.events import Opened, RewardCallsMade
 from offbeat.controller.history import History
+from offbeat.controller.reward_budget import RewardBudget
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from tests.support.fakes import FakeGenerator, FakeRollouts
@@ -148,3 +150,40 @@ def test_the_most_calls_of_a_group_follow_from_the_recipe(
     values = {"steps": 1, "samples_per_group": 2, "model": {"path": "x"}}
     config = RunConfig.model_validate({**values, "environment": environment, "rollout": rollout})
     assert max_reward_calls(config) == calls
+
+
+@pytest.mark.parametrize(
+    ("open_", "interval", "covers"),
+    [
+        ({}, 5, True),  # 2 of one more group, 4 of the evaluation due at 5
+        ({"is_busy": True}, 5, False),  # 4 more
+        ({"requested_version": 0}, 5, False),
+        ({"newest_due": -1}, 5, False),  # due, and about to be requested
+        ({"is_busy": True}, 20, True),  # the run has 10 steps: none comes after it
+    ],
+)
+def test_a_group_leaves_the_calls_of_the_next_evaluation(
+    open_: dict[str, Any], interval: int, *, covers: bool
+) -> None:
+    async def story() -> None:
+        evaluated = {"interval": interval, "prompts": 4, "path": "held-out.jsonl"}
+        world, _ = judged({"reward_call_budget": 40}, eval=evaluated)
+        state = world.controller().state
+        state.reward_calls("a", 34)
+        for name, value in open_.items():
+            setattr(state.evaluation, name, value)
+        budget = RewardBudget(state)
+        assert budget.covers_next_group is covers
+        assert budget.metrics() == {"rollout/reward_calls": 34, "rollout/reward_calls_left": 6}
+
+    run(story())
+
+
+def test_a_budget_covers_the_first_step_and_an_evaluation() -> None:
+    values: dict[str, Any] = {"steps": 1, "samples_per_group": 2, "model": {"path": "x"}}
+    values |= {"groups_per_step": 3, "environment": JUDGE, "data": {"path": "rows.jsonl"}}
+    values["eval"] = {"interval": 1, "prompts": 4, "samples": 2, "path": "held-out.jsonl"}
+    config = RunConfig.model_validate({**values, "rollout": {"reward_call_budget": 13}})
+    assert max_evaluation_calls(config) == 8
+    (clash,) = reward_budget_clashes(config)
+    assert "an evaluation up to 8" in clash.message and "Set it to 14 or more" in clash.hint
