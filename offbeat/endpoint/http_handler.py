@@ -20,7 +20,13 @@ class HttpHandler(web.RequestHandler):
 
     def __init__(self, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:
         nowhere = cast("Any", None)  # aiohttp's way to switch a log off, which its types leave out
-        super().__init__(manager, loop=loop, keepalive_timeout=_KEEP_ALIVE_S, access_log=nowhere)
+        super().__init__(
+            manager,
+            loop=loop,
+            keepalive_timeout=_KEEP_ALIVE_S,
+            access_log=nowhere,
+            auto_decompress=False,  # a small body may become gigabytes; the server refuses them
+        )
 
     def handle_error(
         self,

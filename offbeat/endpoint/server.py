@@ -258,9 +258,17 @@ class AgentEndpoint:
             ) from error
 
     async def _body(self, request: web.Request) -> bytes:
+        encoding = request.headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":
+            problem = f"Content-Encoding {encoding!r:.80} is not read: send the body as it is"
+            status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+            raise RequestRefused(status, "unsupported_content_encoding", problem)
         try:
             async with asyncio.timeout(self._io_deadline_s):
                 return await request.read()
+        except web.RequestPayloadError as error:
+            problem = f"the body is malformed: {error!s:.200}"
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "malformed_request", problem) from error
         except TimeoutError as error:
             problem = f"the body took longer than {self._io_deadline_s:g} s"
             raise RequestRefused(HTTPStatus.REQUEST_TIMEOUT, "body_late", problem) from error

@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import stat
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -651,6 +652,19 @@ def test_a_token_that_is_not_ascii_is_refused_as_it_came(key: str) -> None:
             assert (await reader.readline()).split()[1] in (b"400", b"401")
             writer.close()
         assert (await client.post(HELLO))[0] == 200
+
+    play(story)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zip"])
+def test_a_packed_body_is_refused_by_name_and_fails_no_sample(encoding: str) -> None:
+    async def story(client: Client) -> None:
+        packed = zlib.compress(b"\0" * (64 << 20))  # 64 KiB that would become 64 MiB
+        for body in (packed, b"no such format"):
+            refused = await client.refused(body, headers={"Content-Encoding": encoding})
+            assert refused == (415, "unsupported_content_encoding")
+        assert client.session.failure is None
+        assert (await client.post(HELLO, headers={"Content-Encoding": "identity"}))[0] == 200
 
     play(story)
 
