@@ -20,6 +20,7 @@ from offbeat.trainers.grid.encoder import EncoderTrainer
 from offbeat.trainers.grid.language import LanguageTrainer
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.torch.sharding import sharded_modules
 from tests.support.image_text_models import exact_norms
 
 
@@ -39,6 +40,35 @@ class ExactLanguage(ExactPictures, LanguageTrainer):
 
 class ExactEncoder(ExactPictures, EncoderTrainer):
     pass
+
+
+class SwapsLanes(ExactEncoder):
+    """Sends each lane the features of another."""
+
+    def _parts(self, batch: Any, made: Any) -> Any:
+        return super()._parts(batch, made)[::-1]
+
+
+class AveragesOverTheWorld(ExactEncoder):
+    """Averages the tower's gradients with those of ranks that hold none of it."""
+
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Any:
+        weights = super()._cut(model, whole)
+        for each in sharded_modules(model):
+            each.set_gradient_divide_factor(float(self.peers.size))
+        return weights
+
+
+class CountsOneLane(ExactEncoder):
+    """Divides the tower's gradients by the tokens of one lane."""
+
+    def _apply(self, denominator: float, rate: float) -> Any:
+        return super()._apply(denominator / self._grid.lanes, rate)
+
+
+KINDS = {
+    each.__name__: each for each in (ExactEncoder, SwapsLanes, AveragesOverTheWorld, CountsOneLane)
+}
 
 
 def make(
@@ -114,9 +144,10 @@ def stepped(
     freeze: tuple[str, ...] = (),
     loss: LossSpec = TOKENS,
     chunks: Sequence[int] = (1, 2, 8),
+    kind: str = "ExactEncoder",
 ) -> dict[str, Any]:
     """Logprobs and gradients of a step, in so many chunks, and the weights after it."""
-    trainer = make(peers, path, cut, freeze, lanes, encoders)
+    trainer = make(peers, path, cut, freeze, lanes, encoders, encoder=KINDS[kind])
     own = dealt(step, range(len(step.groups)), peers.rank, lanes, encoders)
     groups = [step.groups[each] for each in own]
     seen: dict[str, Any] = {"initial": trainer.weights_digest(), "gradients": {}}
@@ -135,3 +166,31 @@ def stepped(
     seen["weights"] = as_arrays(weights) if trainer.is_first else {}
     seen["parameters"], seen["identity"] = trainer.parameters, trainer.identity
     return seen
+
+
+def continued(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    *,
+    lanes: int,
+    encoders: int,
+    load: Path | None,
+    save: Path | None,
+) -> dict[str, Any]:
+    """Load a state, take a step, save the state; and what the weights were before and after."""
+    trainer = make(peers, path, cut, (), lanes, encoders)
+    if load is not None:
+        trainer.load_state(load)
+    number, seen = trainer.steps_applied + 1, {"loaded": trainer.weights_digest()}
+    key = StepKey(number, number, 0)
+    trainer.finish_train_step(feed(trainer, step, TOKENS, 2, key, lanes, encoders))
+    if save is not None:
+        trainer.save_state(save)
+    weights = dict(trainer.named_weights())
+    return {
+        **seen,
+        "saved": trainer.weights_digest(),
+        "weights": as_arrays(weights) if trainer.is_first else {},
+    }

@@ -116,3 +116,44 @@ def test_every_minibatch_of_a_step_with_several_updates_is_exchanged_by_itself(
     given = {"path": models["idefics3"], "step": random_step(MIXED), "chunks": (2,)}
     one, ranks = both(world, 2, 1, loss=SEVERAL, **given)
     same_outcome(one, ranks)
+
+
+@pytest.mark.parametrize(
+    ("wrote", "reads"),
+    [((1, 1), (1, 0)), ((1, 0), (1, 1)), ((1, 1), (2, 1)), ((1, 1), (1, 1))],
+    ids=["grid, then one process", "one process, then a grid", "another grid", "the same grid"],
+)
+def test_a_checkpoint_is_taken_up_under_another_grid(
+    world: World,
+    models: dict[str, Path],
+    tmp_path: Path,
+    wrote: tuple[int, int],
+    reads: tuple[int, int],
+) -> None:
+    given: dict[str, Any] = {"path": models["idefics3"], "cut": Cut(), "step": random_step(MIXED)}
+
+    def step(sides: tuple[int, int], load: Path | None, save: Path | None) -> list[dict[str, Any]]:
+        if save is not None:
+            save.mkdir()
+        lanes, encoders = sides
+        further = {"lanes": lanes, "encoders": encoders, "load": load, "save": save}
+        return world.run(lanes + encoders, "grid_jobs:continued", **given, **further)
+
+    first = step(wrote, None, tmp_path / "first")
+    want = step(wrote, tmp_path / "first", None)[0]["weights"]
+    for seen in step(reads, tmp_path / "first", None):
+        assert seen["loaded"] == first[0]["saved"]
+        for name, weight in seen["weights"].items():
+            np.testing.assert_allclose(weight, want[name], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["SwapsLanes", "AveragesOverTheWorld", "CountsOneLane"])
+def test_bugs_that_loops_over_two_modules_had_are_seen(
+    world: World, models: dict[str, Path], kind: str
+) -> None:
+    given = {"path": models["idefics3"], "step": random_step(EQUAL), "chunks": (2,)}
+    one, ranks = both(world, 2, 1, kind=kind, **given)
+    off = [
+        np.abs(ranks[0]["weights"][name] - one["weights"][name]).max() for name in one["weights"]
+    ]
+    assert max(off) > 1e-6
