@@ -61,22 +61,12 @@ class Try(Episode):
 """
 
 
-MEGATRON = (
-    "trainer.backend=megatron",
-    "trainer.tensor_parallel=2",
-    "trainer.sequence_parallel=true",
-)
-
-
-@pytest.mark.parametrize("trainer", [(), MEGATRON], ids=["torch", "megatron"])
 def test_a_resumed_run_on_images_ends_with_the_weights_of_one_that_was_not_cut(
-    start: Start, trainer: tuple[str, ...]
+    start: Start,
 ) -> None:
-    if trainer:
-        pytest.importorskip("megatron.core", reason="needs the extra megatron")
     with (
-        start("whole", RECIPE, "steps=4", *SMALL, *trainer) as whole,
-        start("cut", RECIPE, "steps=2", *SMALL, *trainer) as cut,
+        start("whole", RECIPE, "steps=4", *SMALL) as whole,
+        start("cut", RECIPE, "steps=2", *SMALL) as cut,
     ):
         assert whole.exit_code(within_s=200) == cut.exit_code(within_s=200) == 0
     after_two = parameters(cut.run_dir / "checkpoints" / "step_2")
