@@ -2,12 +2,12 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from offbeat.config.limits import lora_of
+from offbeat.config.limits import encoder_ranks, lora_of
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.planning.grid_text import describe_grid
@@ -55,13 +55,14 @@ class SyncPlanReport:
     tensors: int
     senders: str
     receivers: str
+    encoders: int  # of the senders: the last ranks, which hold the vision tower alone
     ranks_per_machine: int
     bytes: ByteAccount
     pieces: int
     transfers: int
     seconds: float  # of CPU, to plan
     digest: str
-    gathered: int  # bytes into trainer ranks if each receives the whole model
+    gathered: int  # bytes into trainer ranks if each receives all of what its like hold, rank 0 all
     stored: int  # bytes out of rank 0 if it sends the model once to each machine of receivers
     broadcast: int  # bytes into receivers if each receives the whole model
 
@@ -114,13 +115,34 @@ class SyncPlanReport:
             f"busiest sender {said(found.busiest)} (mean {said(mean)}), "
             f"busiest receiver {said(max(found.received))}"
         )
+        if self.encoders:
+            yield from self._sides(row)
         yield f"{self.transfers:,} transfers of {self.pieces:,} pieces, planned in {self.seconds:.1f} s of CPU"
         yield f"plan {self.digest}"
         yield ""
         yield "beside it, whole weights through rank 0:"
-        yield f"  into trainer ranks  {said(self.gathered)} to gather, the model into each other rank"
+        into = "the model into each other rank"
+        if self.encoders:
+            into = "each side into the ranks that hold it, the tower into rank 0"
+        yield f"  into trainer ranks  {said(self.gathered)} to gather, {into}"
         yield f"  out of rank 0       {said(self.stored)} (object_store), {said(found.model)} (gloo)"
         yield f"  into receivers      {said(self.broadcast)}"
+
+    def _sides(self, row: Callable[[str, list[int]], str]) -> Iterator[str]:
+        """Yield what each side of the senders holds and sends, and what cannot execute the plan."""
+        held, sent = self.bytes.held, self.bytes.sent
+        first = len(held) - self.encoders
+        yield ""
+        yield f"{'the largest of':<14}{'holds':>14}{'sends':>14}"
+        for name, ranks in (
+            ("language", slice(0, first)),
+            ("tower", slice(first, len(held))),
+        ):
+            last = len(held[ranks]) + ranks.start - 1
+            of = f"{ranks.start} to {last}" if last > ranks.start else f"{last}"
+            yield row(f"{name} {of}", [max(held[ranks]), max(sent[ranks])])
+        yield "sync.transport=reshard, which would execute this plan, is refused with trainer.encoder"
+        yield ""
 
 
 def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
@@ -170,13 +192,14 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
         tensors=len(tensors),
         senders=describe_grid(source),
         receivers=describe_grid(target),
+        encoders=source.encoders,
         ranks_per_machine=layouts.ranks_per_machine,
         bytes=found,
         pieces=len(plan.pieces),
         transfers=len(plan),
         seconds=seconds,
         digest=plan.digest,
-        gathered=found.model * (source.ranks - 1),
+        gathered=_gathered(found, source),
         stored=found.model * len(set(machines.receivers)),
         broadcast=found.model * target.ranks,
     )
@@ -188,7 +211,21 @@ def sender_grid(config: RunConfig) -> ModelGrid:
     trainer = config.trainer
     if trainer.backend == "megatron":
         return grid_of(trainer)
-    return ModelGrid(shards=trainer.data_parallel if trainer.backend == "torch" else 1)
+    return ModelGrid(
+        shards=trainer.data_parallel if trainer.backend == "torch" else 1,
+        encoders=encoder_ranks(trainer),
+    )
+
+
+def _gathered(found: ByteAccount, source: ModelGrid) -> int:
+    """Return the bytes into trainer ranks before rank 0 has the whole model."""
+    if not source.encoders:
+        return found.model * (source.ranks - 1)
+    # Shards of one side are disjoint, so that they add up to it. Its ranks gather it together, and
+    # the first encoder rank sends the tower to rank 0.
+    tower = sum(found.held[source.ranks_without_encoders :])
+    language = found.model - tower
+    return language * (source.shards - 1) + tower * source.encoders
 
 
 def _receivers(config: RunConfig) -> ModelGrid:

@@ -16,6 +16,7 @@ from offbeat.environments.hub_files import HubFilesError
 from offbeat.launch.checks.activations import check_activations
 from offbeat.launch.checks.agent import check_agent
 from offbeat.launch.checks.checkpoints import check_checkpoints
+from offbeat.launch.checks.encoder import check_encoder, gpu_bytes
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.launch.checks.finding import Finding, Level, error, ok
 from offbeat.launch.checks.gym import check_gym
@@ -113,6 +114,7 @@ def find(
         check_end_tokens(config) if model else (),
         check_model_proof(config) if model else (),
         check_layout(config) if model else (),
+        check_encoder(config, gpu_bytes(config)) if model else (),
         check_vllm_model(config) if model else (),
         check_teacher(config) if model else (),
         _of_each_environment(config, commits, has_model=model is not None),

@@ -1,29 +1,16 @@
 """Shapes of the parameters that one rank holds of a model, and their bytes by kind. Pure."""
 
-from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import ROUTER_BIAS, TOWER, padded_vocabulary
+from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.weight_sync.reshard.grid import ModelGrid
 from offbeat.weight_sync.reshard.region import Shape
 
 _FLOAT32 = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RankBytes:
-    """Bytes that a rank holds throughout a step; activations come on top."""
-
-    weights: int
-    gradients: int
-    optimizer: int  # masters and moments
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer
 
 
 def largest_rank(

@@ -21,6 +21,7 @@ class ByteAccount:
     needed: int
     """Bytes that machines of receivers need and have no sender of: no plan moves less."""
 
+    held: tuple[int, ...]  # by sender, on the wire
     sent: tuple[int, ...]  # over the network, by sender
     received: tuple[int, ...]  # over the network, by receiver
     model: int  # bytes of the model once
@@ -54,7 +55,20 @@ def account(plan: ReshardPlan) -> ByteAccount:
             received[receiver] += piece.nbytes
         moved[plan.tensors[piece.tensor].kind, link] += piece.nbytes
     model = sum(each.nbytes for each in plan.tensors)
-    return ByteAccount(dict(moved), _needed(plan), tuple(sent), tuple(received), model)
+    held = _held(plan)
+    return ByteAccount(dict(moved), _needed(plan), held, tuple(sent), tuple(received), model)
+
+
+def _held(plan: ReshardPlan) -> tuple[int, ...]:
+    elements, held = dict[tuple[Placement, int], int](), [0] * len(plan.machines.senders)
+    for each in plan.tensors:
+        key = each.source, each.itemsize
+        elements[key] = elements.get(key, 0) + 1
+    for (placement, itemsize), count in elements.items():
+        for region, ranks in placement.parts:
+            for rank in ranks:
+                held[rank] += region.elements * itemsize * count
+    return tuple(held)
 
 
 def _needed(plan: ReshardPlan) -> int:

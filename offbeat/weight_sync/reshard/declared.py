@@ -11,7 +11,8 @@ not exist yet has names and shapes alone, so it declares how trainers and engine
     segments    first axis in segments that are cut each alone  input of a state space layer
     whole       every rank                                      norms, routers, what MLA compresses to
     no rule     every rank                                      whatever else a model has
-    tower       every rank of the first stage                   what turns pictures into features
+    tower       every rank of the first stage, or first axis    what turns pictures into features
+                over encoder ranks
     expert      one of these, for one expert, over expert and expert-tensor ranks
 
 What no rule knows is whole on every receiver: that costs bytes and is never wrong, and the bytes are
@@ -28,7 +29,7 @@ from typing import Final, Literal
 
 from offbeat.weight_sync.reshard.errors import LayoutRefused
 from offbeat.weight_sync.reshard.grid import ModelGrid
-from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement
+from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement, Ranks
 from offbeat.weight_sync.reshard.region import Region, Shape, chunk_cuts, part_of
 
 Cut = Literal["rows", "columns", "queries", "heads", "vocabulary", "segments", "whole"]
@@ -88,9 +89,12 @@ def placed(
     Receivers take the tensors of state space layers whole: engines rearrange them as they load.
 
     Raises:
-        LayoutRefused: Parallel sizes of one side, which it names, do not divide a tensor, or a
-            tensor is in no known stage.
+        LayoutRefused: Parallel sizes of one side, which it names, do not divide a tensor, a tensor
+            is in no known stage, or encoder ranks are among the receivers or have no tower to hold.
     """
+    if target.encoders:
+        want = "0: engines hold the whole model"
+        raise LayoutRefused("encoders", str(target.encoders), want).of("receivers")
     order = sorted(
         enumerate(tensors), key=lambda each: (_first_stage(each[1].name, sizes, source), each[0])
     )
@@ -146,6 +150,8 @@ def placement(
     is_whole = rearranges and _STATE_SPACE.fullmatch(tensor.name)
     cut = "whole" if is_whole or tensor.name in sizes.tower else _cut_of(tensor.name)
     expert = _EXPERT.fullmatch(tensor.name)
+    if grid.encoders:
+        return _apart(tensor, sizes, grid)
     if grid.shards > 1:
         return (
             _sharded_expert(tensor.shape, grid, int(expert[1]), sizes.experts)
@@ -186,12 +192,33 @@ def _stages(name: str, sizes: ModelSizes, grid: ModelGrid) -> tuple[int, ...]:
     )
 
 
+def _apart(tensor: DeclaredTensor, sizes: ModelSizes, grid: ModelGrid) -> Placement:
+    """Place a tensor of a model whose vision tower is on encoder ranks."""
+    if not sizes.tower:
+        raise LayoutRefused("encoders", str(grid.encoders), "0 for a model without a vision tower")
+    if sizes.experts:
+        raise LayoutRefused("encoders", str(grid.encoders), "0 for a model with experts")
+    is_tower = tensor.name in sizes.tower
+    return _on_encoders(tensor.shape, grid) if is_tower else _sharded(tensor.shape, grid)
+
+
 @cache
 def _sharded(shape: Shape, grid: ModelGrid) -> Placement:
-    cuts = chunk_cuts(shape[0], grid.shards) if shape else []
+    return _cut_by_rows(shape, [grid.shard(at) for at in range(grid.shards)])
+
+
+@cache
+def _on_encoders(shape: Shape, grid: ModelGrid) -> Placement:
+    return _cut_by_rows(shape, [grid.encoder(at) for at in range(grid.encoders)])
+
+
+def _cut_by_rows(shape: Shape, holders: Sequence[Ranks]) -> Placement:
+    """Cut the first axis as ``torch.chunk`` does; a tensor without axes is whole on all holders."""
+    cuts = chunk_cuts(shape[0], len(holders)) if shape else []
     if not cuts:
-        return Placement(((Region.whole(shape), tuple(range(grid.ranks))),))
-    parts = ((part_of(shape, 0, cuts, at), grid.shard(at)) for at in range(grid.shards))
+        every = tuple(sorted(rank for ranks in holders for rank in ranks))
+        return Placement(((Region.whole(shape), every),))
+    parts = ((part_of(shape, 0, cuts, at), ranks) for at, ranks in enumerate(holders))
     return Placement(tuple(each for each in parts if each[0].elements))
 
 

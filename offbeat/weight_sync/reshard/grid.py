@@ -31,11 +31,14 @@ class ModelGrid:
     shards: int = 1  # FSDP ranks: each tensor in parts along its first axis, as torch.chunk cuts it
     vocabulary_multiple: int = 1  # rows of embeddings are padded to a multiple of this times tensor
     stages: tuple[int, ...] = ()  # layers of each pipeline stage; empty: equal numbers
+    encoders: int = 0  # ranks behind all others that share the vision tower, cut as by ``shards``
 
     def __post_init__(self) -> None:
         if self.shards > 1 and self.model_ranks * self.expert > 1:
             got = f"{self.shards} beside tensor, pipeline, context or expert parallelism"
             raise LayoutRefused("fsdp", got, "1, or the only kind of parallelism")
+        if self.encoders:
+            self._check_encoders()
         if self.stage_ranks % (self.expert * self.expert_tensor_ranks):
             raise LayoutRefused(
                 "expert x expert_tensor",
@@ -45,6 +48,14 @@ class ModelGrid:
         if self.stages and len(self.stages) != self.pipeline:
             want = f"{self.pipeline} numbers, one for each pipeline stage"
             raise LayoutRefused("stages", str(list(self.stages)), want)
+
+    def _check_encoders(self) -> None:
+        if self.ranks_without_encoders != self.shards:
+            got = f"{self.encoders} beside another parallelism than shards"
+            raise LayoutRefused("encoders", got, "0: only the torch trainer has encoder ranks")
+        if self.shards % self.encoders:
+            want = f"a divisor of shards = {self.shards}: each serves as many language ranks"
+            raise LayoutRefused("encoders", str(self.encoders), want)
 
     @property
     def expert_tensor_ranks(self) -> int:
@@ -61,8 +72,13 @@ class ModelGrid:
         return self.tensor * self.context * self.data
 
     @property
-    def ranks(self) -> int:
+    def ranks_without_encoders(self) -> int:
+        """Ranks that hold the language model; without encoder ranks, all of them."""
         return self.stage_ranks * self.pipeline * self.shards
+
+    @property
+    def ranks(self) -> int:
+        return self.ranks_without_encoders + self.encoders
 
     def dense(self, tensor_rank: int, stage: int) -> Ranks:
         """Return the ranks that hold the same part of the dense weights of a stage."""
@@ -77,7 +93,11 @@ class ModelGrid:
 
     def shard(self, part: int) -> Ranks:
         """Return the ranks that hold the same shard: one of each copy."""
-        return tuple(range(part, self.ranks, self.shards))
+        return tuple(range(part, self.ranks_without_encoders, self.shards))
+
+    def encoder(self, part: int) -> Ranks:
+        """Return the encoder rank that holds a part of the vision tower."""
+        return (self.ranks_without_encoders + part,)
 
     def stage_of(self, layer: int, layers: int) -> int:
         """Return the pipeline stage of a layer.

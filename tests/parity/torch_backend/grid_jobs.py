@@ -1,10 +1,11 @@
 """What the ranks of a grid are asked to do: language ranks and encoder ranks. Runs in workers only."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from parity_cases import TOKENS, Cut, Step, chunked
+from torch import Tensor
 from torch_backend.torch_bugs import Exact
 from torch_jobs import as_arrays, gradients
 from transformers import PreTrainedModel
@@ -18,9 +19,11 @@ from offbeat.messages.fences import StepKey
 from offbeat.multimodal.canary_pictures import canary_prompts
 from offbeat.trainers.grid.encoder import EncoderTrainer
 from offbeat.trainers.grid.language import LanguageTrainer
+from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import Peers
-from offbeat.trainers.torch.sharding import sharded_modules
+from offbeat.trainers.torch.sharding import own, sharded_modules
+from offbeat.weight_sync.reshard.region import Region
 from tests.support.image_text_models import exact_norms
 
 
@@ -194,3 +197,36 @@ def continued(
         "saved": trainer.weights_digest(),
         "weights": as_arrays(weights) if trainer.is_first else {},
     }
+
+
+def held(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    *,
+    lanes: int,
+    encoders: int,
+    freeze: tuple[str, ...],
+    loss: LossSpec,
+    reference: bool,
+) -> tuple[dict[str, Region], RankBytes]:
+    """This rank's regions of the weights, and its bytes in and after a step."""
+    trainer = make(peers, path, cut, freeze, lanes, encoders)
+    own_groups = dealt(step, range(len(step.groups)), peers.rank, lanes, encoders)
+    groups = [step.groups[each] for each in own_groups]
+    trainer.prepare_logprobs(groups, policy=True, reference=reference, temperature=1.0)
+    key = feed(trainer, step, loss, 1, StepKey(1, 1, 0), lanes, encoders)
+    gradients = _nbytes(each.grad for each in trainer.module.parameters() if each.grad is not None)
+    trainer.finish_train_step(key)
+    kept = [trainer.module]
+    if reference:
+        kept.append(trainer._reference)  # noqa: SLF001 -- no other copy of it is public
+    weights = sum(_nbytes([*each.parameters(), *each.buffers()]) for each in kept)
+    moments = _nbytes(trainer._optimizer.moments().values())  # noqa: SLF001 -- as above
+    regions = {each.name: each.region for each in trainer.weights.held_regions()}
+    return regions, RankBytes(weights, gradients, moments)
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(own(each).nbytes for each in tensors)

@@ -1,0 +1,134 @@
+"""Says what a rank of the language model and a rank of the vision tower hold (``trainer.encoder``).
+
+torch and transformers, whose import takes seconds, are imported only if a recipe needs them.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from offbeat.config.limits import freeze_patterns, trainer_resources
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.launch.checks.finding import Finding, error, ok, size, warning
+
+if TYPE_CHECKING:
+    from offbeat.trainers.grid.layout import Grid, Side
+    from offbeat.trainers.grid.sides import Inventory
+    from offbeat.trainers.rank_bytes import RankBytes
+
+_SUBJECT: Final = "encoder ranks"
+_MODEL: Final = "model"
+
+
+def gpu_bytes(config: RunConfig) -> int | None:
+    """Return the memory of the smallest GPU here: Ray chooses which rank gets which.
+
+    None if no rank of ``trainer.encoder`` needs one, or none is here.
+    """
+    trainer = config.trainer
+    if not isinstance(trainer, TorchTrainerConfig) or trainer.encoder is None:
+        return None
+    if not trainer.device.startswith("cuda"):
+        return None
+    import torch
+
+    every = range(torch.cuda.device_count())
+    cuda: Any = torch.cuda  # which does not say what it returns
+    found = [cuda.get_device_properties(each) for each in every]
+    return min((int(each.total_memory) for each in found), default=None)
+
+
+def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
+    """Check that the model has two sides, and that what a rank of each holds fits its device.
+
+    Args:
+        config: The recipe; nothing is said of one without ``trainer.encoder``.
+        gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU, whose memory
+            ``check_memory`` compares with that of the whole run.
+    """
+    trainer = config.trainer
+    if not isinstance(trainer, TorchTrainerConfig) or trainer.encoder is None:
+        return
+    from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.grid.layout import Grid, Side
+
+    try:
+        inventory = _inventory(config)
+    except UntrainableModel as refused:
+        yield error(_MODEL, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        return
+    if inventory is None:
+        return
+    grid = Grid(trainer.data_parallel, trainer.encoder.data_parallel)
+    for side in Side:
+        yield _of_side(config, inventory, grid, side, gpu)
+
+
+def _inventory(config: RunConfig) -> "Inventory | None":
+    """Return the tensors of the model; None if ``check_model_proof`` says what is wrong with it.
+
+    Raises:
+        UntrainableModel: It has no tower that could be held apart.
+    """
+    from offbeat.model_proof.loading import model_without_memory
+    from offbeat.multimodal.picture_rules import picture_rules
+    from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.grid.sides import inventory_of
+    from offbeat.trainers.torch.freezing import frozen_parameters
+
+    path, trust = config.model.path, config.model.trust_remote_code
+    try:
+        model = model_without_memory(path, trust_remote_code=trust)
+    except (OSError, ValueError, KeyError):
+        return None
+    if picture_rules(model.config) is None:
+        return None
+    try:
+        frozen = frozen_parameters(model, freeze_patterns(config))
+    except UntrainableModel:
+        return None
+    for each in frozen:
+        each.requires_grad = False
+    return inventory_of(model)
+
+
+def _of_side(
+    config: RunConfig, inventory: "Inventory", grid: "Grid", side: "Side", gpu: int | None
+) -> Finding:
+    import torch
+
+    from offbeat.trainers.grid.layout import Side
+    from offbeat.trainers.grid.rank_bytes import largest_of_side
+
+    dtype = getattr(torch, config.model.dtype)
+    references = int(config.algorithm.loss.needs_reference_logprobs)
+    held = largest_of_side(inventory, grid, side, dtype, references=references)
+    ranks = grid.ranks_of(side)
+    first, last = min(ranks), max(ranks)
+    of = "vision tower" if side is Side.TOWER else "language model"
+    seen = (
+        f"{len(ranks)} of the {of}, rank {first}{f' to {last}' if last > first else ''}; "
+        f"{_said(held, has_reference=references > 0)}"
+    )
+    if gpu is None:
+        return ok(_SUBJECT, seen)
+    key = "trainer.encoder" if side is Side.TOWER else "trainer"
+    fix = f"Raise {key}.data_parallel, set model.dtype=bfloat16, freeze more of it (trainer.freeze)"
+    if held.total > gpu:
+        return error(_SUBJECT, f"{seen}; its GPU has {size(gpu)}", f"{fix}.")
+    share = min(1.0, trainer_resources(config)[first].gpus) or 1.0
+    if held.total > gpu * share:
+        more = f"{fix}, or raise {key}.gpus."
+        seen = f"{seen}; {share:g} of its GPU, which it reserves, is {size(gpu * share)}"
+        return warning(_SUBJECT, seen, more)
+    return ok(_SUBJECT, f"{seen}; its GPU has {size(gpu)}")
+
+
+def _said(held: "RankBytes", *, has_reference: bool) -> str:
+    """Return the bytes of a rank by kind."""
+    weights = "weights, with those of the reference," if has_reference else "weights"
+    return (
+        f"the largest holds {size(held.total)}: {weights} {size(held.weights)}, gradients "
+        f"{size(held.gradients)}, optimizer {size(held.optimizer)}; what a pass gathers and computes "
+        "comes on top"
+    )

@@ -1,0 +1,117 @@
+"""``offbeat check`` says what a rank of either side holds, and whether its GPU has room for it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.launch.checks.encoder import check_encoder, gpu_bytes
+from offbeat.launch.checks.finding import Finding, Level, size
+from offbeat.trainers.grid.layout import Side
+from offbeat.trainers.grid.sides import keep_side
+from offbeat.trainers.torch.optimizer import Optimizer
+from tests.support.image_text_models import make
+
+TOWER = ("model.vision_model.*", "model.connector.*")
+GPU = {"device": "cuda", "gpus": 1.0}
+
+
+def recipe(path: Path, encoder: dict[str, Any] | None = None, **trainer: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": str(path)},
+            "environment": {"name": "digits", "images": {"max_mib": 0.02}},
+            "trainer": {"backend": "torch", "encoder": encoder or {"data_parallel": 1}, **trainer},
+        }
+    )
+
+
+def saved(path: Path, model: PreTrainedModel | None = None) -> Path:
+    (model or make("idefics3")).save_pretrained(path)
+    return path
+
+
+def held_in_a_step(side: Side) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and moments of one side, from the tensors of a step on it."""
+    model = make("idefics3")
+    keep_side(model, side)
+    optimizer = Optimizer(model, OptimizerConfig())
+    for each in model.parameters():
+        each.grad = torch.ones_like(each)
+    weights = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    gradients = sum(each.grad.nbytes for each in model.parameters() if each.grad is not None)
+    optimizer.step(1.0, 1e-3)
+    return weights, gradients, sum(each.nbytes for each in optimizer.moments().values())
+
+
+def findings(config: RunConfig, gpu: int | None = None) -> tuple[Finding, Finding]:
+    language, tower = check_encoder(config, gpu)
+    return language, tower
+
+
+@pytest.mark.parametrize("side", Side)
+def test_each_side_is_said_with_the_bytes_that_a_step_on_it_takes(
+    side: Side, tmp_path: Path
+) -> None:
+    found = dict(zip(Side, findings(recipe(saved(tmp_path))), strict=True))[side]
+    weights, gradients, optimizer = held_in_a_step(side)
+    assert found.level is Level.OK
+    assert f"the largest holds {size(weights + gradients + optimizer)}: " in found.message
+    assert f"weights {size(weights)}, gradients {size(gradients)}, " in found.message
+    assert f"optimizer {size(optimizer)};" in found.message
+
+
+def test_ranks_of_each_side_are_named(tmp_path: Path) -> None:
+    language, tower = findings(recipe(saved(tmp_path), {"data_parallel": 2}, data_parallel=4))
+    assert language.message.startswith("4 of the language model, rank 0 to 3; ")
+    assert tower.message.startswith("2 of the vision tower, rank 4 to 5; ")
+
+
+def test_a_frozen_tower_has_neither_gradients_nor_moments(tmp_path: Path) -> None:
+    _, tower = findings(recipe(saved(tmp_path), freeze=TOWER))
+    assert "gradients 0 bytes, optimizer 0 bytes" in tower.message
+
+
+def test_a_tower_beyond_its_gpu_is_an_error_and_beyond_its_share_a_warning(tmp_path: Path) -> None:
+    need = sum(held_in_a_step(Side.TOWER))
+    config = recipe(saved(tmp_path), {"data_parallel": 1, "gpus": 0.5}, **GPU)
+    level = {gpu: findings(config, gpu)[1] for gpu in (need - 1, need, 2 * need - 1, 2 * need)}
+    assert level[need - 1].level is Level.ERROR
+    assert level[need - 1].fix.startswith("Raise trainer.encoder.data_parallel, ")
+    assert level[need].level is level[2 * need - 1].level is Level.WARNING
+    assert "0.5 of its GPU, which it reserves, is" in level[need].message
+    assert level[need].fix.endswith("or raise trainer.encoder.gpus.")
+    assert level[2 * need].level is Level.OK
+
+
+def test_a_language_model_beyond_its_gpu_is_an_error_of_its_own_key(tmp_path: Path) -> None:
+    need = sum(held_in_a_step(Side.LANGUAGE))
+    language, _ = findings(recipe(saved(tmp_path), **GPU), need - 1)
+    assert language.level is Level.ERROR
+    assert language.fix.startswith("Raise trainer.data_parallel, ")
+
+
+def test_a_language_model_that_is_frozen_as_a_whole_is_an_error_before_the_start(
+    tmp_path: Path,
+) -> None:
+    config = recipe(saved(tmp_path), freeze=("model.text_model.*", "lm_head.*"))
+    (found,) = check_encoder(config, None)
+    assert found.level is Level.ERROR
+    assert "trains nothing of its language model" in found.message
+
+
+def test_nothing_is_said_without_encoder_ranks_and_no_gpu_looked_for_on_the_cpu(
+    tmp_path: Path,
+) -> None:
+    config = recipe(saved(tmp_path))
+    without = config.model_copy(
+        update={"trainer": config.trainer.model_copy(update={"encoder": None})}
+    )
+    assert not list(check_encoder(without, 1))
+    assert gpu_bytes(without) is None
+    assert gpu_bytes(config) is None

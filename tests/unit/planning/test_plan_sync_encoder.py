@@ -1,0 +1,136 @@
+"""Plans of weight syncs whose senders have encoder ranks: who holds and sends what."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from offbeat.cli.main import app
+from offbeat.planning.model_tensors import model_tensors
+from offbeat.planning.sync_plan import SyncLayouts, plan_of
+from offbeat.trainers.grid.layout import Grid, Side
+from offbeat.trainers.grid.sides import inventory_of
+from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.reshard.errors import LayoutRefused
+from offbeat.weight_sync.reshard.grid import ModelGrid
+from tests.support.image_text_models import make
+
+ROOT = Path(__file__).resolve().parents[3]
+IMAGES = str(ROOT / "recipes" / "quickstart-images.yaml")
+TEXT_MODEL = str(ROOT / "models" / "tiny-addition")
+EXPERTS = str(ROOT / "tests" / "data" / "model_configs" / "qwen3-30b-a3b.json")
+FAMILIES = ["idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3"]
+PIECE = 1 << 26
+
+
+def plan_sync(*args: str) -> Result:
+    return CliRunner().invoke(app, ["plan-sync", *args])
+
+
+def planned(**settings: int) -> dict[str, Any]:
+    done = plan_sync(IMAGES, "--json", *(f"trainer.{key}={n}" for key, n in settings.items()))
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def held_by_ranks(path: Path, family: str, grid: Grid) -> tuple[int, ...]:
+    """Bytes in float32 of each rank, cut by torch's own rule out of the tensors of its side."""
+    nbytes = [0] * grid.ranks
+    for each in inventory_of(make(family)).weights:
+        ranks = grid.ranks_of(each.side)
+        parts = torch.chunk(torch.empty(each.shape, device="meta"), len(ranks))
+        for rank, part in zip(ranks, parts, strict=False):
+            nbytes[rank] += part.numel() * 4
+    return tuple(nbytes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tower_of_a_plan_has_the_tensors_that_an_encoder_rank_holds(
+    family: str, tmp_path: Path
+) -> None:
+    make(family).save_pretrained(tmp_path)
+    tensors, sizes = model_tensors(tmp_path, WirePolicy())
+    inventory = inventory_of(make(family)).weights
+    assert {each.name for each in tensors} == {each.name for each in inventory}
+    assert sizes.tower == {each.name for each in inventory if each.side is Side.TOWER}
+
+
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl"])
+@pytest.mark.parametrize(("lanes", "encoders"), [(1, 1), (2, 1), (2, 2), (6, 3)])
+def test_ranks_hold_and_send_the_bytes_of_their_side(
+    family: str, lanes: int, encoders: int, tmp_path: Path
+) -> None:
+    make(family).save_pretrained(tmp_path)
+    senders = ModelGrid(shards=lanes, encoders=encoders)
+    layouts = SyncLayouts(tmp_path, WirePolicy("float32"), senders, ModelGrid(), 8, PIECE)
+    plan, report = plan_of(layouts)
+    held = held_by_ranks(tmp_path, family, Grid(lanes, encoders))
+    assert report.bytes.held == held
+    assert report.bytes.sent == held  # each part has one holder, and one machine needs it
+    assert report.bytes.busiest == max(held)
+    tower = model_tensors(tmp_path, WirePolicy())[1].tower
+    for piece, sender, _, _ in plan.transfers():
+        assert (sender >= lanes) == (plan.tensors[piece.tensor].name in tower)
+
+
+def test_whole_weights_are_gathered_side_by_side_and_the_tower_goes_to_rank_0() -> None:
+    found = planned(**{"data_parallel": 2, "encoder.data_parallel": 2})
+    held = found["bytes"]["held"]
+    language, tower = sum(held[:2]), sum(held[2:])
+    assert language + tower == found["bytes"]["model"]
+    # Half a side into each of its two ranks; then the tower from an encoder rank into rank 0.
+    assert found["gathered"] == 2 * (language // 2) + 2 * (tower // 2) + tower
+
+
+def test_without_encoder_ranks_every_rank_holds_a_share_of_everything() -> None:
+    found = planned(data_parallel=2)
+    assert found["encoders"] == 0
+    assert found["gathered"] == found["bytes"]["model"] == sum(found["bytes"]["held"])
+
+
+def test_the_table_says_what_each_side_holds_and_that_reshard_does_not_execute_it() -> None:
+    done = plan_sync(IMAGES, "trainer.data_parallel=2", "trainer.encoder.data_parallel=1")
+    assert done.exit_code == 0, done.output
+    assert "senders    3 ranks: shards 2, encoders 1\n" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["language", "0", "to", "1", "0.64", "0.64"] in rows
+    assert ["tower", "2", "0.45", "0.45"] in rows
+    assert "busiest sender 0.64 MB" in done.stdout
+    assert "sync.transport=reshard, which would execute this plan, is refused" in done.stdout
+    assert "the tower into rank 0\n" in done.stdout
+
+
+ENCODER = "trainer.encoder.data_parallel=1"
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (
+            [IMAGES, ENCODER, "sync.transport=reshard"],
+            "trainer.encoder with sync.transport=reshard",
+        ),
+        (
+            [IMAGES, ENCODER, "--model", TEXT_MODEL],
+            "encoders is 1, expected 0 for a model without a vision tower",
+        ),
+        ([IMAGES, "--senders", "tensor=2,encoders=1"], "encoders is 1 beside another parallelism"),
+        ([IMAGES, "--senders", "shards=3,encoders=2"], "expected a divisor of shards = 3"),
+        ([IMAGES, "--receivers", "encoders=1"], "receivers: encoders is 1, expected 0: engines"),
+    ],
+)
+def test_what_encoder_ranks_do_not_go_with_is_refused_by_name(
+    args: list[str], sentence: str
+) -> None:
+    done = plan_sync(*args)
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+
+
+def test_encoder_ranks_of_a_model_of_experts_are_refused() -> None:
+    layouts = SyncLayouts(Path(EXPERTS), WirePolicy(), ModelGrid(encoders=1), ModelGrid(), 8, PIECE)
+    with pytest.raises(LayoutRefused, match="encoders is 1, expected 0 for a model without"):
+        plan_of(layouts)
