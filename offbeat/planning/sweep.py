@@ -21,6 +21,7 @@ import msgspec
 import xxhash
 
 from offbeat import __version__
+from offbeat.config.limits import encoder_of
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
@@ -47,6 +48,7 @@ _END_S: Final = 10.0
 _READ_BYTES: Final = 1 << 16
 _RANK: Final = (sys.executable, "-m", "offbeat.planning.sweep_rank")
 TOKENS: Final = "trainer.max_tokens_per_microbatch"
+_ENCODER: Final = "trainer.encoder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,12 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
     """
     if loaded.config.trainer.backend == "stub":
         raise UnusableSweep("trainer.backend is stub: there is nothing to measure")
+    lays_encoder = any(each.startswith(_ENCODER) for each in request.over)
+    if lays_encoder or encoder_of(loaded.config.trainer) is not None:
+        raise UnusableSweep(
+            "trainer.encoder is set, and fabricated groups have no pictures: encoder ranks would compute "
+            "nothing. Leave trainer.encoder out"
+        )
     request.law.check_fits(loaded.config.generator.max_model_len)
     if request.largest and any(each.startswith(f"{TOKENS}=") for each in request.over):
         raise UnusableSweep(f"--largest searches {TOKENS}: leave it out of --over")

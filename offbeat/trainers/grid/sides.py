@@ -4,9 +4,10 @@
 # pyright: reportUnknownVariableType=false
 # transformers leaves what a model is made of untyped.
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import torch
 from torch import nn
@@ -23,6 +24,8 @@ from offbeat.trainers.torch.routing import routers_of
 from offbeat.weight_sync.source import named_weights
 
 _FIX = "Leave trainer.encoder out"
+_COPIES: Final = 3  # of a trained weight in a checkpoint: itself, and AdamW's moments
+_FULL: Final = 4  # bytes of a master, at least
 
 
 class HeldElsewhere(nn.Module):
@@ -54,6 +57,17 @@ class Inventory:
     buffers: tuple[Held, ...]
     trained: tuple[tuple[str, Side], ...]  # parameters that are
     parameters: int  # number of weights
+
+    @property
+    def state_nbytes(self) -> int:
+        """Return the bytes of all weights, trained ones in full precision and with two moments."""
+        trained = {name for name, _ in self.trained}
+
+        def each_takes(held: Held) -> int:
+            own = held.dtype.itemsize
+            return _COPIES * max(_FULL, own) if held.name in trained else own
+
+        return sum(math.prod(held.shape) * each_takes(held) for held in self.weights)
 
     def is_trained(self, side: Side) -> bool:
         """Return whether a parameter of a side is trained."""

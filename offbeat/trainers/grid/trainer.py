@@ -72,7 +72,7 @@ class GridTrainer(TorchTrainer):
         assert peers is not None  # noqa: S101 -- there are two ranks or more
         self._grid = Grid(trainer.data_parallel, trainer.encoder.data_parallel)
         self._side = self._grid.side_of(peers.rank)
-        self._mesh = side_mesh(trainer.device, self._grid, peers.rank)
+        self._mesh = side_mesh(trainer.device, self._grid, peers.rank, peers.timeout_s)
         self._bridge = Bridge(peers.rank, torch.device(trainer.device))
         self._exchanges = 0
         self._inventory: Inventory | None = None  # of the model that is trained
@@ -95,6 +95,11 @@ class GridTrainer(TorchTrainer):
     @property
     def parameters(self) -> int:
         return self.inventory.parameters
+
+    @property
+    def state_nbytes(self) -> int:
+        """Estimate the bytes of both sides' state: the first rank looks for room for all of it."""
+        return self.inventory.state_nbytes
 
     @property
     def vocabulary(self) -> int:

@@ -4,6 +4,7 @@
 # torch declares some functions without types.
 
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -21,9 +22,16 @@ from offbeat.weight_sync.source import named_weights
 _FIRST: Final = 0
 
 
-def side_mesh(device: str, grid: Grid, rank: int) -> DeviceMesh:
-    """Return the mesh of the ranks that hold the same side as ``rank``. All ranks call it together."""
-    groups: dict[Side, Any] = {side: dist.new_group(list(grid.ranks_of(side))) for side in Side}
+def side_mesh(device: str, grid: Grid, rank: int, timeout_s: float) -> DeviceMesh:
+    """Return the mesh of the ranks that hold the same side as ``rank``. All ranks call it together.
+
+    ``timeout_s``: how long a collective of a side waits for a rank. torch's own default, half an hour,
+    does not follow that of the world.
+    """
+    patience = timedelta(seconds=timeout_s)
+    groups: dict[Side, Any] = {
+        side: dist.new_group(list(grid.ranks_of(side)), timeout=patience) for side in Side
+    }
     return DeviceMesh.from_group(groups[grid.side_of(rank)], device.partition(":")[0])
 
 

@@ -39,6 +39,8 @@ def start_groups(config: MegatronTrainerConfig, peers: Peers) -> ParallelLayout:
         context_parallel_size=grid.context,
         expert_model_parallel_size=grid.expert,
         expert_tensor_parallel_size=grid.expert_tensor_ranks,
+        # Of a part too: it becomes a timedelta. The library's own, half an hour, is no step's.
+        distributed_timeout_minutes=peers.timeout_s / 60,  # pyright: ignore[reportArgumentType]
     )
     return ParallelLayout(grid, dist.get_rank())
 

@@ -46,6 +46,11 @@ class Peers(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def timeout_s(self) -> float:
+        """Return how long a collective waits for a rank: groups of some of the ranks need it, too."""
+        ...
+
     def all_reduce_max(self, values: Sequence[int]) -> list[int]:
         """Return the elementwise maximum of ``values`` over all ranks."""
         ...
@@ -71,6 +76,7 @@ class SingleRank:
 
     rank = 0
     size = 1
+    timeout_s = 1800.0  # it waits for nobody
 
     def all_reduce_max(self, values: Sequence[int]) -> list[int]:
         return list(values)

@@ -71,7 +71,7 @@ def enter(store: Store, rank: int, size: int, device: str, timeout_s: float) -> 
     dist.init_process_group(
         _BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=patience
     )
-    peers = ProcessGroupPeers(kind)
+    peers = ProcessGroupPeers(kind, timeout_s)
     peers.all_reduce_max([0])
     return peers
 
@@ -79,8 +79,8 @@ def enter(store: Store, rank: int, size: int, device: str, timeout_s: float) -> 
 class ProcessGroupPeers:
     """Collectives over the default process group of this process."""
 
-    def __init__(self, kind: str) -> None:
-        self._device = torch.device(kind)
+    def __init__(self, kind: str, timeout_s: float) -> None:
+        self._device, self.timeout_s = torch.device(kind), timeout_s
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.store: Store | None = None
 

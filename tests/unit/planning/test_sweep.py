@@ -103,6 +103,18 @@ def test_every_combination_is_a_point_and_the_last_axis_is_fastest() -> None:
     assert combinations([]) == [()]
 
 
+@pytest.mark.parametrize(
+    "given", [["trainer.encoder.data_parallel=1"], ["--over", "trainer.encoder.data_parallel=1"]]
+)
+def test_encoder_ranks_are_refused_because_fabricated_groups_have_no_pictures(
+    tmp_path: Path, given: list[str]
+) -> None:
+    recipe = str(ROOT / "recipes" / "quickstart-images.yaml")
+    done = sweep(recipe, "--out", str(tmp_path / "points.jsonl"), *given)
+    assert done.exit_code == 2
+    assert "trainer.encoder is set" in done.stderr
+
+
 @pytest.mark.parametrize("axes", [["a"], ["a="], ["a=1", "a=2"], ["a=[1"]])
 def test_an_axis_without_values_or_given_twice_is_refused(axes: list[str]) -> None:
     with pytest.raises(UnusableSweep, match="--over a"):

@@ -213,3 +213,15 @@ def test_a_language_model_that_is_frozen_as_a_whole_is_refused() -> None:
         each.requires_grad = "vision_model" in name
     with pytest.raises(UntrainableModel, match="trains nothing of its language model"):
         inventory_of(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_state_has_room_for_both_sides_masters_and_moments(dtype: torch.dtype) -> None:
+    model = make("idefics3", dtype)
+    number, master = sum(each.numel() for each in model.parameters()), max(4, dtype.itemsize)
+    assert inventory_of(model).state_nbytes == number * 3 * master
+    frozen = [each for name, each in model.named_parameters() if "vision_model" in name]
+    for each in frozen:
+        each.requires_grad = False
+    kept = sum(each.numel() for each in frozen)
+    assert inventory_of(model).state_nbytes == (number - kept) * 3 * master + kept * dtype.itemsize

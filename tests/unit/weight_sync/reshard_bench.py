@@ -31,6 +31,8 @@ Held = Callable[[str, tuple[int, ...], int], list[Region]]
 class ThreadPeers:
     """Ranks that are threads of one process."""
 
+    timeout_s = 1800.0
+
     def __init__(self, rank: int, barrier: threading.Barrier, values: list[Any]) -> None:
         self.rank, self.size, self._barrier, self._values = rank, barrier.parties, barrier, values
 

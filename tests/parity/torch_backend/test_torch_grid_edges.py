@@ -1,0 +1,89 @@
+"""Encoder ranks where something is rare: nothing to train, a refused step, a part of the tower frozen."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parity_cases import SEVERAL, Cut, Step
+from world import COLLECTIVE_S, World
+
+from tests.support.image_text_models import make, picture_groups
+
+CLIPPED = Cut(optimizer={"learning_rate": 1e-2, "eps": 1.0, "max_grad_norm": 0.01})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("idefics3")
+    make("idefics3").save_pretrained(path)
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def partly_masked() -> Step:
+    """A step of which some groups, most with pictures, have no token to train."""
+    groups, rng = picture_groups((1, 2, 0, 1, 1, 2)), np.random.default_rng(1)
+    for place in (0, 2, 3):
+        groups[place]["loss_mask"][:] = False
+    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
+
+
+def scaled(step: Step, factor: float) -> Step:
+    return replace(
+        step, advantages=[tuple(factor * each for each in given) for given in step.advantages]
+    )
+
+
+def same_as_one_process(world: World, **given: Any) -> list[Any]:
+    (one,) = world.run(1, "grid_edge_jobs:trained", lanes=1, encoders=0, **given)
+    ranks = world.run(3, "grid_edge_jobs:trained", lanes=2, encoders=1, **given)
+    assert len({each["digest"] for each in ranks}) == 1
+    for name, weight in one["weights"].items():
+        np.testing.assert_allclose(ranks[0]["weights"][name], weight, atol=1e-9, rtol=0)
+    for each in ranks:
+        for got, want in zip(each["results"], one["results"], strict=True):
+            assert (got.applied, got.tokens, got.reason) == (
+                want.applied,
+                want.tokens,
+                want.reason,
+            )
+            if want.applied:
+                assert got.grad_norm == pytest.approx(want.grad_norm, rel=1e-7)
+    return one["results"]
+
+
+@pytest.mark.parametrize(
+    ("cut", "given"),
+    [
+        (Cut(max_tokens=60), {}),
+        (CLIPPED, {"loss": SEVERAL}),
+        (Cut(), {"freeze": ("model.connector.*",)}),
+        (Cut(recompute=True), {"freeze": ("model.vision_model.*",)}),
+    ],
+    ids=["small microbatches", "two epochs, clipped", "frozen projector", "frozen vision model"],
+)
+def test_groups_without_a_token_to_train_are_left_out_on_both_sides(
+    world: World, model: Path, cut: Cut, given: dict[str, Any]
+) -> None:
+    results = same_as_one_process(world, path=model, cut=cut, steps=[partly_masked()] * 2, **given)
+    assert all(each.applied for each in results)
+
+
+def test_the_step_after_one_that_no_rank_applies_is_that_of_one_process(
+    world: World, model: Path
+) -> None:
+    step = partly_masked()
+    steps = [step, scaled(step, 1e200), step]
+    results = same_as_one_process(world, path=model, cut=CLIPPED, steps=steps)
+    assert [each.applied for each in results] == [True, False, True]
+
+
+def test_every_rank_knows_the_room_of_the_whole_state_and_waits_as_long_as_the_world(
+    world: World, model: Path
+) -> None:
+    given = {"path": model, "cut": Cut()}
+    ((nbytes, _),) = world.run(1, "grid_edge_jobs:limits", lanes=1, encoders=0, **given)
+    ranks = world.run(3, "grid_edge_jobs:limits", lanes=2, encoders=1, **given)
+    assert ranks == [(nbytes, COLLECTIVE_S)] * 3
