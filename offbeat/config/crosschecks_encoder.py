@@ -39,13 +39,6 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
             "trainer.encoder does not go with trainer.lora, whose adapters are on modules of both sides",
             "Leave one of them out.",
         )
-    if config.sync.transport == "reshard":
-        yield Clash(
-            ("trainer.encoder", "sync.transport"),
-            "trainer.encoder with sync.transport=reshard, by which each rank would send its side, is not "
-            "verified",
-            "Set sync.transport to another one.",
-        )
     if config.algorithm.loss.teacher_path is not None:
         yield Clash(
             ("trainer.encoder", "algorithm.loss"),

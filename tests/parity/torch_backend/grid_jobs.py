@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from parity_cases import TOKENS, Cut, Step, chunked
+from reshard_jobs import resharded
 from torch import Tensor
 from torch_backend.torch_bugs import Exact
 from torch_jobs import as_arrays, gradients
@@ -22,8 +23,10 @@ from offbeat.trainers.grid.language import LanguageTrainer
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own, sharded_modules
 from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.source import named_weights
 from tests.support.image_text_models import exact_norms
 
 
@@ -230,3 +233,15 @@ def held(
 
 def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(own(each).nbytes for each in tensors)
+
+
+def sent(peers: Peers, path: Path, cut: Cut, *, lanes: int, encoders: int) -> tuple[bool, int, int]:
+    """Whether a sharded receiver has the weights of the files, each from the side that holds it.
+
+    Also the receiver's bytes, and those that this rank holds.
+    """
+    trainer = make(peers, path, cut, (), lanes, encoders)
+    whole = named_weights(load_model(path, cut.dtype, "cpu", trust_remote_code=False))
+    held = trainer.held_regions()
+    same, nbytes = resharded(peers, list(trainer.weights.metas()), held, whole)
+    return same, nbytes, sum(each.values.nbytes for each in held)

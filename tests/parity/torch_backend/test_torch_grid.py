@@ -157,3 +157,15 @@ def test_bugs_that_loops_over_two_modules_had_are_seen(
         np.abs(ranks[0]["weights"][name] - one["weights"][name]).max() for name in one["weights"]
     ]
     assert max(off) > 1e-6
+
+
+@pytest.mark.parametrize(("lanes", "encoders"), WORLDS, ids=NAMES)
+def test_each_side_sends_what_it_holds_and_sharded_receivers_get_the_whole_model(
+    world: World, models: dict[str, Path], lanes: int, encoders: int
+) -> None:
+    given = {"path": models["idefics3"], "cut": Cut(dtype="float32")}
+    world_of = {"lanes": lanes, "encoders": encoders}
+    answers = world.run(lanes + encoders, "grid_jobs:sent", **given, **world_of)
+    assert [same for same, _, _ in answers] == [True] * (lanes + encoders)
+    ((_, _, whole),) = world.run(1, "grid_jobs:sent", **given, lanes=1, encoders=0)
+    assert sum(held for _, _, held in answers) == whole

@@ -63,19 +63,13 @@ def test_an_encoder_rank_reserves_what_the_others_do_unless_told() -> None:
         ),
         ({"encoder": {}, "lora": {}}, {}, "does not go with trainer.lora", "one of them out"),
         (
-            {"encoder": {}},
-            {"sync": {"transport": "reshard"}},
-            "sync.transport=reshard",
-            "Set sync.transport to another",
-        ),
-        (
             {"encoder": {"gpus": 1}},
             {},
             "trainer.encoder.gpus=1 with trainer.gpus=0",
             "Leave trainer.encoder.gpus out",
         ),
     ],
-    ids=["lanes", "no pictures", "adapters", "reshard", "devices"],
+    ids=["lanes", "no pictures", "adapters", "devices"],
 )
 def test_what_does_not_go_with_encoder_ranks_is_refused_by_name(
     trainer: dict[str, Any], sections: dict[str, Any], problem: str, fix: str

@@ -91,7 +91,7 @@ def test_without_encoder_ranks_every_rank_holds_a_share_of_everything() -> None:
     assert found["gathered"] == found["bytes"]["model"] == sum(found["bytes"]["held"])
 
 
-def test_the_table_says_what_each_side_holds_and_that_reshard_does_not_execute_it() -> None:
+def test_the_table_says_what_each_side_holds_and_sends() -> None:
     done = plan_sync(IMAGES, "trainer.data_parallel=2", "trainer.encoder.data_parallel=1")
     assert done.exit_code == 0, done.output
     assert "senders    3 ranks: shards 2, encoders 1\n" in done.stdout
@@ -99,7 +99,6 @@ def test_the_table_says_what_each_side_holds_and_that_reshard_does_not_execute_i
     assert ["language", "0", "to", "1", "0.64", "0.64"] in rows
     assert ["tower", "2", "0.45", "0.45"] in rows
     assert "busiest sender 0.64 MB" in done.stdout
-    assert "sync.transport=reshard, which would execute this plan, is refused" in done.stdout
     assert "the tower into rank 0\n" in done.stdout
 
 
@@ -109,10 +108,6 @@ ENCODER = "trainer.encoder.data_parallel=1"
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (
-            [IMAGES, ENCODER, "sync.transport=reshard"],
-            "trainer.encoder with sync.transport=reshard",
-        ),
         (
             [IMAGES, ENCODER, "--model", TEXT_MODEL],
             "encoders is 1, expected 0 for a model without a vision tower",
