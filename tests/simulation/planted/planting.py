@@ -66,4 +66,9 @@ class Planted(Controller):
             whole[name] = section if replaces else {**whole[name], **section}
         turns = cls.several_turns or plan.several_turns
         config = RunConfig.model_validate(whole)
-        return msgspec.structs.replace(plan, config=config, several_turns=turns)
+        faults = plan.planned_faults
+        if not config.sync.canary_interval:  # nothing else sees weights that are computed otherwise
+            faults = [each for each in faults if each.action != "load_computes_other"]
+        return msgspec.structs.replace(
+            plan, config=config, several_turns=turns, planned_faults=faults
+        )
