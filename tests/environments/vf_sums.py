@@ -77,6 +77,7 @@ class SumHarness(vf.Harness[SumHarnessConfig]):
                 if self.config.edits_history:
                     messages[-1]["content"] = "something else"
                 for call in said.tool_calls or ():
+                    assert call.type == "function"
                     numbers = json.loads(call.function.arguments)
                     result = str(numbers["a"] + numbers["b"])
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": result})

@@ -1,7 +1,10 @@
 """One story: what a controller sums up at its end is what a reader of its journal adds up."""
 
+from typing import cast
+
 import msgspec
 
+from offbeat.controller.events import AnyEvent
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.run_summary import folded_summary
@@ -22,7 +25,8 @@ def test_the_summary_of_a_controller_is_the_fold_of_its_events() -> None:
     run(main())
     told = world.built.progress.summary("run", "finished", None)
     table, history = Ledger(), History()
-    for number, event in enumerate(world.journal.events, start=1):
+    events = cast("list[AnyEvent]", world.journal.events)
+    for number, event in enumerate(events, start=1):
         table.apply(event)
         history.take(msgspec.structs.replace(event, unix_s=float(number)))
     found = folded_summary(
