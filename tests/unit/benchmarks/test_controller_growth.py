@@ -4,7 +4,6 @@ import asyncio
 import gc
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from benchmarks.growth import run, run_config
 from benchmarks.noop_ports import StepClock
 from offbeat.simulation.quiet_log import quiet_log
 
-SEEN = (100, 350, 600)
+EARLY, LATE = 100, 600
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +28,10 @@ def test_five_hundred_more_steps_leave_the_controller_as_large_as_it_was(tmp_pat
     def note(_: Mapping[str, float]) -> None:
         nonlocal steps
         steps += 1
-        if steps in SEEN:
+        if steps in (EARLY, LATE):
             gc.collect()
             blocks[steps] = sys.getallocatedblocks()
 
-    asyncio.run(run(run_config(SEEN[-1], 1), tmp_path / "journal", StepClock(note), 1000))
-    # What other tests left in this process may allocate once; what a step keeps grows every time
-    grown = [blocks[late] - blocks[early] for early, late in pairwise(SEEN)]
-    assert min(grown) < (SEEN[1] - SEEN[0]) // 2, "one object a step is too much"
+    asyncio.run(run(run_config(LATE, 1), tmp_path / "journal", StepClock(note), 1000))
+    # Not zero: caches fill, and what other tests left in this process allocates a little, too.
+    assert blocks[LATE] - blocks[EARLY] < (LATE - EARLY) * 9 // 10, "one object a step is too much"
