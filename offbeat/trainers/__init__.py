@@ -4,6 +4,7 @@ backend               base class of every backend: begin, microbatch, finish, sa
 step_guard            the order in which the calls of a step are accepted         (pure)
 step_sums             sums of a step over its microbatches and ranks
 batches/              prompt groups as padded rows and tensors
+grid/                 a vision tower on ranks of its own, beside those of the language model (torch)
 ranks/                process group, collectives, assignment of groups to ranks, assembly of a rank
 checkpoints/          checkpoints on disk: atomic, verified, written and read by all ranks
 expert_names          expert weights stored separately or fused, with or without a gate

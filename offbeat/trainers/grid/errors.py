@@ -41,6 +41,6 @@ class AbsentModule(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.module} was called, and this rank holds the {self.side} of the model alone. "
+            f"{self.module} was called, and this rank holds the {self.side} side alone. "
             "Leave trainer.encoder out for this model"
         )
