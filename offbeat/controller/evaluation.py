@@ -107,6 +107,17 @@ class Evaluation:
         pending = self._state.evaluation
         pending.requested_version, pending.newest_due = version, version
 
+    def arrived_at_version(self) -> None:
+        """Request what is owed for the version that a recovery or a rewind has led to.
+
+        A step whose outcome only the trainer knew is trained without anybody having requested its
+        evaluation; a version that a rewind has undone is owed once more.
+        """
+        pending, version = self._state.evaluation, self._state.ledger.trainer_version
+        pending.newest_due = min(pending.newest_due, version)
+        if self.is_due(version) and pending.newest_due < version:
+            self.request(version)
+
     async def finished(self) -> None:
         """Wait until nothing is left to score; an evaluation ends by its deadline."""
         pending = self._state.evaluation

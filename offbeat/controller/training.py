@@ -128,6 +128,7 @@ class TrainPump:
 
     async def _until_done(self) -> None:
         state = self._state
+        self._evaluation.arrived_at_version()
         while state.step <= state.config.steps and not state.operator.is_stopping:
             await self._while_paused()
             measures = StepMetricsBuilder(state.step, asyncio.get_running_loop().time())

@@ -32,6 +32,11 @@ class Actor:
         is_there = self.incarnation_number > 0 and self.process.alive
         if self.is_retired or is_there:  # decided while this process was starting
             return
+        if (wait_s := self.context.machines.replaced_in_s(self.name)) > 0.0:
+            self.context.loop.at(
+                self.context.loop.time() + wait_s, OUTSIDE, self._begin_incarnation
+            )
+            return
         self.incarnation_number += 1
         self.process = Process(f"{self.name} incarnation {self.incarnation_number}")
         self._guard = FenceGuard(self.name)

@@ -1,4 +1,4 @@
-"""Checks of the end of an episode: I3 and I8 at rest, I9, I14, I15, I16, I21."""
+"""Checks of the end of an episode: I3, I6 and I8 at rest, I9, I14, I15, I16, I21."""
 
 import builtins
 import re
@@ -82,6 +82,8 @@ class End:
         self._steps.samples.check_end()
         if finished:
             self._check_sums()
+            made = len(self._steps.stack)
+            self._world.evaluations.finished(made, ended.evaluations_failed)
 
     def _check_error(self, end: ControllerEnd) -> None:
         add, cause = self._findings.add, end.cause

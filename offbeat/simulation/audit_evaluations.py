@@ -1,4 +1,4 @@
-"""Audit of evaluations: whole sets, sampled under one weight version."""
+"""Audit of evaluations: whole sets, sampled under one weight version, and none left out."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -14,7 +14,8 @@ class EvaluationAudit:
     """Compares what the controller recorded of evaluations with what workers had sampled."""
 
     def __init__(self, config: RunConfig, findings: Findings) -> None:
-        self._findings = findings
+        self._findings, self._config = findings, config
+        self._recorded = set[int]()  # versions at which recorded evaluations were due
         self._wanted = {
             (name, place): each.samples
             for name, each in evaluation_sets(config).items()
@@ -36,6 +37,7 @@ class EvaluationAudit:
 
     def evaluated(self, record: Evaluated) -> None:
         """Check that an evaluation is of whole sets, all of them sampled under its version."""
+        self._recorded.add(record.due)
         what, samples = f"the evaluation due at version {record.due}", Counter(record.samples)
         if samples != self._wanted:
             of = f"samples {dict(samples)}, and its sets are {self._wanted}"
@@ -47,6 +49,18 @@ class EvaluationAudit:
                 self._findings.add("I6", f"{what} says {of}")
         if record.version < record.due:
             self._findings.add("I6", f"{what} is of an older one: {record.version}")
+
+    def finished(self, version: int, failed: int) -> None:
+        """Check that a finished run has the evaluation due last, or that its controller gave one up.
+
+        Args:
+            version: The last version.
+            failed: Number of evaluations that the last controller gave up.
+        """
+        interval = self._config.eval.interval
+        due = version - version % interval if interval else 0
+        if self._wanted and due and due not in self._recorded and not failed:
+            self._findings.add("I6", f"version {due} was never scored; the run ended at {version}")
 
 
 def _versions(spans: Iterable[VersionSpans]) -> set[int]:

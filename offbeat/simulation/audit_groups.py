@@ -158,7 +158,9 @@ class AuditedGroups:
 
     def step_refused(self, step: int) -> None:
         """Handle a refused step, whose batch has left: every later batch moves one step forward."""
-        self.shrunk = {at - 1: missing for at, missing in self.shrunk.items() if at > step}
+        self.shrunk = {
+            at - (at > step): missing for at, missing in self.shrunk.items() if at != step
+        }
         for row in self.rows.values():
             self._count(row, -1)
             if row.place not in (TRAINED, DROPPED) and row.step is not None and row.step > step:

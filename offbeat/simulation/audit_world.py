@@ -98,7 +98,7 @@ class World:
         self.lost_payloads: set[tuple[int, int]] = set()
         # Such payloads by machine
         self._only_on: dict[str, set[tuple[int, int]]] = {}
-        self._evaluations = EvaluationAudit(config, findings)
+        self.evaluations = EvaluationAudit(config, findings)
         self._fetches = AuditedFetches(config, findings)
         self._trainer_was_struck = False  # by a fault that may kill it
         # Digest by version, by engine and incarnation
@@ -133,7 +133,7 @@ class World:
             EngineRetired: self._engine_retired,
             PoisonTaken: self._poison_taken,
             Scored: self._scored,
-            Evaluated: self._evaluations.evaluated,
+            Evaluated: self.evaluations.evaluated,
             EngineComputesOther: self._takes_other,
             EngineServes: self._serves,
             **self._fetches.handlers,
@@ -224,7 +224,7 @@ class World:
         self.answers.setdefault(key, []).append(SentGroup(record.spans, digests, record.samples))
 
     def _scored(self, record: Scored) -> None:
-        self._evaluations.scored(record, faulted=self.last_fault_at is not None)
+        self.evaluations.scored(record, faulted=self.last_fault_at is not None)
 
     # --- trainer ---------------------------------------------------------------------------------
 

@@ -118,13 +118,14 @@ def _run(loop: VirtualLoop, cluster: Cluster, faults: Faults) -> tuple[str, str]
 
 
 def _ended(loop: VirtualLoop, cluster: Cluster, outcome: str) -> Ended:
-    rollouts = cluster.latest.rollouts
+    rollouts, controller = cluster.latest.rollouts, cluster.latest.controller
     return Ended(
         at=loop.time(),
         outcome=outcome,
         running=rollouts.open if rollouts and outcome != "stuck" else 0,
         unclosed=cluster.unclosed() if outcome != "stuck" else (),
         telemetry_lost=_telemetry_lost(cluster) if outcome != "stuck" else 0,
+        evaluations_failed=controller.state.evaluation.failed_count if controller else 0,
     )
 
 

@@ -59,6 +59,14 @@ class Machines:
             return 0.0
         return max(0.0, self._unreachable.get(memory, 0.0) - self._loop.time())
 
+    def replaced_in_s(self, actor: str) -> float:
+        """Return the seconds until processes start again where this actor is; 0 if they do now.
+
+        No process starts on a machine that is cut off: it would outlive the machine.
+        """
+        memory = self.memory_of(actor)
+        return self.noticed_in_s(memory) if self.is_gone(memory) else 0.0
+
     def is_gone(self, memory: MachineMemory | None) -> bool:
         return memory in self._unreachable
 

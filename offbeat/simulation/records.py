@@ -267,3 +267,4 @@ class Ended(WorldRecord, frozen=True):
     running: int  # rollouts that workers still run for the last controller
     unclosed: tuple[str, ...]  # live actors that were not closed
     telemetry_lost: int  # steps without metrics although no telemetry fault fired
+    evaluations_failed: int = 0  # that the last controller has given up, and said so

@@ -205,3 +205,23 @@ def test_a_group_that_is_lost_with_a_machine_gets_room_in_a_full_buffer() -> Non
     """Under ``in_order``; groups with pictures of the next step held the room, and the run stalled."""
     result = run_episode(177, load_recipe(QUICKSTART).config)
     assert (result.outcome, violations_of(result)) == ("finished", [])
+
+
+def test_a_step_that_a_new_controller_adopts_is_scored_and_the_budget_of_calls_waits_for_nothing() -> (
+    None
+):
+    """The calls of an evaluation that nobody would make were kept back, and the run stalled."""
+    result = run_episode(957768310, load_recipe(QUICKSTART).config)
+    assert "RewardCallBudgetSpent" in result.error
+    assert violations_of(result) == []
+
+
+def test_no_trainer_starts_on_a_machine_that_is_cut_off() -> None:
+    """It answered its controller from there, and no engine ever reached its ranks."""
+    result = run_episode(957769006, load_recipe(QUICKSTART).config)
+    assert (result.outcome, violations_of(result)) == ("finished", [])
+
+
+def test_a_step_that_is_trained_again_has_the_size_it_had_before_a_later_one_was_refused() -> None:
+    result = run_episode(957760643, load_recipe(QUICKSTART).config)
+    assert (result.outcome, violations_of(result)) == ("finished", [])

@@ -286,6 +286,7 @@ class FakeTrainer:
     checkpoints: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
     last_of: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     broken_disk: bool = False
+    dies_after_saving: set[int] = field(default_factory=set[int])  # versions
     refuse_steps: set[int] = field(default_factory=set[int])
     unmoved_step: int | None = None  # the optimizer updates nothing in this step
     canaries: bool = False  # releases have one
@@ -419,6 +420,10 @@ class FakeTrainer:
             held = f"it holds version {len(self.steps)}"
             raise TrainStepFailed(0, version, TrainerCall.CHECKPOINT, held)
         self.checkpoints[version], self.last_of[version] = list(self.steps), self.last
+        if version in self.dies_after_saving:
+            self.dies_after_saving.remove(version)
+            self.die()
+            self._alive("checkpoint")
         return Checkpoint(version, self._digest(), 10)
 
     async def restore(self, fence: Fence, at_most: int) -> TrainerState:

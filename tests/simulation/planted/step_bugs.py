@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from planted.planting import Planted, become, killed_at
 
 from offbeat.controller.checkpoints import Checkpoints
+from offbeat.controller.evaluation import Evaluation
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.minibatches import MinibatchAssigner
@@ -36,6 +37,25 @@ class TheIntentIsNotDurable(Planted):
 
     def plant(self) -> None:
         become(self._train_pump._one_step, self.Step)  # noqa: SLF001 - it sits inside
+
+
+class AnAdoptedStepIsNeverScored(Planted):
+    """Only the train pump requests evaluations, of steps that it has finished itself."""
+
+    breaks = frozenset({"I6"})
+    planned_faults = (killed_at(Failpoint.FINISH_ANSWERED, 12),)
+    settings: ClassVar = {
+        "eval": {"interval": 4, "prompts": 2, "sets": {}},
+        "rollout": {"reward_call_budget": None},
+        "filters": {},
+    }
+
+    class ForgetfulEvaluation(Evaluation):
+        def arrived_at_version(self) -> None:
+            pass
+
+    def plant(self) -> None:
+        become(self._evaluation, self.ForgetfulEvaluation)
 
 
 class AMinibatchHasMoreGroupsThanTheOthers(Planted):

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from offbeat.controller.evaluation import PICTURE_BYTES
-from offbeat.controller.events import AnyEvent
+from offbeat.controller.events import AnyEvent, StepIntent
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.groups import Prompt, RolloutTask, SampleStatus
 from offbeat.messages.media import Thumbnail
@@ -221,6 +221,36 @@ def test_an_evaluation_that_a_controller_did_not_live_to_record_is_repeated_by_t
     repeated = first.scores.done[8]
     assert repeated.samples == whole.samples
     assert (repeated.due, repeated.version) == (8, 10)  # the version served by then
+
+
+def test_a_step_that_only_the_trainer_knew_of_is_scored_by_the_controller_that_adopts_it() -> None:
+    recipe = {**TWO_SETS, "steps": 8}
+    first = World(recipe, engines=3, scored=two_sets())
+    first.run()
+    del first.scores.done[8]
+    records = cast("list[AnyEvent]", first.journal.events)
+    intended = next(
+        at for at, each in enumerate(records) if isinstance(each, StepIntent) and each.step == 8
+    )
+    again = World(
+        recipe,
+        engines=3,
+        scored=two_sets(),
+        scores=first.scores,
+        trainer=first.trainer,
+        ledger=Ledger.fold(records[: intended + 1]),
+        incarnation=2,
+    )
+    again.run()
+    assert {due: each.version for due, each in first.scores.done.items()} == {0: 0, 4: 4, 8: 8}
+
+
+def test_a_version_kept_by_a_trainer_that_dies_over_its_checkpoint_is_scored() -> None:
+    world = World({**TWO_SETS, "checkpoint": {"interval": 8}}, engines=3, scored=two_sets())
+    world.trainer.dies_after_saving = {8}
+    world.run()
+    world.assert_ledger_agrees()
+    assert list(world.scores.done) == [0, 4, 8]
 
 
 def test_an_evaluation_that_is_recorded_is_not_repeated() -> None:
