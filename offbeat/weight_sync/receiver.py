@@ -74,8 +74,8 @@ class TensorRegion(NamedTuple):
 class RegionTarget(Target, Protocol):
     """Target that also takes regions of tensors, of a release that is cut into them."""
 
-    def regions(self) -> Mapping[str, Region]:
-        """Return the region that is held of each tensor that is not held whole, by name."""
+    def regions(self) -> Mapping[str, Sequence[Region]]:
+        """Return the disjoint regions that are held of each tensor that is not held whole, by name."""
         ...
 
     def load_regions(self, regions: Sequence[TensorRegion]) -> None:
@@ -180,7 +180,7 @@ class ModuleTarget:
     def load(self, tensors: Named) -> None:
         self._staged += [(self._tensors[name], values) for name, values in tensors]
 
-    def regions(self) -> Mapping[str, Region]:
+    def regions(self) -> Mapping[str, Sequence[Region]]:
         return {}
 
     def load_regions(self, regions: Sequence[TensorRegion]) -> None:

@@ -15,7 +15,7 @@ health, deadlines and retries; this is the state inside one engine.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from offbeat.weight_sync.errors import CoverageRefused, IllegalTransactionMove, TransferRefused
@@ -80,7 +80,7 @@ class Transaction:
         epoch: int,
         manifest: Manifest,
         specs: TensorSpecs,
-        needed: Mapping[str, Region] | None = None,
+        needed: Mapping[str, Sequence[Region]] | None = None,
     ) -> None:
         """Open a transfer, whose tensors must be exactly those of the replica.
 
@@ -88,7 +88,8 @@ class Transaction:
             epoch: Epoch of the transfer.
             manifest: Its layout.
             specs: Tensors of the replica.
-            needed: The region of each tensor that the replica has; None: all are whole.
+            needed: The disjoint regions that the replica has of each tensor; a tensor that is not
+                named is whole.
 
         Raises:
             TransferRefused: The epoch is not newer than all before, a shape or type differs, or the
@@ -237,24 +238,27 @@ def _check_coverage(epoch: int, manifest: Manifest, specs: TensorSpecs) -> None:
             raise TransferRefused(epoch, f"tensor {spec.name!r}", str(got), str(want))
 
 
-def _check_regions(epoch: int, manifest: Manifest, needed: Mapping[str, Region]) -> None:
+def _check_regions(epoch: int, manifest: Manifest, needed: Mapping[str, Sequence[Region]]) -> None:
     """Check that the pieces of every tensor cover what is needed of it, each element once."""
     if not manifest.pieces:
         return
     by_tensor = dict[int, list[Region]]()
     for piece in manifest.pieces:
         by_tensor.setdefault(piece.tensor, []).append(piece.region)
-    checked = set[tuple[Region, tuple[Region, ...]]]()  # tensors that are cut alike: once
+    # Tensors that are cut alike are compared once
+    checked = set[tuple[tuple[Region, ...], tuple[Region, ...]]]()
     for index, spec in enumerate(manifest.tensors):
-        want = needed.get(spec.name, Region.whole(spec.shape))
+        want = tuple(needed.get(spec.name, (Region.whole(spec.shape),)))
         regions = tuple(by_tensor.get(index, ()))
         if (want, regions) in checked:
             continue
         got, total = union_elements(regions), sum(each.elements for each in regions)
-        if got != total or got != want.elements or not all(map(want.contains, regions)):
+        wanted = union_elements(want)
+        if not got == total == wanted == union_elements((*regions, *want)):
             parts = f"{got} elements, {total - got} of them twice, in {len(regions)} regions"
+            where = " and ".join(map(str, want)) or "none"
             what = f"tensor {spec.name!r}"
-            raise TransferRefused(epoch, what, parts, f"{want.elements} elements of {want} once")
+            raise TransferRefused(epoch, what, parts, f"{wanted} elements of {where} once")
         checked.add((want, regions))
 
 

@@ -47,8 +47,8 @@ class ShardTarget:
     def specs(self) -> TensorSpecs:
         return self._specs
 
-    def regions(self) -> Mapping[str, Region]:
-        return self._regions
+    def regions(self) -> Mapping[str, Sequence[Region]]:
+        return {name: (region,) for name, region in self._regions.items()}
 
     def prepare(self, manifest: Manifest) -> None:
         pass

@@ -10,7 +10,7 @@ lost costs the others nothing.
 
 from collections.abc import Sequence
 
-from offbeat.weight_sync.reshard.buckets import BucketRoute
+from offbeat.weight_sync.reshard.buckets import BucketRoute, needed_by
 
 
 class BucketFetch:
@@ -23,10 +23,16 @@ class BucketFetch:
         receiver: int = 0,
         *,
         first: int = 0,
+        needed: Sequence[int] | None = None,
     ) -> None:
-        """Assign every bucket that ``receiver`` needs to its planned sender.
+        """Assign every bucket that ``receiver`` needs to a sender, the planned one if there is one.
 
-        Engines with different ``first`` begin with different senders.
+        Args:
+            routes: Holders and planned senders, by bucket.
+            nbytes: Sizes of the buckets.
+            receiver: Number of this receiver in the plan.
+            first: Engines with different ones begin with different senders.
+            needed: The buckets; None: those that the plan has for the receiver.
         """
         self._routes, self._nbytes, self._first = routes, nbytes, first
         self._waiting = dict[int, list[int]]()  # buckets by sender, not asked for yet
@@ -37,11 +43,12 @@ class BucketFetch:
         self.arrived = set[int]()
         self.dropped = 0  # buckets that came twice, or were not asked for
         self.resent = 0  # buckets that another holder was asked for
-        for bucket, route in enumerate(routes):
-            for each, sender in route.sender_by_receiver:
-                if each == receiver:
-                    self._waiting.setdefault(sender, []).append(bucket)
-        self.count = sum(map(len, self._waiting.values()))
+        buckets = needed_by(routes, receiver) if needed is None else needed
+        for bucket in buckets:
+            planned = dict(routes[bucket].sender_by_receiver).get(receiver)
+            sender = min(routes[bucket].holders, key=self._load) if planned is None else planned
+            self._waiting.setdefault(sender, []).append(bucket)
+        self.count = len(buckets)
 
     @property
     def is_done(self) -> bool:

@@ -39,7 +39,7 @@ OnBucket = Callable[[int, Bytes], object]
 class ReceivedBuckets(NamedTuple):
     """The buckets of one receiver, verified, and counts of their transfer."""
 
-    buckets: tuple[Bytes, ...]  # in the order of the plan
+    buckets: tuple[Bytes, ...]  # in the order of those that are needed
     resent: int  # asked of another holder after a sender failed
     failed: dict[int, str]  # senders that failed, and why
 
@@ -59,6 +59,7 @@ class ReshardReceiver:
         manifest: Manifest,
         cancelled: threading.Event | None = None,
         on_bucket: OnBucket | None = None,
+        needed: Sequence[int] | None = None,
     ) -> ReceivedBuckets:
         """Receive and verify every bucket that this receiver needs.
 
@@ -68,12 +69,16 @@ class ReshardReceiver:
             manifest: Manifest of the whole release.
             cancelled: When set, stop at the next bucket.
             on_bucket: Called with each bucket; an error that it raises ends the transfer.
+            needed: The buckets; None: those that the plan has for this receiver.
 
         Raises:
             TransferFailed: No rank that holds a bucket could send it, or nobody waits any more.
             SenderGone: All ranks that hold a bucket have ended, or send another release.
         """
-        transfer = _Transfer(self, route, epoch, manifest, cancelled or threading.Event())
+        if needed is None:
+            needed = needed_by(route.buckets, self._rank)
+        transfer = _Transfer(self, route, epoch, manifest, needed)
+        transfer.cancelled = cancelled or threading.Event()
         transfer.on_bucket = on_bucket
         return transfer.run()
 
@@ -102,18 +107,19 @@ class _Transfer:
         route: ReshardRoute,
         epoch: int,
         manifest: Manifest,
-        cancelled: threading.Event,
+        needed: Sequence[int],
     ) -> None:
         self._receiver, self._route, self._epoch = receiver, route, epoch
-        self._manifest, self._cancelled = manifest, cancelled
+        self._manifest, self._needed = manifest, needed
         # Engines begin with different senders, so that not all of them ask the same one at once
         first = zlib.crc32(receiver.member.encode())
         nbytes = manifest.chunk_nbytes
-        self._fetch = BucketFetch(route.buckets, nbytes, receiver.rank, first=first)
+        self._fetch = BucketFetch(route.buckets, nbytes, receiver.rank, first=first, needed=needed)
         self._turn = threading.Condition()
         self._got = dict[int, Bytes]()
         self._error: Exception | None = None  # ends the transfer, whatever senders are left
         self._asked = 0  # requests so far
+        self.cancelled = threading.Event()
         self.on_bucket: OnBucket | None = None
 
     def run(self) -> ReceivedBuckets:
@@ -137,9 +143,8 @@ class _Transfer:
             log.warning(
                 "weights.resent", epoch=self._epoch, buckets=fetch.resent, failed=fetch.failed
             )
-        needed = needed_by(self._route.buckets, self._receiver.rank)
         return ReceivedBuckets(
-            tuple(self._got[each] for each in needed), fetch.resent, dict(fetch.failed)
+            tuple(self._got[each] for each in self._needed), fetch.resent, dict(fetch.failed)
         )
 
     def _work(self) -> None:
@@ -213,7 +218,7 @@ class _Transfer:
             data = pair.wait(bucket_limit_s(timeouts, sizes[bucket]))
             self._check(sender, bucket, data)
             with self._turn:
-                if self._cancelled.is_set() or self._error is not None:
+                if self.cancelled.is_set() or self._error is not None:
                     detail = "nobody waits for it any more"
                     self._error = self._error or TransferFailed(self._epoch, bucket, detail)
                     raise BrokenGroup(detail)

@@ -1,0 +1,89 @@
+"""Layout of an engine of several ranks, as its own loader was recorded, and what it needs of a release. Pure.
+
+Source ranks plan by it, so that each bucket holds what the same engine ranks need. An engine rank
+selects its buckets by its own regions and not by the plan: it gets all that it needs of any release,
+and of one that is planned for its layout nothing else.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Manifest, TensorMeta
+from offbeat.weight_sync.reshard.buckets import NamedRegion, placement_of
+from offbeat.weight_sync.reshard.placement import Placement
+from offbeat.weight_sync.reshard.region import Region, union_elements
+
+Needs = Mapping[str, Sequence[Region]]
+"""Regions that one rank needs, by tensor. A tensor that is not named is needed whole."""
+
+
+class EngineLayout(msgspec.Struct, frozen=True):
+    """Regions of a checkpoint that each rank of an engine loads."""
+
+    tensors: tuple[str, ...]  # of the checkpoint; of another tensor every rank needs everything
+    ranks: tuple[tuple[NamedRegion, ...], ...]
+
+    def needs(self, rank: int) -> Needs:
+        """Return what a rank needs; nothing of a tensor that its loader skips."""
+        return needs_of(self.tensors, self.ranks[rank])
+
+    def placement(self, tensors: Iterable[TensorMeta]) -> dict[str, Placement]:
+        """Return where the tensors of a release are needed.
+
+        A tensor whose regions do not fit its shape is needed whole by every rank: engines refuse it
+        by name and shape, as on other transports.
+        """
+        recorded, known = placement_of(self.ranks), frozenset(self.tensors)
+        everybody, nobody = tuple(range(len(self.ranks))), Placement(())
+        wholes = dict[tuple[int, ...], Placement]()
+        found = dict[str, Placement]()
+        for each in tensors:
+            whole = Region.whole(each.shape)
+            placement = recorded.get(each.name, nobody)
+            if each.name in known and all(_fits(part, whole) for part, _ in placement.parts):
+                found[each.name] = placement
+            else:
+                found[each.name] = wholes.setdefault(each.shape, Placement(((whole, everybody),)))
+        return found
+
+
+def needs_of(tensors: Iterable[str], regions: Iterable[NamedRegion]) -> Needs:
+    """Return what a rank needs of these tensors, given its regions of them."""
+    found = {name: list[Region]() for name in tensors}
+    for name, region in regions:
+        found[name].append(region)
+    return found
+
+
+def needed_buckets(epoch: int, manifest: Manifest, needs: Needs) -> tuple[int, ...]:
+    """Return the buckets that hold anything of what a rank needs, in rising order.
+
+    Raises:
+        TransferRefused: The release has no such tensor, or does not hold all that is needed of it.
+    """
+    pieces = defaultdict[int, list[tuple[int, Region]]](list)
+    for piece in manifest.pieces:
+        pieces[piece.tensor].append((piece.chunk, piece.region))
+    if missing := sorted(needs.keys() - {each.name for each in manifest.tensors}):
+        raise TransferRefused(epoch, f"tensor {missing[0]!r}", "not in the release", "needed")
+    chosen = set[int]()
+    for index, spec in enumerate(manifest.tensors):
+        for want in needs.get(spec.name, (Region.whole(spec.shape),)):
+            common = [
+                (bucket, part)
+                for bucket, region in pieces[index]
+                if (part := region.intersection(want)) is not None
+            ]
+            got = union_elements(part for _, part in common)
+            if got != want.elements:
+                what = f"elements of {spec.name!r}{want}"
+                raise TransferRefused(epoch, what, str(got), str(want.elements))
+            chosen.update(bucket for bucket, _ in common)
+    return tuple(sorted(chosen))
+
+
+def _fits(part: Region, whole: Region) -> bool:
+    return len(part.start) == len(whole.start) and whole.contains(part)

@@ -1,0 +1,75 @@
+"""Tensors for a loader that takes whole ones, of which only the regions it reads have arrived."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from offbeat.weight_sync.chunks import tensor_views, walk
+from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, plan
+from offbeat.weight_sync.reshard.region import Region
+
+
+class RegionTensors:
+    """Puts the regions in some buckets of a release at their places in tensors of whole shape.
+
+    What lies outside of these regions is memory that nobody may read: a recording proves that the
+    loader does not. The operating system provides only the pages that are written, so a tensor cut
+    by rows takes little more than its regions.
+    """
+
+    def __init__(self, manifest: Manifest, buckets: Sequence[int]) -> None:
+        """Lay out the release; nothing is allocated before ``tensors``."""
+        place = {bucket: index for index, bucket in enumerate(buckets)}
+        self._specs = manifest.tensors
+        self._chunks = [each for each in walk(manifest) if each.index in place]
+        self._places = [place[each.index] for each in self._chunks]
+        self._pieces: list[list[tuple[int, Region]]] = [[] for _ in self._chunks]
+        at = {bucket.index: index for index, bucket in enumerate(self._chunks)}
+        for piece in manifest.pieces:
+            if piece.chunk in at:
+                self._pieces[at[piece.chunk]].append((piece.tensor, piece.region))
+        self._groups = groups_of(manifest)
+
+    def tensors(self, arrived: Sequence[Bytes]) -> list[Iterator[tuple[str, Tensor]]]:
+        """Return the tensors of each group by name, made when they are iterated over.
+
+        A tensor of which nothing arrived is left out. One that arrived as a single region is a view
+        of its bucket, which must not change while the tensor is in use.
+
+        Args:
+            arrived: The buckets, in the order in which they were named.
+        """
+        found = dict[int, list[tuple[Region, Tensor]]]()
+        for chunk, place, pieces in zip(self._chunks, self._places, self._pieces, strict=True):
+            views = tensor_views(chunk, arrived[place])
+            for (tensor, region), (_, values) in zip(pieces, views, strict=True):
+                found.setdefault(tensor, []).append((region, values))
+        return [self._group(group, found) for group in self._groups]
+
+    def _group(
+        self, group: Sequence[int], found: Mapping[int, list[tuple[Region, Tensor]]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        for index in group:
+            if parts := found.get(index):
+                yield self._specs[index].name, _joined(self._specs[index].shape, parts)
+
+
+def groups_of(manifest: Manifest) -> list[list[int]]:
+    """Return the tensors of a release in groups of about a bucket's size, the same for every rank."""
+    metas = (TensorMeta(each.name, each.shape, each.dtype) for each in manifest.tensors)
+    layout = plan(metas, max(manifest.chunk_nbytes, default=1))
+    groups: list[list[int]] = [[] for _ in layout.chunk_nbytes]
+    for index, spec in enumerate(layout.tensors):
+        groups[spec.chunk].append(index)
+    return groups
+
+
+def _joined(shape: tuple[int, ...], parts: Sequence[tuple[Region, Tensor]]) -> Tensor:
+    (region, values), *others = parts
+    if not others and region == Region.whole(shape):
+        return values
+    whole = torch.empty(shape, dtype=values.dtype)
+    for region, values in parts:
+        whole[region.slices] = values
+    return whole

@@ -1,0 +1,249 @@
+"""Layouts of engine ranks: several boxes of a tensor, planned, sent, selected and loaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from offbeat.weight_sync.chunks import digest_of
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta, release_digest
+from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
+from offbeat.weight_sync.reshard.buckets import (
+    BucketPlan,
+    BucketRoute,
+    NamedRegion,
+    part_of_release,
+    plan_buckets,
+)
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout, needed_buckets, needs_of
+from offbeat.weight_sync.reshard.fetch import BucketFetch
+from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.reshard.region_tensors import RegionTensors, groups_of
+from offbeat.weight_sync.reshard.shards import HeldShards
+from offbeat.weight_sync.transaction import Transaction
+
+NAMES = ("w", "v")
+UNREAD = -1.0
+"""What a receiver has where nothing was sent; no weight is negative."""
+
+
+@st.composite
+def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Region]:
+    """Disjoint boxes that cover a tensor."""
+    found = [Region.whole(shape)]
+    for _ in range(draw(st.integers(0, 5))):
+        box = found.pop(draw(st.integers(0, len(found) - 1)))
+        axis = draw(st.integers(0, len(shape) - 1))
+        cut = draw(st.integers(box.start[axis], box.stop[axis]))
+        stop, start = list(box.stop), list(box.start)
+        stop[axis] = start[axis] = cut
+        found += [
+            part
+            for part in (Region(box.start, tuple(stop)), Region(tuple(start), box.stop))
+            if part.elements
+        ]
+    return found
+
+
+@dataclass
+class Case:
+    """Tensors with their regions on senders and receivers, each on at least one."""
+
+    tensors: Mapping[str, Tensor]
+    held: list[list[NamedRegion]]
+    needed: list[list[NamedRegion]]
+    bucket_bytes: int
+
+    @property
+    def metas(self) -> list[TensorMeta]:
+        return [TensorMeta(name, tuple(t.shape), "float32") for name, t in self.tensors.items()]
+
+    @property
+    def layout(self) -> EngineLayout:
+        return EngineLayout(NAMES, tuple(map(tuple, self.needed)))
+
+    def plan(self, layout: EngineLayout | None) -> BucketPlan:
+        needed = layout.placement(self.metas) if layout else None
+        return plan_buckets(self.metas, self.held, self.bucket_bytes, needed)
+
+    def packed(self, plan: BucketPlan) -> tuple[Manifest, list[Bytes]]:
+        """The sealed release, packed by all ranks that hold a bucket."""
+        buckets = dict[int, Bytes]()
+        for rank, held in enumerate(self.held):
+            own = [
+                TensorRegion(name, region, self.tensors[name][region.slices])
+                for name, region in held
+            ]
+            source = HeldShards(plan, rank, lambda own=own: own)
+            for bucket, data, _ in source.packed(lambda _, nbytes: np.empty(nbytes, np.uint8)):
+                assert bucket not in buckets or np.array_equal(buckets[bucket], data)
+                buckets[bucket] = data
+        chunks = [buckets[index] for index in range(len(plan.routes))]
+        return plan.manifest.sealed([digest_of(each) for each in chunks]), chunks
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    tensors = dict[str, Tensor]()
+    held: list[list[NamedRegion]] = [[] for _ in range(draw(st.integers(1, 3)))]
+    needed: list[list[NamedRegion]] = [[] for _ in range(draw(st.integers(1, 3)))]
+    for name in NAMES:
+        shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
+        values = torch.arange(int(np.prod(shape)), dtype=torch.float32)
+        tensors[name] = values.view(shape)
+        for side in (held, needed):
+            for box in draw(boxes(shape)):
+                ranks = draw(st.sets(st.integers(0, len(side) - 1), min_size=1))
+                for rank in ranks:
+                    side[rank].append((name, box))
+    return Case(tensors, held, needed, draw(st.sampled_from([4, 16, 60, 1000])))
+
+
+class BoxTarget:
+    """Several boxes of each tensor, in memory where everything else is ``UNREAD``."""
+
+    in_place = False
+
+    def __init__(self, case: Case, rank: int) -> None:
+        self._specs = {each.name: (each.shape, each.dtype) for each in case.metas}
+        self._needs = case.layout.needs(rank)
+        self.tensors = {name: torch.full_like(t, UNREAD) for name, t in case.tensors.items()}
+
+    def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        return {name: spec for name, spec in self._specs.items() if self._needs[name]}
+
+    def regions(self) -> Mapping[str, Sequence[Region]]:
+        return self._needs
+
+    def prepare(self, manifest: Manifest) -> None: ...
+
+    def load(self, tensors: Named) -> None:
+        raise AssertionError(tensors)
+
+    def load_regions(self, regions: Sequence[TensorRegion]) -> None:
+        for name, region, values in regions:
+            self.tensors[name][region.slices] = values
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+
+def sliced(case: Case, rank: int) -> dict[str, Tensor]:
+    """What a rank has to end up with: plain slices of the tensors."""
+    found = {name: torch.full_like(tensor, UNREAD) for name, tensor in case.tensors.items()}
+    for name, region in case.needed[rank]:
+        found[name][region.slices] = case.tensors[name][region.slices]
+    return found
+
+
+def same(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(got[name], each) for name, each in want.items())
+
+
+@given(cases())
+def test_any_disjoint_boxes_of_every_rank_arrive_as_plain_slices_and_each_needed_byte_once(
+    case: Case,
+) -> None:
+    plan = case.plan(case.layout)
+    manifest, chunks = case.packed(plan)
+    for rank, needed in enumerate(case.needed):
+        buckets = needed_buckets(1, manifest, case.layout.needs(rank))
+        assert list(buckets) == plan.needed_by(rank)
+        part, target = part_of_release(manifest, buckets), BoxTarget(case, rank)
+        assert sum(each.region.elements for each in part.pieces) == sum(
+            region.elements for _, region in needed
+        )
+        receiver = Receiver(target)
+        receiver.begin(1, part)
+        for index, bucket in enumerate(buckets):
+            receiver.apply(1, index, chunks[bucket])
+        receiver.verify(release_digest(part, part.chunk_digests))
+        assert same(target.tensors, sliced(case, rank))
+
+
+@given(cases(), st.booleans())
+def test_a_rank_finds_what_it_needs_in_any_release_also_in_one_that_is_planned_without_its_layout(
+    case: Case, planned: bool
+) -> None:
+    manifest, chunks = case.packed(case.plan(case.layout if planned else None))
+    for rank, needed in enumerate(case.needed):
+        buckets = needed_buckets(1, manifest, case.layout.needs(rank))
+        made = RegionTensors(manifest, buckets)
+        got = dict(each for group in made.tensors([chunks[at] for at in buckets]) for each in group)
+        assert got.keys() >= {name for name, _ in needed}
+        for name, region in needed:
+            assert got[name].shape == case.tensors[name].shape
+            assert torch.equal(got[name][region.slices], case.tensors[name][region.slices])
+
+
+@given(cases())
+def test_groups_hold_every_tensor_once_in_order(case: Case) -> None:
+    manifest = case.plan(None).manifest
+    assert [index for group in groups_of(manifest) for index in group] == list(range(len(NAMES)))
+
+
+SQUARE = TensorMeta("w", (4, 4), "float32")
+ROWS, ALL = Region((0, 0), (2, 4)), Region.whole((4, 4))
+
+
+def one_rank(needed: EngineLayout | None) -> BucketPlan:
+    placement = needed.placement([SQUARE]) if needed else None
+    return plan_buckets([SQUARE], [[("w", ALL)]], 1000, placement)
+
+
+def test_a_region_that_no_bucket_holds_is_refused_by_name() -> None:
+    plan = one_rank(EngineLayout(("w",), ((("w", ROWS),),)))
+    with pytest.raises(TransferRefused, match=r"elements of 'w'\[0:4, 0:4\] is 8, expected 16"):
+        needed_buckets(3, plan.manifest, needs_of(["w"], [("w", ALL)]))
+    with pytest.raises(TransferRefused, match=r"tensor 'u' is not in the release"):
+        needed_buckets(3, plan.manifest, needs_of(["u"], []))
+
+
+def test_a_tensor_that_was_not_recorded_or_has_another_shape_is_sent_whole_to_every_rank() -> None:
+    beyond = Region((0, 0), (5, 4))
+    for layout in (EngineLayout(("u",), ((), ())), EngineLayout(("w",), ((("w", beyond),), ()))):
+        (route,) = one_rank(layout).routes
+        assert [rank for rank, _ in route.sender_by_receiver] == [0, 1]
+
+
+def test_what_no_rank_needs_is_not_sent() -> None:
+    assert one_rank(EngineLayout(("w",), ((), ()))).routes == ()
+
+
+LEFT, RIGHT = Region((0, 0), (2, 1)), Region((0, 3), (2, 4))
+
+
+@pytest.mark.parametrize(
+    "regions",
+    [[LEFT], [LEFT, RIGHT, Region((2, 0), (3, 4))], [LEFT, Region((2, 0), (4, 1))], [ROWS, LEFT]],
+    ids=["one lacks", "one more", "as many elsewhere", "around a box"],
+)
+def test_other_regions_than_the_boxes_of_a_rank_are_refused_before_the_first_byte(
+    regions: list[Region],
+) -> None:
+    manifest = one_rank(EngineLayout(("w",), ((("w", LEFT), ("w", RIGHT)),))).manifest
+    specs, needed = {"w": ((4, 4), "float32")}, {"w": (LEFT, RIGHT)}
+    Transaction("g0", in_place=False).begin(1, manifest, specs, needed)
+    pieces = tuple(PieceSpec(0, region, 0, 0) for region in regions)
+    wrong = msgspec.structs.replace(manifest, pieces=pieces)
+    with pytest.raises(TransferRefused, match=r"4 elements of \[0:2, 0:1\] and \[0:2, 3:4\] once"):
+        Transaction("g0", in_place=False).begin(1, wrong, specs, needed)
+
+
+def test_buckets_that_the_plan_has_for_no_such_receiver_come_from_the_least_loaded_holder() -> None:
+    routes = [BucketRoute((0, 1), ((0, 0),)), BucketRoute((0, 1), ((0, 0),))]
+    fetch = BucketFetch(routes, [10, 10], 7, needed=(0, 1))
+    assert fetch.next() == (0, (0,))
+    assert fetch.next() == (1, (1,))
+    assert fetch.count == 2
+    planned = BucketFetch(routes, [10, 10], 0, needed=(1,))
+    assert planned.next() == (0, (1,))
+    assert planned.count == 1
