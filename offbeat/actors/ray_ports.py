@@ -20,7 +20,7 @@ import ray
 from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_worker import OnJoined, OnRewardCalls, RayWorker
+from offbeat.actors.ray_worker import OnJoined, OnLost, OnRewardCalls, RayWorker
 from offbeat.messages.failures import ActorLost, ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -88,6 +88,11 @@ class RayRollouts:
         """Set the callback for each worker process that replies for the first time."""
         for worker in self._workers:
             worker.on_joined = on_joined
+
+    def report_lost(self, on_lost: OnLost) -> None:
+        """Set the callback for each worker process that is lost, before its groups fail."""
+        for worker in self._workers:
+            worker.on_lost = on_lost
 
     def report_reward_calls(self, on_reward_calls: OnRewardCalls) -> None:
         """Set the callback for the number of calls that a worker process has made so far."""

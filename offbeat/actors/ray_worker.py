@@ -8,7 +8,8 @@ Calls to a worker that is gone fail at once until Ray has restarted it, and each
 group an attempt. So no call is made before the worker has answered a probe.
 
 A process that is killed while no call is open is restarted by Ray without any error. So every reply
-names its process, and a new name is reported.
+names its process, and a new name is reported. A loss is reported once, with its reason, and so is the
+first answer to a probe after it, also if the same process is back.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -35,6 +36,8 @@ _START_S: Final = 120.0
 
 
 OnJoined = Callable[[str, str], None]
+OnLost = Callable[[str, str], None]
+"""Receives the name of a worker and why its process is lost; again only once it was back."""
 OnRewardCalls = Callable[[str, int], None]
 """Receives the names of a worker and its process when the process replies for the first time."""
 
@@ -80,7 +83,9 @@ class RayWorker:
         self._probe: asyncio.Task[None] | None = None  # probe in progress
         self._reported = set[str]()  # processes that have replied
         self.on_joined: OnJoined = lambda name, incarnation: None  # noqa: ARG005 - nobody counts
+        self.on_lost: OnLost = lambda name, reason: None  # noqa: ARG005 - as above
         self.on_reward_calls: OnRewardCalls = lambda process, calls: None  # noqa: ARG005 - as above
+        self._is_lost = False  # reported as lost, and not as back
 
     @property
     def gone(self) -> bool:
@@ -94,10 +99,10 @@ class RayWorker:
         """
         try:
             report, answer = await reply_of(ref, self.name, during)
-        except ActorLost:
-            self._lost()
+        except ActorLost as lost:
+            self._lost(lost.detail)
             raise
-        self._answered_by(report)
+        self._answered_by(report, is_probe=False)
         return answer
 
     async def back(self) -> None:
@@ -132,7 +137,8 @@ class RayWorker:
         if self._probe is not None:
             self._probe.cancel()
 
-    def _lost(self) -> None:
+    def _lost(self, reason: str) -> None:
+        self._report_lost(reason)
         if not self.gone:
             self._standing = "gone"
             self.close()  # no probe is needed any more
@@ -142,11 +148,21 @@ class RayWorker:
         """Pass the last report on."""
         self.on_reward_calls(report.incarnation, report.reward_calls)
 
-    def _answered_by(self, report: WorkerReport) -> None:
-        """Report a process at its first reply; the reply of a replaced process may be late."""
+    def _report_lost(self, reason: str) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            self.on_lost(self.name, reason)
+
+    def _answered_by(self, report: WorkerReport, *, is_probe: bool) -> None:
+        """Report a process at its first reply, and one that a probe finds alive after a loss.
+
+        The reply to a call may be late, of a process that was lost or replaced since.
+        """
         self._standing = "up"
-        if report.incarnation not in self._reported:
+        is_new = report.incarnation not in self._reported
+        if is_new or (self._is_lost and is_probe):
             self._reported.add(report.incarnation)
+            self._is_lost = False
             self.on_joined(self.name, report.incarnation)
         self.on_reward_calls(report.incarnation, report.reward_calls)
 
@@ -166,14 +182,14 @@ class RayWorker:
                 self._standing = "starting"  # the next call reports it
                 break
             else:
-                self._answered_by(report)
+                self._answered_by(report, is_probe=True)
                 break
         self._probe = None
 
     async def _replace_if_silent(self, silent_s: float) -> None:
         try:
             async with asyncio.timeout(silent_s):
-                self._answered_by(await self._process.ping("a probe"))
+                self._answered_by(await self._process.ping("a probe"), is_probe=True)
         except TimeoutError:
             self._replace(silent_s)
         except (ActorLost, StartFailed):
@@ -183,4 +199,5 @@ class RayWorker:
     def _replace(self, silent_s: float) -> None:
         """Kill a process that hangs; Ray starts another one."""
         log.warning("worker.lost", worker=self.name, silent_s=silent_s)
+        self._report_lost(f"it did not answer for {silent_s:g} s and was killed")
         self._process.kill()

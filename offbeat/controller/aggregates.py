@@ -32,6 +32,7 @@ from offbeat.controller.events import (
     StepRefused,
     TrainerReplaced,
     Unclaimed,
+    WorkerLost,
 )
 from offbeat.controller.time_bins import TimeBins, align
 
@@ -96,7 +97,7 @@ class CarriedState(msgspec.Struct):
 
 
 _StepRow = tuple[tuple[float, ...], tuple[tuple[int, int], ...]]
-_RARE: Final = (Opened, Joined, EngineLost, Retired, TrainerReplaced, Rewound)
+_RARE: Final = (Opened, Joined, EngineLost, WorkerLost, Retired, TrainerReplaced, Rewound)
 _TRAINER: Final = "trainer"
 _SYNC: Final = "sync"
 
@@ -270,7 +271,7 @@ class RunAggregates:
             case Rewound():
                 self._rewound(event)
                 event = msgspec.structs.replace(event, undone=(), rewards=())  # may be millions
-            case _:  # a process that joined, or an engine that is given up
+            case _:  # a process that joined, a worker that is lost, an engine that is given up
                 pass
         self._rare.append(RareEvent(version, before_s, event))
 

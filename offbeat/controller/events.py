@@ -250,7 +250,10 @@ class Served(Event, frozen=True):
 
 
 class Joined(Event, frozen=True):
-    """A process of an engine, a worker or the trainer answered for the first time."""
+    """A process of an engine, a worker or the trainer answered for the first time.
+
+    A worker's also after each ``WorkerLost``: the same incarnation is back, another one replaces it.
+    """
 
     component: Component
     name: str
@@ -262,6 +265,16 @@ class EngineLost(Event, frozen=True):
     """An engine's process was given up: dead, silent or failing. ``Served`` says that it is back."""
 
     engine: str
+    reason: str
+
+
+class WorkerLost(Event, frozen=True):
+    """An environment worker's process died, hangs or was replaced. ``Joined`` says that it is back.
+
+    There is one such record before each ``Joined`` of a process that replaces another one.
+    """
+
+    worker: str
     reason: str
 
 
@@ -296,13 +309,14 @@ class RewardCallsMade(Event, frozen=True):
     calls: int  # since it started, tries included
 
 
-CostEvent = Joined | EngineLost | Retired | TrainerReplaced | Spent | RewardCallsMade
+CostEvent = Joined | EngineLost | WorkerLost | Retired | TrainerReplaced | Spent | RewardCallsMade
 """Records of what the run costs: no group moves."""
 
 AnyEvent = (
     Opened
     | Joined
     | EngineLost
+    | WorkerLost
     | Retired
     | TrainerReplaced
     | Spent

@@ -36,6 +36,7 @@ from offbeat.controller.events import (
     TrainerReplaced,
     Unclaimed,
     UndoneStep,
+    WorkerLost,
 )
 from offbeat.controller.group_moves import Place
 from offbeat.controller.table_snapshot import GroupRecord, TableSnapshot, Totals
@@ -194,6 +195,7 @@ class GroupTable:
             case (
                 Served()
                 | EngineLost()
+                | WorkerLost()
                 | Retired()
                 | TrainerReplaced()
                 | Spent()

@@ -15,6 +15,7 @@ from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.ledger import GroupRecord
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
+    WORKER_LOST,
     ActorLost,
     Component,
     DeadlineExceeded,
@@ -277,6 +278,6 @@ def _classify(failure: Failure) -> tuple[FailureKind, str]:
         case RolloutFailed():
             return failure.kind, failure.reason
         case ActorLost():
-            return FailureKind.INFRASTRUCTURE, "actor_lost"
+            return FailureKind.INFRASTRUCTURE, WORKER_LOST
         case DeadlineExceeded():
             return FailureKind.INFRASTRUCTURE, "deadline"

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from offbeat.controller.events import Event, Joined, Retired, RewardCallsMade, Spent
+from offbeat.controller.events import (
+    Event,
+    Joined,
+    Retired,
+    RewardCallsMade,
+    Spent,
+    WorkerLost,
+)
 from offbeat.messages.failures import Component
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fractions, verdict
 
@@ -35,6 +42,10 @@ class RunCosts(msgspec.Struct):
     """Calls of reward functions, over all workers and incarnations."""
     reward_calls_of: dict[str, int] = {}
     """Calls of each process of a worker since the run was last started or resumed."""
+    worker_losses: int = 0
+    """How often an environment worker was lost, whether it came back or not."""
+    lost_workers: dict[str, str] = {}
+    """Workers that were lost and have not answered since, with the reason for each."""
 
     def take(self, event: Event) -> None:
         """Add the next event."""
@@ -44,6 +55,10 @@ class RunCosts(msgspec.Struct):
                 if before is not None and before != event.incarnation:
                     self.restarts[event.component] = self.restarts.get(event.component, 0) + 1
                 self.processes[event.name] = event.incarnation
+                self.lost_workers.pop(event.name, None)
+            case WorkerLost():
+                self.worker_losses += 1
+                self.lost_workers[event.worker] = event.reason
             case Retired():
                 self.retired[event.engine] = event.reason
             case Spent():
@@ -64,10 +79,16 @@ class RunCosts(msgspec.Struct):
         None of them replaces one, and no engine is retired. What they have cost stays counted.
         """
         self.processes, self.retired, self.reward_calls_of = {}, {}, {}
+        self.lost_workers = {}
 
     def is_new(self, name: str, incarnation: str) -> bool:
-        """Return whether this is not the process that last answered under this name."""
-        return self.processes.get(name) != incarnation
+        """Return whether this process did not answer last under this name, or was lost since."""
+        return self.processes.get(name) != incarnation or name in self.lost_workers
+
+    def is_unseen_loss(self, name: str, incarnation: str) -> bool:
+        """Return whether this process replaces one whose loss nobody has noticed."""
+        before = self.processes.get(name)
+        return before not in {None, incarnation} and name not in self.lost_workers
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the shares of trainer and engines without their starts; each sums to 1."""

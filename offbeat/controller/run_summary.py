@@ -53,6 +53,8 @@ def folded_summary(
         verdict="" if history.first_step_s is None else tally.verdict(),
         restarts=tally.restarts.get(Component.ENGINE, 0),
         worker_restarts=tally.restarts.get(Component.WORKER, 0),
+        worker_losses=tally.worker_losses,
+        workers_lost=sorted(tally.lost_workers),
         trainer_restarts=tally.restarts.get(Component.TRAINER, 0),
         engines_retired=sorted(tally.retired),
         rewinds=table.lineage,

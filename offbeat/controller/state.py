@@ -4,7 +4,7 @@ import asyncio
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.engine_record import EngineRecord
-from offbeat.controller.events import AnyEvent, CostEvent, Joined, RewardCallsMade
+from offbeat.controller.events import AnyEvent, CostEvent, Joined, RewardCallsMade, WorkerLost
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle
@@ -91,9 +91,19 @@ class RunState:
     def joined(
         self, component: Component, name: str, incarnation: str, initial_weights: str = ""
     ) -> None:
-        """Record the reply of a process: a new one is counted and written to the journal."""
+        """Record the reply of a process: a new one is counted and written to the journal.
+
+        A worker that was replaced while nobody called it is recorded as lost first.
+        """
+        if component is Component.WORKER and self.tally.is_unseen_loss(name, incarnation):
+            self.worker_lost(name, "another process answers under its name")
         if self.tally.is_new(name, incarnation):
             self.count(Joined(component, name, incarnation, initial_weights))
+
+    def worker_lost(self, name: str, reason: str) -> None:
+        """Record that a worker's process is lost, once until ``joined`` says that it is back."""
+        if name not in self.tally.lost_workers:
+            self.count(WorkerLost(name, reason))
 
     def reward_calls(self, process: str, calls: int) -> None:
         """Record how many calls a worker's process has made; an older report changes nothing."""

@@ -97,6 +97,8 @@ class StepMetricsBuilder:
             "queue/not_spooled": self._not_spooled(state),
             "rollout/retries": sum(state.ledger.totals.retried.values()),
             **RewardBudget(state).metrics(),
+            "rollout/worker_losses": state.tally.worker_losses,
+            "rollout/workers_lost": len(state.tally.lost_workers),
             "rollout/evicted": state.ledger.totals.evicted,
             "rollout/cancelled": state.ledger.totals.cancelled,
             "rollout/dropped": sum(state.ledger.totals.dropped.values()),

@@ -135,6 +135,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         evaluates_only=spec.evaluates_only,
     )
     rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
+    rollouts.report_lost(controller.state.worker_lost)
     rollouts.report_reward_calls(controller.state.reward_calls)
     if incarnation > 1:
         journal.past.take(Opened(spec.run_id, incarnation, spec.driver))

@@ -28,6 +28,8 @@ class Component(enum.StrEnum):
 
 ENVIRONMENT_UNAVAILABLE: Final = "environment_unavailable"
 """``RolloutFailed.reason`` of an environment that says that it is out of service."""
+WORKER_LOST: Final = "actor_lost"
+"""Reason under which a group is returned whose environment worker was lost with it."""
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))

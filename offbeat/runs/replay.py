@@ -57,6 +57,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     evicted: int
     restarts: dict[str, int]  # of engines, workers and the trainer, over all incarnations
     engines_retired: list[str]
+    worker_losses: int  # of environment workers, also of those that came back
+    workers_lost: list[str]  # those that had not come back
     summary: Literal["agrees", "differs", "of an earlier incarnation", "not written"]
     ended: str  # from the summary: outcome, and the error if there is one
     differences: list[str]  # one line each
@@ -82,6 +84,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
             "steps": f"{self.trainer_version} applied, {self.steps_refused} refused",
             "restarts": _listed(self.restarts)
             + (f"; retired: {', '.join(self.engines_retired)}" * bool(self.engines_retired)),
+            "workers": f"lost {self.worker_losses} times"
+            + (f"; not back: {', '.join(self.workers_lost)}" * bool(self.workers_lost)),
             "lineage": self._lineage(),
             "checkpoints": f"versions {_joined(self.checkpoints)}" if self.checkpoints else "none",
             "weights": self.weights_digest or "none published",
@@ -150,6 +154,8 @@ def replay(run_dir: Path) -> Replay:
         evicted=ledger.totals.evicted,
         restarts={part.value: n for part, n in story.history.tally.restarts.items()},
         engines_retired=sorted(story.history.tally.retired),
+        worker_losses=story.history.tally.worker_losses,
+        workers_lost=sorted(story.history.tally.lost_workers),
         summary=state,
         ended=ended,
         differences=[*differences, *found],
@@ -204,6 +210,8 @@ class _Story:
             "worker_restarts": tally.restarts.get(Component.WORKER, 0),
             "trainer_restarts": tally.restarts.get(Component.TRAINER, 0),
             "engines_retired": sorted(tally.retired),
+            "worker_losses": tally.worker_losses,
+            "workers_lost": sorted(tally.lost_workers),
             "rewinds": self.ledger.lineage,
             "controller_incarnations": len(self.incarnations),
             "resumes": self.history.resumes,
@@ -269,6 +277,8 @@ def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]
         "worker_restarts": summary.worker_restarts,
         "trainer_restarts": summary.trainer_restarts,
         "engines_retired": sorted(summary.engines_retired),
+        "worker_losses": summary.worker_losses,
+        "workers_lost": sorted(summary.workers_lost),
         "rewinds": summary.rewinds,
         "controller_incarnations": summary.controller_incarnations,
         "resumes": summary.resumes,

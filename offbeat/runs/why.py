@@ -1,5 +1,6 @@
 """``offbeat why``: the history of one prompt group, event by event."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from offbeat.controller.events import (
     Dispatched,
     Dropped,
     DropReason,
+    Joined,
     Opened,
     Returned,
     Rewound,
@@ -24,11 +26,12 @@ from offbeat.controller.events import (
     StepIntent,
     StepRefused,
     Unclaimed,
+    WorkerLost,
 )
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.table_snapshot import GroupRecord
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import WORKER_LOST, Component, OffbeatError
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
 from offbeat.runs.logged_pictures import LoggedPictures, logged_pictures
 from offbeat.runs.past_run import clock_time
@@ -136,7 +139,9 @@ class GroupHistories:
         ``driver`` is the one of the incarnation that the first event is of, or follows.
         """
         self._ledger = ledger
-        self._tellers = {each: _Teller(each, ledger, driver) for each in prompt_indices}
+        self._workers = _LostWorkers()
+        workers = self._workers
+        self._tellers = {each: _Teller(each, ledger, driver, workers) for each in prompt_indices}
         self._moments = {each: list[GroupEvent]() for each in self._tellers}
         self._version, self._until_unix_s = ledger.trainer_version, 0.0
         self.has_pictures = False
@@ -144,6 +149,7 @@ class GroupHistories:
 
     def take(self, number: int, event: AnyEvent) -> None:
         """Add the next event, which is the journal's ``number``-th."""
+        self._workers.take(event)
         for prompt_index in self._about(event):
             self._moments[prompt_index] += (
                 GroupEvent(number, event.unix_s, self._version, *described)
@@ -183,13 +189,46 @@ class GroupHistories:
                 return ()
 
 
+class _LostWorkers:
+    """Environment workers that were lost, in the order of the events.
+
+    No record names the worker of a group, so a group that was lost with its worker was on one of
+    those that were lost at some time since its dispatch.
+    """
+
+    def __init__(self) -> None:
+        self.events = 0  # events about workers so far
+        self._lost = dict[str, tuple[float, str]]()  # when each was back, and why it was lost
+
+    def take(self, event: AnyEvent) -> None:
+        """Add the next event."""
+        match event:
+            case WorkerLost():
+                self.events += 1
+                self._lost[event.worker] = math.inf, event.reason
+            case Joined(component=Component.WORKER) if event.name in self._lost:
+                self.events += 1
+                self._lost[event.name] = self.events, self._lost[event.name][1]
+            case _:
+                pass
+
+    def since(self, events: int) -> Iterator[str]:
+        """Yield which workers were lost at some time after this many of the events, and why."""
+        for worker, (back_at, reason) in sorted(self._lost.items()):
+            if back_at > events:
+                yield f"{worker} was lost: {reason}"
+
+
 class _Teller:
     """Follows one group through the events."""
 
-    def __init__(self, prompt_index: int, ledger: Ledger, driver: str) -> None:
+    def __init__(
+        self, prompt_index: int, ledger: Ledger, driver: str, workers: _LostWorkers
+    ) -> None:
         self.prompt_index, self._ledger = prompt_index, ledger
         self._was: Place | None = None
-        self._driver = driver
+        self._driver, self._workers = driver, workers
+        self._sent_at = 0  # events about workers before its last dispatch
         self._ended = ""  # how it left the ledger; empty while it is in it
         self._trained_in = 0  # version that trained it, 0 if none
 
@@ -233,10 +272,14 @@ class _Teller:
                 step = event.target_step
                 yield "drawn", "for any step" if step is None else f"for step {step}"
             case Dispatched(prompt_index=self.prompt_index):
+                self._sent_at = self._workers.events
                 detail = f"attempt {event.attempt} to {event.engine}, which serves version "
                 yield "dispatched", f"{detail}{event.version}"
             case Returned(prompt_index=self.prompt_index):
-                yield "returned", f"attempt {event.attempt}: {event.kind}, {event.reason}"
+                is_with_it = event.reason == WORKER_LOST
+                lost = self._workers.since(self._sent_at) if is_with_it else ()
+                detail = f"attempt {event.attempt}: {event.kind}, {event.reason}"
+                yield "returned", "; ".join([detail, *lost])
             case Committed() if event.receipt.prompt_index == self.prompt_index:
                 yield "committed", _received(event.receipt)
             case Dropped(prompt_index=self.prompt_index):

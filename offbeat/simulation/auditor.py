@@ -12,6 +12,7 @@ the samplers, so it does not repeat their mistakes.
                Samples  each sample once, masked ones nowhere  I18
         AuditedRewards  calls of reward functions      I20
         EngineRestarts  faults that explain restarts   I21
+        AuditedWorkers  workers that were lost         I23
 
 ``audit_aggregates`` holds I22 by itself, in some of the episodes.
 """
@@ -43,6 +44,7 @@ from offbeat.controller.events import (
     StepRefused,
     TrainerReplaced,
     Unclaimed,
+    WorkerLost,
 )
 from offbeat.simulation.audit_end import End
 from offbeat.simulation.audit_engines import AuditedEngines
@@ -53,6 +55,7 @@ from offbeat.simulation.audit_losses import Losses
 from offbeat.simulation.audit_poison import Poison
 from offbeat.simulation.audit_rewards import AuditedRewards
 from offbeat.simulation.audit_steps import Steps
+from offbeat.simulation.audit_workers import AuditedWorkers
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.records import WorldRecord
 
@@ -83,8 +86,10 @@ def audit(
     engines = AuditedEngines(groups, world, findings)
     losses, poison = Losses(world, findings), Poison(config, world, findings)
     environments = Environments(config, findings)
-    rewards = AuditedRewards(config, records, findings)
-    _read_journal(journals, groups, steps, engines, losses, poison, environments, rewards, findings)
+    rewards, workers = AuditedRewards(config, records, findings), AuditedWorkers(records, findings)
+    _read_journal(
+        journals, groups, steps, engines, losses, poison, environments, rewards, workers, findings
+    )
     poison.check()
     engines.check_retired()
     steps.check_trainer()
@@ -103,6 +108,7 @@ def _read_journal(  # noqa: PLR0913, PLR0917 - one reader for all tables
     poison: Poison,
     environments: Environments,
     rewards: AuditedRewards,
+    workers: AuditedWorkers,
     findings: Findings,
 ) -> None:
     def returned(event: Returned) -> None:
@@ -110,14 +116,17 @@ def _read_journal(  # noqa: PLR0913, PLR0917 - one reader for all tables
             losses.returned_from_ready(event)
         groups.returned(event)
         rewards.returned(event)
+        workers.returned(event)
         poison.returned(event)
 
     def opened(event: Opened) -> None:
         groups.opened(event)
+        workers.opened(event)
         engines.opened(event)
 
     def dispatched(event: Dispatched) -> None:
         groups.dispatched(event)
+        workers.dispatched(event)
         rewards.dispatched(groups.counts[IN_FLIGHT])
         engines.dispatched(event)
 
@@ -147,8 +156,9 @@ def _read_journal(  # noqa: PLR0913, PLR0917 - one reader for all tables
         Released: engines.released,
         Served: engines.served,
         Retired: engines.retired,
-        Joined: _skip,
+        Joined: workers.joined,
         EngineLost: engines.lost,
+        WorkerLost: workers.lost,
         TrainerReplaced: _skip,
         Spent: _skip,
         RewardCallsMade: rewards.reported,

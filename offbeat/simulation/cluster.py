@@ -19,6 +19,7 @@ from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoTrace, Ports, Prompts
 from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
+from offbeat.messages.failures import Component
 from offbeat.messages.fences import Fence
 from offbeat.sampler.build import build_sampler
 from offbeat.simulation.actor import Actor
@@ -172,7 +173,11 @@ class Cluster:
             groups_per_turn=self._plan.groups_per_turn,
             driver=self._driver,
         )
-        simulated.rollouts.report_reward_calls(simulated.controller.state.reward_calls)
+        state = simulated.controller.state
+        simulated.rollouts.report_reward_calls(state.reward_calls)
+        simulated.rollouts.report_processes(
+            partial(state.joined, Component.WORKER), state.worker_lost
+        )
         if self.events:
             simulated.controller.progress.go_on_from(self._history(simulated))
         return simulated.controller

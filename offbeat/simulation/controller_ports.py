@@ -1,8 +1,9 @@
 """Ports of one controller incarnation to the fake actors; they break when it dies."""
 
 import asyncio
+import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.environments.mixed_prompts import MixedPrompts
 from offbeat.messages.evaluations import EvaluatedVersion
+from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.messages.training import (
@@ -37,6 +39,7 @@ from offbeat.simulation.records import (
     StepReported,
 )
 from offbeat.simulation.worker import FakeWorker
+from offbeat.simulation.worker_watch import OnWorker, WorkerWatch
 
 
 class Caller:
@@ -63,12 +66,14 @@ class Caller:
             self.context.network.cancel(call)
             raise
 
-    async def close(self, *hosts: Actor, on_report: Callable[[Report], None] | None = None) -> None:
-        """Close all actors concurrently."""
+    async def close(
+        self, *hosts: Actor, on_reports: Sequence[Callable[[Report], None] | None] = ()
+    ) -> None:
+        """Close all actors concurrently; ``on_reports`` are of the hosts, or there are none."""
         if not self.process.alive:
             return
         calls = list[SimulatedCall]()
-        for host in hosts:
+        for host, on_report in itertools.zip_longest(hosts, on_reports):
             self.told_to_close.add(host.name)
             self.context.record(Closed(self.context.loop.time(), host.name))
             if host.process.alive:
@@ -123,25 +128,35 @@ class SimulatedRollouts:
     ) -> None:
         self._caller, self._workers, self._buffer_use = caller, workers, buffer_use
         self._turn = 0
-        self._on_report: Callable[[Report], None] | None = None
+        self._watches = [WorkerWatch(worker.name) for worker in workers]
         self.open = 0
         self._peaks = (0, 0, 0)
         self._looks = False
 
     def report_reward_calls(self, on_reward_calls: Callable[[str, int], None]) -> None:
         """Set the callback for the number of calls that a worker process has made so far."""
-        self._on_report = lambda report: on_reward_calls(*report)
+        for watch in self._watches:
+            watch.on_reward_calls = on_reward_calls
+
+    def report_processes(self, on_joined: OnWorker, on_lost: OnWorker) -> None:
+        """Set the callbacks for each worker process that joins, and for each that is lost."""
+        for watch in self._watches:
+            watch.on_joined, watch.on_lost = on_joined, on_lost
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
         self._turn += 1
-        worker = self._workers[self._turn % len(self._workers)]
+        place = self._turn % len(self._workers)
+        worker, watch = self._workers[place], self._watches[place]
         if not task.evaluation:
             self.open += 1
             self._look_soon()
         try:
             return await self._caller.call(
-                worker, "rollout", fence, task, on_report=self._on_report
+                worker, "rollout", fence, task, on_report=watch.answered_since()
             )
+        except ActorLost as lost:
+            watch.lost(lost.detail)
+            raise
         finally:
             self.open -= not task.evaluation
 
@@ -163,7 +178,9 @@ class SimulatedRollouts:
             caller.context.record(PermitsUsed(at, caller.fence.incarnation, *self._peaks))
 
     async def close(self) -> None:
-        await self._caller.close(*self._workers, on_report=self._on_report)
+        await self._caller.close(
+            *self._workers, on_reports=[watch.answered_since() for watch in self._watches]
+        )
 
 
 class SimulatedGenerator:

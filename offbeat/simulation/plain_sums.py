@@ -29,6 +29,7 @@ from offbeat.controller.events import (
     StepRefused,
     TrainerReplaced,
     Unclaimed,
+    WorkerLost,
 )
 
 _Interval = tuple[float, float]
@@ -106,7 +107,8 @@ class PlainSums:
             is_back = event.engine in self._lost
             self._lost.discard(event.engine)
             return is_back
-        return isinstance(event, Opened | Joined | EngineLost | Retired | TrainerReplaced | Rewound)
+        processes = Joined | EngineLost | WorkerLost | Retired | TrainerReplaced
+        return isinstance(event, Opened | Rewound | processes)
 
     def _roll_out(self, event: AnyEvent) -> None:
         match event:

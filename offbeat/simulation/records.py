@@ -248,6 +248,20 @@ class RewardsCalled(WorldRecord, frozen=True):
     evaluation: bool
 
 
+class WorkerStarted(WorldRecord, frozen=True):
+    """A process of an environment worker started."""
+
+    worker: str
+    process: str
+
+
+class WorkerDied(WorldRecord, frozen=True):
+    """A process of an environment worker ended."""
+
+    worker: str
+    process: str
+
+
 class EngineRetired(WorldRecord, frozen=True):
     """An engine's process was ended for good by its controller."""
 

@@ -27,7 +27,14 @@ from offbeat.simulation.groups import (
 )
 from offbeat.simulation.network import DEATH_NOTICED_S, Report, SimulatedCall
 from offbeat.simulation.payloads import SimulatedPayload
-from offbeat.simulation.records import Generated, PoisonTaken, RewardsCalled, Scored
+from offbeat.simulation.records import (
+    Generated,
+    PoisonTaken,
+    RewardsCalled,
+    Scored,
+    WorkerDied,
+    WorkerStarted,
+)
 
 _DEADLY_AFTER_S: Final = 0.1  # from arrival to the death of the engine
 _ENDLESS_S: Final = 1e5  # longer than any episode
@@ -53,6 +60,7 @@ class FakeWorker(Actor):
     def born(self) -> None:
         self._open: dict[SimulatedCall, _Rollout] = {}
         self._reward_calls = 0
+        self.context.record(WorkerStarted(self.context.loop.time(), self.name, self.process.name))
 
     def call_rewards(self, task: RolloutTask) -> None:
         """Make the calls that score a group; drawn only where the run has a budget of them."""
@@ -70,6 +78,7 @@ class FakeWorker(Actor):
         return self.process.name, self._reward_calls
 
     def ended(self) -> None:
+        self.context.record(WorkerDied(self.context.loop.time(), self.name, self.process.name))
         for rollout in self._open.values():
             rollout.leave_engine()
             rollout.deadline.cancel()

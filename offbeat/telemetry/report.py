@@ -115,6 +115,8 @@ def _restarts(summary: Summary) -> tuple[str, str]:
         "of the controller": summary.controller_incarnations - 1 - summary.resumes,
     }
     counted = [f"{count} {whose}" for whose, count in counts.items() if count]
+    if summary.workers_lost:
+        counted.append(f"not back: {', '.join(summary.workers_lost)}")
     return str(sum(counts.values())), ", ".join(counted)
 
 

@@ -68,6 +68,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     syncs: Syncs | None = None  # medians of the last incarnation; None without a sync
     restarts: int = 0  # restarts of engines
     worker_restarts: int = 0
+    worker_losses: int = 0  # of environment workers, also of those that came back
+    workers_lost: list[str] = []  # those of them that had not come back at the end
     trainer_restarts: int = 0  # restarts of all trainer ranks together
     engines_retired: list[str] = []  # engines given up since the start, or the last resume
     evaluation: dict[str, float] = {}  # metrics of the newest one; empty: none

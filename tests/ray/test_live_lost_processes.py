@@ -46,6 +46,7 @@ def test_engines_and_environment_workers_come_back(start: Start) -> None:
             run.trains_on(dice.randrange(4, 11))
         records = _stopped_with_its_ledger_in_order(run)
     assert (records.summary.restarts, records.summary.worker_restarts) == (2, 1)
+    assert (records.summary.worker_losses, records.summary.workers_lost) == (1, [])
     assert "environment-0 was lost" in (run.run_dir / "logs" / "controller.log").read_text()
 
 
@@ -90,7 +91,7 @@ def test_an_environment_worker_that_hangs_is_replaced(start: Start) -> None:
         run.actor("EnvironmentActor").suspend()
         run.logged("worker.lost")
         records = _stopped_with_its_ledger_in_order(run)
-    assert records.summary.worker_restarts == 1
+    assert (records.summary.worker_losses, records.summary.worker_restarts) == (1, 1)
 
 
 def test_a_killed_worker_that_had_very_many_groups_costs_none_of_them(start: Start) -> None:

@@ -63,6 +63,8 @@ class RecordedRun:
             "weights_digest": ledger.digest,
             "restarts": history.tally.restarts.get(Component.ENGINE, 0),
             "worker_restarts": history.tally.restarts.get(Component.WORKER, 0),
+            "worker_losses": history.tally.worker_losses,
+            "workers_lost": sorted(history.tally.lost_workers),
             "trainer_restarts": history.tally.restarts.get(Component.TRAINER, 0),
             "engines_retired": list(history.tally.retired),
             "rewinds": ledger.lineage,

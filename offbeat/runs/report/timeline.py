@@ -17,6 +17,7 @@ from offbeat.controller.events import (
     Rewound,
     Served,
     TrainerReplaced,
+    WorkerLost,
 )
 from offbeat.messages.failures import Component
 from offbeat.runs.report.shares import Floats, covered_shares, merged, per_interval
@@ -70,6 +71,8 @@ class Timeline:
         self._lost = dict[str, Incident]()
         self._processes = dict[str, str]()
         self._incarnations = list[list[float]]()
+        self._workers = defaultdict[str, list[tuple[float, float]]](list)  # when each was up
+        self._up_since = dict[str, float]()  # of each worker that is up
         self._driver = ""
         for part in parts:
             for rare in part.rare:
@@ -94,6 +97,12 @@ class Timeline:
                     event.engine,
                     Incident(at_s, self._version, "engine lost", event.engine, event.reason),
                 )
+            case WorkerLost():
+                self._worker_ended(event.worker, at_s)
+                self._gone(
+                    event.worker,
+                    Incident(at_s, self._version, "worker lost", event.worker, event.reason),
+                )
             case Retired():
                 lost = self._lost.get(event.engine)
                 if lost is not None:
@@ -115,9 +124,18 @@ class Timeline:
         self._processes[event.name] = event.incarnation
         if event.component is Component.TRAINER:
             self._back(TRAINER, at_s)
-        if event.component is Component.WORKER and before not in {None, event.incarnation}:
-            detail = "another process answers under its name"
-            self._add(Incident(at_s, self._version, "worker replaced", event.name, detail))
+        if event.component is Component.WORKER:
+            is_known = event.name in self._lost or before in {None, event.incarnation}
+            if not is_known:  # a journal that has no record of lost workers
+                detail = "another process answers under its name"
+                self._add(Incident(at_s, self._version, "worker replaced", event.name, detail))
+            self._back(event.name, at_s)
+            self._up_since.setdefault(event.name, at_s)
+
+    def _worker_ended(self, worker: str, at_s: float) -> None:
+        since_s = self._up_since.pop(worker, None)
+        if since_s is not None:
+            self._workers[worker].append((since_s, at_s))
 
     def _opened(self, event: Opened, ended_s: float, at_s: float) -> None:
         """Begin an incarnation; ``ended_s`` is when the one before wrote its last record."""
@@ -130,6 +148,8 @@ class Timeline:
             self._down[CONTROLLER].append((ended_s, at_s))
             if resumed:
                 self._processes.clear()
+                for worker in list(self._up_since):
+                    self._worker_ended(worker, ended_s)
                 for who in list(self._lost):
                     self._back(who, at_s)
         self._incarnations.append([at_s, at_s])
@@ -188,7 +208,11 @@ class Timeline:
         return merged([*self._down[lane], *still])
 
     def lanes(self) -> list[UptimeLane]:
-        """Return controller, trainer, weight sync and engines, in this order."""
+        """Return controller, trainer, weight sync, engines and workers, in this order.
+
+        A worker is as busy as a controller: always while it is up, for no record names the worker
+        of a group.
+        """
         if self._incarnations:
             self._incarnations[-1][1] = self.end_s
         up = merged([(start, end) for start, end in self._incarnations])
@@ -200,6 +224,10 @@ class Timeline:
         for engine in self.engines:
             bins = [part.engine_busy.get(engine, b"") for part in self._parts]
             busy[engine] = self._shares(bins, INTERVALS)
+        for worker in sorted({*self._workers, *self._up_since}):
+            since_s = self._up_since.get(worker, self.end_s)
+            up = merged([*self._workers[worker], (since_s, self.end_s)])
+            busy[worker] = covered_shares(up, self.end_s, INTERVALS)
         return [UptimeLane(name, share, self._spans_down(name)) for name, share in busy.items()]
 
     def attribution(self) -> dict[str, dict[str, Floats]]:

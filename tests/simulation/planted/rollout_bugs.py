@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 from planted.planting import DEEP, LOST, Planted, become
 
-from offbeat.controller.events import AnyEvent, ReturnKind, RewardCallsMade, StepApplied
+from offbeat.controller.events import AnyEvent, ReturnKind, RewardCallsMade, StepApplied, WorkerLost
 from offbeat.controller.ledger import GroupRecord, Ledger
 from offbeat.controller.ports import Prompts
 from offbeat.controller.retries import Failure, RetryPolicy
@@ -15,7 +15,7 @@ from offbeat.controller.reward_budget import RewardBudget
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
-from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.failures import ActorLost, FailureKind, RolloutFailed
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.sampler.policy import Admission
@@ -74,6 +74,34 @@ class AReportOfCallsIsAddedUp(Planted):
 
     def plant(self) -> None:
         become(self.state, self.BrokenState)
+
+
+class ALostWorkerIsNotRecorded(Planted):
+    """Its groups are sent out again, and nobody reads why."""
+
+    breaks = frozenset({"I23"})
+    profile = "engines"
+
+    class BrokenState(RunState):
+        def worker_lost(self, name: str, reason: str) -> None:
+            pass
+
+    def plant(self) -> None:
+        become(self.state, self.BrokenState)
+
+
+class ALostWorkerIsRecordedForEachOfItsGroups(Planted):
+    breaks = frozenset({"I23"})
+    profile = "engines"
+
+    class BrokenRetries(RetryPolicy):
+        def after(self, task: RolloutTask, failure: Failure, incarnation: str) -> float | None:
+            if isinstance(failure, ActorLost):
+                self._state.count(WorkerLost(failure.actor, failure.detail))
+            return super().after(task, failure, incarnation)
+
+    def plant(self) -> None:
+        become(self._rollout_pump._retries, self.BrokenRetries)  # noqa: SLF001 - a part of a part
 
 
 class ReceiptsAreNotChecked(Planted):

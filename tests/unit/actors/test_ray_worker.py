@@ -168,3 +168,53 @@ def test_an_answer_that_comes_after_that_of_the_next_process_replaces_nobody() -
         assert heard == ["incarnation-0", "incarnation-1"]
 
     run(main())
+
+
+def told(worker: RayWorker) -> list[str]:
+    """What the worker reports of its processes, in order."""
+    heard = list[str]()
+    worker.on_joined = lambda name, incarnation: heard.append(f"{name} is {incarnation}")
+    worker.on_lost = lambda name, reason: heard.append(f"{name} is lost: {reason}")
+    return heard
+
+
+def test_a_process_that_is_lost_is_reported_once_and_again_as_back_if_it_was_only_out_of_reach() -> (
+    None
+):
+    async def main() -> None:
+        worker = RayWorker("environment-0", Process())
+        heard = told(worker)
+        worker.introduce()
+        await asyncio.sleep(1)
+        await lost(worker)
+        await lost(worker)
+        await worker.back()
+        assert heard == [
+            "environment-0 is incarnation-0",
+            "environment-0 is lost: its process was killed or crashed, or the network to it is cut",
+            "environment-0 is incarnation-0",
+        ]
+
+    run(main())
+
+
+def test_a_process_that_hangs_is_lost_when_it_is_killed_and_its_late_answer_brings_nothing_back() -> (
+    None
+):
+    async def main() -> None:
+        process = Hanging(1)
+        worker = RayWorker("environment-0", None, process)
+        heard = told(worker)
+        await worker.answer(reply((WorkerReport("incarnation-9"), "a group")), "rollout")
+        worker.doubt()
+        await asyncio.sleep(11)
+        await worker.answer(reply((WorkerReport("incarnation-9"), "a group")), "rollout")
+        worker.doubt()
+        await asyncio.sleep(1)
+        assert heard == [
+            "environment-0 is incarnation-9",
+            "environment-0 is lost: it did not answer for 10 s and was killed",
+            "environment-0 is incarnation-1",
+        ]
+
+    run(main())

@@ -37,6 +37,7 @@ from offbeat.controller.events import (
     StepRefused,
     TrainerReplaced,
     Unclaimed,
+    WorkerLost,
 )
 from offbeat.controller.journal import (
     FileJournal,
@@ -73,6 +74,7 @@ EVERY_KIND: list[AnyEvent] = [
     Opened("run-1", 1),
     Joined(Component.ENGINE, "generator-0", "incarnation-1"),
     EngineLost("generator-1", "it was killed"),
+    WorkerLost("environment-0", "it was killed"),
     Retired("generator-1", "it died at every start"),
     TrainerReplaced("killed", found=True),
     Spent({"compute": 1.5}, {"compute": 2.5}, 0.5, 0.25, 1),

@@ -32,6 +32,7 @@ from offbeat.controller.events import (
     StepApplied,
     TrainerReplaced,
     UndoneStep,
+    WorkerLost,
 )
 from offbeat.messages.failures import Component
 from offbeat.runs.report.group_rows import GroupRows
@@ -163,6 +164,46 @@ def test_a_lost_trainer_is_back_when_its_new_process_answers() -> None:
     trainer = next(lane for lane in timeline.lanes() if lane.name == "trainer")
     assert trainer.down == [(2.0, 5.0)]
     assert trainer.busy.sum() == pytest.approx(len(trainer.busy) / 5)
+
+
+def worker_joined(process: str) -> Joined:
+    return Joined(Component.WORKER, "environment-0", process)
+
+
+def test_a_worker_has_a_lane_with_the_time_in_which_it_was_lost() -> None:
+    timeline = timeline_of(
+        (0.0, opened()),
+        (2.0, worker_joined("a")),
+        (4.0, WorkerLost("environment-0", "it was killed")),
+        (6.0, worker_joined("b")),
+        (8.0, Released(0, "digest")),
+    )
+    (incident,) = timeline.incidents
+    found = incident.what, incident.who, incident.detail, incident.at_s, incident.back_s
+    assert found == ("worker lost", "environment-0", "it was killed", 4.0, 6.0)
+    lane = timeline.lanes()[-1]
+    assert (lane.name, lane.down) == ("environment-0", [(4.0, 6.0)])
+    assert lane.busy.mean() == pytest.approx(4 / 8)
+
+
+def test_a_worker_lives_on_without_its_controller_and_not_without_its_cluster() -> None:
+    timeline = timeline_of(
+        (0.0, opened()),
+        (0.0, worker_joined("a")),
+        (2.0, opened(2)),
+        (3.0, Released(0, "digest")),
+        (6.0, opened(3, driver="another")),
+        (7.0, worker_joined("b")),
+        (8.0, Released(0, "digest")),
+    )
+    lane = timeline.lanes()[-1]
+    assert (lane.name, lane.down) == ("environment-0", [])
+    assert lane.busy.mean() == pytest.approx(4 / 8), "up to the last record, and since it answered"
+
+
+def test_a_replaced_worker_is_seen_in_a_journal_that_has_no_record_of_lost_workers() -> None:
+    timeline = timeline_of((0.0, opened()), (1.0, worker_joined("a")), (2.0, worker_joined("b")))
+    assert [each.what for each in timeline.incidents] == ["worker replaced"]
 
 
 def test_nothing_is_up_between_two_controllers_and_a_resume_is_no_loss() -> None:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
-from offbeat.controller.events import DropReason, ReturnKind
+from offbeat.controller.events import DropReason, Joined, ReturnKind, WorkerLost
+from offbeat.messages.failures import Component
 from offbeat.messages.groups import SampleFailure, SampleStatus
 from offbeat.runs.why import why
 from tests.support.recorded_runs import RecordedRun, receipt
@@ -101,6 +102,27 @@ def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:
         "       9        0  -     trained        step 1, attempt 1, which made version 1\n"
         "      10        1  -     saved          in the checkpoint of version 1\n"
         "now: trained in step 1, which made version 1\n"
+    )
+
+
+def test_a_group_that_was_lost_with_its_worker_names_the_workers_lost_meanwhile(
+    run: RecordedRun,
+) -> None:
+    ledger = run.ledger
+    for worker in ("environment-0", "environment-1", "environment-2"):
+        ledger.note(Joined(Component.WORKER, worker, "a"))
+    ledger.note(WorkerLost("environment-0", "out of memory"))
+    ledger.note(Joined(Component.WORKER, "environment-0", "b"))
+    ledger.note(WorkerLost("environment-1", "it does not start"))
+    prompt_index = ledger.admit(None)
+    ledger.dispatch(prompt_index, "generator-1", 0)
+    ledger.note(WorkerLost("environment-2", "killed by signal 9"))
+    ledger.retry(prompt_index, ReturnKind.INFRASTRUCTURE, "actor_lost")
+    run.close()
+    (returned,) = [each for each in why(run.run_dir, "0").moments if each.what == "returned"]
+    assert returned.detail == (
+        "attempt 1: infrastructure, actor_lost; environment-1 was lost: it does not start; "
+        "environment-2 was lost: killed by signal 9"
     )
 
 
