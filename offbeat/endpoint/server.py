@@ -31,6 +31,7 @@ from offbeat.endpoint import responses
 from offbeat.endpoint.connections import Connections
 from offbeat.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
 from offbeat.endpoint.http_handler import HttpHandler
+from offbeat.endpoint.http_rules import answer_to_version, expected
 from offbeat.endpoint.refusals import refusal_of, too_long
 from offbeat.endpoint.requests import ChatRequest, TokenRequest, decoded
 from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, TokenTurn, Turn
@@ -129,9 +130,10 @@ class AgentEndpoint:
         app = web.Application(
             middlewares=[self._in_openai_form], client_max_size=self._max_request_bytes
         )
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/inference/v1/generate", self._generate)
+        add = app.router.add_route
+        add("GET", "/v1/models", self._models, expect_handler=expected)
+        add("POST", "/v1/chat/completions", self._chat, expect_handler=expected)
+        add("POST", "/inference/v1/generate", self._generate, expect_handler=expected)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         self._runner = runner
@@ -309,7 +311,7 @@ class AgentEndpoint:
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         try:
-            return await handler(request)
+            return answer_to_version(request) or await handler(request)
         except web.HTTPException as error:
             status = HTTPStatus(error.status)
             code = error.reason.lower().replace(" ", "_")
