@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.long_rows          # 2k, 8k and 32k tokens per row
     OMP_NUM_THREADS=1 python -m benchmarks.long_rows --choice # layouts of rows, by size
+    OMP_NUM_THREADS=1 python -m benchmarks.long_rows --choice --sizes 5 6   # the two longest
 
 Lengths: forward and backward of one row, each side in a process of its own, on one thread. *Plain* is
 transformers' forward with a loss on its logits; *ours* is a chunk of a train step with
@@ -70,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--choice", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=range(len(SIZES)))
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--side", choices=SIDES)
@@ -82,7 +84,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as directory:
         model = save_model(Path(directory), options.hidden)
-        compare_layouts(model, options.rounds) if options.choice else compare(
+        compare_layouts(model, options.rounds, options.sizes) if options.choice else compare(
             model, options.lengths
         )
 
@@ -168,9 +170,9 @@ def flops_of(path: Path, tokens: int, places: int, pairs: float) -> float:
     return 6 * weights * tokens + 6 * hidden * VOCABULARY * places + 12 * layers * hidden * pairs
 
 
-def compare_layouts(path: Path, rounds: int) -> None:
+def compare_layouts(path: Path, rounds: int, numbers: list[int]) -> None:
     """Print CPU seconds of one chunk by layout, and the trainer's choice."""
-    for name, size in SIZES.items():
+    for name, size in [list(SIZES.items())[number] for number in numbers]:
         trainer = make_trainer(path, 8192, recompute=False)
         own: MicrobatchPlanner = trainer._planner  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         groups, prompt, samples, response = size
