@@ -1,4 +1,4 @@
-"""What a request may ask of HTTP itself: its version, and ``Expect``. Refusals close the connection."""
+"""Answers to what a request asks of HTTP itself, its version and ``Expect``; a refusal closes the connection."""
 
 from http import HTTPStatus
 from typing import Final
