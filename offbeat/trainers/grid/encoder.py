@@ -19,10 +19,11 @@ from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs
 from offbeat.trainers.batches.fitness import pictures_of
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import Kind, dtype_code, gradient_dtype
+from offbeat.trainers.grid.errors import BridgeMismatch
 from offbeat.trainers.grid.provenance import MergedMedia, matched, merged
 from offbeat.trainers.grid.trainer import GridTrainer, example, stacked
 from offbeat.trainers.model_trainer import TrainedGroups
-from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
+from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.step_sums import StepSums
 from offbeat.trainers.torch.sharding import settle
 from offbeat.trainers.torch.split_step import settled
@@ -111,16 +112,20 @@ class EncoderTrainer(GridTrainer):
             lambda: matched(rank, [named[lane] for lane in lanes], media),
         )
         with settled(model):
-            made = run_on_all_ranks(
-                self.peers, "the tower", lambda: self._features(model, batch, trained=trained)
+            made = self._pass_on_all_ranks(
+                "the tower", lambda: self._features(model, batch, trained=trained)
             )
             parts = self._parts(batch, made)
             for lane, part in zip(lanes, parts, strict=True):
                 if part.shape[1]:
                     self._bridge.send(self._header(Kind.FEATURES, lane, named), part, lane)
+            self._wait_for_all("the features")
             if trained:
-                all_reduce_max_or_fail(self.peers, "microbatch", 0, None)
-                self._backward(made, parts, named)
+                self._wait_for_all("microbatch")
+                gradient = run_on_all_ranks(
+                    self.peers, "the gradients", lambda: self._gradient(made, parts, named)
+                )
+                self._pass_on_all_ranks("the tower's backward", lambda: _backward(made, gradient))
             settle(model)
 
     def _features(self, model: PreTrainedModel, batch: MergedMedia, *, trained: bool) -> Tensor:
@@ -141,10 +146,15 @@ class EncoderTrainer(GridTrainer):
         parts: tuple[Tensor, ...] = torch.split(made[:, : sum(counts)].detach(), counts, dim=1)
         return list(parts)
 
-    def _backward(
+    def _gradient(
         self, made: Tensor, parts: Sequence[Tensor], named: Sequence[Sequence[str]]
-    ) -> None:
-        gradient = torch.zeros_like(made)
+    ) -> Tensor:
+        """Return the gradient [blocks, F, H] of the features, as the lanes send it.
+
+        All messages are received before a wrong one is raised: a lane whose message nobody takes
+        would wait for its timeout.
+        """
+        gradient, wrong = torch.zeros_like(made), list[BridgeMismatch]()
         at = 0
         for lane, part in zip(self._grid.lanes_of(self.peers.rank), parts, strict=True):
             blocks, count, hidden = part.shape
@@ -156,7 +166,16 @@ class EncoderTrainer(GridTrainer):
                     hidden=hidden,
                     dtype=dtype_code(gradient_dtype(made.dtype)),
                 )
-                gradient[:, at : at + count] = self._bridge.receive(due, lane)
+                try:
+                    gradient[:, at : at + count] = self._bridge.receive(due, lane)
+                except BridgeMismatch as mismatch:
+                    wrong.append(mismatch)
                 at += count
-        if made.requires_grad:
-            made.backward(gradient)
+        if wrong:
+            raise wrong[0]
+        return gradient
+
+
+def _backward(made: Tensor, gradient: Tensor) -> None:
+    if made.requires_grad:
+        made.backward(gradient)

@@ -23,7 +23,7 @@ from offbeat.trainers.grid.provenance import digest_of, pictures_read
 from offbeat.trainers.grid.sides import no_features
 from offbeat.trainers.grid.trainer import GridTrainer
 from offbeat.trainers.model_trainer import LossOf
-from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
+from offbeat.trainers.ranks.peers import run_on_all_ranks
 
 
 class LaneFeatures:
@@ -77,9 +77,7 @@ class LanguageTrainer(GridTrainer):
                 add(microbatches, loss_of, temperature)
                 return
             # A failure is named here: encoder ranks would wait for gradients until their timeout.
-            run_on_all_ranks(
-                self.peers, "microbatch", lambda: add(microbatches, loss_of, temperature)
-            )
+            self._pass_on_all_ranks("microbatch", lambda: add(microbatches, loss_of, temperature))
 
     @contextmanager
     def _exchanged(self, media: Sequence[Media], *, trained: bool) -> Generator[bool]:
@@ -96,19 +94,25 @@ class LanguageTrainer(GridTrainer):
             yield False
             return
         for during in ("the pictures", "the tower"):
-            all_reduce_max_or_fail(self.peers, during, 0, None)
-        values = None
-        if counts:
-            due = replace(self._header(Kind.FEATURES, lane, named), features=sum(counts.values()))
-            values = self._bridge.receive(due, encoder)
+            self._wait_for_all(during)
+        due = replace(self._header(Kind.FEATURES, lane, named), features=sum(counts.values()))
+        values = run_on_all_ranks(
+            self.peers,
+            "the features",
+            lambda: self._bridge.receive(due, encoder) if counts else None,
+        )
         received = LaneFeatures(counts, values, trained=trained)
         self._features_of = received.of
         try:
             yield trained
         finally:
             self._features_of = no_features
-        if trained and received.leaf is not None:
+        if not trained:
+            return
+        if received.leaf is not None:
             gradient = received.leaf.grad
             if gradient is None:
                 gradient = torch.zeros_like(received.leaf)
             self._bridge.send(self._header(Kind.GRADIENTS, lane, named), gradient, encoder)
+        for during in ("the gradients", "the tower's backward"):
+            self._wait_for_all(during)

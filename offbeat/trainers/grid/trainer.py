@@ -3,9 +3,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,8 +15,6 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from offbeat.config.loss_spec import LossSpec
-from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.media import Media
 from offbeat.messages.training import StepResult
 from offbeat.model_proof.plain import TOLERANCES
@@ -30,7 +27,7 @@ from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.provenance import list_digest
 from offbeat.trainers.grid.sides import Inventory, inventory_of, keep_side, no_features
 from offbeat.trainers.grid.weights import GridWeights, side_mesh, spread_sides
-from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
+from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
 from offbeat.trainers.torch.optimizer import STEPS
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_sharding
 from offbeat.trainers.torch.sharding import ShardedWeights, Weights, settle
@@ -38,6 +35,7 @@ from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.trainers.torch.spreading import make_room
 from offbeat.trainers.weights import weights_digest
 
+T = TypeVar("T")
 _NAMES: Final = msgspec.msgpack.Decoder(list[str])
 _TEXT: Final = msgspec.msgpack.Decoder(str)
 _SHAPE: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
@@ -48,43 +46,20 @@ class GridTrainer(TorchTrainer):
     """Trainer of one rank of a world whose ranks hold either the language model or the vision tower.
 
     Every rank makes the shell of the whole model, so that the layout of rows, identity and names are
-    those of ranks which hold both; then it drops the side that it does not hold.
+    those of ranks which hold both; then it drops the side that it does not hold. Making one raises
+    ``UntrainableModel`` as ``TorchTrainer`` does, and for a model without a tower that can be held
+    apart, or whose tower computes other features than in the whole model.
     """
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        *,
-        trainer: TorchTrainerConfig,
-        model: ModelConfig,
-        total_steps: int,
-        max_model_len: int,
-        seed: int = 0,
-        peers: Peers | None = None,
-    ) -> None:
-        """Load and prove this rank's side; the arguments are those of ``TorchTrainer``.
-
-        Raises:
-            UntrainableModel: As ``TorchTrainer``; or the model has no tower that can be held apart, or
-                it computes other features than the whole model.
-        """
+    def _prepare(self) -> None:
+        trainer, rank = self._config, self.peers.rank
         assert trainer.encoder is not None  # noqa: S101 -- chosen by the same setting
-        assert peers is not None  # noqa: S101 -- there are two ranks or more
         self._grid = Grid(trainer.data_parallel, trainer.encoder.data_parallel)
-        self._side = self._grid.side_of(peers.rank)
-        self._mesh = side_mesh(trainer.device, self._grid, peers.rank, peers.timeout_s)
-        self._bridge = Bridge(peers.rank, torch.device(trainer.device))
+        self._side = self._grid.side_of(rank)
+        self._mesh = side_mesh(trainer.device, self._grid, rank, self.peers.timeout_s)
+        self._bridge = Bridge(rank, torch.device(trainer.device))
         self._exchanges = 0
         self._inventory: Inventory | None = None  # of the model that is trained
-        super().__init__(
-            model_path,
-            trainer=trainer,
-            model=model,
-            total_steps=total_steps,
-            max_model_len=max_model_len,
-            seed=seed,
-            peers=peers,
-        )
 
     @property
     def inventory(self) -> Inventory:
@@ -205,6 +180,24 @@ class GridTrainer(TorchTrainer):
         return steps[torch.tensor(own, dtype=torch.bool, device=steps.device)]
 
     # --- the exchange of pictures ------------------------------------------------------------------
+
+    def _pass_on_all_ranks(self, during: str, work: Callable[[], T]) -> T:
+        """Run passes of this rank's side, while the other side waits; either all continue or none.
+
+        A side of one rank reports its error, and all ranks end the call together. On a side of several
+        the others may be inside a collective that the failed rank never enters. It raises without a
+        report, for which they could not answer: so its own error is what the controller receives, at
+        once, in place of the timeouts of the others.
+        """
+        if len(self._grid.ranks_of(self._side)) == 1:
+            return run_on_all_ranks(self.peers, during, work)
+        made = work()
+        self._wait_for_all(during)
+        return made
+
+    def _wait_for_all(self, during: str) -> None:
+        """Wait until all ranks have done what ``during`` names; ``PeerFailed`` if one cannot."""
+        all_reduce_max_or_fail(self.peers, during, 0, None)
 
     def _begin(self, loss: LossSpec) -> None:
         self._bridge.traffic = Traffic()

@@ -55,6 +55,10 @@ class ReloadableTrainer(ModelTrainer):
         self._config, self._model_config = trainer, model
         self._max_model_len = max_model_len
         self._attention: str | None = None  # None: chosen by transformers
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Prepare what loading needs of the ranks, whose settings are known; nothing by default."""
 
     def _read_model(self, during: str) -> PreTrainedModel | None:
         """Return the whole model of the files on rank 0; None on the others."""

@@ -1,0 +1,178 @@
+"""Grids in which one thing fails, once, on some ranks. Runs in workers only."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from parity_cases import TOKENS, Cut, Step
+from torch import Tensor
+from torch_backend.grid_jobs import ExactEncoder, ExactLanguage, feed, make
+from torch_backend.torch_bugs import Injected, raise_injected
+
+from offbeat.messages.fences import StepKey
+from offbeat.trainers.grid.bridge import Bridge, Header, Kind
+from offbeat.trainers.grid.errors import BridgeMismatch
+from offbeat.trainers.ranks.peers import PeerFailed, Peers
+from offbeat.trainers.torch.sharding import own
+
+
+class Faulty:
+    """What fails next: the place, if this rank is one of those that fail there."""
+
+    site = ""
+
+    def due(self, site: str) -> bool:
+        if self.site != site:
+            return False
+        self.site = ""
+        return True
+
+
+class FaultyEncoder(Faulty, ExactEncoder):
+    def _features(self, *given: Any, **named: Any) -> Tensor:
+        if self.due("tower"):
+            raise Injected("tower")
+        made = super()._features(*given, **named)
+        if self.due("NaN in the features"):
+            made = made * float("nan")
+        if made.requires_grad and self.due("tower's backward"):
+            made.register_hook(raise_injected)
+        return made
+
+    def _header(self, kind: Kind, lane: int, named: Any) -> Header:
+        header = super()._header(kind, lane, named)
+        if kind is Kind.FEATURES and lane == 0 and self.due("features of another step"):
+            return replace(header, step=header.step - 1)
+        return header
+
+    def _apply(self, denominator: float, rate: float) -> Any:
+        spoil(self)
+        return super()._apply(denominator, rate)
+
+
+class FaultyLanguage(Faulty, ExactLanguage):
+    def _loss(self, *given: Any) -> Any:
+        if self.due("loss"):
+            raise Injected("loss")
+        return super()._loss(*given)
+
+    def _header(self, kind: Kind, lane: int, named: Any) -> Header:
+        header = super()._header(kind, lane, named)
+        if kind is Kind.GRADIENTS and self.due("gradients of other pictures"):
+            return replace(header, provenance=header.provenance ^ 1)
+        return header
+
+    def _apply(self, denominator: float, rate: float) -> Any:
+        spoil(self)
+        return super()._apply(denominator, rate)
+
+
+def spoil(trainer: Any) -> None:
+    """Put NaN or infinity at one place of one gradient."""
+    for value in ("nan", "inf"):
+        if trainer.due(f"{value} in a gradient"):
+            gradients = (each.grad for each in trainer.module.parameters())
+            part = next(own(each) for each in gradients if each is not None)
+            part.view(-1)[-1] = float(value)
+
+
+def faulty(peers: Peers, path: Path, cut: Cut, lanes: int, encoders: int) -> Any:
+    return make(
+        peers, path, cut, (), lanes, encoders, language=FaultyLanguage, encoder=FaultyEncoder
+    )
+
+
+def failed_then_retried(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    *,
+    lanes: int,
+    encoders: int,
+    site: str,
+    on: Sequence[int],
+) -> tuple[str, bool, str]:
+    """What the second of three attempts raised, whether a gradient was left of it, and the digest.
+
+    The first attempt and the third make a step each.
+    """
+    trainer = faulty(peers, path, cut, lanes, encoders)
+    shape = lanes, encoders
+    trainer.finish_train_step(feed(trainer, step, TOKENS, 2, StepKey(1, 1, 0), *shape))
+    trainer.site = site if peers.rank in on else ""
+    raised = ""
+    try:
+        feed(trainer, step, TOKENS, 2, StepKey(2, 2, 0), *shape)
+    except (Injected, PeerFailed, BridgeMismatch) as error:
+        raised = type(error).__name__
+    trainer.abort_train_step(StepKey(2, 2, 0))
+    left = any(each.grad is not None for each in trainer.module.parameters())
+    trainer.finish_train_step(feed(trainer, step, TOKENS, 2, StepKey(2, 3, 0), *shape))
+    return raised, left, trainer.weights_digest()
+
+
+def raised(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    *,
+    lanes: int,
+    encoders: int,
+    site: str,
+    on: Sequence[int],
+) -> str:
+    """What a step raised on this rank; ranks that fail leave the world with it."""
+    trainer = faulty(peers, path, cut, lanes, encoders)
+    trainer.site = site if peers.rank in on else ""
+    try:
+        feed(trainer, step, TOKENS, 1, StepKey(1, 1, 0), lanes, encoders)
+    except Exception as error:  # noqa: BLE001 -- the test judges it
+        if peers.are_lost(error):
+            return "lost"
+        return type(error).__name__
+    return ""
+
+
+def refused(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    *,
+    lanes: int,
+    encoders: int,
+    site: str,
+    on: Sequence[int],
+) -> tuple[list[tuple[bool, str]], list[str], str]:
+    """Outcomes of three steps, what the second changed of this rank's state, and the digest.
+
+    The second step meets the fault, and the third is the step that it was.
+    """
+    trainer = faulty(peers, path, cut, lanes, encoders)
+    outcomes, changed = list[tuple[bool, str]](), list[str]()
+    for attempt in (1, 2, 3):
+        before = {name: own(each).clone() for name, each in trainer._state().items()}  # noqa: SLF001 -- no public place has it all
+        trainer.site = site if attempt == 2 and peers.rank in on else ""
+        key = StepKey(trainer.steps_applied + 1, attempt, 0)
+        result = trainer.finish_train_step(feed(trainer, step, TOKENS, 2, key, lanes, encoders))
+        outcomes.append((result.applied, result.reason))
+        if not result.applied:
+            after = {name: own(each) for name, each in trainer._state().items()}  # noqa: SLF001 -- as above
+            assert before.keys() == after.keys()
+            changed += [name for name in before if not torch.equal(before[name], after[name])]
+    return outcomes, changed, trainer.weights_digest()
+
+
+def late_message(peers: Peers) -> list[float] | None:
+    """Values of the message that is due, after one of an aborted attempt; None on the sender."""
+    due = Header(7, 3, Kind.FEATURES, 0, 99, 0, 4, 0, 0)
+    ends = Bridge(peers.rank, torch.device("cpu"))
+    if peers.rank == 0:
+        return ends.receive(due, 1).flatten().tolist()
+    ends.send(replace(due, exchange=6, provenance=98), torch.zeros(2, 9, 8), 0)
+    ends.send(due, torch.ones(1, 4, 2), 0)
+    return None
