@@ -80,6 +80,38 @@ def test_the_step_after_one_that_no_rank_applies_is_that_of_one_process(
     assert [each.applied for each in results] == [True, False, True]
 
 
+def with_pictures(*counts: int) -> Step:
+    """A step of groups with so many pictures each."""
+    groups, rng = picture_groups(counts, seed=sum(counts)), np.random.default_rng(sum(counts))
+    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
+
+
+DECAYED = Cut(optimizer={"learning_rate": 1e-2, "eps": 1.0, "weight_decay": 0.1})
+
+
+def test_lanes_may_have_unequal_pictures_or_none_for_several_steps(
+    world: World, model: Path
+) -> None:
+    steps = [
+        with_pictures(*counts) for counts in ((3, 0, 0, 0), (1, 0), (0, 0, 0), (2, 1, 3, 0), (0, 0))
+    ]
+    results = same_as_one_process(world, path=model, cut=DECAYED, steps=steps)
+    assert all(each.applied for each in results)
+
+
+def test_a_step_of_text_moves_no_tower_of_encoder_ranks_and_that_of_ranks_with_both_sides(
+    world: World, model: Path
+) -> None:
+    given = {"path": model, "cut": DECAYED, "steps": [with_pictures(1, 1), with_pictures(0, 0)]}
+    sides = world.run(3, "grid_edge_jobs:trained", lanes=2, encoders=1, **given)[0]["weights"]
+    # Not two ranks: torch would find the mesh of these lanes, whose process group is gone.
+    both = world.run(4, "grid_edge_jobs:trained", lanes=4, encoders=0, **given)[0]["weights"]
+    gap = {name: float(np.abs(both[name] - each).max()) for name, each in sides.items()}
+    is_tower = {name: ".vision_model." in name or ".connector." in name for name in gap}
+    assert max(each for name, each in gap.items() if not is_tower[name]) < 1e-9
+    assert max(each for name, each in gap.items() if is_tower[name]) > 1e-6
+
+
 def test_every_rank_knows_the_room_of_the_whole_state_and_waits_as_long_as_the_world(
     world: World, model: Path
 ) -> None:
