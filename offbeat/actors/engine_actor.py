@@ -104,6 +104,7 @@ class EngineActor:
             busy_s=served.busy_s,
             tokens=served.tokens,
             pid=os.getpid(),
+            cpu_s=time.process_time(),
         )
 
     async def served_weights(self) -> ServedWeights:
@@ -304,6 +305,7 @@ class EngineActor:
             pause_s=0.0,
             busy_s=self._served.busy_s,
             tokens=self._served.tokens,
+            cpu_s=time.process_time(),
         )
 
     async def _name_loaded(self, epoch: int, version: int) -> None:
@@ -354,6 +356,7 @@ class EngineActor:
             pause_s=pause_s,
             busy_s=self._served.busy_s,
             tokens=self._served.tokens,
+            cpu_s=time.process_time(),
             canary_gap=canary_gap,
         )
 

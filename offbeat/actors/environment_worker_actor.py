@@ -6,6 +6,7 @@
 # its loading functions untyped.
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -139,7 +140,7 @@ class EnvironmentActor:
 
     def _report(self) -> WorkerReport:
         calls = sum(each.reward_calls for each in self._environments.values())
-        return WorkerReport(self._incarnation, calls)
+        return WorkerReport(self._incarnation, calls, time.process_time())
 
     async def _roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
         config = self._spec.config

@@ -20,7 +20,7 @@ import ray
 from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_worker import OnJoined, OnLost, OnRewardCalls, RayWorker
+from offbeat.actors.ray_worker import OnJoined, OnLost, OnReport, RayWorker
 from offbeat.messages.failures import ActorLost, ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -94,10 +94,10 @@ class RayRollouts:
         for worker in self._workers:
             worker.on_lost = on_lost
 
-    def report_reward_calls(self, on_reward_calls: OnRewardCalls) -> None:
-        """Set the callback for the number of calls that a worker process has made so far."""
+    def report_to(self, on_report: OnReport) -> None:
+        """Set the callback for what a worker process says of itself with each reply."""
         for worker in self._workers:
-            worker.on_reward_calls = on_reward_calls
+            worker.on_report = on_report
 
     def _next(self) -> int:
         first, workers = next(self._turn), self._workers

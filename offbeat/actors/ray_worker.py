@@ -38,7 +38,7 @@ _START_S: Final = 120.0
 OnJoined = Callable[[str, str], None]
 OnLost = Callable[[str, str], None]
 """Receives the name of a worker and why its process is lost; again only once it was back."""
-OnRewardCalls = Callable[[str, int], None]
+OnReport = Callable[[WorkerReport], None]
 """Receives the names of a worker and its process when the process replies for the first time."""
 
 
@@ -84,7 +84,7 @@ class RayWorker:
         self._reported = set[str]()  # processes that have replied
         self.on_joined: OnJoined = lambda name, incarnation: None  # noqa: ARG005 - nobody counts
         self.on_lost: OnLost = lambda name, reason: None  # noqa: ARG005 - as above
-        self.on_reward_calls: OnRewardCalls = lambda process, calls: None  # noqa: ARG005 - as above
+        self.on_report: OnReport = lambda report: None  # noqa: ARG005 - as above
         self._is_lost = False  # reported as lost, and not as back
 
     @property
@@ -146,7 +146,7 @@ class RayWorker:
 
     def closed(self, report: WorkerReport) -> None:
         """Pass the last report on."""
-        self.on_reward_calls(report.incarnation, report.reward_calls)
+        self.on_report(report)
 
     def _report_lost(self, reason: str) -> None:
         if not self._is_lost:
@@ -164,7 +164,7 @@ class RayWorker:
             self._reported.add(report.incarnation)
             self._is_lost = False
             self.on_joined(self.name, report.incarnation)
-        self.on_reward_calls(report.incarnation, report.reward_calls)
+        self.on_report(report)
 
     def _begin(self, probe: Coroutine[Any, Any, None]) -> None:
         self._probe = asyncio.ensure_future(probe)

@@ -40,6 +40,7 @@ from offbeat.trainers.canaries import Canaries
 from offbeat.trainers.checkpoints.mirrored import FOLDER, MirroredCheckpoints
 from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
 from offbeat.trainers.checkpoints.store import VerifiedCheckpoint
+from offbeat.trainers.cpu_time import CpuTime
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
 from offbeat.trainers.memory import PeakMemory, meter_of
@@ -81,7 +82,7 @@ class TrainerActor:
         self._prompt_indices: dict[StepKey, Sequence[int]] = {}
         self._columns = HeldColumns()
         self._canaries = Canaries(spec.config)
-        self._memory = PeakMemory(meter_of(spec.config.trainer))
+        self._memory, self._cpu = PeakMemory(meter_of(spec.config.trainer)), CpuTime()
         self._incarnation = new_incarnation(name)
         self._world = ""  # name of the process group; empty before it is formed
         self._store_server: Any = None  # its module imports torch
@@ -272,7 +273,7 @@ class TrainerActor:
         if result.applied and key != before and self._log is not None:
             prompt_indices = list(chain.from_iterable(self._prompt_indices.values()))
             self._log.trained(key, self._split.steps_applied, prompt_indices)
-        metrics = {**result.metrics, **self._memory.report(key)}
+        metrics = {**result.metrics, **self._memory.report(key), **self._cpu.report(key)}
         return msgspec.structs.replace(result, metrics=metrics)
 
     def abort_train_step(self, fence: Fence, key: StepKey) -> None:

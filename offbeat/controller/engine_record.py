@@ -25,8 +25,10 @@ class EngineRecord:
     former: set[str] = field(default_factory=set[str])  # incarnations before this one
     busy_s: float = 0.0  # decoding, over all incarnations, as last reported
     tokens: int = 0  # generated, likewise
+    cpu_s: float = 0.0  # of its processes, likewise
     reported_busy_s: float = 0.0  # of this incarnation alone
     reported_tokens: int = 0
+    reported_cpu_s: float = 0.0
 
     @property
     def doubted(self) -> bool:
@@ -45,7 +47,9 @@ class EngineRecord:
         """Add the work of this incarnation since its last report."""
         self.busy_s += state.busy_s - self.reported_busy_s
         self.tokens += state.tokens - self.reported_tokens
+        self.cpu_s += state.cpu_s - self.reported_cpu_s
         self.reported_busy_s, self.reported_tokens = state.busy_s, state.tokens
+        self.reported_cpu_s = state.cpu_s
 
     def reborn(self, incarnation: str) -> None:
         """Switch to another process that answers under this name."""
@@ -54,6 +58,7 @@ class EngineRecord:
         self.incarnation, self.version = incarnation, -1
         self.strikes = self.sync_timeouts = 0
         self.reported_busy_s, self.reported_tokens = 0.0, 0
+        self.reported_cpu_s = 0.0
 
     def __str__(self) -> str:
         pinned = ", pinned" if self.pinned else ""

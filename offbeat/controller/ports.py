@@ -9,7 +9,7 @@ that died with the machine that held it while the callee is healthy. Any other e
 ends the run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -347,6 +347,11 @@ class NoEvaluationLog:
         del evaluated
 
 
+def no_cpu_clock() -> float:
+    """Stand-in for a process whose CPU time nobody reads."""
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """All dependencies of the controller."""
@@ -360,6 +365,8 @@ class Ports:
     trace: Trace
     payloads: Payloads
     failpoints: Failpoints = no_failpoints
+    cpu_s: Callable[[], float] = no_cpu_clock
+    """CPU seconds of the controller's own process since its start."""
     evaluation: Mapping[str, Prompts] = field(default_factory=dict[str, Prompts])
     """Prompts that are scored, never trained, by the name of their set."""
     scores: EvaluationLog = field(default_factory=NoEvaluationLog)

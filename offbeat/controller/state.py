@@ -3,6 +3,7 @@
 import asyncio
 
 from offbeat.config.run import RunConfig
+from offbeat.controller.cpu_seconds import CpuSeconds
 from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.events import AnyEvent, CostEvent, Joined, RewardCallsMade, WorkerLost
 from offbeat.controller.fleet import Fleet
@@ -24,6 +25,7 @@ from offbeat.controller.view import LedgerView
 from offbeat.controller.waits import Waits
 from offbeat.messages.failures import Component
 from offbeat.messages.fences import Fence
+from offbeat.messages.worker_report import WorkerReport
 from offbeat.sampler.policy import Sampler
 from offbeat.transfer_queue.index import QueueIndex
 
@@ -60,6 +62,7 @@ class RunState:
         self.trainer = TrainerStatus(waits.changed)
         self.sync = SyncState(waits.changed)
         self.evaluation = EvaluationState(waits.changed)
+        self.cpu = CpuSeconds(ports.cpu_s)
         self.tally = RunCosts()  # what all incarnations of the controller have cost
         self.view = LedgerView(
             ledger,
@@ -104,6 +107,11 @@ class RunState:
         """Record that a worker's process is lost, once until ``joined`` says that it is back."""
         if name not in self.tally.lost_workers:
             self.count(WorkerLost(name, reason))
+
+    def worker_reported(self, report: WorkerReport) -> None:
+        """Take what a worker's process says of itself with a reply, which may be late."""
+        self.reward_calls(report.incarnation, report.reward_calls)
+        self.cpu.worker_reported(report.incarnation, report.cpu_s)
 
     def reward_calls(self, process: str, calls: int) -> None:
         """Record how many calls a worker's process has made; an older report changes nothing."""

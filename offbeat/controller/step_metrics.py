@@ -91,6 +91,7 @@ class StepMetricsBuilder:
             "fleet/restarts": state.fleet.restarts,
             "fleet/retired": len(state.fleet.retired),
             **_served_versions(state.fleet),
+            **state.cpu.lap(state.fleet.engines.values()),
             "queue/ready_groups": len(state.ledger.ready),
             "queue/in_flight_groups": state.ledger.in_flight,
             "queue/bytes": state.queue.bytes_held,

@@ -120,6 +120,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         payloads=spool,
         evaluation=evaluation,
         scores=scores,
+        cpu_s=time.process_time,
     )
     controller = Controller(
         config,
@@ -136,7 +137,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     )
     rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
     rollouts.report_lost(controller.state.worker_lost)
-    rollouts.report_reward_calls(controller.state.reward_calls)
+    rollouts.report_to(controller.state.worker_reported)
     if incarnation > 1:
         journal.past.take(Opened(spec.run_id, incarnation, spec.driver))
         controller.progress.go_on_from(journal.past)

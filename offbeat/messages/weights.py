@@ -18,6 +18,7 @@ class EngineState(msgspec.Struct, frozen=True):
     busy_s: float  # seconds of decoding since start
     tokens: int  # tokens generated since start
     pid: int = 0  # its process
+    cpu_s: float = 0.0  # CPU seconds of the process since start, without its children
 
 
 class CanaryAnswer(NamedTuple):
@@ -53,6 +54,7 @@ class WeightsAck(msgspec.Struct, frozen=True):
     busy_s: float = 0.0  # seconds of decoding since start
     tokens: int = 0  # tokens generated since start
     canary_gap: float | None = None  # nats from the trainer's canary; None: the release has none
+    cpu_s: float = 0.0  # CPU seconds of the process since start, without its children
 
 
 class FullReason(enum.StrEnum):

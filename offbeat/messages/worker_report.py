@@ -4,10 +4,11 @@ import msgspec
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """Name of the worker's process, and the calls that it has made since it started.
+    """Name of the worker's process, and what it has done since it started.
 
-    The count is cumulative: a report that is lost, late or repeated changes no sum.
+    Counts are cumulative: a report that is lost, late or repeated changes no sum.
     """
 
     incarnation: str
     reward_calls: int = 0  # of reward functions, their tries included
+    cpu_s: float = 0.0  # of this process, without its children: rewards and agents

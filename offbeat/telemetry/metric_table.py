@@ -134,6 +134,21 @@ _TIME: Final[tuple[Row, ...]] = (
      "Should be a few milliseconds: otherwise the estimator is slow."),
 )
 
+_CPU: Final[tuple[Row, ...]] = (
+    ("cpu/trainer_s", "s", "sum",
+     "CPU seconds of the trainer's ranks since the step before, over all their threads.",
+     "Far below time/train_s on a trainer of the CPU: others take its cores."),
+    ("cpu/engines_s", "s", "sum",
+     "CPU seconds of the engines since the step before, as last reported; without child processes, as vLLM's core is one.",
+     "With cpu/trainer_s near the cores times time/step_s: they share the cores, so overlap gains little."),
+    ("cpu/workers_s", "s", "sum",
+     "CPU seconds of the environment workers since the step before, without reward processes and agents.",
+     "Near time/step_s for each worker: raise environment.workers."),
+    ("cpu/controller_s", "s", "sum",
+     "CPU seconds of the controller since the step before.",
+     "Near time/step_s: the controller is the limit; make groups larger."),
+)
+
 _MEMORY: Final[tuple[Row, ...]] = (
     ("memory/peak_logprobs_bytes", "bytes", "max",
      "Most memory of a trainer rank while logprobs were prepared: on CUDA of tensors, on the CPU of the process.",
@@ -252,7 +267,7 @@ _SPEED: Final[tuple[Row, ...]] = (
 )
 
 ROWS: Final[tuple[Row, ...]] = (
-    *TRAINING, *_ROLLOUT, *_REWARDS, *_ENVIRONMENTS, *_EVAL, *_TIME, *_MEMORY,
+    *TRAINING, *_ROLLOUT, *_REWARDS, *_ENVIRONMENTS, *_EVAL, *_TIME, *_CPU, *_MEMORY,
     *_SYNC, *_FLEET, *_SPEED,
 )
 # fmt: on

@@ -16,6 +16,7 @@ import msgspec
 
 from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.messages.training import StepResult
+from offbeat.trainers.cpu_time import with_summed_cpu
 
 _METRIC: Final = "memory/peak_{}_bytes"
 _PREFIX: Final = _METRIC.partition("{")[0]
@@ -91,13 +92,13 @@ def meter_of(trainer: TrainerConfig) -> Meter | None:
 
 
 def with_highest(ranks: Sequence[StepResult]) -> StepResult:
-    """Return the result of rank 0 with the highest memory peaks over all ranks."""
+    """Return the result of rank 0 with the highest memory peaks and the CPU time of all ranks."""
     first, metrics = ranks[0], dict(ranks[0].metrics)
     for rank in ranks[1:]:
         for name, value in rank.metrics.items():
             if name.startswith(_PREFIX):
                 metrics[name] = max(value, metrics.get(name, 0.0))
-    return msgspec.structs.replace(first, metrics=metrics)
+    return msgspec.structs.replace(first, metrics=with_summed_cpu(metrics, ranks))
 
 
 class CudaMeter:

@@ -1,6 +1,7 @@
 """A whole run on fakes and a virtual clock, for tests of the controller and of its pumps."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from offbeat.controller.errors import RunFailed
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports, Trace
+from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports, Trace, no_cpu_clock
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.controller.train_step import Advantages
 from offbeat.messages.failures import FailureKind, RolloutFailed
@@ -56,6 +57,7 @@ class World:
     advantages: Advantages = lambda rewards, _valid: rewards
     groups_per_turn: int = GROUPS_PER_TURN
     evaluates_only: bool = False
+    cpu_s: Callable[[], float] = no_cpu_clock
 
     def __post_init__(self) -> None:
         names = [f"generator-{index}" for index in range(self.engines)]
@@ -91,6 +93,7 @@ class World:
                 failpoints=self.reached,
                 evaluation=sets,
                 scores=self.scores,
+                cpu_s=self.cpu_s,
             ),
             sampler=build_sampler(config.sampler, config.groups_per_step),
             advantages=self.advantages,

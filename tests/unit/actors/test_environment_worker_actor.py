@@ -81,7 +81,8 @@ def test_a_worker_may_be_closed_while_a_reward_is_computed(tmp_path: Path) -> No
         await asyncio.wait([rollout, asked], return_when=asyncio.FIRST_COMPLETED)
         assert asked.done(), rollout.result()
         await worker.close()
-        assert await rollout == ((await worker.ping(), []), [])
+        (report, answers), columns = await rollout
+        assert (report.incarnation, answers, columns) == ((await worker.ping()).incarnation, [], [])
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
@@ -98,6 +99,16 @@ def test_only_the_responses_of_an_evaluation_are_sent_as_text(
         (_, (reply,)), _ = await worker.exchange(Fence("run", 1), [(0, a_task)], [])
         assert reply.value.texts == (("7</s>", "hang</s>") if evaluation else ())
         await worker.close()
+
+    asyncio.run(main())
+
+
+def test_a_worker_reports_the_cpu_seconds_of_its_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker: Any = Worker(tmp_path, Arithmetic(CharTokenizer()), CharTokenizer())
+        before_s = (await worker.ping()).cpu_s
+        await worker.exchange(Fence("run", 1), [(0, task())], [])
+        assert (await worker.close()).cpu_s > before_s > 0
 
     asyncio.run(main())
 

@@ -1,0 +1,38 @@
+"""CPU seconds that the processes of a run took in a step: unlike wall time, no load lengthens them."""
+
+from collections.abc import Callable, Iterable
+
+from offbeat.controller.engine_record import EngineRecord
+
+
+class CpuSeconds:
+    """CPU seconds of controller, workers and engines since the last step. Pure but for the clock.
+
+    Every process reports a sum since its own start, so a report that is lost, late or repeated
+    changes no total.
+    """
+
+    def __init__(self, own: Callable[[], float]) -> None:
+        """``own`` returns the CPU seconds of this process since its start."""
+        self._own = own
+        self._of_workers = dict[str, float]()  # by process
+        self._before: dict[str, float] | None = None
+
+    def worker_reported(self, process: str, cpu_s: float) -> None:
+        """Take the CPU seconds of a worker's process; a report may be late."""
+        self._of_workers[process] = max(cpu_s, self._of_workers.get(process, 0.0))
+
+    def lap(self, engines: Iterable[EngineRecord]) -> dict[str, float]:
+        """Return metrics of the seconds since the last call; of the first one, nothing.
+
+        Before the first step the processes have started, which is no part of a step.
+        """
+        totals = {
+            "cpu/controller_s": self._own(),
+            "cpu/workers_s": sum(self._of_workers.values()),
+            "cpu/engines_s": sum(engine.cpu_s for engine in engines),
+        }
+        before, self._before = self._before, totals
+        if before is None:
+            return {}
+        return {name: max(0.0, total - before[name]) for name, total in totals.items()}
