@@ -73,7 +73,7 @@ class VllmEngineActor(EngineActor):
             ),
             config=config.vllm,
         )
-        self._coverage = coverage_of(spec.model.path, spec.model.dtype)
+        self._coverage = coverage_of(spec.model.path, spec.model.dtype, spec.quantize)
         self._base: FileBase | None = None  # opened when the first adapters arrive
         self._updates = WeightUpdates(
             self._vllm,
@@ -82,6 +82,7 @@ class VllmEngineActor(EngineActor):
             config.vllm,
             StagingArea(),
             vllm_version=vllm_version(),
+            loads_files=spec.quantize is None,
         )
         self._warm_up: asyncio.Future[None] | None = None
         super().__init__(spec, self._vllm, incarnation)

@@ -27,6 +27,7 @@ def sync_clashes(config: RunConfig) -> Iterator[Clash]:
 def wire_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield releases that the engines could not take."""
     yield from _adapter_clashes(config)
+    yield from _quantize_clashes(config)
     if config.sync.transport == "reshard" and lora_of(config) is not None:
         yield Clash(
             ("sync.transport", "trainer.lora"),
@@ -55,6 +56,41 @@ def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
             "whole model",
             "Leave sync.adapter out, or set trainer.lora.",
         )
+
+
+def _quantize_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield quantized releases that no engine of the recipe takes."""
+    scheme, generator = config.sync.quantize, config.generator
+    if scheme is None:
+        return
+    if generator.backend in ("embedded", "none"):
+        yield Clash(
+            ("sync.quantize", "generator.backend"),
+            f"sync.quantize={scheme} does not fit generator.backend={generator.backend}, which computes with "
+            "no quantized weights",
+            "Set generator.backend to vllm, or leave sync.quantize out.",
+        )
+    if lora_of(config) is not None:
+        yield Clash(
+            ("sync.quantize", "trainer.lora"),
+            f"sync.quantize={scheme} has no effect on adapters, which trainer.lora sends unrounded",
+            "Leave sync.quantize out, or train all weights.",
+        )
+    served = config.sync.wire_dtype or config.model.dtype
+    if served not in ("bfloat16", "float16"):
+        yield Clash(
+            ("sync.quantize", "sync.wire_dtype", "model.dtype"),
+            f"sync.quantize={scheme} needs engines that compute in 16 bits, and they serve {served}",
+            "Set sync.wire_dtype to bfloat16.",
+        )
+    if generator.backend == "vllm":
+        for key in ("quantization", "hf_overrides", "load_format"):
+            if key in generator.vllm.engine_args:
+                yield Clash(
+                    ("sync.quantize", "generator.vllm.engine_args"),
+                    f"sync.quantize={scheme} sets {key} of vLLM, which generator.vllm.engine_args sets too",
+                    f"Leave generator.vllm.engine_args.{key} out, or sync.quantize.",
+                )
 
 
 def _delta_clashes(config: RunConfig) -> Iterator[Clash]:

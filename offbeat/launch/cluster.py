@@ -256,6 +256,7 @@ def _make_engines(spec: RunSpec) -> Iterator[tuple[str, Handle]]:
             seed=config.seed + index,
             run_dir=str(spec.run_dir),
             sharing=spec.sharing,
+            quantize=config.sync.quantize,
             keeps_base=config.sync.delta,
         )
         yield (

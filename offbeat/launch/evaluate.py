@@ -52,6 +52,10 @@ def check_can_evaluate(config: RunConfig) -> None:
             "Evaluate the model by a recipe that samples: offbeat eval RECIPE model.path=DIRECTORY"
         )
         raise NothingToEvaluate(f"generator.backend={backend}", problem, fix)
+    if config.sync.quantize is not None:
+        problem = "starts engines that serve what a trainer quantizes, and here is none"
+        fix = "Evaluate the unquantized model: sync.quantize=null"
+        raise NothingToEvaluate(f"sync.quantize={config.sync.quantize}", problem, fix)
 
 
 def evaluation_only(config: RunConfig) -> RunConfig:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 from transformers import AutoConfig
 
@@ -16,6 +17,7 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.expert_names import metas_apart
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy
+from offbeat.weight_sync.precision import wire_metas
 from offbeat.weight_sync.reshard.declared import DeclaredTensor, ModelSizes
 from offbeat.weight_sync.source import dtype_name
 
@@ -60,15 +62,15 @@ def model_tensors(path: Path, policy: WirePolicy) -> tuple[list[DeclaredTensor],
         raise UnreadableModelConfig(str(file), f"is not understood ({error})") from error
     tied = bool(values.get("tie_word_embeddings", config.tie_word_embeddings))
     served = str(values.get("dtype") or values.get("torch_dtype") or "bfloat16")
-    wire = WirePolicy(policy.dtype or served, policy.preserve)
+    wire = msgspec.structs.replace(policy, dtype=policy.dtype or served)
     metas = (
         (name, tuple(each.shape), dtype_name(each))
         for name, each in module.state_dict().items()
         if not (tied and name == "lm_head.weight")
     )
     tensors = [
-        DeclaredTensor(name, shape, ITEMSIZE[wire(name, dtype)])
-        for name, shape, dtype in metas_apart(metas)
+        DeclaredTensor(each.name, each.shape, ITEMSIZE[each.dtype])
+        for each in wire_metas(metas_apart(metas), wire)
     ]
     text = config.get_text_config(decoder=True)
     sizes = _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from offbeat.config.limits import encoder_ranks, lora_of
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
@@ -14,6 +16,7 @@ from offbeat.planning.grid_text import describe_grid
 from offbeat.planning.model_tensors import model_tensors
 from offbeat.trainers.megatron.layout import grid_of
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.reshard.account import ByteAccount, account
 from offbeat.weight_sync.reshard.declared import placed
 from offbeat.weight_sync.reshard.grid import ModelGrid
@@ -162,7 +165,9 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
         )
     return SyncLayouts(
         Path(config.model.path),
-        WirePolicy(config.sync.wire_dtype or config.model.dtype, config.sync.keep_float32),
+        msgspec.structs.replace(
+            policy_of(config.sync), dtype=config.sync.wire_dtype or config.model.dtype
+        ),
         sender_grid(config),
         _receivers(config),
         ranks_per_machine,

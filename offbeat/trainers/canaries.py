@@ -7,6 +7,7 @@ from offbeat.messages.weights import Canary
 from offbeat.multimodal.canary_pictures import canary_prompts
 from offbeat.trainers.backend import TrainerBackend
 from offbeat.weight_sync.canary import KEPT, tolerance
+from offbeat.weight_sync.precision import wire_formats
 from offbeat.weight_sync.transport import PublishedRelease
 
 
@@ -18,7 +19,7 @@ class Canaries:
 
     def __init__(self, config: RunConfig) -> None:
         self._interval = config.sync.canary_interval
-        self._tolerance = tolerance(config.model.dtype, config.sync.wire_dtype)
+        self._tolerance = tolerance(*wire_formats(config.model.dtype, config.sync))
         # Another engine is asked for text alone: it would take placeholders for tokens
         self._with_pictures = config.generator.backend == "embedded"
         self._releases = 0  # published by this process

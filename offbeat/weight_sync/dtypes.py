@@ -5,7 +5,7 @@ them once. Some tensors do not tolerate that. A router's correction bias of size
 7e-4 apart where bfloat16 has steps of 0.125: experts would be chosen by rounding.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ ITEMSIZE: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "flo
                    "float8_e5m2": 1, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
                    "bool": 1}  # fmt: skip
 _ROUNDED: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
+SCALE_SUFFIX: Final = "_scale_inv"  # after the name of a matrix: its scales
 PRESERVED: Final = ("e_score_correction_bias",)
 
 
@@ -33,11 +34,12 @@ class WirePolicy(msgspec.Struct, frozen=True):
 
     dtype: str | None = None  # None: the trainer's dtype
     preserve: tuple[str, ...] = PRESERVED  # name suffixes that keep float32
+    quantize: Literal["fp8_block"] | None = None  # of matrices (``precision.wire_metas``)
 
     def __call__(self, name: str, source_dtype: str) -> str:
         """Return the wire dtype of a tensor. Integers, booleans and 8-bit floats are never changed."""
         if self.dtype is None or source_dtype not in _ROUNDED:
             return source_dtype
-        if name.endswith(self.preserve):
+        if name.endswith((*self.preserve, SCALE_SUFFIX)):
             return "float32" if source_dtype == "float64" else source_dtype
         return self.dtype

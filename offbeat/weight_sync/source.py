@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from offbeat.weight_sync.chunks import Bytes, pack, walk
 from offbeat.weight_sync.dtypes import WirePolicy
-from offbeat.weight_sync.manifest import Adapter, Manifest, TensorMeta, plan
+from offbeat.weight_sync.manifest import Adapter, Manifest, plan
+from offbeat.weight_sync.precision import wire_metas
+from offbeat.weight_sync.quantize import UnquantizableWeights, wire_tensors
 
 
 def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -61,15 +63,14 @@ class GatheredSource:
             metas: Name, shape and dtype of every weight, in the order of ``named``.
             named: Iterates over the whole weights, on all ranks together.
             chunk_bytes: Maximum size of a chunk.
-            policy: Wire dtypes of the tensors.
+            policy: Wire formats of the tensors.
             adapter: How the tensors are applied, if they are adapters alone.
+
+        Raises:
+            PrecisionRefused: Tensors cannot be converted to these formats.
         """
-        wire, self._named = policy or WirePolicy(), named
-        self.manifest: Manifest = plan(
-            (TensorMeta(name, shape, wire(name, dtype), dtype) for name, shape, dtype in metas),
-            chunk_bytes,
-            adapter,
-        )
+        self._policy, self._named = policy or WirePolicy(), named
+        self.manifest: Manifest = plan(wire_metas(metas, self._policy), chunk_bytes, adapter)
         self._chunks = list(walk(self.manifest))
 
     def chunks(
@@ -79,10 +80,19 @@ class GatheredSource:
 
         Args:
             room: ``(chunk index, bytes)`` -> memory to pack it into; new memory by default.
+
+        Raises:
+            UnquantizableWeights: A matrix to quantize holds an infinity or a NaN.
         """
-        weights = self._named()
+        gathered = self._named()
+        weights = wire_tensors(gathered, self._policy)
         for chunk in self._chunks:
-            tensors = dict(next(weights) for _ in chunk.specs)
+            try:
+                tensors = dict(next(weights) for _ in chunk.specs)
+            except UnquantizableWeights:
+                for _ in gathered:  # the other ranks take part to the end
+                    pass
+                raise
             into = room(chunk.index, chunk.nbytes) if room else np.empty(chunk.nbytes, np.uint8)
             yield into, pack(chunk, tensors, into)
 

@@ -24,12 +24,15 @@ from offbeat.weight_sync.chunks import (
     tensor_views,
     walk,
 )
+from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.fingerprints import (
     fingerprint,
     fingerprint_difference,
     tensor_difference,
 )
-from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.manifest import Manifest, TensorSpec
+from offbeat.weight_sync.precision import FP8, FP8_BLOCK
+from offbeat.weight_sync.quantize import wire_tensors
 from offbeat.weight_sync.served import ServedWeights, TensorDifference, TensorFingerprint
 
 
@@ -140,12 +143,10 @@ def _saved(
     waiting = [len(chunk.specs) for chunk in chunks]
     digests = [""] * len(chunks)
     of_chunk: list[list[TensorFingerprint]] = [[] for _ in chunks]
-    for name, tensor in named:
-        spec = specs.get(name)
-        if spec is None or name in seen or tuple(tensor.shape) != spec.shape:
+    for name, source in _as_released(named, specs):
+        if name in seen:
             continue
         seen.add(name)
-        source = tensor.to(getattr(torch, spec.source_dtype or spec.dtype))
         for part in parts.get(name, ()):
             held[part.name] = source[part.region.slices]
             waiting[part.chunk] -= 1
@@ -158,6 +159,20 @@ def _saved(
     lacking = [n for c in chunks if waiting[c.index] for n in c.names if n not in held]
     fingerprints = tuple(each for several in of_chunk for each in several)
     return PackedWeights(tuple(digests), fingerprints), tuple(lacking)
+
+
+def _as_released(
+    named: Iterator[tuple[str, Tensor]], specs: Mapping[str, TensorSpec]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a release has, in the trainer's types, or quantized as it was."""
+    for name, tensor in named:
+        spec = specs.get(name)
+        if spec is None or tuple(tensor.shape) != spec.shape:
+            continue
+        source = tensor.to(getattr(torch, spec.source_dtype or spec.dtype))
+        quantized = spec.dtype == FP8 and spec.source_dtype not in ("", FP8)
+        policy = WirePolicy(quantize=FP8_BLOCK if quantized else None)
+        yield from wire_tensors([(name, source)], policy)
 
 
 def _wire(

@@ -40,6 +40,11 @@ class _Sync(Config):
     """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits. Add a tensor whose rounding
     changes decisions, such as the routing of experts; each one travels at twice the size."""
 
+    quantize: Literal["fp8_block"] | None = None
+    """Form in which vLLM engines hold and compute the matrices of layers. fp8_block: float8_e4m3fn with a scale for
+    each block of 128 x 128, rounded once by the trainer, as DeepSeek-V3's files have it: half the bytes of bfloat16,
+    and logprobs further from the trainer's; None: as ``wire_dtype`` says."""
+
     adapter: Literal["separate", "merged"] = "separate"
     """What a release holds when `trainer.lora` is set. separate: the adapters alone, which each engine adds to the
     model it loaded, in its own memory; merged: the whole model with the adapters added, which spares engines that
@@ -58,7 +63,7 @@ class _Sync(Config):
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
     """Nats per token by which the logprobs of engine and trainer may differ on samples drawn under the weights
     being trained; more ends the run. Set it to stop early rather than train on wrong ratios; None: a warning
-    from 0.02, with 16-bit weights from 0.1."""
+    from 0.02, with 16-bit weights from 0.1, with ``quantize`` from 0.4."""
 
 
 class ObjectStoreSyncConfig(_Sync):

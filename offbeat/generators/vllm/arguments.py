@@ -9,7 +9,9 @@ from offbeat.config.base import of_kind
 from offbeat.config.sections.generator import VllmGeneratorConfig
 from offbeat.generators.end_tokens import has_tokenizer
 from offbeat.generators.spec import EngineSpec
+from offbeat.generators.vllm.coverage import coverage_of
 from offbeat.generators.vllm.errors import EngineArgsRefused
+from offbeat.weight_sync.precision import quantization_config
 
 TRANSFER_BACKEND: Final = "offbeat_shm"
 _EXTENSION: Final = "offbeat.generators.vllm.worker_extension.WorkerExtension"
@@ -40,6 +42,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "mm_processor_cache_gb": 0,  # pictures arrive processed
         "logprobs_mode": logprobs_mode(config),
         **_of_the_cpu_build(config),
+        **_of_quantized_releases(spec),
         **vllm.engine_args,
         "worker_extension_cls": _EXTENSION,
     }
@@ -48,6 +51,18 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
 def _of_the_cpu_build(config: VllmGeneratorConfig) -> dict[str, Any]:
     # work-around: seeded_chunked_prefill
     return {"enable_chunked_prefill": False} if config.device == "cpu" else {}
+
+
+def _of_quantized_releases(spec: EngineSpec) -> dict[str, Any]:
+    """Return the arguments of an engine whose weights all come quantized, in releases.
+
+    Its files are not: vLLM would read them into float8 without scales. So it loads none.
+    """
+    if spec.quantize is None:
+        return {}
+    files = coverage_of(spec.model.path, spec.model.dtype).tensors
+    quantization = quantization_config((name, shape) for name, (shape, _) in files.items())
+    return {"load_format": "dummy", "hf_overrides": {"quantization_config": quantization}}
 
 
 def logprobs_mode(config: VllmGeneratorConfig) -> str:

@@ -8,14 +8,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
 from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.precision import wire_metas
 
 _LENGTH_BYTES: Final = 8
-_DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_FLOATS: Final = frozenset(_DTYPES.values())
+_FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES: Final = _FLOATS | {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _HEAD: Final = "lm_head.weight"
 
 
@@ -44,14 +46,21 @@ class Coverage:
             shape, stored = self.tensors.get(spec.name, (spec.shape, spec.dtype))
             if tuple(spec.shape) != shape:
                 raise TransferRefused(epoch, f"shape of {spec.name}", str(spec.shape), str(shape))
-            fitting = (self.dtype, "float32") if stored in _FLOATS else (stored,)
+            fitting = (self.dtype, "float32") if stored in _FLOATS.values() else (stored,)
+            if spec.name.endswith(SCALE_SUFFIX):
+                fitting = ("float32",)
             if spec.dtype not in fitting:  # float32 is lossless, and some tensors need it
                 want = " or ".join(dict.fromkeys(fitting))
                 raise TransferRefused(epoch, f"dtype of {spec.name}", spec.dtype, want)
 
 
-def coverage_of(model_path: str, dtype: str) -> Coverage:
-    """Read the headers of a Hugging Face directory's safetensors files; return the coverage."""
+def coverage_of(
+    model_path: str, dtype: str, quantize: Literal["fp8_block"] | None = None
+) -> Coverage:
+    """Read the headers of a Hugging Face directory's safetensors files; return the coverage.
+
+    ``quantize``: how an engine holds the matrices of these files; None: as they are.
+    """
     folder = Path(model_path)
     tensors: dict[str, tuple[tuple[int, ...], str]] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -64,4 +73,8 @@ def coverage_of(model_path: str, dtype: str) -> Coverage:
                 shape = tuple(int(size) for size in about["shape"])
                 tensors[name] = shape, _DTYPES.get(kind, kind)
     settings: dict[str, object] = json.loads((folder / "config.json").read_bytes())
+    if quantize is not None:
+        metas = ((name, shape, kind) for name, (shape, kind) in tensors.items())
+        policy = WirePolicy(quantize=quantize)
+        tensors = {each.name: (each.shape, each.dtype) for each in wire_metas(metas, policy)}
     return Coverage(tensors, dtype, tied=bool(settings.get("tie_word_embeddings", False)))

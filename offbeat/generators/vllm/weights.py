@@ -66,7 +66,9 @@ class WeightUpdates:
         area: StagingArea,
         *,
         vllm_version: str,
+        loads_files: bool = True,
     ) -> None:
+        """``loads_files``: whether the engine began with the weights of its model's files."""
         self._engine, self._vllm, self._llm = engine, library, engine.llm
         self.coverage, self._config = coverage, config
         self._call = Calls(engine, config.call_deadline_s)
@@ -80,6 +82,7 @@ class WeightUpdates:
         self._reached = _Reached.STAGED
         self._one_at_a_time = asyncio.Lock()
         self._newest = -1
+        self._loads_files = loads_files
 
     async def take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
@@ -110,7 +113,8 @@ class WeightUpdates:
         """Serve the weights that vLLM has loaded itself, under this version.
 
         Raises:
-            TransferRefused: A release was begun: the loaded weights may be gone.
+            TransferRefused: A release was begun: the loaded weights may be gone. Or the engine waits
+                for a quantized release, and has loaded none.
             DeadlineExceeded: A call took longer than ``call_deadline_s``.
             CallRefused: vLLM raised.
             EngineUnavailable: The engine's processes have ended.
@@ -118,6 +122,10 @@ class WeightUpdates:
         async with self._one_at_a_time:
             if self._newest >= 0:
                 raise TransferRefused(epoch, "weights", "those of a release", "as loaded")
+            if not self._loads_files:
+                raise TransferRefused(
+                    epoch, "weights", "invented: sync.quantize is set", "as loaded"
+                )
             self._engine.check_usable("serve loaded weights")
             label = label_of(version)
             await self._call("name", self._llm.update_weight_version(label))

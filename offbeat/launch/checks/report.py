@@ -37,6 +37,7 @@ from offbeat.launch.checks.model_proof import (
 )
 from offbeat.launch.checks.optimizer_steps import check_optimizer_steps
 from offbeat.launch.checks.pictures import check_pictures
+from offbeat.launch.checks.precision import check_precision
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.samples import check_failed_samples
 from offbeat.launch.checks.software import (
@@ -116,6 +117,7 @@ def find(
         check_layout(config) if model else (),
         check_encoder(config, gpu_bytes(config)) if model else (),
         check_vllm_model(config) if model else (),
+        check_precision(config) if model else (),
         check_teacher(config) if model else (),
         _of_each_environment(config, commits, has_model=model is not None),
         check_checkpoints(config),

@@ -28,7 +28,8 @@ def check_weight_sync(config: RunConfig) -> Iterator[Finding]:
 
 def _delta(config: RunConfig) -> Finding:
     """Say what deltas need, and warn where they can hardly save a byte."""
-    if "float32" in (config.sync.wire_dtype or config.model.dtype):
+    served = config.sync.wire_dtype or config.model.dtype
+    if "float32" in served and config.sync.quantize is None:
         return warning(
             "weight sync",
             "sync.delta=true with float32 weights: a step changes nearly every one of them, and a release "

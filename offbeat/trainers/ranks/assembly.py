@@ -10,14 +10,15 @@ from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.trainers.expert_names import ExpertNames, Meta, Named
-from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.receiver_names import names_for_files, names_for_module
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.weights import TrainedWeights
-from offbeat.weight_sync.dtypes import WirePolicy
-from offbeat.weight_sync.manifest import Adapter, TensorMeta
+from offbeat.weight_sync.manifest import Adapter
+from offbeat.weight_sync.precision import policy_of, wire_metas
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.reshard.buckets import NamedRegion, plan_buckets
+from offbeat.weight_sync.reshard.quantized_regions import wire_held, wire_regions
 from offbeat.weight_sync.reshard.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource
 
@@ -70,6 +71,7 @@ def source_of(
 
     Raises:
         UntrainableModel: The engines need names that no known naming yields.
+        PrecisionRefused: Weights cannot be converted to the engines' formats.
     """
     sync, weight_metas = spec.config.sync, list(metas)
     names = _names_of(spec, weight_metas)
@@ -77,7 +79,7 @@ def source_of(
         names.metas(weight_metas),
         lambda: names.named(named()),
         int(sync.chunk_mib * 2**20),
-        WirePolicy(sync.wire_dtype, sync.keep_float32),
+        policy_of(sync),
     )
 
 
@@ -101,25 +103,31 @@ def shards_of(
     Raises:
         UntrainableModel: The engines need names that no known naming yields.
         WeightsNotCovered: The ranks together do not hold a tensor completely.
+        PrecisionRefused: Weights cannot be converted to the engines' formats.
+        UnalignedBlocks: A rank holds part of a block that is quantized as a whole.
     """
     sync = spec.config.sync
     if sync.transport != "reshard" or peers.size == 1:
         return None
-    weight_metas, wire = list(metas), WirePolicy(sync.wire_dtype, sync.keep_float32)
+    weight_metas, policy = list(metas), policy_of(sync)
     names = _names_of(spec, weight_metas)
     shapes = {name: shape for name, shape, _ in weight_metas}
+    renamed_metas = list(names.metas(weight_metas))
+    wire_shapes = {name: shape for name, shape, _ in renamed_metas}
 
     def renamed() -> Iterator[TensorRegion]:
         return names.regions(held(), shapes)
 
-    world = peers.all_gather([(name, region) for name, region, _ in renamed()], _REGIONS)
-    tensors = [
-        TensorMeta(name, shape, wire(name, dtype), dtype)
-        for name, shape, dtype in names.metas(weight_metas)
-    ]
-    return HeldShards(
-        plan_buckets(tensors, world, int(sync.chunk_mib * 2**20)), peers.rank, renamed
-    )
+    def converted() -> Iterator[TensorRegion]:
+        return wire_regions(renamed(), wire_shapes, policy)
+
+    def regions() -> list[NamedRegion]:
+        return wire_held(((each.name, each.region) for each in renamed()), wire_shapes, policy)
+
+    mine = run_on_all_ranks(peers, "regions of a weight sync", regions)
+    world = peers.all_gather(mine, _REGIONS)
+    plan = plan_buckets(list(wire_metas(renamed_metas, policy)), world, int(sync.chunk_mib * 2**20))
+    return HeldShards(plan, peers.rank, converted)
 
 
 def _names_of(spec: TrainerSpec, metas: Sequence[Meta]) -> ExpertNames:
@@ -140,6 +148,6 @@ def adapter_source_of(
         adapters.metas(),
         adapters.named,
         int(sync.chunk_mib * 2**20),
-        WirePolicy(sync.wire_dtype, sync.keep_float32),
+        policy_of(sync),
         adapter,
     )

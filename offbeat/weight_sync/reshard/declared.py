@@ -21,12 +21,14 @@ counted apart. A sender, which has to hold it somewhere, holds it whole as well.
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Final, Literal
 
+from offbeat.weight_sync.dtypes import SCALE_SUFFIX
+from offbeat.weight_sync.precision import BLOCK, scale_region
 from offbeat.weight_sync.reshard.errors import LayoutRefused
 from offbeat.weight_sync.reshard.grid import ModelGrid
 from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement, Ranks
@@ -96,16 +98,21 @@ def placed(
         want = "0: engines hold the whole model"
         raise LayoutRefused("encoders", str(target.encoders), want).of("receivers")
     order = sorted(
-        enumerate(tensors), key=lambda each: (_first_stage(each[1].name, sizes, source), each[0])
+        enumerate(tensors),
+        key=lambda each: (
+            _first_stage(each[1].name.removesuffix(SCALE_SUFFIX), sizes, source),
+            each[0],
+        ),
     )
+    shapes = {each.name: each.shape for _, each in order}
     return [
         PlacedTensor(
             each.name,
             each.shape,
             each.itemsize,
-            _on_side("senders", each, sizes, source),
-            _on_side("receivers", each, sizes, target),
-            kind_of(each.name),
+            _on_side("senders", each, shapes, sizes, source),
+            _on_side("receivers", each, shapes, sizes, target),
+            kind_of(each.name.removesuffix(SCALE_SUFFIX)),
         )
         for _, each in order
     ]
@@ -118,11 +125,35 @@ def _first_stage(name: str, sizes: ModelSizes, source: ModelGrid) -> int:
         raise refused.of("senders") from refused
 
 
-def _on_side(side: str, tensor: DeclaredTensor, sizes: ModelSizes, grid: ModelGrid) -> Placement:
+def _on_side(
+    side: str,
+    tensor: DeclaredTensor,
+    shapes: Mapping[str, Shape],
+    sizes: ModelSizes,
+    grid: ModelGrid,
+) -> Placement:
+    rearranges = side == "receivers"
+    matrix = tensor.name.removesuffix(SCALE_SUFFIX)
     try:
-        return placement(tensor, sizes, grid, rearranges=side == "receivers")
+        if matrix == tensor.name:
+            return placement(tensor, sizes, grid, rearranges=rearranges)
+        scaled = DeclaredTensor(matrix, shapes[matrix], 1)
+        of_matrix = placement(scaled, sizes, grid, rearranges=rearranges)
+        return _of_scales(of_matrix, shapes[matrix])
     except LayoutRefused as refused:
         raise refused.of(f"{side}, {tensor.name}") from refused
+
+
+@cache
+def _of_scales(of_matrix: Placement, shape: Shape) -> Placement:
+    """Place the scales of a quantized matrix with the blocks that they belong to."""
+    parts = list[tuple[Region, Ranks]]()
+    for region, ranks in of_matrix.parts:
+        scaled = scale_region(region, shape)
+        if scaled is None:
+            raise LayoutRefused("region", str(region), f"borders of blocks of {BLOCK} x {BLOCK}")
+        parts.append((scaled, ranks))
+    return Placement(tuple(parts))
 
 
 def kind_of(name: str) -> str:

@@ -7,6 +7,8 @@ import pytest
 from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
 
+BFLOAT16: dict[str, Any] = {"model": {"path": "tiny", "dtype": "bfloat16"}}
+
 
 def messages(sync: dict[str, Any], **model: str) -> list[str]:
     values: dict[str, Any] = {"steps": 2, "model": {"path": "tiny"} | model, "sync": sync}
@@ -46,6 +48,31 @@ def test_embedded_engines_serve_the_type_of_the_model() -> None:
     assert "sync.wire_dtype=bfloat16 does not fit generator.backend=embedded" in text
     assert messages({"wire_dtype": "float32"}) == []
     assert messages({"wire_dtype": "bfloat16"}, dtype="bfloat16") == []
+
+
+def test_quantized_releases_are_for_engines_that_compute_with_them() -> None:
+    (text,) = adapters(sync={"quantize": "fp8_block"}, **BFLOAT16)
+    assert "sync.quantize=fp8_block does not fit generator.backend=embedded" in text
+    vllm = {"backend": "vllm"}
+    assert adapters(sync={"quantize": "fp8_block"}, generator=vllm, **BFLOAT16) == []
+    (text,) = adapters(sync={"quantize": "fp8_block"}, generator=vllm)
+    assert "they serve float32. Set sync.wire_dtype to bfloat16" in text
+    both = {"quantize": "fp8_block", "wire_dtype": "bfloat16"}
+    assert adapters(sync=both, generator=vllm) == []
+    (text,) = adapters(sync=both, generator=vllm, trainer={"lora": {}})
+    assert "trainer.lora sends unrounded" in text
+
+
+@pytest.mark.parametrize("key", ["quantization", "hf_overrides", "load_format"])
+def test_what_quantize_sets_of_vllm_is_set_once(key: str) -> None:
+    vllm = {"backend": "vllm", "vllm": {"engine_args": {key: "x"}}}
+    (text,) = adapters(sync={"quantize": "fp8_block"}, generator=vllm, **BFLOAT16)
+    assert f"sets {key} of vLLM" in text
+
+
+def test_other_quantizations_are_refused_with_those_that_exist() -> None:
+    with pytest.raises(ValueError, match="fp8_block"):
+        messages({"quantize": "mxfp8"})
 
 
 @pytest.mark.parametrize("transport", ["nccl", ""])

@@ -95,3 +95,9 @@ def test_a_recipe_without_engines_is_refused() -> None:
         check_can_evaluate(run_config(generator={"backend": "none"}))
     for backend in ("embedded", "vllm", "stub"):
         check_can_evaluate(run_config(generator={"backend": backend}))
+
+
+def test_engines_that_wait_for_quantized_weights_evaluate_no_others() -> None:
+    quantized = {"generator": {"backend": "vllm"}, "sync": {"quantize": "fp8_block"}}
+    with pytest.raises(NothingToEvaluate, match=r"sync\.quantize=null"):
+        check_can_evaluate(run_config(**quantized))

@@ -1,0 +1,117 @@
+"""Quantization of weights to float8 in blocks of 128 x 128, each with a scale of its own.
+
+``values = round(weight / scale)`` with ``scale = largest / 448``, where ``largest`` is the largest
+magnitude of the block and 448 that of float8_e4m3fn, so a value differs from ``weight / scale`` by
+at most half a unit in its last place. A block depends on nothing outside of it: a region that ends
+at borders of blocks has the bytes that it has in the whole tensor.
+
+Legend: N rows, K columns; R, C the same in blocks.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
+from offbeat.weight_sync.precision import BLOCK, is_quantized, scale_shape
+from offbeat.weight_sync.reshard.region import Region
+
+LARGEST: Final = 448.0  # of float8_e4m3fn
+_SMALLEST_SCALE: Final = 2.0**-126  # of normal float32: kernels may flush smaller ones to zero
+_ROWS_AT_ONCE: Final = 32 * BLOCK  # bounds the float32 copies of a large matrix
+
+
+class UnquantizableWeights(OffbeatError):
+    """A matrix with infinities or NaNs, which float8 blocks cannot represent."""
+
+    tensor: str
+    block: str  # as in [128:256, 0:128]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensor}: {self.block} holds an infinity or a NaN, which sync.quantize=fp8_block cannot "
+            "represent. The weights have diverged; resume from the last checkpoint with a lower learning rate"
+        )
+
+
+class Quantized(NamedTuple):
+    """A matrix in blocks."""
+
+    values: Tensor  # [N, K] float8_e4m3fn
+    scales: Tensor  # [R, C] float32
+
+
+def quantize(name: str, weight: Tensor) -> Quantized:
+    """Return a matrix in float8 blocks, on the device of the matrix.
+
+    Args:
+        name: Its name, for errors.
+        weight: [N, K] float32, bfloat16 or float16; strided or not.
+
+    Returns:
+        Values, and the factor by which each block of values is multiplied: 1 for a block of zeros.
+
+    Raises:
+        UnquantizableWeights: A block holds an infinity or a NaN.
+    """
+    weight = weight.detach()
+    shape = tuple(weight.shape)
+    values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    scales = torch.empty(scale_shape(shape), dtype=torch.float32, device=weight.device)
+    for start in range(0, shape[0], _ROWS_AT_ONCE):
+        rows = slice(start, min(start + _ROWS_AT_ONCE, shape[0]))
+        blocks = slice(start // BLOCK, -(-rows.stop // BLOCK))
+        values[rows], scales[blocks] = _slab(name, weight[rows], start)
+    return Quantized(values, scales)
+
+
+def dequantize(quantized: Quantized, dtype: torch.dtype) -> Tensor:
+    """Return the matrix [N, K] that the blocks stand for, computed and returned in ``dtype``."""
+    rows, columns = quantized.values.shape
+    scales = quantized.scales.to(dtype)
+    factors = scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+    return quantized.values.to(dtype) * factors
+
+
+def wire_tensors(
+    named: Iterable[tuple[str, Tensor]], policy: WirePolicy
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors in the order and form of ``wire_metas``, but for the rounding of packing.
+
+    Raises:
+        UnquantizableWeights: A matrix to quantize holds an infinity or a NaN.
+    """
+    for name, tensor in named:
+        if not _converts(name, tensor, policy):
+            yield name, tensor
+            continue
+        values, scales = quantize(name, tensor)
+        yield name, values
+        yield name + SCALE_SUFFIX, scales
+
+
+def _converts(name: str, tensor: Tensor, policy: WirePolicy) -> bool:
+    is_matrix = policy.quantize is not None and is_quantized(name, tuple(tensor.shape))
+    return is_matrix and tensor.dtype != torch.float8_e4m3fn
+
+
+def _slab(name: str, weight: Tensor, first_row: int) -> Quantized:
+    """Quantize some rows, of which the first is the first of a block."""
+    rows, columns = weight.shape
+    padded = functional.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = padded.view(-(-rows // BLOCK), BLOCK, -(-columns // BLOCK), BLOCK)
+    largest_RC = blocks.abs().amax(dim=(1, 3))  # a NaN is the largest
+    if not bool(torch.isfinite(largest_RC).all()):
+        row, column = (int(each) for each in (~torch.isfinite(largest_RC)).nonzero()[0])
+        start = first_row + row * BLOCK, column * BLOCK
+        raise UnquantizableWeights(name, str(Region.at(start, (BLOCK, BLOCK))))
+    scales_RC = (largest_RC / LARGEST).clamp(min=_SMALLEST_SCALE)
+    scales_RC = torch.where(largest_RC > 0, scales_RC, torch.ones_like(scales_RC))
+    scaled = blocks / scales_RC[:, None, :, None]
+    # The quotient of the largest may be rounded to just above the largest value of the type
+    values = scaled.clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return Quantized(values.view(padded.shape)[:rows, :columns], scales_RC)
