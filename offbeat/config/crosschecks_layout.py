@@ -1,21 +1,51 @@
-"""Finds parallel sizes of the megatron trainer that do not go together, and says what to set instead.
+"""Finds parallel sizes of a trainer that do not go together, and says what to set instead.
 
-What depends on the model is checked against its config: ``offbeat/trainers/megatron/layout_rules.py``.
+What depends on the model is checked against its config: ``offbeat/trainers/megatron/layout_rules.py``,
+``offbeat/trainers/torch/tensor_parallel.py``.
 """
 
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
+from offbeat.config.limits import moe_of
+from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 
 
 def layout_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield what cannot work when ``trainer.backend`` is megatron; nothing otherwise."""
-    if isinstance(trainer := config.trainer, MegatronTrainerConfig):
+    """Yield parallel sizes that cannot work together, or beside another setting."""
+    trainer = config.trainer
+    if isinstance(trainer, TorchTrainerConfig) and trainer.tensor_parallel > 1:
+        yield from _torch_divides_plain_models(config, trainer)
+    if isinstance(trainer, MegatronTrainerConfig):
         yield from _tensor_parallel_ranks_share_the_tokens(trainer)
         yield from _experts_fill_the_ranks_of_a_stage(trainer)
         yield from _every_stage_has_its_layers(trainer)
+
+
+def _torch_divides_plain_models(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[Clash]:
+    views = environment_views(config).values()
+    unlike = {
+        "trainer.lora": (trainer.lora is not None, "adapters are not divided with their matrices"),
+        "trainer.encoder": (
+            trainer.encoder is not None,
+            "encoder ranks serve whole language ranks",
+        ),
+        "trainer.moe": (moe_of(config) is not None, "experts are not divided"),
+        "environment.images": (
+            any(view.environment.images is not None for view in views),
+            "a vision tower is not divided",
+        ),
+    }
+    for key, (is_set, why) in unlike.items():
+        if is_set:
+            yield Clash(
+                ("trainer.tensor_parallel", key),
+                f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch does not go "
+                f"with {key}: {why}",
+                f"Set trainer.tensor_parallel to 1, or leave {key} out.",
+            )
 
 
 def _tensor_parallel_ranks_share_the_tokens(trainer: MegatronTrainerConfig) -> Iterator[Clash]:

@@ -115,8 +115,10 @@ def trainer_ranks(config: RunConfig) -> int:
     """Return the number of trainer processes. Expert parallelism is contained in the other axes."""
     trainer = config.trainer
     ranks = trainer_replicas(trainer)
+    if trainer.backend != "stub":
+        ranks *= trainer.tensor_parallel
     if isinstance(trainer, MegatronTrainerConfig):
-        ranks *= trainer.tensor_parallel * trainer.context_parallel * trainer.pipeline_parallel
+        ranks *= trainer.context_parallel * trainer.pipeline_parallel
     return ranks + encoder_ranks(trainer)
 
 

@@ -215,8 +215,12 @@ def sender_grid(config: RunConfig) -> ModelGrid:
     trainer = config.trainer
     if trainer.backend == "megatron":
         return grid_of(trainer)
+    if trainer.backend == "stub":
+        return ModelGrid()
     return ModelGrid(
-        shards=trainer.data_parallel if trainer.backend == "torch" else 1,
+        shards=trainer.data_parallel,
+        tensor=trainer.tensor_parallel,
+        whole_vocabulary=int(trainer.tensor_parallel > 1),
         encoders=encoder_ranks(trainer),
     )
 

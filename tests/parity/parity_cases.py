@@ -63,6 +63,7 @@ class Cut:
     max_tokens: int = 150
     dtype: str = "float64"
     recompute: bool = False
+    tensor: int = 1  # ranks that divide each matrix
     moe: dict[str, float] = field(default_factory=dict[str, float])  # balance of the experts
     # A large eps makes a step proportional to its gradient: errors stay as large as they are.
     optimizer: dict[str, Any] = field(
@@ -75,7 +76,6 @@ class MegatronCut(Cut):
     """The same, and the ranks."""
 
     data: int = 1
-    tensor: int = 1
     pipeline: int = 1
     context: int = 1
     expert: int = 1
@@ -109,6 +109,8 @@ ROWS = {"packed": {}, "padded": {"shared_prompt": False, "max_tokens": 100}}
 RANKS = (1, 2, 4)
 TIED, TIED_DP2 = "llama-tied", "dp2, tied"
 RECOMPUTE = {"dp1, recompute": 1, "dp2, recompute": 2}
+TENSOR_RANKS = {"tp2": 2, "tp2 x dp2": 4}
+TENSOR_MODELS = {"qwen3": "", "llama-tied": ", tied", "llama-biased": ", biases"}
 LAYOUTS = {
     "one rank": MegatronCut(),
     "dp2": MegatronCut(data=2),
@@ -179,6 +181,11 @@ PAGE_CASES: frozenset[Case] = frozenset(
         *(("torch", f"dp{ranks}", rows, loss) for ranks, rows, loss in TORCH_CASES),
         ("torch", TIED_DP2, "packed", "tokens"),
         *(("torch", layout, rows, "tokens") for layout in RECOMPUTE for rows in ROWS),
+        *(
+            ("torch", f"{layout}{what}", "packed", "tokens")
+            for layout in TENSOR_RANKS
+            for what in TENSOR_MODELS.values()
+        ),
         *(("megatron", *case) for case in MEGATRON_CASES),
         *(
             ("megatron", layout, "packed", "tokens")

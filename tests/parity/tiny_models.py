@@ -78,6 +78,13 @@ CONFIGS: dict[str, Any] = {
     "llama-tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "llama-linear": LlamaConfig(**SIZES, rope_parameters=LINEAR, tie_word_embeddings=False),
     "llama-llama3": LlamaConfig(**SIZES, rope_parameters=LLAMA3, tie_word_embeddings=False),
+    # Two tensor ranks have 43 columns each, of which two data ranks have 22 and 21
+    "llama-biased": LlamaConfig(
+        **SIZES | dict[str, Any](intermediate_size=86),
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
+    ),
     "qwen3-yarn": Qwen3Config(**SIZES, rope_parameters=YARN, tie_word_embeddings=False),
     "qwen2-moe": Qwen2MoeConfig(
         **{name: value for name, value in SIZES.items() if name != "head_dim"}

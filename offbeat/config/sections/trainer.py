@@ -63,6 +63,11 @@ class _ModelTrainer(_Trainer):
     """Data-parallel ranks. More ranks make a step shorter while there are groups for all, and exchange gradients;
     the torch backend also cuts weights and optimizer over them."""
 
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Ranks that each matrix is divided over. More fit wider layers and exchange activations in every layer:
+    keep them inside a machine. The torch backend divides models whose config has a plan for it
+    (docs/trainer-ranks.md)."""
+
     shared_prompt: bool = True
     """Pack the samples of a group behind one copy of their prompt, if that is proved exact for the model
     (docs/model-proofs.md). Off, or where it is not, each sample has a row of its own, which computes the prompt
@@ -77,7 +82,7 @@ class _ModelTrainer(_Trainer):
 
 
 class TorchTrainerConfig(_ModelTrainer):
-    """Any Hugging Face causal LM. Data-parallel ranks cut weights, gradients and optimizer (FSDP2)."""
+    """Any Hugging Face causal LM, cut over data-parallel (FSDP2) and tensor-parallel ranks (DTensor)."""
 
     backend: Literal["torch"] = "torch"
     """What trains."""
@@ -99,10 +104,6 @@ class MegatronTrainerConfig(_ModelTrainer):
 
     backend: Literal["megatron"] = "megatron"
     """What trains."""
-
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that each matrix is divided over. More fit wider layers and exchange activations in every layer:
-    keep them inside a machine."""
 
     pipeline_parallel: Annotated[int, Field(ge=1)] = 1
     """Stages that the layers are divided into. More fit deeper models and exchange little, but stages idle at

@@ -49,6 +49,7 @@ from offbeat.launch.checks.software import (
     count_gpus,
 )
 from offbeat.launch.checks.teacher import check_teacher
+from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
 from offbeat.launch.checks.user_code import (
     check_command,
     check_sampler,
@@ -115,6 +116,7 @@ def find(
         check_end_tokens(config) if model else (),
         check_model_proof(config) if model else (),
         check_layout(config) if model else (),
+        check_tensor_ranks(config) if model else (),
         check_encoder(config, gpu_bytes(config)) if model else (),
         check_vllm_model(config) if model else (),
         check_precision(config) if model else (),

@@ -95,7 +95,8 @@ class Replicas:
                 trainer.pipeline_parallel,
                 trainer.context_parallel,
             )
-        return cls(data, encoders=encoder_ranks(trainer))
+        tensor = 1 if trainer.backend == "stub" else trainer.tensor_parallel
+        return cls(data, tensor, encoders=encoder_ranks(trainer))
 
     @property
     def ranks(self) -> int:

@@ -6,6 +6,8 @@ logprobs       log-probabilities from logits, with a lean backward
 freezing       parameters that are not trained
 optimizer      AdamW, clipping, master weights
 sharding       weights and gradients cut over the ranks
+rank_mesh      the axes of the ranks: data, tensor
+tensor_*       matrices divided over tensor ranks, and proofs that those compute one step
 sharded_state  a state on disk, each rank its part
 recompute      layers that are computed again in backward
 model          load and save

@@ -20,9 +20,11 @@ from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.torch.model import load_model, vocabulary
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
-from offbeat.trainers.torch.sharding import ShardedWeights, Weights, world_mesh
+from offbeat.trainers.torch.rank_mesh import RankMesh, rank_mesh
+from offbeat.trainers.torch.sharding import ShardedWeights, Weights
 from offbeat.trainers.torch.split_attention import register_split_attention
 from offbeat.trainers.torch.spreading import fill_like, make_room, shell_of, spread
+from offbeat.trainers.torch.tensor_parallel import divide, tensor_plan
 
 _PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 
@@ -55,6 +57,7 @@ class ReloadableTrainer(ModelTrainer):
         self._config, self._model_config = trainer, model
         self._max_model_len = max_model_len
         self._attention: str | None = None  # None: chosen by transformers
+        self._axes: RankMesh | None = None  # None: the model is not cut by these, or not yet
         self._prepare()
 
     def _prepare(self) -> None:
@@ -101,8 +104,16 @@ class ReloadableTrainer(ModelTrainer):
         if self.peers.size == 1:
             return Weights(model)
         device = self._config.device
-        mesh = world_mesh(device, self.peers.size)
-        weights = ShardedWeights(model, mesh, lambda cut: make_room(cut, device))
+        if self._axes is None:
+            tensor = self._config.tensor_parallel
+            self._axes = rank_mesh(device, self.peers.size, tensor, self.peers.timeout_s)
+        axes = self._axes
+
+        def divided(cut: PreTrainedModel) -> None:
+            if axes.tensor is not None:
+                divide(cut, axes.tensor, tensor_plan(cut, axes.tensor.size()))
+
+        weights = ShardedWeights(model, axes.data, lambda cut: make_room(cut, device), divided)
         self._spread(whole, model, weights)
         freeze_rope(model, self._max_model_len)
         torch.manual_seed(self._seed)  # only rank 0 may have drawn weights that the files lack

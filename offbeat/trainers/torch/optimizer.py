@@ -4,7 +4,8 @@ Half-precision parameters get a float32 master each: gradients are added up and 
 there, because a step of 1e-6 is lost in bfloat16's eight bits. The model keeps its dtype.
 
 If the model is sharded, each rank updates its shards: AdamW is elementwise, so that only the norm
-needs a collective.
+needs a collective. A weight of which several tensor ranks hold a copy is counted once in the norm, and
+its copies get the same gradient, bit for bit.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.trainers.movement import NOT_UPDATED, MovementProbe, UpdateResult
 from offbeat.trainers.ranks.peers import Peers, SingleRank
+from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.sharding import HALF, cut_like, own
 
 STEPS: Final = "steps"
@@ -36,9 +38,14 @@ class Optimizer:
     """
 
     def __init__(
-        self, module: nn.Module, config: OptimizerConfig, peers: Peers | None = None
+        self,
+        module: nn.Module,
+        config: OptimizerConfig,
+        peers: Peers | None = None,
+        mesh: RankMesh | None = None,
     ) -> None:
-        self._config, self._peers = config, peers or SingleRank()
+        """``mesh``: the axes over which the module is sharded; None: it is whole, or over data only."""
+        self._config, self._peers, self._mesh = config, peers or SingleRank(), mesh
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(trained), list(trained.values())
         self._masters = [_master(each) for each in self._parameters]
@@ -64,7 +71,7 @@ class Optimizer:
         With a gradient norm that is not finite, nothing but the gradients changes.
         """
         gradients = self._gradients()
-        norm = self._norm(gradients) / denominator
+        norm = self._norm(self._counted()) / denominator
         applied = norm < float("inf")  # False for NaN too
         movement = NOT_UPDATED
         if applied:
@@ -164,7 +171,21 @@ class Optimizer:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if isinstance(parameter, DTensor):
                 master.grad = None if parameter.grad is None else own(parameter.grad)
-        return [each.grad for each in self._masters if each.grad is not None]
+        if self._mesh is not None:
+            self._mesh.equalise(self._those(self._mesh.is_copied))
+        return self._those()
+
+    def _counted(self) -> list[Tensor]:
+        """Return the gradients of ``_gradients`` that this rank adds to the norm."""
+        return self._those(None if self._mesh is None else self._mesh.counts)
+
+    def _those(self, is_wanted: Callable[[Tensor], bool] | None = None) -> list[Tensor]:
+        """Return the masters' gradients of the wanted parameters; None: of all."""
+        return [
+            master.grad
+            for parameter, master in zip(self._parameters, self._masters, strict=True)
+            if master.grad is not None and (is_wanted is None or is_wanted(parameter))
+        ]
 
     def _norm(self, gradients: list[Tensor]) -> float:
         """Return the norm over all ranks, equal on each, so that all of them step or none."""

@@ -30,7 +30,7 @@ from offbeat.model_proof.plain import (
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.model_proof.tiny_model import LENGTH, tiny_model, with_attention
 from offbeat.multimodal.tower import FeaturesOf
-from offbeat.trainers.batches.packing import Batch, flatten, pack
+from offbeat.trainers.batches.packing import Batch, PackedRows, flatten, pack
 from offbeat.trainers.batches.rows import plan_rows
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.forward import has_plain_head, packed_logprobs
@@ -85,6 +85,10 @@ class Witness:
         sizes = [_NEAR, _FAR] if self.max_model_len >= FAR_TOKENS else [_NEAR]
         firsts = [0, self.max_model_len - FAR_TOKENS if self.share else 0]
         return _random_batch(sizes, vocabulary(model)), firsts
+
+    def packed(self, model: PreTrainedModel) -> PackedRows:
+        """Return the rows in one microbatch."""
+        return _packed(*self.rows(model), share=self.share, split=self.split)
 
 
 _proofs: dict[tuple[object, ...], RowProof] = {}
@@ -292,7 +296,7 @@ def prove_sharding(
         raise UntrainableModel(
             type(model).__name__,
             f"computes log-probabilities {gap:.2g} nat off when it is cut over ranks, more than {allowed:g}",
-            "Set trainer.data_parallel to 1",
+            "Set trainer.data_parallel and trainer.tensor_parallel to 1",
         )
 
 
@@ -342,15 +346,20 @@ def _in_rows(
     features_of: FeaturesOf | None = None,
 ) -> dict[int, Tensor]:
     """Return log-probabilities of all responses, computed in one microbatch as a trainer does."""
-    rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
-    packed = pack(batch, rows, flat=split)
-    first_R = np.array([firsts[row.group] for row in rows])
-    shift = np.repeat(first_R, [row.length for row in rows])[None] if split else first_R[:, None]
-    packed = replace(packed, positions_RT=packed.positions_RT + shift)
+    packed = _packed(batch, firsts, share=share, split=split)
     logprobs = torch.empty(len(batch.tokens))
     got_N = packed_logprobs(model, packed, 1.0, dtype, features_of=features_of)
     logprobs[torch.from_numpy(packed.source_N)] = got_N.float().cpu()
     return dict(enumerate(logprobs.split(batch.length_S.tolist())))
+
+
+def _packed(batch: Batch, firsts: Sequence[int], *, share: bool, split: bool) -> PackedRows:
+    """Return the rows of a batch in one microbatch, their prompts at these positions."""
+    rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
+    packed = pack(batch, rows, flat=split)
+    first_R = np.array([firsts[row.group] for row in rows])
+    shift = np.repeat(first_R, [row.length for row in rows])[None] if split else first_R[:, None]
+    return replace(packed, positions_RT=packed.positions_RT + shift)
 
 
 def _worst(got: dict[int, Tensor], want: dict[int, Tensor]) -> float:

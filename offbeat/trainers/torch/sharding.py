@@ -1,6 +1,7 @@
 """Sharding of a model over the ranks of a world by FSDP2; whole tensors from and into its shards.
 
-Every parameter is sharded along its first axis, as by ``torch.chunk``. A trained parameter of 16 bits
+Every parameter is sharded along its first axis, as by ``torch.chunk``: of a matrix that tensor ranks
+divide (``tensor_parallel``), the part of each tensor rank, over the data ranks that hold it. A trained parameter of 16 bits
 is kept in float32 shards, which are its masters, and gathered in 16 bits: so the forward pass uses the
 same weights as on one rank, and gradients are added up in float32. A frozen one stays as it is.
 """
@@ -10,11 +11,11 @@ same weights as on one rank, and gradients are added up in float32. A frozen one
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -23,21 +24,21 @@ from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.reshard.region import Region, chunk_cuts
-from offbeat.weight_sync.reshard.region import part_of as region_of
+from offbeat.weight_sync.reshard.region import part_of as part_of_region
 from offbeat.weight_sync.source import dtype_name, named_weights
 
 HALF: Final = (torch.bfloat16, torch.float16)
 
 
-def world_mesh(device: str, ranks: int) -> DeviceMesh:
-    """Return a one-dimensional mesh of all ranks, on a kind of device."""
-    return init_device_mesh(device.partition(":")[0], (ranks,))
-
-
-def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+def shard(
+    model: PreTrainedModel,
+    mesh: DeviceMesh,
+    divide: Callable[[PreTrainedModel], None] = lambda _: None,
+) -> None:
     """Shard a model over the ranks of a mesh: each decoder layer, then the rest.
 
-    Gradients are summed over ranks, not averaged: a step divides them once, at its end.
+    Gradients are summed over ranks, not averaged: a step divides them once, at its end. ``divide``
+    divides matrices over tensor ranks, each of whose parts is then sharded.
 
     Raises:
         UntrainableModel: Its parameters have several dtypes.
@@ -54,6 +55,7 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             if each.requires_grad:
                 each.data = each.data.float()
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+    divide(model)  # of masters: the dtype of a divided parameter does not change any more
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -121,10 +123,11 @@ class ShardedWeights(Weights):
         model: PreTrainedModel,
         mesh: DeviceMesh,
         make_room: Callable[[PreTrainedModel], None] = lambda _: None,
+        divide: Callable[[PreTrainedModel], None] = lambda _: None,
     ) -> None:
-        """Shard the model. ``make_room`` allocates this rank's part of one without memory."""
+        """Shard the model as ``shard`` does. ``make_room`` allocates this rank's part of it."""
         super().__init__(model)
-        shard(model, mesh)
+        shard(model, mesh, divide)
         make_room(model)
         state = model.state_dict(keep_vars=True)
         self._local: dict[str, Tensor] = {name: state[name] for name in self._dtypes}
@@ -139,7 +142,7 @@ class ShardedWeights(Weights):
         for part, places in itertools.groupby(self._places, key=lambda each: each[1]):
             part.unshard()
             copies = [
-                (name, getattr(module, name.rpartition(".")[2]).detach().clone())
+                (name, _copied(getattr(module, name.rpartition(".")[2])))
                 for name, _, module in places
             ]
             part.reshard()
@@ -165,6 +168,13 @@ def _part_with(weight: str, parts: Collection[str]) -> str:
     )
 
 
+def _copied(parameter: Tensor) -> Tensor:
+    """Return a whole copy of a parameter that its data ranks have gathered. Tensor ranks together."""
+    if isinstance(parameter, DTensor):
+        parameter = parameter.full_tensor()
+    return parameter.detach().clone()
+
+
 def own(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -178,12 +188,23 @@ def part_of(values: Tensor, like: Tensor) -> Tensor:
 
 
 def local_region(tensor: Tensor) -> Region:
-    """Return the region of a tensor that this rank holds: empty on ranks beyond its last row."""
-    shape = tuple(tensor.shape)
+    """Return the region of a tensor that this rank holds: empty on ranks beyond its last row.
+
+    The last axis of the mesh cuts first: tensor ranks divide the whole tensor, and FSDP2 shards the
+    part of each.
+    """
+    region = Region.whole(tuple(tensor.shape))
     if not isinstance(tensor, DTensor):
-        return Region.whole(shape)
+        return region
     mesh = tensor.device_mesh
-    return region_of(shape, 0, chunk_cuts(shape[0], mesh.size()), mesh.get_local_rank())
+    for axis in reversed(range(mesh.ndim)):
+        placement: Any = tensor.placements[axis]
+        if not placement.is_replicate():  # FSDP2 marks rows cut on both axes by what is no Shard
+            cuts = chunk_cuts(region.shape[placement.dim], mesh.size(axis))
+            part = part_of_region(region.shape, placement.dim, cuts, mesh.get_local_rank(axis))
+            start = tuple(map(sum, zip(region.start, part.start, strict=True)))
+            region = Region.at(start, part.shape)
+    return region
 
 
 def cut_like(part: Tensor, like: Tensor) -> Tensor:

@@ -52,15 +52,9 @@ from offbeat.trainers.torch.optimizer import STEPS, Optimizer
 from offbeat.trainers.torch.proof import Witness, prove_sharding
 from offbeat.trainers.torch.recompute import recompute_layers
 from offbeat.trainers.torch.routing import ModelRouting, check_routers
-from offbeat.trainers.torch.sharded_state import (
-    load_shards,
-    save_shards,
-    saved_names,
-)
-from offbeat.trainers.torch.sharding import (
-    Weights,
-    settle,
-)
+from offbeat.trainers.torch.sharded_state import load_shards, save_shards, saved_names
+from offbeat.trainers.torch.sharding import Weights, settle
+from offbeat.trainers.torch.tensor_proof import check_same_rows, prove_copies
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
 from offbeat.weight_sync.receiver import TensorRegion
@@ -134,7 +128,7 @@ class TorchTrainer(ReloadableTrainer):
         self.expert_load = self._routing.load
         if self.peers.size > 1:
             self._prove_cut(witness)
-        self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers)
+        self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers, self._axes)
         self._teachers: dict[str, PreTrainedModel] = {}  # by directory
         self._rng_at_begin = torch.get_rng_state()  # of torch's CPU generator, at begin of a step
         self.initial_digest = self._digest_of_initial()
@@ -250,13 +244,18 @@ class TorchTrainer(ReloadableTrainer):
         return self._model.device
 
     @property
+    def _is_replica_leader(self) -> bool:
+        return self.peers.rank % self._config.tensor_parallel == 0
+
+    @property
     def _peak(self) -> float | None:
         return known_peak(self._device, self._dtype)
 
     def _count_work(self, microbatches: Sequence[PackedRows], seconds: float) -> None:
         tokens = sum(tokens_and_pairs(each)[0] for each in microbatches)
         flops = 0.0 if self._flops is None else sum(map(self._flops.of, microbatches))
-        self._step.add_work(tokens, flops, seconds)
+        # Seconds of all devices of the replica, which compute these tokens together.
+        self._step.add_work(tokens, flops, seconds * self._config.tensor_parallel)
 
     def _begin_gradients(self) -> None:
         self._rng_at_begin = torch.get_rng_state()
@@ -287,6 +286,9 @@ class TorchTrainer(ReloadableTrainer):
         """Prove that the ranks together compute what the whole model did. All ranks call it."""
         prove_sharding(self._model, witness, self._dtype)
         settle(self._model)
+        if self._axes is not None and self._axes.tensor is not None:
+            with settled(self._model):
+                prove_copies(self._model, witness, self._dtype, self._axes, self.peers)
 
     def _router_biases(self) -> list[tuple[int, Tensor]]:
         return self._routing.biases()
@@ -334,6 +336,8 @@ class TorchTrainer(ReloadableTrainer):
                 raise
             failure = error
         count = all_reduce_max_or_fail(self.peers, during, len(own), failure)
+        if self._config.tensor_parallel > 1:
+            check_same_rows(self.peers, self._config.tensor_parallel, during, own)
         return cast("T", what), pad_microbatches(own, count, PADDING_MICROBATCH)
 
     def _model_of(self, name: str) -> PreTrainedModel:

@@ -183,6 +183,8 @@ def placement(
     expert = _EXPERT.fullmatch(tensor.name)
     if grid.encoders:
         return _apart(tensor, sizes, grid)
+    if grid.whole_vocabulary:
+        return _divided(tensor.shape, "whole" if cut == "vocabulary" else cut, grid, sizes)
     if grid.shards > 1:
         return (
             _sharded_expert(tensor.shape, grid, int(expert[1]), sizes.experts)
@@ -254,6 +256,22 @@ def _cut_by_rows(shape: Shape, holders: Sequence[Ranks]) -> Placement:
 
 
 @cache
+def _divided(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes) -> Placement:
+    """Place a tensor that tensor ranks divide first, and that FSDP ranks shard each part of."""
+    if sizes.experts:
+        raise LayoutRefused("whole_vocabulary", "1", "0 for a model with experts")
+    merged = dict[Region, tuple[int, ...]]()
+    for at in range(grid.tensor):
+        (outer,) = _regions(shape, cut, grid, sizes, at)
+        holders = [grid.shard(part, at) for part in range(grid.shards)]
+        for inner, ranks in _cut_by_rows(outer.shape, holders).parts:
+            start = tuple(map(sum, zip(outer.start, inner.start, strict=True)))
+            region = Region.at(start, inner.shape)
+            merged[region] = tuple(sorted({*merged.get(region, ()), *ranks}))
+    return Placement(tuple(merged.items()))
+
+
+@cache
 def _sharded_expert(shape: Shape, grid: ModelGrid, expert: int, experts: int) -> Placement:
     """Place one expert of a layer whose experts are one tensor of the trainer, cut between experts."""
     rank = bisect_right(chunk_cuts(experts, grid.shards), expert) - 1
@@ -302,6 +320,8 @@ def _regions(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes, at: int
         raise LayoutRefused("tensor", str(grid.tensor), want)
     if cut == "heads":
         heads = sizes.key_value_heads
+        if grid.whole_vocabulary and heads % grid.tensor:
+            raise LayoutRefused("tensor", str(grid.tensor), f"a divisor of {heads} key-value heads")
         if max(heads, grid.tensor) % min(heads, grid.tensor):
             want = f"a multiple or a divisor of {heads} key-value heads"
             raise LayoutRefused("tensor", str(grid.tensor), want)

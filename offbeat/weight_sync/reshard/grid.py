@@ -31,12 +31,21 @@ class ModelGrid:
     shards: int = 1  # FSDP ranks: each tensor in parts along its first axis, as torch.chunk cuts it
     vocabulary_multiple: int = 1  # rows of embeddings are padded to a multiple of this times tensor
     stages: tuple[int, ...] = ()  # layers of each pipeline stage; empty: equal numbers
+    whole_vocabulary: int = 0  # 1: tensor-parallel ranks have embedding and output head whole
     encoders: int = 0  # ranks behind all others that share the vision tower, cut as by ``shards``
 
     def __post_init__(self) -> None:
-        if self.shards > 1 and self.model_ranks * self.expert > 1:
+        # Shards of divided matrices are the torch trainer's, which divides nothing of the vocabulary.
+        beside = self.model_ranks * self.expert
+        if self.whole_vocabulary:
+            beside //= self.tensor
+            if beside > 1:
+                got = "1 beside pipeline, context or expert parallelism"
+                raise LayoutRefused("whole_vocabulary", got, "tensor and shards alone beside it")
+        if self.shards > 1 and beside > 1:
             got = f"{self.shards} beside tensor, pipeline, context or expert parallelism"
-            raise LayoutRefused("fsdp", got, "1, or the only kind of parallelism")
+            want = "1, or the only kind of parallelism but tensor with whole_vocabulary=1"
+            raise LayoutRefused("fsdp", got, want)
         if self.encoders:
             self._check_encoders()
         if self.stage_ranks % (self.expert * self.expert_tensor_ranks):
@@ -91,9 +100,10 @@ class ModelGrid:
         first = stage * self.stage_ranks + expert_rank * self.expert_tensor_ranks + tensor_rank
         return tuple(range(first, (stage + 1) * self.stage_ranks, block))
 
-    def shard(self, part: int) -> Ranks:
-        """Return the ranks that hold the same shard: one of each copy."""
-        return tuple(range(part, self.ranks_without_encoders, self.shards))
+    def shard(self, part: int, tensor_rank: int = 0) -> Ranks:
+        """Return the ranks that hold the same shard of a tensor rank's part: one of each copy."""
+        first, step = part * self.tensor + tensor_rank, self.shards * self.tensor
+        return tuple(range(first, self.ranks_without_encoders, step))
 
     def encoder(self, part: int) -> Ranks:
         """Return the encoder rank that holds a part of the vision tower."""

@@ -15,6 +15,7 @@ from offbeat.algorithms.losses import LossSums, LossTokens
 from offbeat.config.sections.loss import LossConfig
 from offbeat.messages.training import StepResult
 from offbeat.trainers.batches.planner import MicrobatchPlanner
+from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepTotals
 from offbeat.trainers.torch import TorchTrainer
@@ -96,9 +97,53 @@ class Unsharded(Exact):
     everything = True
 
 
+class Scattered(Exact):
+    """Every rank trains data of its own, those of one replica, too."""
+
+
+class CountsCopies(Exact):
+    """The gradient norm counts the copies of a weight that every tensor rank has whole."""
+
+    def _apply(self, denominator: float, rate: float) -> UpdateResult:
+        self._optimizer._mesh = None  # noqa: SLF001 -- whom it asks which copies count
+        return super()._apply(denominator, rate)
+
+
+class KeepsPartsOfNorms(Exact):
+    """Nobody adds up the gradients of norms of queries and keys, which see some heads each."""
+
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        config: Any = (
+            model.config
+        )  # whose class declares the plan, and whose objects may have another
+        plan = config.base_model_tp_plan
+        config.base_model_tp_plan = {each: plan[each] for each in plan if "norm" not in each}
+        return super()._cut(model, whole)
+
+
+class CountsReplicaTwice(Exact):
+    """Every tensor rank adds the tokens of its replica to those of the step."""
+
+    @property
+    def _is_replica_leader(self) -> bool:
+        return True
+
+
 KINDS = {
     each.__name__: each
-    for each in (Exact, Averaged, ReducedTwice, OwnCounts, OwnMetrics, LateRate, Unsharded)
+    for each in (
+        Exact,
+        Averaged,
+        ReducedTwice,
+        OwnCounts,
+        OwnMetrics,
+        LateRate,
+        Unsharded,
+        Scattered,
+        CountsCopies,
+        KeepsPartsOfNorms,
+        CountsReplicaTwice,
+    )
 }
 
 

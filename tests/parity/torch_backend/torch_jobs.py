@@ -9,7 +9,7 @@ from parity_cases import Arrays, Cut, Outcome, Step, chunked
 from reshard_jobs import resharded
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch_backend.torch_bugs import KINDS, Exact, Failing, Injected, Unsharded
+from torch_backend.torch_bugs import KINDS, Exact, Failing, Injected, Scattered, Unsharded
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
@@ -19,7 +19,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
-from offbeat.trainers.ranks.dispatch import shares
+from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync.dtypes import WirePolicy
@@ -33,6 +33,8 @@ def make(peers: Peers, path: Path, cut: Cut, kind: type[TorchTrainer] = Exact) -
             max_tokens_per_microbatch=cut.max_tokens,
             shared_prompt=cut.shared_prompt,
             activation_checkpointing=cut.recompute,
+            data_parallel=peers.size // cut.tensor,
+            tensor_parallel=cut.tensor,
             moe=MoeConfig.model_validate(cut.moe),
             optimizer=OptimizerConfig.model_validate(cut.optimizer),
         ),
@@ -51,8 +53,11 @@ def mine(trainer: TorchTrainer, step: Step, prompt_indices: Sequence[int]) -> li
         each: len(step.groups[each]["prompt_ids"]) + len(step.groups[each]["response_ids"])
         for each in prompt_indices
     }
-    peers = trainer.peers
-    return list(shares(sizes, peers.size)[peers.rank])
+    tensor = trainer._config.tensor_parallel  # noqa: SLF001 -- said nowhere else
+    if isinstance(trainer, Scattered):
+        tensor = 1
+    replicas = Replicas(trainer.peers.size // tensor, tensor)
+    return list(shares(sizes, replicas.data)[replicas.share_of(trainer.peers.rank)])
 
 
 def feed(trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int, key: StepKey) -> StepKey:

@@ -1,0 +1,57 @@
+"""Checks that tensor-parallel ranks of the torch trainer can divide a model, and says what one holds.
+
+torch and transformers, whose import takes seconds, are imported only if a recipe needs them.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from offbeat.config.limits import freeze_patterns, trainer_ranks
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.launch.checks.finding import Finding, error, ok, size
+
+_SUBJECT: Final = "tensor ranks"
+
+
+def check_tensor_ranks(config: RunConfig) -> Iterator[Finding]:
+    """Check the model's plan against ``trainer.tensor_parallel``; nothing without it."""
+    trainer = config.trainer
+    if not isinstance(trainer, TorchTrainerConfig) or trainer.tensor_parallel == 1:
+        return
+    import torch
+
+    from offbeat.model_proof.loading import model_without_memory
+    from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.torch.freezing import frozen_parameters
+    from offbeat.trainers.torch.rank_bytes import largest_rank
+    from offbeat.trainers.torch.tensor_parallel import tensor_plan
+
+    path, trust = config.model.path, config.model.trust_remote_code
+    try:
+        model = model_without_memory(path, trust_remote_code=trust)
+    except (OSError, ValueError, KeyError):
+        return  # ``check_model_proof`` says what is wrong with it
+    try:
+        tensor_plan(model, trainer.tensor_parallel)
+    except UntrainableModel as refused:
+        yield error("model", f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        return
+    try:
+        frozen = frozen_parameters(model, freeze_patterns(config))
+    except UntrainableModel:
+        return  # ``check_model_proof`` says so
+    held = largest_rank(
+        model,
+        getattr(torch, config.model.dtype),
+        data=trainer.data_parallel,
+        tensor=trainer.tensor_parallel,
+        frozen=frozen,
+        references=int(config.algorithm.loss.needs_reference_logprobs),
+    )
+    yield ok(
+        _SUBJECT,
+        f"{trainer_ranks(config)} ranks; the largest holds {size(held.total)}: weights "
+        f"{size(held.weights)}, gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; "
+        "what a pass gathers and computes comes on top",
+    )

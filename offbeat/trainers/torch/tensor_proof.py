@@ -1,0 +1,101 @@
+"""Checks that tensor-parallel ranks of a replica compute one step: the same rows, the same gradients.
+
+A model's plan says which weights stay whole, and where their gradients have to be summed over the
+tensor ranks. If it left one out, the logprobs would still be right, and the ranks' copies of a weight
+would get another part of the gradient each.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch declares some functions without types.
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import torch
+import xxhash
+from transformers import PreTrainedModel
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.trainers.batches.packing import PackedRows
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.torch.forward import packed_logprobs
+from offbeat.trainers.torch.proof import Witness
+from offbeat.trainers.torch.rank_mesh import RankMesh
+from offbeat.trainers.torch.sharding import own
+
+_TOLERANCE: Final = 0.1
+"""Largest difference between copies of a gradient, over the largest value of the first.
+
+Copies differ by the rounding of kernels that add in no fixed order, a percent in 16 bits at most.
+Parts of a sum that nobody has added up differ by as much as they are large.
+"""
+
+_GAPS: Final = msgspec.msgpack.Decoder(tuple[float, str])
+_DIGESTS: Final = msgspec.msgpack.Decoder(str)
+
+
+class ReplicaRowsDiffer(OffbeatError):
+    """Tensor-parallel ranks of one replica were given other groups: their sums would be of neither."""
+
+    during: str
+    first: int
+    second: int
+
+    def __str__(self) -> str:
+        return (
+            f"trainer ranks {self.first} and {self.second} share one replica and read other rows in "
+            f"{self.during}: nothing was computed. Fix: groups are assigned to replicas, not to ranks"
+        )
+
+
+def check_same_rows(
+    peers: Peers, tensor: int, during: str, microbatches: Sequence[PackedRows]
+) -> None:
+    """Check that the tensor ranks of each replica read the same microbatches. All ranks call it.
+
+    Raises:
+        ReplicaRowsDiffer: Those of a replica do not; on all ranks.
+    """
+    digest = xxhash.xxh3_128()
+    for packed in microbatches:
+        for each in (packed.input_ids_RT, packed.target_N, packed.source_N):
+            digest.update(f"{each.dtype} {each.shape} ".encode())
+            digest.update(each.tobytes())
+    every = peers.all_gather(digest.hexdigest(), _DIGESTS)
+    for rank, theirs in enumerate(every):
+        leader = rank - rank % tensor
+        if theirs != every[leader]:
+            raise ReplicaRowsDiffer(during, leader, rank)
+
+
+def prove_copies(
+    model: PreTrainedModel, witness: Witness, dtype: torch.dtype, mesh: RankMesh, peers: Peers
+) -> None:
+    """Prove that all tensor ranks get the whole gradient of the weights they have copies of.
+
+    All ranks call it together, before there is an optimizer; it leaves no gradient.
+
+    Raises:
+        UntrainableModel: The gradients of a weight's copies differ; on all ranks.
+    """
+    packed_logprobs(model, witness.packed(model), 1.0, dtype).sum().backward()
+    worst = (0.0, "")
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and mesh.is_copied(parameter):
+            gradient = own(parameter.grad)
+            first = gradient.clone()
+            mesh.equalise([first])
+            if first.numel():
+                gap = (gradient - first).abs().max() / first.abs().max().clamp(min=1e-30)
+                worst = max(worst, (float(gap), name))
+    for parameter in model.parameters():
+        parameter.grad = None
+    gap, name = max(peers.all_gather(worst, _GAPS))
+    if not gap <= _TOLERANCE:
+        problem = (
+            f"is divided by a plan that gives tensor ranks other gradients of {name}, {gap:.2g} of its "
+            "largest value apart"
+        )
+        raise UntrainableModel(type(model).__name__, problem, "Set trainer.tensor_parallel to 1")

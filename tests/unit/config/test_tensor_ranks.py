@@ -1,0 +1,47 @@
+"""Tensor-parallel ranks of the torch trainer, and what does not go with them."""
+
+from typing import Any
+
+import pytest
+
+from offbeat.config.crosschecks import clashes
+from offbeat.config.limits import trainer_ranks
+from offbeat.config.run import RunConfig
+from offbeat.planning.sync_plan import sender_grid
+from offbeat.trainers.ranks.dispatch import Replicas
+from offbeat.weight_sync.reshard.grid import ModelGrid
+
+
+def config(trainer: dict[str, Any], **sections: Any) -> RunConfig:
+    given = {"steps": 5, "model": {"path": "m"}, **sections, "trainer": trainer}
+    return RunConfig.model_validate(given)
+
+
+def refused(trainer: dict[str, Any], **sections: Any) -> list[str]:
+    found = clashes(config(trainer, **sections))
+    return [each.message for each in found if "trainer.tensor_parallel" in each.keys]
+
+
+def test_a_replica_has_as_many_ranks_as_divide_its_matrices() -> None:
+    given = config({"data_parallel": 3, "tensor_parallel": 2})
+    assert trainer_ranks(given) == 6
+    assert Replicas.of(given.trainer) == Replicas(data=3, tensor=2)
+    assert sender_grid(given) == ModelGrid(shards=3, tensor=2, whole_vocabulary=1)
+    assert refused({"data_parallel": 3, "tensor_parallel": 2}) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "trainer", "sections"),
+    [
+        ("trainer.lora", {"lora": {}}, {}),
+        ("trainer.moe", {"moe": {"load_balancing_coef": 0.1}}, {}),
+        ("trainer.encoder", {"encoder": {}}, {}),
+        ("environment.images", {}, {"environment": {"name": "digits", "images": {}}}),
+    ],
+)
+def test_what_is_not_divided_is_refused_by_name(
+    key: str, trainer: dict[str, Any], sections: dict[str, Any]
+) -> None:
+    (message,) = refused({"tensor_parallel": 2, **trainer}, **sections)
+    assert f"trainer.tensor_parallel=2 of trainer.backend=torch does not go with {key}" in message
+    assert refused({"tensor_parallel": 1, **trainer}, **sections) == []

@@ -1,0 +1,86 @@
+"""``offbeat check`` says which models tensor ranks of the torch trainer divide, and what one holds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import (
+    GPT2Config,
+    LlamaConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.finding import Finding, Level, size
+from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+def findings(path: Path, model: PreTrainedConfig, **trainer: Any) -> list[Finding]:
+    model.save_pretrained(path)
+    recipe = {"steps": 1, "model": {"path": str(path)}, "trainer": trainer}
+    return list(check_tensor_ranks(RunConfig.model_validate(recipe)))
+
+
+def test_ranks_are_said_with_the_bytes_that_the_largest_holds(tmp_path: Path) -> None:
+    model = LlamaConfig(**SIZES, tie_word_embeddings=False)
+    (found,) = findings(tmp_path, model, tensor_parallel=2, data_parallel=2)
+    matrices = 2 * (48 * 16 * (4 + 2 + 2 + 4) + 3 * 48 * 80) // 2
+    whole = 2 * 64 * 48 + 5 * 48
+    weights = (matrices + whole) // 2 * 4
+    assert found.level is Level.OK
+    assert found.message.startswith(f"4 ranks; the largest holds {size(4 * weights + 32)}")
+    assert f"gradients {size(weights)}, optimizer {size(2 * weights)}" in found.message
+
+
+def test_nothing_is_said_without_tensor_ranks(tmp_path: Path) -> None:
+    assert findings(tmp_path, LlamaConfig(**SIZES), data_parallel=2) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "problem", "fix"),
+    [
+        (Qwen3Config(**SIZES), 4, "has 2 key-value heads", "a divisor"),
+        (
+            Qwen3Config(**SIZES | dict[str, Any](intermediate_size=81)),
+            2,
+            "has 81 columns in model.layers.0.mlp.gate_proj",
+            "a divisor",
+        ),
+        (
+            Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
+            2,
+            "its config has num_experts=4, and experts are not divided",
+            "Set trainer.tensor_parallel to 1",
+        ),
+        (
+            Phi3Config(
+                **{name: size for name, size in SIZES.items() if name != "head_dim"}, pad_token_id=0
+            ),
+            2,
+            "base_model_tp_plan has colwise_gather_output for layers.*.self_attn.qkv_proj",
+            "Set trainer.tensor_parallel to 1",
+        ),
+        (GPT2Config(), 2, "its config has no base_model_tp_plan", "trainer.tensor_parallel to 1"),
+    ],
+    ids=["heads", "columns", "experts", "kinds", "no plan"],
+)
+def test_a_model_that_is_not_divided_is_refused_by_name(
+    tmp_path: Path, model: PreTrainedConfig, ranks: int, problem: str, fix: str
+) -> None:
+    (found,) = findings(tmp_path, model, tensor_parallel=ranks)
+    assert found.level is Level.ERROR
+    assert problem in found.message
+    assert fix in found.fix
