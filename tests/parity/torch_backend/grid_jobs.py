@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from activations import Activations, recorded
 from parity_cases import TOKENS, Cut, Step, chunked
 from reshard_jobs import resharded
 from torch import Tensor
@@ -72,8 +73,22 @@ class CountsOneLane(ExactEncoder):
         return super()._apply(denominator / self._grid.lanes, rate)
 
 
+class RoundsFeatures(ExactEncoder):
+    """Sends features with eight bits, and has the tower's own right."""
+
+    def _parts(self, batch: Any, made: Any) -> Any:
+        return [each.bfloat16().to(each.dtype) for each in super()._parts(batch, made)]
+
+
 KINDS = {
-    each.__name__: each for each in (ExactEncoder, SwapsLanes, AveragesOverTheWorld, CountsOneLane)
+    each.__name__: each
+    for each in (
+        ExactEncoder,
+        SwapsLanes,
+        AveragesOverTheWorld,
+        CountsOneLane,
+        RoundsFeatures,
+    )
 }
 
 
@@ -172,6 +187,53 @@ def stepped(
     seen["weights"] = as_arrays(weights) if trainer.is_first else {}
     seen["parameters"], seen["identity"] = trainer.parameters, trainer.identity
     return seen
+
+
+def seen_inside(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    *,
+    lanes: int,
+    encoders: int,
+    names: Sequence[str],
+    kind: str = "ExactEncoder",
+) -> Activations:
+    """What the modules that this rank holds return in the passes of a step in one chunk."""
+    trainer = make(peers, path, cut, (), lanes, encoders, encoder=KINDS[kind])
+    with recorded(trainer.module, names) as found:
+        key = feed(trainer, step, TOKENS, 1, StepKey(1, 1, 0), lanes, encoders)
+    trainer.abort_train_step(key)
+    return found
+
+
+def taken(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    *,
+    lanes: int,
+    encoders: int,
+    count: int,
+    load: Path | None,
+    save: Path | None,
+) -> tuple[list[float], list[str], dict[str, Any]]:
+    """Rates of so many steps from a state on, the digests after them, and the weights on rank 0."""
+    trainer: Any = make(peers, path, cut, (), lanes, encoders)
+    if load is not None:
+        trainer.load_state(load)
+    rates, digests = list[float](), [trainer.weights_digest()]
+    for _ in range(count):
+        number = trainer.steps_applied + 1
+        end = feed(trainer, step, TOKENS, 2, StepKey(number, number, 0), lanes, encoders)
+        rates.append(trainer.finish_train_step(end).learning_rate)
+        digests.append(trainer.weights_digest())
+    if save is not None:
+        trainer.save_state(save)
+    weights = dict(trainer.named_weights())
+    return rates, digests, as_arrays(weights) if trainer.is_first else {}
 
 
 def continued(

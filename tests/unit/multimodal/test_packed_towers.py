@@ -1,0 +1,57 @@
+"""Towers of Qwen's families pack pictures of any sizes into one row, cut by ``cu_seqlens``."""
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from offbeat.multimodal.tower import features
+from offbeat.trainers.grid.provenance import merged
+from tests.support.image_text_models import make, patched
+
+GRIDS = [((1, 4, 4),), ((1, 4, 6), (1, 2, 2)), ((1, 8, 2),)]  # of three prompts, none like another
+PATCHES = [rows * columns for grids in GRIDS for _, rows, columns in grids]
+FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+
+def cuts_of(model: Any, media: Any) -> list[Tensor]:
+    """What each attention of the tower was given as ``cu_seqlens``, first layer first."""
+    seen = list[Tensor]()
+
+    def note(_: Any, __: Any, named: dict[str, Any]) -> None:
+        seen.append(named["cu_seqlens"])
+
+    for block in model.model.visual.blocks:
+        block.attn.register_forward_pre_hook(note, with_kwargs=True)
+    features(model, (media,))
+    return seen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_attention_is_cut_between_pictures_by_int32_numbers_beside_the_weights(family: str) -> None:
+    model: Any = make(family)
+    media = merged([patched(seed, *grids) for seed, grids in enumerate(GRIDS)])
+    between = {0, *accumulate(PATCHES)}
+    cuts = cuts_of(model, media)
+    assert len(cuts) == 2
+    for each in cuts:
+        assert (each.dtype, each.device) == (torch.int32, model.device)
+        assert between <= set(each.tolist())  # windows of a picture are cut further
+    assert set(cuts[-1].tolist()) == between
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_pictures_of_unequal_sizes_have_the_features_of_each_alone(family: str) -> None:
+    model = make(family, torch.float64)
+    each = [patched(seed, *grids) for seed, grids in enumerate(GRIDS)]
+    together = features(model, (merged(each),))
+    apart = [features(model, (media,)) for media in each]
+    want = torch.cat([one.embedded_FH for one in apart])
+    torch.testing.assert_close(together.embedded_FH, want, atol=1e-12, rtol=0)
+    for layer, deep in enumerate(together.deep):
+        want = torch.cat([one.deep[layer] for one in apart])
+        torch.testing.assert_close(deep, want, atol=1e-12, rtol=0)
