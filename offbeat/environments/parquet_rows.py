@@ -96,7 +96,7 @@ def _is_picture(kind: pa.DataType) -> bool:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return kinds.is_binary(kind) or kinds.is_large_binary(kind)
+    return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind)
 
 
 def _picture(value: Any) -> Any:  # noqa: ANN401 - what names a picture, or a list of it
@@ -116,7 +116,7 @@ def _is_plain(kind: pa.DataType) -> bool:
         return _is_plain(kind.value_type)
     if kinds.is_dictionary(kind):
         return _is_plain(kind.value_type)
-    text = kinds.is_string(kind) or kinds.is_large_string(kind)
+    text = kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
     number = kinds.is_integer(kind) or kinds.is_floating(kind)
     return text or number or kinds.is_boolean(kind) or kinds.is_null(kind)
 

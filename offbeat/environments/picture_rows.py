@@ -1,8 +1,9 @@
 """Finds the pictures that a prompt names, and reads the bytes of those in files.
 
 A row names pictures under ``image``, or a list under ``images``: each is the path of a file,
-relative to the folder of the data file, or ``{"bytes": base64}``, which a Parquet file has as
-bytes. Nothing is fetched from an address, and no path leaves the folder, not by a link either: the
+relative to the folder of the data file, or ``{"bytes": base64, "path": path}``, of which one may be
+null or left out; a Parquet file has bytes as bytes. Where both are given the bytes count, and the
+path is the name that they once had. Nothing is fetched from an address, and no path leaves the folder, not by a link either: the
 rows of a data set are other people's input.
 """
 
@@ -172,7 +173,9 @@ def without_content(row: Mapping[str, Any]) -> dict[str, Any]:
 def shown(picture: object) -> str:
     """Return what names a picture, for people."""
     content = _content(picture)
-    return str(picture) if content is None else f"of {len(content) * 3 // 4} bytes in its row"
+    if content is not None:
+        return f"of {len(content) * 3 // 4} bytes in its row"
+    return str(_path(picture))
 
 
 def _brief(picture: object) -> object:
@@ -186,6 +189,15 @@ def _content(picture: object) -> str | None:
             return content
         case _:
             return None
+
+
+def _path(picture: object) -> object:
+    """Return what names the file of a picture that the row does not hold itself."""
+    match picture:
+        case {"path": path}:
+            return cast("object", path)
+        case _:
+            return picture
 
 
 def _decoded(name: str, content: str, max_bytes: int) -> bytes:
@@ -206,10 +218,11 @@ def _problem_of_name(picture: object) -> str | None:
     """Return why this cannot name a picture; None: it can."""
     if _content(picture) is not None:
         return None
-    if not isinstance(picture, str) or not picture or _UNNAMEABLE.search(picture):
+    path = _path(picture)
+    if not isinstance(path, str) or not path or _UNNAMEABLE.search(path):
         return "is no path of a file"
-    if _ADDRESS.match(picture):
+    if _ADDRESS.match(path):
         return "is an address, and nothing is fetched: download it to the folder of the data file"
-    if Path(picture).is_absolute() or ".." in Path(picture).parts:
+    if Path(path).is_absolute() or ".." in Path(path).parts:
         return "leads out of the folder of the data file: name it relative to that, without '..'"
     return None

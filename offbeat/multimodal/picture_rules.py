@@ -23,7 +23,10 @@ _PIXELS: Final = ("idefics3", "smolvlm")
 _OPENED: Final = ("gemma3",)
 _PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 FAMILIES: Final = (*_PIXELS, *_PATCHES, *_OPENED)
-"""Values of ``model_type`` of the families whose pictures are supported."""
+"""Values of ``model_type`` of the families whose pictures trainer and embedded engine compute."""
+
+READ_FAMILIES: Final = tuple(family for family in FAMILIES if family != "smolvlm")
+"""Those that a worker has a processor for as well: SmolVLM2's needs packages for videos."""
 
 
 @dataclass(frozen=True, slots=True)

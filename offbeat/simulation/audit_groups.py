@@ -59,6 +59,8 @@ DROP_REASONS: Final = frozenset(
         "no_valid_tokens",
         "overlong",
         "payload_lost",
+        "picture_token",
+        "picture_unusable",
         "refused_at_commit",
         "reward_answered_twice",
         "reward_deadline",

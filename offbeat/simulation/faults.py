@@ -115,7 +115,7 @@ def _kinds() -> dict[str, FaultKind]:
         "prompt_hangs": FaultKind("data", "all", now, "a prompt never ends on any engine", "it is dropped"),
         "prompt_kills": FaultKind("data", "all", now, "a prompt kills each engine it is sent to", "it is dropped"),
         "reward_nan": FaultKind("data", "worker", roll, "a reward is NaN", retry),
-        "reward_raises": FaultKind("data", "worker", roll, "RolloutFailed, by the data", retry),
+        "reward_raises": FaultKind("data", "worker", roll, "RolloutFailed, by the data or its pictures", retry),
         "group_short": FaultKind("data", "worker", roll, "a sample is missing", retry),
         "group_ragged": FaultKind("data", "worker", roll, "columns of different length", retry),
         "sample_doubled": FaultKind("data", "worker", roll, "a sample too many", retry),

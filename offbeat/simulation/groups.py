@@ -32,6 +32,8 @@ _MOST_LOST: Final = 3
 """Tries of a sample that cost it no retry, because another episode ended its process."""
 
 _LOST_SHARE: Final = 0.25  # of the tries that fail
+_DATA_PROBLEMS: Final = ("reward_raised",)
+_PICTURE_PROBLEMS: Final = (*_DATA_PROBLEMS, "picture_token", "picture_unusable")
 _MODEL_SHARE: Final = 0.5  # of the tries that failed and cost a retry
 
 
@@ -144,6 +146,12 @@ def drawn_samples(receipt: Receipt) -> DrawnSamples:
         receipt.branches or ones,
         media_bytes_of(receipt),
     )
+
+
+def data_problem(content: Content) -> str:
+    """Return the reason for which the data of a group fail it; pictures have some of their own."""
+    reasons = _PICTURE_PROBLEMS if content.media_bytes else _DATA_PROBLEMS
+    return reasons[content.task.prompt_index % len(reasons)]
 
 
 def media_bytes_of(receipt: Receipt) -> int:

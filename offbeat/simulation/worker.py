@@ -20,6 +20,7 @@ from offbeat.simulation.engine import Decoding, FakeEngine
 from offbeat.simulation.faults import FaultMoment
 from offbeat.simulation.groups import (
     Content,
+    data_problem,
     drawn_samples,
     poisoned,
     receipt_of,
@@ -269,7 +270,11 @@ class _Rollout:
         if kind == "reward_raises":
             call.fail(
                 RolloutFailed(
-                    FailureKind.DATA, task.prompt_index, task.attempt, "reward_raised", "ValueError"
+                    FailureKind.DATA,
+                    task.prompt_index,
+                    task.attempt,
+                    data_problem(self.content),
+                    "ValueError",
                 )
             )
             return

@@ -9,7 +9,7 @@ from offbeat.config.crosschecks import clashes
 from offbeat.config.limits import max_group_bytes
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
-from offbeat.controller.events import StepApplied
+from offbeat.controller.events import Dropped, StepApplied
 from offbeat.simulation import schedule
 from offbeat.simulation.campaign import run_campaign, violations_of
 from offbeat.simulation.cli import BAD_ARGUMENTS, HELD, simulate
@@ -192,6 +192,17 @@ def test_pictures_fill_the_buffer_to_its_last_byte_and_the_run_goes_on_under_fau
     assert max(each.samples.media_bytes for each in groups) == 2**20
     held = max(each.held_bytes for each in result.records if isinstance(each, PermitsUsed))
     assert held > 4 * group
+
+
+def test_prompts_are_dropped_for_their_pictures_and_the_auditor_knows_the_reasons() -> None:
+    plan = plan_with(environment=PICTURES, rollout={"data_retries": 0, "drop_budget": 12})
+    faults = [PlannedFault("reward_raises", at_step=step) for step in range(8)]
+    reasons = set[str]()
+    for seed in range(3):
+        result = play(seed, msgspec.structs.replace(plan, planned_faults=faults))
+        assert (result.outcome, violations_of(result)) == ("finished", [])
+        reasons |= {event.detail for event in result.journal if isinstance(event, Dropped)}
+    assert reasons == {"reward_raised", "picture_token", "picture_unusable"}
 
 
 @pytest.mark.parametrize("seed", [500677, 500726])

@@ -10,7 +10,7 @@ from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
-from offbeat.multimodal.picture_rules import FAMILIES, PictureRules
+from offbeat.multimodal.picture_rules import READ_FAMILIES, PictureRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RequestLimits:
         if request.media is None:
             return
         if self.pictures is None:
-            fix = f"Serve an image-text model of {', '.join(FAMILIES)}, or leave pictures out"
+            fix = f"Serve an image-text model of {', '.join(READ_FAMILIES)}, or leave pictures out"
             yield "the prompt has pictures, which the served model does not read", fix
         elif problem := self.pictures.problem(request.prompt_ids, request.media, is_history=True):
             yield f"the prompt {problem}", "Make ids and pictures with the served model's processor"

@@ -70,12 +70,12 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
 def _pictures(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
     if not any(view.environment.images for view in environment_views(config).values()):
         return
-    from offbeat.multimodal.picture_rules import FAMILIES, picture_rules
+    from offbeat.multimodal.picture_rules import READ_FAMILIES, picture_rules
 
     kind: str = model.config.model_type
     if (rules := picture_rules(model.config)) is None:
         seen = f"{type(model).__name__} ({kind}): its pictures are not supported"
-        yield error(_PICTURES, seen, f"Take a model of {', '.join(FAMILIES)}.")
+        yield error(_PICTURES, seen, f"Take a model of {', '.join(READ_FAMILIES)}.")
     else:
         proof = "proved at the start"
         if config.trainer.backend == "megatron":

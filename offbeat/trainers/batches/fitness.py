@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import FAMILIES, PictureRules
+from offbeat.multimodal.picture_rules import READ_FAMILIES, PictureRules
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import (
@@ -83,7 +83,7 @@ def pictures_of(place: int, group: Columns, rules: PictureRules | None) -> Media
     if media is None:
         return None
     if rules is None:
-        want = f"none: the model reads no pictures, as {', '.join(FAMILIES)} do"
+        want = f"none: the model reads no pictures, as {', '.join(READ_FAMILIES)} do"
         raise UnfitColumns(place, MEDIA_VALUES, f"{len(media.sizes)} pictures", want)
     if problem := rules.problem(group[PROMPT_IDS], media, is_history=False):
         want = "pictures and tokens that the model's own processor made"

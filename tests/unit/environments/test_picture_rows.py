@@ -18,9 +18,10 @@ from offbeat.environments.picture_rows import (
     picture_bytes,
     pictures_of,
     pictures_problem,
+    shown,
     without_content,
 )
-from offbeat.environments.prompt_files import FilePrompts
+from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.environments.row_checks import row_check
 from offbeat.messages.groups import Prompt
 
@@ -243,6 +244,43 @@ def test_a_picture_in_its_row_has_the_limits_of_a_file(folder: Path, text: str, 
         content(folder, {"bytes": text})
 
 
+A_PATH = {"path": "pictures/a.png"}
+
+
+@pytest.mark.parametrize("picture", [A_PATH, A_PATH | {"bytes": None}])
+def test_a_picture_may_be_named_in_a_struct_by_its_path(
+    folder: Path, picture: dict[str, Any]
+) -> None:
+    assert pictures_problem({"prompt": "<image>", "image": picture}, 1) is None
+    assert pictures_problem({"prompt": "<image>", "images": [picture]}, 1) is None
+    assert content(folder, picture) == b"a picture"
+    assert shown(picture) == "pictures/a.png"
+
+
+def test_of_bytes_and_a_path_the_bytes_count_and_the_path_leads_nowhere(folder: Path) -> None:
+    picture = IN_ROW | {"path": "/home/somebody/a.png"}
+    assert pictures_problem({"prompt": "<image>", "image": picture}, 1) is None
+    assert content(folder, picture) == b"a picture"
+
+
+@pytest.mark.parametrize(
+    ("picture", "told"),
+    [
+        ({"path": "../secret.png"}, "leads out of the folder"),
+        ({"path": "https://x/a.png", "bytes": None}, "is an address"),
+        ({"path": None, "bytes": None}, "is no path of a file"),
+        ({"path": {"path": "pictures/a.png"}}, "is no path of a file"),
+        ({"file": "pictures/a.png"}, "is no path of a file"),
+    ],
+)
+def test_a_struct_that_names_no_file_of_the_folder_is_refused_as_a_path_is(
+    folder: Path, picture: dict[str, Any], told: str
+) -> None:
+    assert told in str(pictures_problem({"prompt": "<image>", "image": picture}, 1))
+    with pytest.raises(BadPicture, match=told):
+        content(folder, picture)
+
+
 def test_a_reward_and_a_log_read_how_many_bytes_a_row_holds_and_not_the_bytes() -> None:
     row = {"prompt": "<image>", "images": [IN_ROW, "a.png"], "answer": 7}
     assert without_content(row) == row | {"images": ["of 9 bytes in its row", "a.png"]}
@@ -269,6 +307,23 @@ def test_a_parquet_file_holds_pictures_as_bytes_as_structs_or_in_lists(tmp_path:
     assert files_of(path, text | {"image": by_path})[0]["image"] == "a.png"
     renamed = {"prompt": "prompt", "image": "picture"}
     assert files_of(path, text | {"picture": [image]}, columns=renamed)[0]["image"] == IN_ROW
+
+
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.binary_view()], ids=str)
+def test_bytes_of_every_kind_are_a_picture_and_no_other_column(
+    tmp_path: Path, kind: pa.DataType
+) -> None:
+    path, image = tmp_path / "rows.parquet", pa.array([b"a picture"], kind)
+    prompt = pa.array(["<image>"], pa.string_view())
+    assert files_of(path, {"prompt": prompt, "image": image}) == [
+        {"prompt": "<image>", "image": IN_ROW}
+    ]
+    struct = pa.StructArray.from_arrays([image, prompt], ["bytes", "path"])
+    assert files_of(path, {"prompt": prompt, "image": struct})[0]["image"] == IN_ROW
+    with pytest.raises(
+        PromptFileError, match=f"column 'scan' of type {kind}, which no prompt can hold"
+    ):
+        files_of(path, {"prompt": prompt, "scan": image})
 
 
 def test_rows_of_text_in_a_parquet_file_have_null_or_an_empty_list_of_pictures(
