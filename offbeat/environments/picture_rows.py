@@ -193,11 +193,7 @@ def _content(picture: object) -> str | None:
 
 def _path(picture: object) -> object:
     """Return what names the file of a picture that the row does not hold itself."""
-    match picture:
-        case {"path": path}:
-            return cast("object", path)
-        case _:
-            return picture
+    return cast("dict[str, object]", picture).get("path") if isinstance(picture, dict) else picture
 
 
 def _decoded(name: str, content: str, max_bytes: int) -> bytes:

@@ -195,11 +195,14 @@ def test_pictures_fill_the_buffer_to_its_last_byte_and_the_run_goes_on_under_fau
 
 
 def test_prompts_are_dropped_for_their_pictures_and_the_auditor_knows_the_reasons() -> None:
-    plan = plan_with(environment=PICTURES, rollout={"data_retries": 0, "drop_budget": 12})
+    plan = plan_with(environment=PICTURES)
+    rollout = plan.config.rollout.model_copy(update={"data_retries": 0})
+    config = plan.config.model_copy(update={"rollout": rollout})
     faults = [PlannedFault("reward_raises", at_step=step) for step in range(8)]
     reasons = set[str]()
     for seed in range(3):
-        result = play(seed, msgspec.structs.replace(plan, planned_faults=faults))
+        struck_plan = msgspec.structs.replace(plan, config=config, planned_faults=faults)
+        result = play(seed, struck_plan)
         assert (result.outcome, violations_of(result)) == ("finished", [])
         reasons |= {event.detail for event in result.journal if isinstance(event, Dropped)}
     assert reasons == {"reward_raised", "picture_token", "picture_unusable"}

@@ -258,7 +258,7 @@ def test_a_picture_may_be_named_in_a_struct_by_its_path(
 
 
 def test_of_bytes_and_a_path_the_bytes_count_and_the_path_leads_nowhere(folder: Path) -> None:
-    picture = IN_ROW | {"path": "/home/somebody/a.png"}
+    picture = IN_ROW | {"path": "/elsewhere/a.png"}
     assert pictures_problem({"prompt": "<image>", "image": picture}, 1) is None
     assert content(folder, picture) == b"a picture"
 
