@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.arguments import OverridesArgument, RecipeArgument
+from offbeat.cli.arguments import OverridesArgument, RecipeArgument, StagedPart
 
 planning_app = typer.Typer(rich_markup_mode=None)
 
@@ -125,6 +125,10 @@ def stage(
         Path, typer.Option("--to", help="Directory on each node's own disk, from / on.")
     ],
     overrides: OverridesArgument = None,
+    part: Annotated[
+        StagedPart,
+        typer.Option(help="Of a recipe: model (model.path), weights (model.weights), or teacher."),
+    ] = StagedPart.MODEL,
     stall_timeout_s: Annotated[
         float,
         typer.Option(
@@ -137,4 +141,4 @@ def stage(
     """Copy a model to every node of the cluster, and compare digests. 1: a node lacks it."""
     from offbeat.cli.stage import stage_exit_code
 
-    raise typer.Exit(stage_exit_code(what, overrides or [], target, stall_timeout_s))
+    raise typer.Exit(stage_exit_code(what, overrides or [], target, stall_timeout_s, part))

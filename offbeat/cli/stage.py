@@ -5,7 +5,9 @@ from pathlib import Path
 
 import typer
 
+from offbeat.cli.arguments import StagedPart
 from offbeat.cli.recipes import read_or_exit
+from offbeat.config.run import RunConfig
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import OffbeatError
 from offbeat.staging.hub_model import FORM, HubModel, hub_model
@@ -17,15 +19,19 @@ _RECIPES = (".yaml", ".yml")
 
 
 def stage_exit_code(
-    what: str, overrides: Sequence[str], target: Path, stall_timeout_s: float
+    what: str,
+    overrides: Sequence[str],
+    target: Path,
+    stall_timeout_s: float,
+    part: StagedPart = StagedPart.MODEL,
 ) -> int:
-    """Stage a model and print a row per node.
+    """Stage a model, or another part of a recipe, and print a row per node.
 
     Returns:
         0 if every node has the model, 1 if one lacks it, 2 if nothing was copied.
     """
     try:
-        model, runtime_env = _model_of(what, overrides)
+        model, runtime_env = _model_of(what, overrides, part)
         _check_target(target)
         if isinstance(model, Path):
             model_names(model)
@@ -47,7 +53,7 @@ def stage_exit_code(
     typer.echo(table_of(outcomes), nl=False)
     if not all(outcome.is_whole for outcome in outcomes.values()):
         return FAILED
-    typer.echo(f"Every node has the model. In a recipe: model.path={target}")
+    typer.echo(f"Every node has the model. In a recipe: {part.key}={target}")
     return FINISHED
 
 
@@ -57,15 +63,20 @@ def _check_target(target: Path) -> None:
         raise NothingToStage(f"--to {target}", "it is relative", fix)
 
 
-def _model_of(what: str, overrides: Sequence[str]) -> tuple[Path | HubModel, dict[str, str]]:
-    """Return the model of a recipe, a directory or a name on the hub, and variables of processes."""
+def _model_of(
+    what: str, overrides: Sequence[str], part: StagedPart
+) -> tuple[Path | HubModel, dict[str, str]]:
+    """Return a part of a recipe, a directory or a name on the hub, and variables of processes."""
     path = Path(what)
     if path.suffix in _RECIPES:
         config = read_or_exit(path, overrides).config
-        return Path(config.model.path).absolute(), dict(config.runtime.env)
+        return _part_of(config, part, what), dict(config.runtime.env)
     if overrides:
         fix = "Name a recipe, or leave them out"
         raise NothingToStage(what, "settings go with a recipe, and this is none", fix)
+    if part is not StagedPart.MODEL:
+        fix = "Name a recipe, or the directory itself and leave --part out"
+        raise NothingToStage(what, "--part goes with a recipe, and this is none", fix)
     if path.is_dir():
         return path.absolute(), {}
     named = hub_model(what)
@@ -73,3 +84,16 @@ def _model_of(what: str, overrides: Sequence[str]) -> tuple[Path | HubModel, dic
         fix = f"Name a recipe, a model directory, or a model of the hub as {FORM}"
         raise NothingToStage(what, "there is no such directory", fix)
     return named, {}
+
+
+def _part_of(config: RunConfig, part: StagedPart, recipe: str) -> Path:
+    match part:
+        case StagedPart.MODEL:
+            path = config.model.path
+        case StagedPart.WEIGHTS:
+            path = config.model.weights
+        case StagedPart.TEACHER:
+            path = config.algorithm.loss.teacher_path
+    if path is None:
+        raise NothingToStage(recipe, f"it sets no {part.key}", "Set it, or leave --part out")
+    return Path(path).absolute()

@@ -20,10 +20,10 @@ from offbeat.actors.staging_actor import ModelReaderActor, RayStagingJob, Stagin
 from offbeat.launch.cluster import start_ray, stop_ray
 from offbeat.messages.failures import OffbeatError
 from offbeat.staging.hub_model import HubModel, downloaded
-from offbeat.staging.manifest import ModelManifest, NothingToStage
+from offbeat.staging.manifest import ModelManifest, NothingToStage, shortened
 from offbeat.staging.outcome import NodeOutcome, as_node_outcome
 from offbeat.staging.progress import ProgressMeter
-from offbeat.staging.source import read_manifest
+from offbeat.staging.source import pickles_of, read_manifest
 from offbeat.staging.thread_job import ThreadJob
 from offbeat.staging.watchdog import Stalled, watch
 
@@ -65,9 +65,15 @@ def stage(request: StagingRequest, say: Callable[[str], None]) -> dict[str, Node
     try:
         model, stall_s = request.model, request.stall_s
         if isinstance(model, HubModel):
-            model = _awaited(partial(downloaded, model), f"download of {model.name}", stall_s, say)
+            what = f"download of {model.name}"
+            here = _awaited(partial(downloaded, model), what, stall_s, say)
+            model, pickles = here.folder, here.pickles
+        else:
+            pickles = pickles_of(model)
         manifest = _awaited(partial(read_manifest, model), f"reading of {model}", stall_s, say)
         say(f"{len(manifest.files)} files, {manifest.nbytes:,} bytes, read once at {model}")
+        if pickles:
+            say(f"Left out, since pickles run code when they are loaded: {shortened(pickles)}")
         target_by_node = dict.fromkeys(node_ids(), request.target)
         return stage_on(target_by_node, model, manifest, stall_s, say)
     finally:

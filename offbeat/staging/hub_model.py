@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import first_line
-from offbeat.staging.manifest import NothingToStage, staged_names
+from offbeat.staging.manifest import NothingToStage, left_out_pickles, staged_names
 from offbeat.staging.progress import ProgressMeter
 
 FORM: Final = "OWNER/NAME[@REVISION]"
@@ -47,8 +47,16 @@ def hub_model(text: str) -> HubModel | None:
     return HubModel(name, unquote(revision) if revision else None)
 
 
-def downloaded(model: HubModel, meter: ProgressMeter) -> Path:
-    """Return the directory of a model in the cache, once all of its files are there.
+@dataclass(frozen=True, slots=True)
+class DownloadedModel:
+    """The directory of a model in the cache, and what of the hub's was not downloaded."""
+
+    folder: Path
+    pickles: tuple[str, ...]
+
+
+def downloaded(model: HubModel, meter: ProgressMeter) -> DownloadedModel:
+    """Return a model in the cache, once all of its files are there.
 
     Raises:
         NothingToStage: The model, or its files, cannot be had.
@@ -68,7 +76,7 @@ def downloaded(model: HubModel, meter: ProgressMeter) -> Path:
             allow_patterns=wanted,
             tqdm_class=_counting_into(meter),
         )
-    return Path(folder)
+    return DownloadedModel(Path(folder), left_out_pickles(names))
 
 
 def _counting_into(meter: ProgressMeter) -> type[Any]:

@@ -1,6 +1,6 @@
-"""The files of a model directory that are staged, each with its size and digest."""
+"""The files of a model or a training checkpoint that are staged, each with its size and digest."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
@@ -8,6 +8,8 @@ from typing import Final
 from offbeat.messages.failures import OffbeatError
 
 CONFIG: Final = "config.json"
+CHECKPOINT: Final = "manifest.json"
+"""What a training checkpoint, ``checkpoints/state_N``, has in the place of a config."""
 INDEX: Final = "model.safetensors.index.json"
 WEIGHTS: Final = ".safetensors"
 FOLDERS: Final = ("additional_chat_templates",)
@@ -51,15 +53,17 @@ class ModelManifest:
 def staged_names(source: str, names: Iterable[str]) -> list[str]:
     """Return the names of the files to stage among those of a directory, ``config.json`` last.
 
-    Hidden files, pickles and files of other folders are left out. The config comes last so that a
-    directory whose first copy was interrupted is not yet a model to anybody.
+    Hidden files, pickles and files of other folders are left out. The config, of a training
+    checkpoint its manifest, comes last so that a directory whose first copy was interrupted is not
+    yet a model to anybody.
 
     Raises:
-        NothingToStage: There is no config, or no safetensors file.
+        NothingToStage: There is no config and no manifest, or no safetensors file.
     """
     every = sorted(names)
     staged = [name for name in every if is_model_file(name) and not _is_pickle(name)]
-    if CONFIG not in staged:
+    last = CONFIG if CONFIG in staged or CHECKPOINT not in staged else CHECKPOINT
+    if last not in staged:
         raise NothingToStage(source, f"it has no {CONFIG}", "Name a Hugging Face model directory")
     if not any(name.endswith(WEIGHTS) for name in staged):
         pickles = [name for name in every if _is_pickle(name)]
@@ -69,7 +73,12 @@ def staged_names(source: str, names: Iterable[str]) -> list[str]:
             else f"it has no *{WEIGHTS}"
         )
         raise NothingToStage(source, problem, f"Convert the weights to {WEIGHTS} first")
-    return sorted(staged, key=lambda name: (name == CONFIG, name))
+    return sorted(staged, key=lambda name: (name == last, name))
+
+
+def left_out_pickles(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the files of a model that are not staged because they are pickles."""
+    return tuple(sorted(name for name in names if is_model_file(name) and _is_pickle(name)))
 
 
 def check_shards(source: str, shard_by_tensor: Mapping[str, str], names: Iterable[str]) -> None:
@@ -90,7 +99,7 @@ def is_model_file(name: str) -> bool:
     return not path.name.startswith(".") and str(path.parent) in {".", *FOLDERS}
 
 
-def shortened(names: list[str]) -> str:
+def shortened(names: Sequence[str]) -> str:
     """Format the first few names, and how many there are more."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

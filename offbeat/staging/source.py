@@ -14,6 +14,7 @@ from offbeat.staging.manifest import (
     ModelManifest,
     NothingToStage,
     check_shards,
+    left_out_pickles,
     staged_names,
 )
 from offbeat.staging.progress import ProgressMeter
@@ -78,6 +79,11 @@ def model_names(directory: Path) -> list[str]:
     except OSError as error:
         raise _unreadable(directory, error) from error
     return names
+
+
+def pickles_of(directory: Path) -> tuple[str, ...]:
+    """Return the names of the files of a directory that are not staged because they are pickles."""
+    return left_out_pickles(_listed(directory))
 
 
 def file_chunks(path: Path) -> Generator[bytes]:

@@ -36,6 +36,28 @@ def test_a_recipe_stages_its_model(tmp_path: Path) -> None:
     assert f"{tmp_path}/m: it has no *.safetensors" in said
 
 
+@pytest.mark.parametrize("part", ["weights", "teacher"])
+def test_a_recipe_stages_its_weights_and_its_teacher_by_name(tmp_path: Path, part: str) -> None:
+    model_of(tmp_path / "m", "config.json", "a.safetensors")
+    model_of(tmp_path / part, "old.bin", "config.json")
+    recipe = tmp_path / "r.yaml"
+    loss = f", algorithm: {{loss: {{teacher: {part}}}}}"
+    text = f"{{steps: 1, model: {{path: m, weights: weights}}{loss if part == 'teacher' else ''}}}"
+    recipe.write_text(text)
+    said = refusal(str(recipe), "--part", part, "--to", "/local/p")
+    assert f"{tmp_path / part}: its weights are pickles (old.bin)" in said
+
+
+def test_a_part_that_a_recipe_does_not_name_is_refused_by_its_key(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("steps: 1\nmodel: {path: m}\n")
+    for part, key in (("weights", "model.weights"), ("teacher", "algorithm.loss.teacher")):
+        said = refusal(str(recipe), "--part", part, "--to", "/local/p")
+        assert f"it sets no {key}. Set it, or leave --part out" in said
+    model = model_of(tmp_path / "m", "config.json", "a.safetensors")
+    assert "--part goes with a recipe" in refusal(model, "--part", "weights", "--to", "/local/m")
+
+
 def test_a_target_that_depends_on_the_working_directory_is_refused(tmp_path: Path) -> None:
     model = model_of(tmp_path / "m", "config.json", "a.safetensors")
     assert "--to local/m: it is relative. Write it from / on" in refusal(model, "--to", "local/m")

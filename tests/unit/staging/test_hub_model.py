@@ -35,7 +35,7 @@ def said(name):
 
 
 meter = ProgressMeter()
-folder = downloaded(hub_model("owner/sums"), meter)
+folder = downloaded(hub_model("owner/sums"), meter).folder
 files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 found = {"files": files, "commit": folder.name, "bytes": meter.now.total_bytes}
 found |= {name: said(name) for name in ("owner/none", "owner/sums@v9", "owner/sums@%s")}

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from offbeat.staging.hub_model import HubModel, hub_model
-from offbeat.staging.manifest import ManifestFile, ModelManifest, NothingToStage, staged_names
+from offbeat.staging.manifest import (
+    ManifestFile,
+    ModelManifest,
+    NothingToStage,
+    left_out_pickles,
+    staged_names,
+)
 from offbeat.staging.plan import MARGIN_BYTES, foreign_names, plan_copy
 from offbeat.staging.progress import ProgressMeter
 from offbeat.staging.source import read_manifest
@@ -28,6 +34,17 @@ def test_the_config_is_staged_last_and_pickles_hidden_and_other_folders_files_ar
         "tokenizer.json",
         "config.json",
     ]
+
+
+def test_of_a_training_checkpoint_the_manifest_is_staged_last() -> None:
+    names = ["manifest.json", "state.safetensors", "model.safetensors", ".manifest.json.tmp"]
+    want = ["model.safetensors", "state.safetensors", "manifest.json"]
+    assert staged_names("state_4", names) == want
+
+
+def test_pickles_that_are_left_out_are_named_and_those_of_other_folders_are_not() -> None:
+    names = ["config.json", "a.safetensors", "b.bin", "a.pt", "original/c.pth", ".hidden.bin"]
+    assert left_out_pickles(names) == ("a.pt", "b.bin")
 
 
 @pytest.mark.parametrize(
