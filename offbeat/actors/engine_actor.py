@@ -5,14 +5,16 @@ the version and the digest that it then serves.
 """
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
 
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
+from offbeat.actors.served_engine import ServedEngine
 from offbeat.generators.broadcasts import Broadcasts, in_thread
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import (
@@ -32,22 +34,6 @@ from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.transports.messages import ReshardRoute, Route
-
-
-class ServedEngine(Protocol):
-    """Interface that all kinds of engine share."""
-
-    @property
-    def running(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def busy_s(self) -> float: ...
-    def check_usable(self, during: str) -> None: ...
-    async def generate(self, request: GenerateRequest) -> GenerateResult: ...
-    async def close(self) -> None: ...
 
 
 class TakenRelease(NamedTuple):
@@ -158,12 +144,8 @@ class EngineActor:
         """
         self._begin(fence, epoch, version)
         started_s = time.perf_counter()
-        try:
+        with self._transfer(epoch, version):
             chunks = await self._broadcasts.fetch(route, epoch, members, manifest)
-        except SenderGone as gone:
-            raise ReleaseLost(self._name, version, str(gone)) from gone
-        except (TransferFailed, TransferRefused) as failure:
-            raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
         return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
 
     async def load_delta(
@@ -205,12 +187,8 @@ class EngineActor:
         """
         started_s = time.perf_counter()
         base = self._begin_delta(fence, epoch, version, delta)
-        try:
+        with self._transfer(epoch, version):
             chunks = await self._broadcasts.fetch(route, epoch, members, delta.manifest)
-        except SenderGone as gone:
-            raise ReleaseLost(self._name, version, str(gone)) from gone
-        except (TransferFailed, TransferRefused) as failure:
-            raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
         return await self._rebuilt(started_s, epoch, version, digest, manifest, base, delta, chunks)
 
     def _begin_delta(
@@ -239,10 +217,8 @@ class EngineActor:
             check_delta(epoch, delta, parts)
             return rebuilt(epoch, base, manifest, parts, self._base_keeper.lend)
 
-        try:
+        with self._transfer(epoch, version):
             chunks = await in_thread(f"delta {epoch}", work)
-        except TransferRefused as refused:
-            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
         return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
 
     async def fetch_weights(
@@ -262,15 +238,14 @@ class EngineActor:
         """
         self._begin(fence, epoch, version)
         started_s = time.perf_counter()
-        try:
+        with self._transfer(epoch, version):
+            taken = await self._take_parts(epoch, version, digest, manifest, route)
+            if taken is not None:
+                return self._acked(started_s, epoch, version, digest, manifest, taken)
             chunks = await self._broadcasts.fetch_buckets(route, epoch, manifest)
-        except SenderGone as gone:
-            raise ReleaseLost(self._name, version, str(gone)) from gone
-        except (TransferFailed, TransferRefused) as failure:
-            raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
         if self.takes_regions or not manifest.pieces:
             return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
-        whole = await self._broadcasts.joined(manifest, digest, chunks)
+        whole = await self._broadcasts.joined(manifest, digest, chunks, self._whole_because())
         return await self._served_from(
             started_s, epoch, version, digest, whole.manifest, whole.chunks, whole.digest
         )
@@ -319,10 +294,19 @@ class EngineActor:
     def _begin(self, fence: Fence, epoch: int, version: int) -> None:
         self._guard.check(fence)
         if epoch <= self._epoch:
-            raise WeightSyncFailed(
-                self._name, epoch, version, f"a newer transfer was begun: epoch {self._epoch}"
-            )
+            problem = f"a newer transfer was begun: epoch {self._epoch}"
+            raise WeightSyncFailed(self._name, epoch, version, problem)
         self._epoch = epoch
+
+    @contextlib.contextmanager
+    def _transfer(self, epoch: int, version: int) -> Generator[None]:
+        """Raise the failures of a transfer as those that the controller knows."""
+        try:
+            yield
+        except SenderGone as gone:
+            raise ReleaseLost(self._name, version, str(gone)) from gone
+        except (TransferFailed, TransferRefused) as failure:
+            raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
 
     async def _served_from(
         self,
@@ -336,28 +320,37 @@ class EngineActor:
     ) -> WeightsAck:
         """Load the chunks and ack ``digest``; ``content``: the digest of the chunks, if another."""
         try:
-            pause_s, canary_gap = await self._take(
-                epoch, version, content or digest, manifest, chunks
-            )
+            taken = await self._take(epoch, version, content or digest, manifest, chunks)
         except CanaryFailed:
             self._version = self._digest = None  # the old weights are overwritten
             raise
-        self._version, self._digest, self._manifest = version, digest, manifest
         if self._keeps_base:
             self._base_keeper.serves(digest, manifest, chunks)
-        took_s = time.perf_counter() - started_s
+        return self._acked(started_s, epoch, version, digest, manifest, taken)
+
+    def _acked(
+        self,
+        started_s: float,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        taken: TakenRelease,
+    ) -> WeightsAck:
+        """Serve what was taken from here on; return the ack."""
+        self._version, self._digest, self._manifest = version, digest, manifest
         return WeightsAck(
             engine=self._name,
             incarnation=self._incarnation,
             epoch=epoch,
             version=version,
             digest=digest,
-            transfer_s=took_s - pause_s,
-            pause_s=pause_s,
+            transfer_s=time.perf_counter() - started_s - taken.pause_s,
+            pause_s=taken.pause_s,
             busy_s=self._served.busy_s,
             tokens=self._served.tokens,
             cpu_s=time.process_time(),
-            canary_gap=canary_gap,
+            canary_gap=taken.canary_gap,
         )
 
     async def close(self) -> None:
@@ -392,3 +385,16 @@ class EngineActor:
                 lost.
         """
         raise NotImplementedError
+
+    async def _take_parts(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, route: ReshardRoute
+    ) -> TakenRelease | None:
+        """Fetch, verify and commit only what each process of the engine loads; None: it cannot.
+
+        Raises:
+            TransferFailed, WeightSyncFailed, CanaryFailed: As ``fetch_weights`` and ``_take``.
+        """
+        del epoch, version, digest, manifest, route
+
+    def _whole_because(self) -> str:
+        return "the loader of this engine takes whole tensors, no regions"

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import ray
 
 from offbeat.actors.call import ArgumentLost, reply_of
+from offbeat.actors.engine_layouts import EngineLayouts
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import PayloadHandle, Places, flat
 from offbeat.config.loss_spec import LossSpec
@@ -41,6 +42,7 @@ from offbeat.trainers.memory import with_highest
 from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
 from offbeat.trainers.spec import WorldRendezvous
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import release_of
 
 T = TypeVar("T")
@@ -58,8 +60,20 @@ class RayTrainer:
     may still reply for a moment; ``state`` ignores it.
     """
 
-    def __init__(self, ranks: Sequence[Handle], config: TrainerConfig | None = None) -> None:
-        """``config`` defines how ranks share model and data; None: there is one rank."""
+    def __init__(
+        self,
+        ranks: Sequence[Handle],
+        config: TrainerConfig | None = None,
+        layouts: EngineLayouts | None = None,
+    ) -> None:
+        """Create the port.
+
+        Args:
+            ranks: The trainer ranks.
+            config: Defines how ranks share model and data; None: there is one rank.
+            layouts: Layout of the engines, for which ranks cut what they send; None: they send all
+                to each.
+        """
         config = config or TorchTrainerConfig()
         self._ranks = list(ranks)
         self._replicas = Replicas.of(config) if len(self._ranks) > 1 else Replicas()
@@ -68,6 +82,7 @@ class RayTrainer:
         # Handles of a release, and of its delta; learnt from the first state
         self._handles, self._delta_handles = 0, 0
         self._incarnations, self._killed = list[str](), set[str]()  # names of incarnations
+        self._layouts, self._planned = layouts, list[str]()  # incarnations that know the layout
         self._numbers = itertools.count(1)  # numbers of the calls whose columns are sent ahead
 
     # --- start and end ---------------------------------------------------------------------------
@@ -163,10 +178,20 @@ class RayTrainer:
         first, *others = self._ranks
         handles = self._handles + self._delta_handles
         call = first.publish_weights.options(num_returns=1 + handles)
-        meta, *chunks = call.remote(fence, version)
-        helping = [each.publish_weights.remote(fence, version) for each in others]
+        incarnations, layout = self._incarnations, await self._new_layout(fence)
+        content = (fence, version) if layout is None else (fence, version, ray.put(layout))
+        meta, *chunks = call.remote(*content)
+        helping = [each.publish_weights.remote(*content) for each in others]
         published, *_ = await self._gathered([meta, *helping], "publish")
+        if layout is not None:
+            self._planned = incarnations
         return release_of(version, published, tuple(chunks), self._delta_handles)
+
+    async def _new_layout(self, fence: Fence) -> EngineLayout | None:
+        """Return the layout of the engines if these ranks do not know it yet."""
+        if self._layouts is None or self._planned == self._incarnations:
+            return None
+        return await self._layouts.first(fence)
 
     async def save(self, fence: Fence, step: int) -> None:
         await self._all(lambda rank: rank.save.remote(fence, step), "save")

@@ -9,6 +9,7 @@ executed in the order in which the controller makes them, which the split step r
 
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -45,11 +46,12 @@ from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
 from offbeat.trainers.memory import PeakMemory, meter_of
 from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of
-from offbeat.trainers.ranks.sender import sender_of
+from offbeat.trainers.ranks.sender import publish, sender_of
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.trained_log import trained_log
 from offbeat.transfer_queue.schema import Columns, payload_bytes
 from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import WeightSource, with_handles_apart
 
 T = TypeVar("T")
@@ -166,18 +168,19 @@ class TrainerActor:
         self._admit(fence)
         return self._incarnation, self._sender.handles, self._sender.delta_handles
 
-    def publish_weights(self, fence: Fence, version: int) -> tuple[Any, ...]:
+    def publish_weights(
+        self, fence: Fence, version: int, layout: EngineLayout | None = None
+    ) -> tuple[Any, ...]:
         """Publish a snapshot: ``(release without handles, handle, handle, ...)``.
 
-        The handles of its delta follow those of the release; None where there is no delta. Training
-        may continue at once.
+        The handles of its delta follow those of the release; None where there is no delta. With a
+        layout, releases are cut for it from here on. Training may continue at once.
         """
         self._admit(fence)
         self._check_holds(version, TrainerCall.PUBLISH)
         try:
-            published = self._together(
-                "publish", lambda: self._canaries.add(self._sender.publish(version), self._split)
-            )
+            make = partial(publish, self._sender, version, layout)
+            published = self._together("publish", lambda: self._canaries.add(make(), self._split))
         except TransferFailed as error:  # only a new process can send again
             raise TrainStepFailed(self._rank, version, TrainerCall.PUBLISH, str(error)) from error
         return with_handles_apart(published, self._sender.delta_handles)

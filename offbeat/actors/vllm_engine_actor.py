@@ -36,7 +36,9 @@ from offbeat.messages.weights import EngineState
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import PublishedRelease
+from offbeat.weight_sync.transports.messages import ReshardRoute
 
 if TYPE_CHECKING:
     from offbeat.generators.vllm.adapter_base import FileBase
@@ -127,6 +129,35 @@ class VllmEngineActor(EngineActor):
         finally:
             if not self._vllm.serving:
                 self._version = self._digest = None
+
+    async def layout(self, fence: Fence) -> EngineLayout | None:
+        """Return the regions that each worker loads; None: they could not be recorded.
+
+        Raises:
+            DeadlineExceeded: The workers did not answer in time.
+            EngineUnavailable: The process is alive, but the engine in it is not.
+        """
+        self._guard.check(fence)
+        await self._warmed_up()
+        return await self._updates.layout.get()
+
+    async def _take_parts(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, route: ReshardRoute
+    ) -> TakenRelease | None:
+        await self._warmed_up()
+        try:
+            if not manifest.pieces or await self._updates.layout.get() is None:
+                return None
+            taken = await self._updates.fetch(epoch, version, digest, manifest, route)
+            return TakenRelease(*taken)
+        except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
+            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
+        finally:
+            if not self._vllm.serving:
+                self._version = self._digest = None
+
+    def _whole_because(self) -> str:
+        return f"the engine's layout is not recorded: {self._updates.layout.problem}"
 
     async def _merged(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]

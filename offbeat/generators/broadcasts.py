@@ -68,7 +68,7 @@ class Broadcasts:
     ) -> tuple[Bytes, ...]:
         """Receive and verify all buckets of a release from the ranks that hold them.
 
-        A cancelled fetch stops at the next bucket, or at that bucket's deadline.
+        Also those that the plan has for other ranks of an engine alone. A cancelled fetch stops at the next bucket, or at that bucket's deadline.
 
         Raises:
             TransferFailed: No rank that holds a bucket could send it.
@@ -80,9 +80,11 @@ class Broadcasts:
         if self._fetcher is None:
             self._fetcher = ReshardReceiver(self._member)
         fetcher, cancelled = self._fetcher, threading.Event()
+        everything = range(len(route.buckets))
         try:
             received = await in_thread(
-                f"reshard {epoch}", lambda: fetcher.receive(route, epoch, manifest, cancelled)
+                f"reshard {epoch}",
+                lambda: fetcher.receive(route, epoch, manifest, cancelled, needed=everything),
             )
         except asyncio.CancelledError:
             cancelled.set()
@@ -90,9 +92,9 @@ class Broadcasts:
         return received.buckets
 
     async def joined(
-        self, manifest: Manifest, digest: str, buckets: tuple[Bytes, ...]
+        self, manifest: Manifest, digest: str, buckets: tuple[Bytes, ...], reason: str
     ) -> "WholeRelease":
-        """Return a verified release of regions as one of whole tensors.
+        """Return a verified release of regions as one of whole tensors; log the reason once.
 
         Raises:
             TransferRefused: The buckets are not those of the release with this digest.
@@ -107,7 +109,7 @@ class Broadcasts:
                 engine=self._member,
                 tensors=len(manifest.tensors),
                 nbytes=nbytes,
-                reason="the loader of this engine takes whole tensors, no regions",
+                reason=reason,
             )
         return await in_thread("whole tensors", lambda: joined_release(manifest, digest, buckets))
 

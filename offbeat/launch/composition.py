@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 import yaml
 
+from offbeat.actors.engine_layouts import EngineLayouts, layouts_of
 from offbeat.actors.handles import Handle
 from offbeat.actors.no_engines import RowGenerator, UnpublishedTrainer
 from offbeat.actors.no_trainer import NoTrainer, loaded_generators
@@ -167,7 +168,15 @@ def _trainer(spec: RunSpec, actors: Actors) -> Trainer:
     if spec.evaluates_only:
         return NoTrainer(spec.config.model.path)
     kind = RayTrainer if spec.config.generator.has_engines else UnpublishedTrainer
-    return kind(actors.ranks, spec.config.trainer)
+    return kind(actors.ranks, spec.config.trainer, _layouts(spec.config, actors))
+
+
+def _layouts(config: RunConfig, actors: Actors) -> EngineLayouts | None:
+    """Return the layouts of engines whose ranks fetch what they need; None: they take all of it."""
+    by_region = config.sync.transport == "reshard" and len(actors.ranks) > 1
+    if not by_region or config.generator.backend != "vllm":
+        return None
+    return layouts_of(actors.engines, config.sync.deadline_s)
 
 
 async def _prompts_of(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:

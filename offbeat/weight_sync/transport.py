@@ -14,6 +14,7 @@ import msgspec
 from offbeat.messages.weights import FullReason, WeightDelta, WeightRelease
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.reshard.buckets import BucketRoute
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 
 Room = Callable[[int, int], Bytes]
 """(chunk index, bytes) -> memory to pack it into."""
@@ -60,6 +61,10 @@ class ShardSource(Protocol):
         """Yield the buckets of this rank, packed into the arrays ``room(bucket, bytes)``."""
         ...
 
+    def follow(self, layout: EngineLayout) -> None:
+        """Cut further releases for engines of this layout; all ranks are given the same."""
+        ...
+
 
 WeightSource = Source | ShardSource
 """Weights that rank 0 packs for all, or that each rank packs for itself."""
@@ -100,6 +105,15 @@ def release_of(
         delta=delta,
         full_reason=published.full_reason,
     )
+
+
+@runtime_checkable
+class FollowsLayout(Protocol):
+    """Sender whose releases may be cut for the ranks of an engine."""
+
+    def follow(self, layout: EngineLayout) -> None:
+        """Cut further releases for engines of this layout. All ranks call it together."""
+        ...
 
 
 class Sender(Protocol):

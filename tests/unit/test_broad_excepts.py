@@ -65,6 +65,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "generators/vllm/calls.py Calls.however_long",
         "generators/vllm/transfer_engine.py ShmTransferEngine._do_beside",
         "generators/vllm/transfer_engine.py ShmTransferEngine._load",
+        "generators/vllm/weights.py WeightUpdates._fetch",
         "generators/vllm/weights.py WeightUpdates._update",
         "launch/cluster.py start_ray",
         "queue_service/clients/links.py BlockingLink._carry",
@@ -110,6 +111,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     MODEL_CLASS: (
         "generators/embedded/proof.py _exact_attention",
+        "generators/vllm/worker_fetch.py WorkerFetch.record",
         "model_proof/tiny_model.py _has_shapes",
         "model_proof/tiny_model.py tiny_model",  # the shapes of the model
         "model_proof/tiny_model.py tiny_model",  # a cut of its config

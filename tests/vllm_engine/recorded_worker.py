@@ -9,9 +9,11 @@ python recorded_worker.py RANKS RANK PORT MODEL... prints a line of JSON.
 import json
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -25,6 +27,13 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
 from offbeat.generators.vllm.recording import record_worker
+from offbeat.weight_sync.manifest import Bytes, TensorMeta
+from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.reshard.buckets import plan_buckets
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout, needed_buckets
+from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
+from offbeat.weight_sync.reshard.region_tensors import RegionTensors
+from offbeat.weight_sync.reshard.shards import HeldShards, regions_held
 
 
 def recorded(model: Path, ranks: int) -> dict[str, Any]:
@@ -51,16 +60,46 @@ def recorded(model: Path, ranks: int) -> dict[str, Any]:
         emptied(loaded)
         for name, region in recording.regions():
             recording.write(name, region, given[name][region.slices], into)
+        replayed = differing(want, into)
+        emptied(loaded).load_weights(fetched(given, list(recording.regions())))
     destroy_model_parallel()
     return {
         "changed": changed,
         "on_meta": on_meta,
-        "differing": differing(want, into),
+        "differing": replayed,
+        "fetched_differing": differing(want, into),
         "parameters": len(want),
         "misc": dict(recording.misc),
         "unused": list(recording.unused),
         "regions": [(name, region.start, region.stop) for name, region in recording.regions()],
     }
+
+
+def fetched(
+    given: dict[str, Tensor], regions: list[tuple[str, Region]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of whole shape as they come from two senders, each with half of the rows of all."""
+    metas = [TensorMeta(name, tuple(t.shape), "bfloat16") for name, t in given.items()]
+    held = [
+        [
+            TensorRegion(name, part, t[part.slices])
+            for name, t in given.items()
+            if (part := part_of(tuple(t.shape), 0, chunk_cuts(t.shape[0], 2), rank)).elements
+        ]
+        for rank in range(2)
+    ]
+    layout = EngineLayout(tuple(given), (tuple(regions),))
+    plan = plan_buckets(metas, [regions_held(h) for h in held], 5_000, layout.placement(metas))
+    packed = dict[int, Bytes]()
+    for rank, own in enumerate(held):
+        source = HeldShards(plan, rank, lambda own=own: own)
+        packed |= {
+            bucket: data
+            for bucket, data, _ in source.packed(lambda _, nbytes: np.empty(nbytes, np.uint8))
+        }
+    buckets = needed_buckets(1, plan.manifest, layout.needs(0))
+    made = RegionTensors(plan.manifest, buckets).tensors([packed[at] for at in buckets])
+    yield from chain.from_iterable(made)
 
 
 def differing(want: dict[str, Tensor], got: dict[str, Tensor]) -> list[str]:

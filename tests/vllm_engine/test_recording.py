@@ -107,7 +107,7 @@ def regions_by_name(found: list[tuple[str, list[int], list[int]]]) -> dict[str, 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_writing_the_boxes_recorded_in_every_worker_is_what_its_loader_does(
+def test_writing_or_loading_the_boxes_recorded_in_every_worker_is_what_its_loader_does(
     models: list[Path], ranks: int
 ) -> None:
     answers = recordings(models, ranks)
@@ -117,6 +117,7 @@ def test_writing_the_boxes_recorded_in_every_worker_is_what_its_loader_does(
             found = answer[model.name]
             assert found["parameters"] > 0
             assert found["differing"] == []
+            assert found["fetched_differing"] == []
             assert (found["misc"], found["unused"]) == ({}, [])
             assert regions_by_name(found["regions"]) == declared[rank]
             assert (found["changed"], found["on_meta"]) == ([], [])  # of the worker's own model

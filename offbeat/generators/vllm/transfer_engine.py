@@ -1,9 +1,14 @@
-"""vLLM's weight transfer from memory that the actor shares with this worker.
+"""vLLM's weight transfer from memory that the actor shares with this worker, or over the network.
 
     actor                                  worker                               decoding
     fills its StagingArea
     ws_plan                   ---------->  knows what lies where, from then on
     ws_stage(digests)         ---------->  a thread hashes the area             goes on
+                              <----------  report: verified
+
+or, where the worker's loader was recorded (``worker_fetch``):
+    ws_plan_fetch             ---------->  selects its buckets, from then on
+    ws_fetch(senders)         ---------->  a thread fetches and verifies them   goes on
                               <----------  report: verified
 
 beside decoding, where the model can have a shadow copy:
@@ -25,11 +30,12 @@ model untouched. Reports go through ``verdicts``: a reply to a call would block 
 # vllm lives in an environment of its own (docs/vllm.md).
 
 import mmap
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +48,11 @@ from vllm.model_executor.model_loader.reload import layerwise
 
 from offbeat.generators.vllm.shadow_model import ShadowModel, obstacle, pack_tied
 from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, VerdictSender
+from offbeat.generators.vllm.worker_fetch import Groups, WorkerFetch
 from offbeat.weight_sync.chunks import digest_of
-from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 
+T = TypeVar("T")
 Staged = list[tuple[int, int, str]]
 """Offset, bytes and digest of each chunk in the shared memory."""
 
@@ -72,7 +80,7 @@ class ChunkInfo(WeightTransferUpdateInfo):
 
 
 class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
-    """Loads chunks from shared memory, after verifying their digests in this worker."""
+    """Loads chunks from shared memory or from the network, after verifying their digests in this worker."""
 
     init_info_cls = StagingInfo
     update_info_cls = ChunkInfo
@@ -86,7 +94,10 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._rank = self.parallel_config.rank
         self._obstacle: str | None = None  # reason against a shadow copy; None: not determined yet
         self._epoch, self._chunks, self._next = _NOBODY, 0, 0
-        self._verified: Future[None] | None = None
+        self.worker_fetch = WorkerFetch(self._rank)
+        self._given_up = threading.Event()  # of the open transfer
+        self._verified: Future[Groups] | None = None
+        self._groups: Groups = ()  # tensors of the open transfer, by chunk
         self._twin: Future[ShadowModel] | None = None  # of the transfer that is open
         self._prepared: Future[None] | None = None
         self._in_place = True
@@ -115,6 +126,23 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         Return why loading beside decoding is impossible, or an empty string.
         """
         self._planned = [[self._view(each) for each in chunk] for chunk in chunks]
+        return self._choose(in_place=in_place)
+
+    def plan_fetch(self, member: str, manifest: bytes, routes: bytes, *, in_place: bool) -> str:
+        """Learn the layout of releases that this worker fetches itself; return as ``plan``."""
+        self.worker_fetch.introduce(member, manifest, routes)
+        return self._choose(in_place=in_place)
+
+    def fetch(self, epoch: int, groups: int, digests: list[str], senders: bytes) -> None:
+        """Begin to fetch this worker's part of a release; its tensors come in ``groups`` chunks."""
+        self.forget()
+        self._epoch, self._chunks = epoch, groups
+        given_up = self._given_up = threading.Event()
+        self._verified = self._do_beside(
+            VERIFIED, lambda: self.worker_fetch.fetch(epoch, digests, senders, given_up)
+        )
+
+    def _choose(self, *, in_place: bool) -> str:
         if self._obstacle is None:
             on_cpu = self.device.type == "cpu"
             self._obstacle = obstacle(self.model) if on_cpu else "a GPU has no room twice"
@@ -127,29 +155,34 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         data = self._memory[offset : offset + nbytes]
         return name, data.view(getattr(torch, dtype)).view(shape)
 
-    def _verify(self, epoch: int, chunks: Staged) -> None:
+    def _verify(self, epoch: int, chunks: Staged) -> Groups:
         for index, (offset, nbytes, want) in enumerate(chunks):
             if (got := digest_of(self._memory[offset : offset + nbytes].numpy())) != want:
                 raise TransferRefused(
                     epoch, f"digest of chunk {index} in worker {self._rank}", got, want
                 )
+        return self._planned
 
-    def _do_beside(self, work: str, does: Callable[[], None]) -> Future[None]:
+    def _do_beside(self, work: str, does: Callable[[], T]) -> Future[T]:
         """Run work in the background thread, and report its result to the actor."""
         epoch, telling = self._epoch, self._telling
         assert telling is not None  # noqa: S101 -- for the type checker: the actor gives it first
 
-        def run_and_report() -> None:
+        def run_and_report() -> T:
             try:
-                does()
+                done = does()
             except TransferRefused as refused:
                 telling.refused(epoch, work, refused)
+                raise
+            except TransferFailed as failure:
+                telling.failed(epoch, work, failure)
                 raise
             except Exception as error:
                 said = f"{type(error).__name__} {error}".strip()
                 telling.refused(epoch, work, TransferRefused(epoch, work, said, "done"))
                 raise
             telling.done(epoch, work)
+            return done
 
         return self._beside.submit(run_and_report)
 
@@ -158,7 +191,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
     def start_weight_update(self) -> None:
         if self._verified is None:
             raise TransferRefused(_NOBODY, "staged transfer", "none", "one")
-        self._verified.result()  # the actor has waited for it
+        self._groups = self._verified.result()  # the actor has waited for it
         self._verified = None
         if self._in_place:
             layerwise.initialize_layerwise_reload(self.model)
@@ -204,7 +237,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
             raise TransferRefused(info.epoch, where, said, "loaded") from error
 
     def _tensors(self, index: int) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._planned[index]:
+        for name, tensor in self._groups[index]:
             self._loading = name
             yield name, tensor.to(self.device)
 
@@ -232,8 +265,10 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         """End the open transfer; free what was prepared or exchanged, beside decoding."""
         if self._twin is not None:
             self._beside.submit(_drop, self._twin)
+        self._given_up.set()
         self._epoch, self._chunks, self._next = _NOBODY, 0, 0
         self._verified = self._twin = self._prepared = None
+        self._groups = ()
 
     def shutdown(self) -> None:
         self._beside.shutdown(cancel_futures=True)

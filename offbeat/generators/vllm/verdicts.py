@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 
 VERIFIED: Final = "verified"
-"""Every chunk has the digest it was sent with, as this worker reads it."""
+"""Every chunk has the digest it was sent with, as this worker reads or receives it."""
 PREPARED: Final = "prepared"
 """Every tensor is loaded and packed, in the shadow model."""
 
@@ -29,6 +29,7 @@ class TransferVerdict(msgspec.Struct, frozen=True):
     work: str
     worker: int
     refused: tuple[str, str, str] | None = None  # tensor or chunk, actual and expected value
+    failed: tuple[int, str, bool] | None = None  # bucket, why, and whether nobody sends it any more
 
 
 _decode = msgspec.json.Decoder(TransferVerdict).decode
@@ -52,6 +53,8 @@ class Verdicts:
 
         Raises:
             TransferRefused: One of them failed; the others may still be at work.
+            TransferFailed: The same, and a sender is at fault.
+            SenderGone: The same, and nobody sends the release any more.
         """
         done = set[int]()
         while len(done) < workers:
@@ -61,6 +64,9 @@ class Verdicts:
                 if verdict.refused is not None:
                     what, got, want = verdict.refused
                     raise TransferRefused(epoch, what, got, want)
+                if verdict.failed is not None:
+                    bucket, why, gone = verdict.failed
+                    raise (SenderGone if gone else TransferFailed)(epoch, bucket, why)
                 done.add(verdict.worker)
 
     def close(self) -> None:
@@ -87,6 +93,11 @@ class VerdictSender:
         about = refused.what, refused.got, refused.want
         what, got, want = (said[:_LONGEST] for said in about)
         self._tell(TransferVerdict(epoch, work, self._worker, (what, got, want)))
+
+    def failed(self, epoch: int, work: str, failure: TransferFailed) -> None:
+        why = f"worker {self._worker}: {failure.detail}"[: 3 * _LONGEST]
+        about = failure.at, why, isinstance(failure, SenderGone)
+        self._tell(TransferVerdict(epoch, work, self._worker, failed=about))
 
     def close(self) -> None:
         os.close(self._write)

@@ -1,6 +1,7 @@
 """Loads a release into a vLLM engine: completely, or not at all, or the engine becomes STALE.
 
     stage    coverage, copy into shared memory, digests     decoding goes on    failure: untouched
+       or    coverage, each worker fetches what it loads    decoding goes on    failure: untouched
     then beside decoding, where the workers can:
     prepare  start, update by each chunk                    decoding goes on    failure: untouched
     pause    the scheduler is paused                                            failure: untouched
@@ -20,10 +21,12 @@ are a mixture of no version. If a worker fails even at that, the engine is lost.
 """
 
 import asyncio
+import contextlib
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
 import structlog
 
 from offbeat.config.sections.vllm import VllmConfig
@@ -32,6 +35,7 @@ from offbeat.generators.vllm.coverage import Coverage
 from offbeat.generators.vllm.engine import VllmEngine
 from offbeat.generators.vllm.lazy_import import Library
 from offbeat.generators.vllm.outputs import NO_VERSION, label_of
+from offbeat.generators.vllm.recorded_layout import RecordedLayout
 from offbeat.generators.vllm.staging import StagingArea, room_for
 from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, Verdicts
 from offbeat.generators.vllm.workarounds import PAUSE_SLEEP
@@ -41,6 +45,8 @@ from offbeat.weight_sync.canary import check
 from offbeat.weight_sync.chunks import WeightChunk, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
+from offbeat.weight_sync.reshard.region_tensors import grouped
+from offbeat.weight_sync.transports.messages import ReshardRoute
 
 log = structlog.stdlib.get_logger()
 
@@ -74,11 +80,12 @@ class WeightUpdates:
         self._call = Calls(engine, config.call_deadline_s)
         self._sleepless = PAUSE_SLEEP.applies_to(vllm_version)
         self.area, self._verdicts = area, Verdicts()
+        self.layout = RecordedLayout(engine, coverage, self._call)
         self.in_place = False
         """Whether updates never prepare beside decoding. Set it before the first release."""
         self._workers, self._beside = 0, False
         self._planned: Manifest | None = None  # manifest that the workers know
-        self._chunks: list[WeightChunk] = []  # chunks of that manifest
+        self._chunks: list[WeightChunk] = []  # what the workers load by one call each
         self._reached = _Reached.STAGED
         self._one_at_a_time = asyncio.Lock()
         self._newest = -1
@@ -101,12 +108,38 @@ class WeightUpdates:
             EngineUnavailable: The engine's processes have ended.
             CanaryFailed: Engine and trainer compute different log-probabilities from these weights.
         """
+        return await self._taken(
+            epoch, version, manifest, lambda: self._stage(epoch, digest, manifest, chunks)
+        )
+
+    async def fetch(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, route: ReshardRoute
+    ) -> tuple[float, float | None]:
+        """Have every worker fetch what it loads of a release; verify and serve it.
+
+        The layout has been recorded.
+
+        Returns:
+            As ``take``.
+
+        Raises:
+            TransferFailed: No trainer rank that holds a part could send it.
+            SenderGone: All ranks that hold a part have ended, or send another release.
+            OffbeatError: As ``take``.
+        """
+        return await self._taken(
+            epoch, version, manifest, lambda: self._fetch(epoch, digest, manifest, route)
+        )
+
+    async def _taken(
+        self, epoch: int, version: int, manifest: Manifest, stage: Callable[[], Awaitable[None]]
+    ) -> tuple[float, float | None]:
         self._newest = max(self._newest, epoch)
         async with self._one_at_a_time:
             if epoch < self._newest:
                 raise TransferRefused(epoch, "epoch", str(epoch), f"the newest, {self._newest}")
             self._engine.check_usable("take weights")
-            await self._stage(epoch, digest, manifest, chunks)
+            await stage()
             return await self._update(epoch, version, manifest.canary)
 
     async def name_loaded(self, epoch: int, version: int) -> None:
@@ -166,6 +199,41 @@ class WeightUpdates:
         await self._call("stage", self._llm.collective_rpc("ws_stage", args=(epoch, staged)))
         await self._call("verify", self._verdicts.of(epoch, VERIFIED, self._workers))
 
+    async def _fetch(
+        self, epoch: int, digest: str, manifest: Manifest, route: ReshardRoute
+    ) -> None:
+        """Have every worker fetch and verify the buckets that hold anything of what it loads.
+
+        Each fetch has its own limits per bucket, and the caller one for all of it.
+        """
+        if self._planned is None or not self._planned.describes_as(manifest):
+            self.coverage.check(epoch, manifest)
+            await self._introduce_fetch(manifest, route)
+        got, digests = release_digest(manifest, manifest.chunk_digests), manifest.chunk_digests
+        if got != digest:
+            raise TransferRefused(epoch, "digest", got, digest)
+        senders = msgspec.msgpack.encode(route.senders)
+        args = epoch, len(self._chunks), list(digests), senders
+        try:
+            await self._call("fetch", self._llm.collective_rpc("ws_fetch", args=args))
+            verdict = self._verdicts.of(epoch, VERIFIED, self._workers)
+            await self._call.however_long("fetch", verdict)
+        except BaseException:
+            with contextlib.suppress(OffbeatError):  # the failure says more
+                await self._call("abort", self._llm.collective_rpc("ws_abort"))
+            raise
+
+    async def _introduce_fetch(self, manifest: Manifest, route: ReshardRoute) -> None:
+        """Send the workers the layout of releases, and have them select what they need."""
+        self._planned = None
+        self.area.reserve(1)  # empty memory cannot be mapped
+        await self._connect()
+        unsealed = msgspec.structs.replace(manifest, chunk_digests=(), canary=None)
+        layout, routes = map(msgspec.msgpack.encode, (unsealed, route.buckets))
+        self._chunks = list(walk(grouped(manifest)))
+        args = self._engine.name, layout, routes, self.in_place
+        await self._learned(manifest, self._llm.collective_rpc("ws_plan_fetch", args=args))
+
     async def _filled(self, chunks: Sequence[Bytes]) -> list[int]:
         filling = asyncio.ensure_future(asyncio.to_thread(self.area.fill, chunks))
         try:
@@ -176,10 +244,8 @@ class WeightUpdates:
 
     async def _introduce(self, manifest: Manifest, offsets: Sequence[int]) -> None:
         """Send the workers the location and layout of the memory, and have them plan the loading."""
-        self._planned, area = None, self.area
-        where = {"path": area.path, "nbytes": area.nbytes, "verdicts": self._verdicts.path}
-        request = self._vllm.WeightTransferInitRequest(where)
-        await self._call("init", self._llm.init_weight_transfer_engine(request))
+        self._planned = None
+        await self._connect()
         self._chunks = list(walk(manifest))
         tensors = [
             [
@@ -189,6 +255,17 @@ class WeightUpdates:
             for start, chunk in zip(offsets, self._chunks, strict=True)
         ]
         plans = self._llm.collective_rpc("ws_plan", args=(tensors, self.in_place))
+        await self._learned(manifest, plans)
+
+    async def _connect(self) -> None:
+        """Have the workers map the shared memory, and open the pipe for their reports."""
+        area = self.area
+        where = {"path": area.path, "nbytes": area.nbytes, "verdicts": self._verdicts.path}
+        request = self._vllm.WeightTransferInitRequest(where)
+        await self._call("init", self._llm.init_weight_transfer_engine(request))
+
+    async def _learned(self, manifest: Manifest, plans: Awaitable[list[str]]) -> None:
+        """Wait until the workers know a layout, and whether they load it beside decoding."""
         obstacles = await self._call("plan", plans)
         self._workers, self._beside = len(obstacles), not any(obstacles)
         self._planned = manifest

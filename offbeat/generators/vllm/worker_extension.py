@@ -18,11 +18,13 @@ from offbeat.generators.vllm.transfer_engine import (
     Staged,
     place_back,
 )
+from offbeat.generators.vllm.worker_fetch import Checkpoint, Regions
 
 
 class WorkerExtension:
     """Methods for ``AsyncLLM.collective_rpc``. Other attributes are the worker's own."""
 
+    vllm_config: Any
     weight_transfer_engine: Any
     _weight_update_active: bool
 
@@ -37,6 +39,27 @@ class WorkerExtension:
             Reason why updates cannot be prepared beside decoding; empty if they can.
         """
         return self.weight_transfer_engine.plan(chunks, in_place=in_place)
+
+    def ws_record(self, checkpoint: Checkpoint) -> Regions | str:
+        """Record which regions of the model's files this worker loads.
+
+        Returns:
+            The regions, or the reason why they are not known.
+        """
+        return self.weight_transfer_engine.worker_fetch.record(self.vllm_config, checkpoint)
+
+    def ws_plan_fetch(self, member: str, manifest: bytes, routes: bytes, in_place: bool) -> str:  # noqa: FBT001 - a remote call
+        """Store the layout of releases that this worker fetches itself, until the next call.
+
+        Returns:
+            As ``ws_plan``.
+        """
+        engine = self.weight_transfer_engine
+        return engine.plan_fetch(member, manifest, routes, in_place=in_place)
+
+    def ws_fetch(self, epoch: int, groups: int, digests: list[str], senders: bytes) -> None:
+        """Begin to fetch this worker's part of a release, beside decoding."""
+        self.weight_transfer_engine.fetch(epoch, groups, digests, senders)
 
     def ws_abort(self) -> int:
         """End an update that cannot be finished; the worker stays alive.

@@ -17,7 +17,8 @@ from offbeat.trainers.weights import TrainedWeights
 from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.precision import policy_of, wire_metas
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.buckets import NamedRegion, plan_buckets
+from offbeat.weight_sync.reshard.buckets import BucketPlan, NamedRegion, plan_buckets
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.reshard.quantized_regions import wire_held, wire_regions
 from offbeat.weight_sync.reshard.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource
@@ -92,7 +93,7 @@ def shards_of(
     """Build the weight source of a rank that sends what it holds; None where rank 0 sends.
 
     All ranks call it together. They exchange what they hold, as names and regions, and each makes
-    the same plan from that.
+    the same plan from that, and another one when the layout of the engines is known.
 
     Args:
         spec: The rank's spec.
@@ -126,8 +127,12 @@ def shards_of(
 
     mine = run_on_all_ranks(peers, "regions of a weight sync", regions)
     world = peers.all_gather(mine, _REGIONS)
-    plan = plan_buckets(list(wire_metas(renamed_metas, policy)), world, int(sync.chunk_mib * 2**20))
-    return HeldShards(plan, peers.rank, converted)
+    tensors, bucket_bytes = list(wire_metas(renamed_metas, policy)), int(sync.chunk_mib * 2**20)
+
+    def plan_for(layout: EngineLayout) -> BucketPlan:
+        return plan_buckets(tensors, world, bucket_bytes, layout.placement(tensors))
+
+    return HeldShards(plan_buckets(tensors, world, bucket_bytes), peers.rank, converted, plan_for)
 
 
 def _names_of(spec: TrainerSpec, metas: Sequence[Meta]) -> ExpertNames:

@@ -6,7 +6,9 @@ from typing import Protocol, cast
 from offbeat.config.sections.sync import ReshardSyncConfig
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import (
+    FollowsLayout,
     PublishedRelease,
     Sender,
     ShardSource,
@@ -58,6 +60,13 @@ def sender_of(
     if spec.rank:
         return NullSender(cast("SharedSource", source))
     return make_sender(config, cast("Source", source), host, incarnation)
+
+
+def publish(sender: Sender, version: int, layout: EngineLayout | None) -> PublishedRelease:
+    """Publish a snapshot, cut for engines of this layout from here on; None: as so far."""
+    if layout is not None and isinstance(sender, FollowsLayout):
+        sender.follow(layout)
+    return sender.publish(version)
 
 
 def _reshard_sender(

@@ -10,6 +10,7 @@ from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.errors import PlansDiffer, TransferFailed
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.reshard.agreement import agreed_digests
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import PackedBucket, PublishedRelease, ShardSource
 from offbeat.weight_sync.transports.messages import ReshardRoute, Route
 from offbeat.weight_sync.transports.reshard_server import (
@@ -39,10 +40,22 @@ class ReshardSender:
         """
         self._source, self._server, self._peers = source, server, peers
         self._buffers = Buffers()
-        plans = peers.all_gather(source.manifest.digest, _TEXT)
+        self._compare_plans()
+        self._routes = tuple(peers.all_gather(server.route, _ROUTES))
+
+    def follow(self, layout: EngineLayout) -> None:
+        """Cut further releases for engines of this layout; all ranks call it together.
+
+        Raises:
+            PlansDiffer: Two ranks would send by different plans.
+        """
+        run_on_all_ranks(self._peers, "plan", lambda: self._source.follow(layout))
+        self._compare_plans()
+
+    def _compare_plans(self) -> None:
+        plans = self._peers.all_gather(self._source.manifest.digest, _TEXT)
         if other := next((rank for rank, each in enumerate(plans) if each != plans[0]), None):
             raise PlansDiffer((0, other), (plans[0], plans[other]))
-        self._routes = tuple(peers.all_gather(server.route, _ROUTES))
 
     def publish(self, version: int) -> PublishedRelease:
         """Publish a snapshot of this rank's shard, which may change as soon as this returns.

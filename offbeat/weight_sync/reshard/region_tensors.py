@@ -55,10 +55,15 @@ class RegionTensors:
                 yield self._specs[index].name, _joined(self._specs[index].shape, parts)
 
 
-def groups_of(manifest: Manifest) -> list[list[int]]:
-    """Return the tensors of a release in groups of about a bucket's size, the same for every rank."""
+def grouped(manifest: Manifest) -> Manifest:
+    """Return the tensors of a release in chunks of about a bucket's size, the same for every rank."""
     metas = (TensorMeta(each.name, each.shape, each.dtype) for each in manifest.tensors)
-    layout = plan(metas, max(manifest.chunk_nbytes, default=1))
+    return plan(metas, max(manifest.chunk_nbytes, default=1))
+
+
+def groups_of(manifest: Manifest) -> list[list[int]]:
+    """Return the indices of the tensors in each chunk of ``grouped``."""
+    layout = grouped(manifest)
     groups: list[list[int]] = [[] for _ in layout.chunk_nbytes]
     for index, spec in enumerate(layout.tensors):
         groups[spec.chunk].append(index)

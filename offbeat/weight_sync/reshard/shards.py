@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from torch import Tensor
 
 from offbeat.weight_sync.chunks import WeightChunk, pack, walk
+from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.reshard.buckets import BucketPlan, BucketRoute
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.reshard.region import Region
 from offbeat.weight_sync.transport import PackedBucket, Room, Source
 
@@ -14,12 +16,36 @@ from offbeat.weight_sync.transport import PackedBucket, Room, Source
 class HeldShards:
     """Packs this rank's regions of a sharded model. Nothing is gathered."""
 
+    manifest: Manifest
+    routes: tuple[BucketRoute, ...]
+
     def __init__(
-        self, plan: BucketPlan, rank: int, held: Callable[[], Iterable[TensorRegion]]
+        self,
+        plan: BucketPlan,
+        rank: int,
+        held: Callable[[], Iterable[TensorRegion]],
+        plan_for: Callable[[EngineLayout], BucketPlan] | None = None,
     ) -> None:
-        """``held`` returns this rank's regions, in memory that training updates."""
-        self.manifest, self.routes, self._held = plan.manifest, plan.routes, held
-        mine = set(plan.held_by(rank))
+        """Create the source.
+
+        Args:
+            plan: Plan of the releases, until ``follow``.
+            rank: This rank.
+            held: Returns this rank's regions, in memory that training updates.
+            plan_for: Plans for the layout of the engines, the same on every rank; None: there is
+                one plan.
+        """
+        self._rank, self._held, self._plan_for = rank, held, plan_for
+        self._adopt(plan)
+
+    def follow(self, layout: EngineLayout) -> None:
+        """Pack further releases so that ranks of engines of this layout receive what they need."""
+        if self._plan_for is not None:
+            self._adopt(self._plan_for(layout))
+
+    def _adopt(self, plan: BucketPlan) -> None:
+        self.manifest, self.routes = plan.manifest, plan.routes
+        mine = set(plan.held_by(self._rank))
         self._chunks = [each for each in walk(plan.manifest) if each.index in mine]
         self._pieces = dict[int, list[tuple[str, Region]]]()
         for piece in plan.manifest.pieces:
@@ -52,9 +78,13 @@ class WholeShards:
     """Packs the whole tensors of a trainer of one rank: every chunk is a bucket."""
 
     def __init__(self, source: Source) -> None:
-        self._source, self.manifest = source, source.manifest
+        self._source, self.manifest = source, source.manifest  # of whole tensors, for any engine
         route = BucketRoute((0,), ((0, 0),))
         self.routes = (route,) * len(source.manifest.chunk_nbytes)
+
+    def follow(self, layout: EngineLayout) -> None:
+        """Do nothing: whole tensors hold what any rank needs."""
+        del layout
 
     def packed(self, room: Room) -> Iterator[PackedBucket]:
         for index, (data, digest) in enumerate(self._source.chunks(room)):

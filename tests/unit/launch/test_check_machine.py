@@ -135,9 +135,18 @@ def test_adapters_need_peft() -> None:
 def test_engines_that_need_whole_tensors_of_a_reshard_are_named() -> None:
     sync = {"transport": "reshard"}
     assert one(check_weight_sync(config(sync=sync))).level is Level.OK
-    finding = one(check_weight_sync(config(sync=sync, generator={"backend": "vllm"})))
-    assert finding.level is Level.WARNING
-    assert "vLLM loads whole tensors" in finding.message
+    ranks = {"data_parallel": 2}
+    for vllm, level, said in (
+        ({"tensor_parallel": 2}, Level.OK, "fetches that from the trainer ranks"),
+        ({"pipeline_parallel": 2}, Level.WARNING, "with generator.vllm.pipeline_parallel: each"),
+        ({"expert_parallel": True}, Level.WARNING, "with generator.vllm.expert_parallel: each"),
+        ({"engine_args": {"quantization": "fp8"}}, Level.WARNING, "engine_args.quantization"),
+    ):
+        served = {"backend": "vllm", "vllm": vllm}
+        finding = one(check_weight_sync(config(sync=sync, generator=served, trainer=ranks)))
+        assert (finding.level, said in finding.message) == (level, True)
+    alone = one(check_weight_sync(config(sync=sync, generator={"backend": "vllm"})))
+    assert "a trainer of one rank sends whole tensors" in alone.message
     assert not list(check_weight_sync(config()))
     assert not list(check_weight_sync(config(sync=sync, generator={"backend": "stub"})))
 

@@ -1,0 +1,130 @@
+"""One vLLM worker's end of a reshard: it records its loader, and fetches what that reads.
+
+    record      its own load_weights, once                   regions of the checkpoint's tensors
+    introduce   the layout of releases                       the buckets that hold any of them
+    fetch       these buckets of one release, from the       tensors for the model's own loader,
+                ranks that hold them; digests are verified   in the groups of all workers
+
+A region that the recording does not name is never fetched and never read: the loader gets tensors
+of whole shape, in which only its own regions have values.
+"""
+
+# pyright: basic, reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+
+from offbeat.generators.vllm.recording import record_worker
+from offbeat.messages.text import first_line
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.reshard.buckets import BucketRoute
+from offbeat.weight_sync.reshard.engine_layout import needed_buckets, needs_of
+from offbeat.weight_sync.reshard.errors import LayoutNotRecorded
+from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.reshard.region_tensors import RegionTensors
+from offbeat.weight_sync.transports.messages import ReshardRoute, Route
+from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
+
+Checkpoint = list[tuple[str, list[int], str]]
+"""Name, shape and dtype of every tensor of the model's files."""
+
+Regions = list[tuple[str, list[int], list[int]]]
+"""Name of a tensor, start and stop of a region of it."""
+
+Groups = Sequence[Iterable[tuple[str, Tensor]]]
+
+_MANIFEST = msgspec.msgpack.Decoder(Manifest)
+_BUCKETS = msgspec.msgpack.Decoder(tuple[BucketRoute, ...])
+_SENDERS = msgspec.msgpack.Decoder(tuple[Route, ...])
+
+
+class _Introduced(NamedTuple):
+    """Layout of releases, and what this worker needs of them."""
+
+    manifest: Manifest
+    routes: tuple[BucketRoute, ...]
+    buckets: tuple[int, ...]
+    made: RegionTensors
+
+
+class WorkerFetch:
+    """Recording, layout and receiver of one worker."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._names = rank, tuple[str, ...]()
+        self._regions = list[tuple[str, Region]]()
+        self._receiver: ReshardReceiver | None = None
+        self._introduced: _Introduced | None = None
+
+    def record(self, vllm_config: Any, checkpoint: Checkpoint) -> Regions | str:  # noqa: ANN401 -- vLLM's VllmConfig
+        """Record this worker's loader; return the regions that it reads, or why there are none."""
+        if problem := _unrecorded(vllm_config):
+            return problem
+        try:
+            specs = {n: (tuple(shape), getattr(torch, dtype)) for n, shape, dtype in checkpoint}
+            with set_current_vllm_config(vllm_config):
+                recording = record_worker(vllm_config, specs)
+        except LayoutNotRecorded as refused:
+            return f"{refused.parameter} {refused.problem}"
+        except Exception as error:  # noqa: BLE001 -- of the model's own code, run without memory
+            return f"its loader raised {type(error).__name__}: {first_line(error)}"
+        whole = ((name, Region.whole(specs[name][0])) for name in recording.misc)
+        self._names, self._introduced = tuple(specs), None
+        self._regions = [*recording.regions(), *whole]
+        return [(n, list(region.start), list(region.stop)) for n, region in self._regions]
+
+    def introduce(self, member: str, manifest: bytes, routes: bytes) -> int:
+        """Learn the layout of releases; return the bytes that this worker needs of each.
+
+        Raises:
+            TransferRefused: Releases of this layout do not hold what this worker needs.
+        """
+        layout = _MANIFEST.decode(manifest)
+        buckets = needed_buckets(0, layout, needs_of(self._names, self._regions))
+        made = RegionTensors(layout, buckets)
+        self._introduced = _Introduced(layout, _BUCKETS.decode(routes), buckets, made)
+        if self._receiver is None:
+            self._receiver = ReshardReceiver(f"{member}.{self._rank}", self._rank)
+        return sum(layout.chunk_nbytes[each] for each in buckets)
+
+    def fetch(
+        self, epoch: int, digests: list[str], senders: bytes, cancelled: threading.Event
+    ) -> list[Iterator[tuple[str, Tensor]]]:
+        """Fetch and verify this worker's buckets of a release; return its tensors in groups.
+
+        Args:
+            epoch: Epoch of the transfer.
+            digests: Digest of every bucket of the release.
+            senders: The ranks' addresses.
+            cancelled: When set, stop at the next bucket.
+
+        Raises:
+            TransferFailed: No rank that holds a bucket could send it.
+            SenderGone: All ranks that hold a bucket have ended, or send another release.
+        """
+        known, receiver = self._introduced, self._receiver
+        if known is None or receiver is None:
+            raise TransferRefused(epoch, "layout of the release", "unknown", "introduced")
+        addresses = _SENDERS.decode(senders)
+        route = ReshardRoute(addresses[0].version, addresses[0].digest, addresses, known.routes)
+        sealed = known.manifest.sealed(digests)
+        got = receiver.receive(route, epoch, sealed, cancelled, needed=known.buckets)
+        return known.made.tensors(got.buckets)
+
+
+def _unrecorded(vllm_config: Any) -> str:  # noqa: ANN401 -- vLLM's VllmConfig
+    """Return why a layout is not recorded, whatever the model; empty if it may be."""
+    parallel = vllm_config.parallel_config
+    if vllm_config.quant_config is not None:
+        return "layouts of quantized models are not recorded"
+    if parallel.pipeline_parallel_size > 1 or parallel.enable_expert_parallel:
+        return "layouts of pipeline and expert parallelism are not recorded"
+    return ""

@@ -1,0 +1,168 @@
+"""An FSDP2 trainer of two processes that send what they hold, and can be struck at a bucket."""
+
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from offbeat.actors.torch_trainer_actor import make
+from offbeat.config.run import RunConfig
+from offbeat.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.rendezvous.store_server import StoreServer
+from offbeat.trainers.ranks.process_group import join
+from offbeat.trainers.ranks.sender import publish, sender_of
+from offbeat.trainers.ranks.shard_sender import ReshardSender
+from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
+from offbeat.weight_sync.chunks import Bytes
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
+from offbeat.weight_sync.transport import PublishedRelease
+from offbeat.weight_sync.transports.reshard_server import OfferedRelease, ReshardServer
+
+HOST = "127.0.0.1"
+RANKS = 2
+COLLECTIVE_S = 60.0
+BUCKET_MIB = 0.05
+Strike = Literal["none", "killed", "stopped"]
+
+
+def factor(version: int) -> float:
+    """What every weight of the model is multiplied with: one rounding, the same on any shard."""
+    return 1 + version / 8
+
+
+def recipe(model: Path, wire_dtype: str | None = None) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": str(model)},
+            "generator": {"backend": "vllm"},
+            "trainer": {"data_parallel": RANKS},
+            "sync": {
+                "transport": "reshard",
+                "chunk_mib": BUCKET_MIB,
+                "wire_dtype": wire_dtype,
+                "slowest_mib_s": 1.0,
+                "slack_s": 10.0,
+            },
+        }
+    )
+
+
+class ShardedTrainer:
+    """The ranks' processes."""
+
+    def __init__(self, model: Path, run_dir: Path, wire_dtype: str | None = None) -> None:
+        key = SharedKey.random()
+        self._server = StoreServer(HOST, key)
+        store = StoreAddress(HOST, self._server.port, key)
+        at = WorldRendezvous(f"world-{os.getpid()}", store, RANKS, COLLECTIVE_S)
+        spawn, config = mp.get_context("spawn"), recipe(model, wire_dtype)
+        self._ends, self.processes = list[Connection](), list[Any]()
+        for rank in range(RANKS):
+            ours, theirs = spawn.Pipe()
+            spec = TrainerSpec(config, str(run_dir), rank, RANKS)
+            process = spawn.Process(target=run_rank, args=(spec, at, theirs), daemon=True)
+            process.start()
+            self._ends.append(ours)
+            self.processes.append(process)
+        for each in self._ends:
+            each.recv()
+
+    def publish(
+        self,
+        version: int,
+        layout: EngineLayout | None = None,
+        strike: Strike = "none",
+        at: int = 0,
+    ) -> PublishedRelease:
+        """The release of all ranks; rank 1 is struck before it sends its bucket number ``at``."""
+        for rank, each in enumerate(self._ends):
+            each.send((version, layout, strike if rank else "none", at))
+        first, *_ = [each.recv() for each in self._ends]
+        return first
+
+    def sent(self) -> list[int]:
+        """Bytes that each rank has sent of the release."""
+        for each in self._ends:
+            each.send(None)
+        return [each.recv() for each in self._ends]
+
+    def close(self) -> None:
+        for each in self.processes:
+            each.kill()
+            each.join()
+        self._server.close()
+
+
+@dataclass
+class Counted(Mapping[int, Bytes]):
+    """Buckets of a release; what is sent is counted, and strikes this process at a turn."""
+
+    buckets: Mapping[int, Bytes]
+    strike: Callable[[int], None]
+    nbytes: int = 0
+    turns: int = 0
+
+    def __getitem__(self, bucket: int) -> Bytes:
+        self.strike(self.turns)
+        self.turns += 1
+        self.nbytes += self.buckets[bucket].nbytes
+        return self.buckets[bucket]
+
+    def __contains__(self, bucket: object) -> bool:
+        return bucket in self.buckets
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.buckets)
+
+    def __len__(self) -> int:
+        return len(self.buckets)
+
+
+def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
+    """The main of a rank: releases until the pipe is closed."""
+    torch.set_num_threads(1)
+    peers = join(at, spec.rank, "cpu", HOST)
+    trainer, source = make(spec, peers)
+    sender = sender_of(spec, source, lambda: HOST, f"trainer.{spec.rank}", peers)
+    assert isinstance(sender, ReshardSender)
+    first = [each.values.clone() for each in trainer.held_regions()]
+    test.send("ready")
+    counted = Counted({}, lambda turn: None)
+    while True:
+        try:
+            asked = test.recv()
+        except EOFError:
+            break
+        if asked is None:
+            test.send(counted.nbytes)
+            continue
+        version, layout, strike, turn = asked
+        with torch.no_grad():
+            for each, base in zip(trainer.held_regions(), first, strict=True):
+                each.values.copy_(base * factor(version))
+        released = publish(sender, version, layout)
+        server: ReshardServer = sender._server  # noqa: SLF001
+        offered = server._offered  # noqa: SLF001
+        assert offered is not None
+        counted = Counted(offered.buckets, striker(strike, turn))
+        server.offer(OfferedRelease(offered.layout, offered.digest, counted))
+        test.send(released)
+    dist.destroy_process_group()
+
+
+def striker(strike: Strike, at: int) -> Callable[[int], None]:
+    sign = signal.SIGKILL if strike == "killed" else signal.SIGSTOP
+
+    def struck(turn: int) -> None:
+        if strike != "none" and turn == at:
+            os.kill(os.getpid(), sign)
+
+    return struck
