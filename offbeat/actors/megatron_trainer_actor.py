@@ -11,7 +11,7 @@ from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.transport import WeightSource
 
 if TYPE_CHECKING:
-    from offbeat.trainers.megatron.split_step import MegatronTrainer
+    from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer
 
 
 class MegatronTrainerActor(TrainerActor):
@@ -30,13 +30,13 @@ class MegatronTrainerActor(TrainerActor):
         super().__init__(spec, lambda peers: make(spec, peers))
 
 
-def make(spec: TrainerSpec, peers: Peers) -> tuple["MegatronTrainer", WeightSource]:
+def make(spec: TrainerSpec, peers: Peers) -> tuple["BoxedTrainer", WeightSource]:
     """Create the trainer of a rank, and the source of its weights."""
-    from offbeat.trainers.megatron.split_step import MegatronTrainer
-    from offbeat.trainers.ranks.assembly import shards_of, source_of, trainer_of
+    from offbeat.trainers.megatron_grid.choose import megatron_trainer_of
+    from offbeat.trainers.ranks.assembly import shards_of, source_of
 
     config = of_kind(MegatronTrainerConfig, spec.config.trainer)
-    trainer = trainer_of(MegatronTrainer, spec, config, peers)
+    trainer = megatron_trainer_of(spec, config, peers)
     if shards := shards_of(spec, trainer.metas(), trainer.held_regions, peers):
         return trainer, shards
     return trainer, source_of(spec, trainer.metas(), trainer.named_weights)

@@ -124,7 +124,7 @@ def trainer_ranks(config: RunConfig) -> int:
 
 def encoder_of(trainer: TrainerConfig) -> EncoderConfig | None:
     """Return the ranks that hold the vision tower alone; None: there are none."""
-    return trainer.encoder if isinstance(trainer, TorchTrainerConfig) else None
+    return None if trainer.backend == "stub" else trainer.encoder
 
 
 def encoder_ranks(trainer: TrainerConfig) -> int:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +48,9 @@ class SyncLayouts:
     receivers: ModelGrid
     ranks_per_machine: int
     max_piece_bytes: int
+    gathers_everywhere: bool = False
+    """Whether every sender receives the whole model before rank 0 sends it, encoder ranks too: those of
+    the megatron trainer do. Else each receives its side, and rank 0 both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class SyncPlanReport:
     gathered: int  # bytes into trainer ranks if each receives all of what its like hold, rank 0 all
     stored: int  # bytes out of rank 0 if it sends the model once to each machine of receivers
     broadcast: int  # bytes into receivers if each receives the whole model
+    gathered_everywhere: bool  # whether ``gathered`` is the whole model on every trainer rank
 
     def to_json(self) -> str:
         """Return the report as one JSON object; sizes are bytes."""
@@ -125,7 +129,7 @@ class SyncPlanReport:
         yield ""
         yield "beside it, whole weights through rank 0:"
         into = "the model into each other rank"
-        if self.encoders:
+        if self.encoders and not self.gathered_everywhere:
             into = "each side into the ranks that hold it, the tower into rank 0"
         yield f"  into trainer ranks  {said(self.gathered)} to gather, {into}"
         yield f"  out of rank 0       {said(self.stored)} (object_store), {said(found.model)} (gloo)"
@@ -172,6 +176,7 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
         _receivers(config),
         ranks_per_machine,
         round(config.sync.chunk_mib * MIB),
+        gathers_everywhere=config.trainer.backend == "megatron",
     )
 
 
@@ -203,9 +208,10 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
         transfers=len(plan),
         seconds=seconds,
         digest=plan.digest,
-        gathered=_gathered(found, source),
+        gathered=_gathered(found, source, everywhere=layouts.gathers_everywhere),
         stored=found.model * len(set(machines.receivers)),
         broadcast=found.model * target.ranks,
+        gathered_everywhere=layouts.gathers_everywhere,
     )
     return plan, report
 
@@ -214,7 +220,7 @@ def sender_grid(config: RunConfig) -> ModelGrid:
     """Return the parallel sizes of a recipe's trainer."""
     trainer = config.trainer
     if trainer.backend == "megatron":
-        return grid_of(trainer)
+        return replace(grid_of(trainer), encoders=encoder_ranks(trainer))
     if trainer.backend == "stub":
         return ModelGrid()
     return ModelGrid(
@@ -225,9 +231,9 @@ def sender_grid(config: RunConfig) -> ModelGrid:
     )
 
 
-def _gathered(found: ByteAccount, source: ModelGrid) -> int:
+def _gathered(found: ByteAccount, source: ModelGrid, *, everywhere: bool) -> int:
     """Return the bytes into trainer ranks before rank 0 has the whole model."""
-    if not source.encoders:
+    if everywhere or not source.encoders:
         return found.model * (source.ranks - 1)
     # Shards of one side are disjoint, so that they add up to it. Its ranks gather it together, and
     # the first encoder rank sends the tower to rank 0.

@@ -80,6 +80,9 @@ class _ModelTrainer(_Trainer):
     moe: MoeConfig = MoeConfig()
     """Balance of experts, for models that have some (docs/moe.md)."""
 
+    encoder: EncoderConfig | None = None
+    """Ranks of their own for the vision tower (docs/encoder-ranks.md)."""
+
 
 class TorchTrainerConfig(_ModelTrainer):
     """Any Hugging Face causal LM, cut over data-parallel (FSDP2) and tensor-parallel ranks (DTensor)."""
@@ -94,9 +97,6 @@ class TorchTrainerConfig(_ModelTrainer):
     """Patterns of names of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`; `*` matches
     dots, too. A frozen parameter keeps every bit and needs no gradient and no moments: less memory, and less that
     a step can change. Each pattern has to match a name of the model (docs/recipes.md)."""
-
-    encoder: EncoderConfig | None = None
-    """Ranks of their own for the vision tower (docs/encoder-ranks.md)."""
 
 
 class MegatronTrainerConfig(_ModelTrainer):

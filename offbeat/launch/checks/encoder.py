@@ -6,9 +6,8 @@ torch and transformers, whose import takes seconds, are imported only if a recip
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from offbeat.config.limits import freeze_patterns, trainer_resources
+from offbeat.config.limits import encoder_of, freeze_patterns, trainer_resources
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def gpu_bytes(config: RunConfig) -> int | None:
     None if no rank of ``trainer.encoder`` needs one, or none is here.
     """
     trainer = config.trainer
-    if not isinstance(trainer, TorchTrainerConfig) or trainer.encoder is None:
+    if trainer.backend == "stub" or encoder_of(trainer) is None:
         return None
     if not trainer.device.startswith("cuda"):
         return None
@@ -41,16 +40,19 @@ def gpu_bytes(config: RunConfig) -> int | None:
 def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
     """Check that the model has two sides, and that what a rank of each holds fits its device.
 
+    What language ranks of the megatron trainer hold is said by ``check_layout``.
+
     Args:
         config: The recipe; nothing is said of one without ``trainer.encoder``.
         gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU, whose memory
             ``check_memory`` compares with that of the whole run.
     """
     trainer = config.trainer
-    if not isinstance(trainer, TorchTrainerConfig) or trainer.encoder is None:
+    if trainer.backend == "stub" or trainer.encoder is None:
         return
     from offbeat.trainers.errors import UntrainableModel
     from offbeat.trainers.grid.layout import Grid, Side
+    from offbeat.trainers.megatron_grid.layout import side_grid
 
     try:
         inventory = _inventory(config)
@@ -58,6 +60,9 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
         yield error(_MODEL, f"{refused.model} {refused.problem}", f"{refused.fix}.")
         return
     if inventory is None:
+        return
+    if trainer.backend == "megatron":
+        yield _of_side(config, inventory, side_grid(trainer), Side.TOWER, gpu)
         return
     grid = Grid(trainer.data_parallel, trainer.encoder.data_parallel)
     for side in Side:

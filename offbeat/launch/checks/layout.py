@@ -4,6 +4,7 @@ transformers, whose import takes seconds, is imported only if a recipe needs it.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from offbeat.config.run import RunConfig
@@ -47,10 +48,13 @@ def check_layout(config: RunConfig) -> Iterator[Finding]:
         return
     dtype = config.model.dtype
     sharded = trainer.device != "cpu" and dtype != "float64"
-    held = largest_rank(architecture, grid, dtype, sharded=sharded)
+    apart = trainer.encoder is not None  # then encoder ranks hold the tower, of which they say it
+    held = largest_rank(
+        replace(architecture, tower=()) if apart else architecture, grid, dtype, sharded=sharded
+    )
     yield ok(
         _LAYOUT,
-        f"{grid.ranks} ranks; the largest holds {size(held.total)}: weights {size(held.weights)}, "
+        f"{grid.ranks} ranks{' of the language model' if apart else ''}; the largest holds {size(held.total)}: weights {size(held.weights)}, "
         f"gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; activations come on top",
     )
 

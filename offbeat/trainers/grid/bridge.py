@@ -59,6 +59,7 @@ class Header:
 
 
 FIELDS: Final = 9
+_ABOUT: Final = 4  # shape and dtype of values
 
 
 class Wire(Protocol):
@@ -87,6 +88,29 @@ class Traffic:
 
     nbytes: int = 0
     seconds: float = 0.0  # inside receive: it waits for the sender, too
+
+
+def shared_values(
+    values: Tensor | None, holder: int, group: dist.ProcessGroup, device: torch.device
+) -> Tensor:
+    """Return values [blocks, F, H] that one rank of a group holds, on all of them.
+
+    Args:
+        values: Of the holder; None on the other ranks.
+        holder: Rank of the world.
+        group: The ranks.
+        device: Where they take tensors from.
+    """
+    about = torch.zeros(_ABOUT, dtype=torch.int64, device=device)
+    if values is not None:
+        about = torch.tensor([*values.shape, dtype_code(values.dtype)], device=device)
+    dist.broadcast(about, src=holder, group=group)
+    if values is None:
+        numbers: list[int] = about.tolist()
+        *shape, code = numbers
+        values = torch.empty(shape, dtype=_DTYPES[code], device=device)
+    dist.broadcast(values, src=holder, group=group)
+    return values
 
 
 class Bridge:

@@ -3,31 +3,27 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 import msgspec
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
-from offbeat.config.loss_spec import LossSpec
-from offbeat.messages.media import Media
-from offbeat.messages.training import StepResult
 from offbeat.model_proof.plain import TOLERANCES
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.multimodal.picture_rules import PictureRules, picture_rules
 from offbeat.multimodal.tower import features
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.grid.bridge import Bridge, Header, Kind, Traffic
+from offbeat.trainers.grid.exchange import ExchangingTrainer
 from offbeat.trainers.grid.layout import Grid, Side
-from offbeat.trainers.grid.provenance import list_digest
 from offbeat.trainers.grid.sides import Inventory, inventory_of, keep_side, no_features
+from offbeat.trainers.grid.stacking import example, stacked
 from offbeat.trainers.grid.weights import GridWeights, side_mesh, spread_sides
-from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
+from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.optimizer import STEPS
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_sharding
 from offbeat.trainers.torch.sharding import ShardedWeights, Weights, settle
@@ -35,14 +31,11 @@ from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.trainers.torch.spreading import make_room
 from offbeat.trainers.weights import weights_digest
 
-T = TypeVar("T")
-_NAMES: Final = msgspec.msgpack.Decoder(list[str])
 _TEXT: Final = msgspec.msgpack.Decoder(str)
 _SHAPE: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
-_TRAFFIC: Final = msgspec.msgpack.Decoder(tuple[int, float])
 
 
-class GridTrainer(TorchTrainer):
+class GridTrainer(ExchangingTrainer, TorchTrainer):
     """Trainer of one rank of a world whose ranks hold either the language model or the vision tower.
 
     Every rank makes the shell of the whole model, so that the layout of rows, identity and names are
@@ -54,11 +47,10 @@ class GridTrainer(TorchTrainer):
     def _prepare(self) -> None:
         trainer, rank = self._config, self.peers.rank
         assert trainer.encoder is not None  # noqa: S101 -- chosen by the same setting
-        self._grid = Grid(trainer.data_parallel, trainer.encoder.data_parallel)
-        self._side = self._grid.side_of(rank)
-        self._mesh = side_mesh(trainer.device, self._grid, rank, self.peers.timeout_s)
-        self._bridge = Bridge(rank, torch.device(trainer.device))
-        self._exchanges = 0
+        grid = Grid(trainer.data_parallel, trainer.encoder.data_parallel)
+        self._join_grid(grid, rank, torch.device(trainer.device))
+        self._side = grid.side_of(rank)
+        self._mesh = side_mesh(trainer.device, grid, rank, self.peers.timeout_s)
         self._inventory: Inventory | None = None  # of the model that is trained
 
     @property
@@ -178,62 +170,6 @@ class GridTrainer(TorchTrainer):
     def _own_steps(self, steps: Tensor) -> Tensor:
         own = [side is self._side for _, side in self.inventory.trained]
         return steps[torch.tensor(own, dtype=torch.bool, device=steps.device)]
-
-    # --- the exchange of pictures ------------------------------------------------------------------
-
-    def _pass_on_all_ranks(self, during: str, work: Callable[[], T]) -> T:
-        """Run passes of this rank's side, while the other side waits; either all continue or none.
-
-        A side of one rank reports its error, and all ranks end the call together. On a side of several
-        the others may be inside a collective that the failed rank never enters. It raises without a
-        report, for which they could not answer: so its own error is what the controller receives, at
-        once, in place of the timeouts of the others.
-        """
-        if len(self._grid.ranks_of(self._side)) == 1:
-            return run_on_all_ranks(self.peers, during, work)
-        made = work()
-        self._wait_for_all(during)
-        return made
-
-    def _wait_for_all(self, during: str) -> None:
-        """Wait until all ranks have done what ``during`` names; ``PeerFailed`` if one cannot."""
-        all_reduce_max_or_fail(self.peers, during, 0, None)
-
-    def _begin(self, loss: LossSpec) -> None:
-        self._bridge.traffic = Traffic()
-        super()._begin(loss)
-
-    def _finish(self) -> StepResult:
-        result = super()._finish()
-        traffic = self._bridge.traffic
-        seen = self.peers.all_gather((traffic.nbytes, traffic.seconds), _TRAFFIC)
-        named = {
-            "train/bridge_bytes": float(sum(nbytes for nbytes, _ in seen)),
-            "train/bridge_s": max(seconds for _, seconds in seen),
-        }
-        return msgspec.structs.replace(result, metrics={**result.metrics, **named})
-
-    def _named_by_ranks(self, digests: Sequence[str]) -> list[list[str]]:
-        """Return the digests of the pictures that each rank reads; begin an exchange."""
-        self._exchanges += 1
-        return self.peers.all_gather(list(digests), _NAMES)
-
-    def _header(self, kind: Kind, lane: int, named: Sequence[Sequence[str]]) -> Header:
-        """Return the header of a lane's message, without the shape and dtype of its values."""
-        provenance = list_digest(named[lane])
-        step = self.steps_applied + 1
-        return Header(self._exchanges, step, kind, lane, provenance, 0, 0, 0, 0)
-
-
-def example(rules: PictureRules) -> Media:
-    """Return a picture of noise, for a pass that no prompt needs."""
-    return rules.example(np.random.default_rng(0))
-
-
-def stacked(made: tuple[Tensor, tuple[Tensor, ...]]) -> Tensor:
-    """Return features and those of deeper layers as one tensor [blocks, F, H]."""
-    embedded_FH, deep = made
-    return torch.stack([embedded_FH, *deep])
 
 
 def _exhausted(named: Iterable[tuple[str, Tensor]]) -> str:

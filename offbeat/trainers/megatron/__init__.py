@@ -1,8 +1,9 @@
 """The megatron trainer: Hugging Face decoders over megatron-core, over five axes of parallelism.
 
-Needs the extra ``megatron``; nothing outside this room imports it.
+Needs the extra ``megatron``; nothing but this room and ``megatron_grid`` imports it.
 
-    split_step    MegatronTrainer: the step of one rank, its state, weights in and out
+    split_step    MegatronTrainer: the step of one rank
+    boxed_trainer what its ranks share with encoder ranks: weights in and out, checkpoints
     gradients     gradients of the open step: hooks removed, sums, one reduction
     forward       microbatches through the library's schedules -> log-probabilities
     microbatches  microbatches of a chunk, aligned between ranks

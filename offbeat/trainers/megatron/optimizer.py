@@ -19,6 +19,7 @@ from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor, nn
 
 from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.trainers.megatron.groups import layout_group
 from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.movement import Movement, MovementProbe
@@ -57,7 +58,7 @@ class RankOptimizer(ABC):
 
     @abstractmethod
     def grad_norm(self) -> float:
-        """Return the norm of the whole model's reduced gradients; all ranks call it."""
+        """Return the norm of the reduced gradients of all ranks of the layout, which all call it."""
 
     @abstractmethod
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
@@ -144,7 +145,7 @@ class MainGradAdamW(RankOptimizer):
         squares = torch.zeros((), dtype=torch.float64, device=device)
         for box in self._owned:
             squares += view_of(gradients, box).double().square().sum()
-        dist.all_reduce(squares)
+        dist.all_reduce(squares, group=layout_group())
         return math.sqrt(float(squares))
 
     def step(self, grad_norm: float, learning_rate: float) -> Movement:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
-import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-import xxhash
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from numpy.typing import NDArray
@@ -27,22 +25,21 @@ from offbeat.config.limits import microbatch_tokens
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import check_files
-from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
-from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.expert_load import SHARES, ExpertLoad
+from offbeat.trainers.expert_load import ExpertLoad
 from offbeat.trainers.megatron.architecture import (
+    Architecture,
     check_balanced,
     check_recomputed,
     read_architecture,
 )
+from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer, OptimizerState
 from offbeat.trainers.megatron.forward import Forward
-from offbeat.trainers.megatron.gathering import TensorGather
 from offbeat.trainers.megatron.groups import pipeline_group, start_groups
-from offbeat.trainers.megatron.hf_directory import save_directory
-from offbeat.trainers.megatron.hf_files import load_boxes, view_of
+from offbeat.trainers.megatron.hf_files import load_boxes
+from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TensorBox, boxes_of, is_router_bias
 from offbeat.trainers.megatron.microbatches import aligned, canary_rows
 from offbeat.trainers.megatron.model import (
@@ -53,26 +50,18 @@ from offbeat.trainers.megatron.model import (
 )
 from offbeat.trainers.megatron.parts import BackendParts, optimizer_for
 from offbeat.trainers.megatron.router import ExpertRouter
-from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
-from offbeat.trainers.megatron.tower import (
-    attach_tower,
-    features_by,
-    names_in_files,
-    tower_of,
-)
-from offbeat.trainers.model_trainer import LossOf, ModelTrainer
+from offbeat.trainers.megatron.tower import FeatureSource, attach_tower, features_by, tower_of
+from offbeat.trainers.model_trainer import LossOf
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers, WorldBroken, line_of, run_on_all_ranks
 from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.trainers.weights import weights_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
-from offbeat.weight_sync.receiver import TensorRegion
 
 T = TypeVar("T")
-_KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
 
 
-class MegatronTrainer(ModelTrainer):
+class MegatronTrainer(BoxedTrainer):
     """One rank's share of a model, its gradients and its optimizer."""
 
     def __init__(
@@ -112,11 +101,9 @@ class MegatronTrainer(ModelTrainer):
             peers=peers,
         )
         self._config, self._parts = trainer, parts or BackendParts()
-        self.architecture = read_architecture(model_path)
-        # Of a model without pictures the names are those of the files.
-        self._file_names = names_in_files(self.model_path) if self.picture_rules else {}
+        self.architecture = self._read_architecture()
         run_on_all_ranks(self.peers, "its start", lambda: self.is_first and check_files(model_path))
-        self.layout = start_groups(trainer, self.peers)
+        self.layout = self._start_groups()
         check_balanced(self.architecture, trainer.moe)
         check_recomputed(self.architecture, recompute=trainer.activation_checkpointing)
         self.transformer = self._description()
@@ -131,9 +118,7 @@ class MegatronTrainer(ModelTrainer):
         )
         self._forward = self._forward_of(self.ddp, self.model)
         self.gradients = self._parts.gradients(self.ddp, self.transformer)
-        self.boxes = self._boxes_of(self.model)
-        self.gathering = TensorGather(self.boxes, self.peers)
-        self._trained = [box for box in self.boxes if not is_router_bias(box.tensor)]
+        self._meet(self._boxes_of(self.model))
         owned = [box for box in self.gathering.owned() if not is_router_bias(box.tensor)]
         self.optimizer = optimizer(self.ddp, trainer.optimizer, owned)
         a = self.architecture
@@ -167,14 +152,6 @@ class MegatronTrainer(ModelTrainer):
             dist.broadcast(values, src=last, group=pipeline_group())
         return values.cpu().numpy()
 
-    @property
-    def vocabulary(self) -> int:
-        return self.architecture.vocabulary
-
-    @property
-    def picture_rules(self) -> PictureRules | None:
-        return self.architecture.picture_rules
-
     @torch.no_grad()
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
         canaries = canary_rows(prompts, self.picture_rules)
@@ -182,89 +159,18 @@ class MegatronTrainer(ModelTrainer):
         with self._no_message_unread():
             logits_PV = self._forward.logits(rows)
         kept = None if logits_PV is None else largest_logprobs(logits_PV, count)
-        gathered = self.peers.all_gather(
-            kept, _KEPT
-        )  # the first rank need not be on the last stage
-        return next(each for each in gathered if each is not None)
+        return self._of_last_stage(kept)
 
     # --- weights in and out ----------------------------------------------------------------------
-
-    @property
-    def parameters(self) -> int:
-        """Return the number of parameters of the whole model; tied ones count once."""
-        shapes = self.gathering.shapes.items()
-        return sum(math.prod(shape) for name, shape in shapes if not is_router_bias(name))
 
     @property
     def local_weights(self) -> dict[str, Tensor]:
         """Return this rank's share of the weights, by the library's names."""
         return weights_of(self.model)
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights in order of their Hugging Face names; tied ones once. All ranks call it."""
-        return self.gathering.all_tensors(self.local_weights)
-
-    def metas(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Return name, shape and dtype of every weight, in the order of ``named_weights``."""
-        dtype = str(self._dtype).removeprefix("torch.")
-        return [
-            (name, shape, "float32" if is_router_bias(name) else dtype)
-            for name, shape in self.gathering.shapes.items()
-        ]
-
-    def held_regions(self) -> list[TensorRegion]:
-        """Return this rank's regions of the weights, in the memory that training updates."""
-        weights = self.local_weights
-        return [TensorRegion(box.tensor, box.region, view_of(weights, box)) for box in self.boxes]
-
-    def save(self, directory: str | Path) -> None:
-        """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it."""
-        save_directory(
-            self._weights_of_files(), Path(directory), self.model_path, self._dtype, self.peers
-        )
-
-    def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
-        return ((self._file_names.get(name, name), each) for name, each in self.named_weights())
-
     @property
-    def identity(self) -> Identity:
-        """Return an identity that is equal under every layout: a state may be loaded under another."""
-        digest = xxhash.xxh3_128()
-        for name, shape, dtype in self.metas():
-            digest.update(f"{name} {shape} {dtype}\n".encode())
-        dtype = str(self._dtype).removeprefix("torch.")
-        about = f"{self.architecture.name} of {self.parameters:,} {dtype} weights"
-        return Identity("megatron", about, digest.hexdigest())
-
-    @property
-    def state_nbytes(self) -> int:
-        """Return the bytes of all ranks' shares together."""
-        return self.parameters * (self._dtype.itemsize + self.optimizer.bytes_a_weight)
-
-    def _save(self, directory: Path) -> None:
-        kinds = {WEIGHTS: self.local_weights, **self.optimizer.state()}
-        owned = self.gathering.owned()
-        whole = {} if self.expert_load is None else {SHARES: self.expert_load.state()}
-        save_share(directory, dist.get_rank(), owned, kinds, self.optimizer.steps, whole)
-
-    def _load(self, directory: Path) -> None:
-        with SavedShares(directory) as saved:
-            saved.fill(WEIGHTS, self.local_weights, self.boxes)
-            kinds = dict[str, dict[str, Tensor]]()
-            for kind in self.optimizer.kinds(saved.steps):
-                names = {box.parameter for box in self._trained}
-                values = {name: self.optimizer.like(name) for name in names}
-                saved.fill(kind, values, self._trained)
-                kinds[kind] = values
-            self.optimizer.load(kinds, saved.steps)
-            if self.expert_load is not None:
-                self.expert_load.state().copy_(saved.whole(SHARES))
-
-    def _initialise(self) -> None:
-        load_boxes(self.local_weights, self.boxes, self.model_path, self._file_names)
-        self.optimizer.reset()
-        if self.expert_load is not None:
-            self.expert_load.reset()
+    def _optimizer_state(self) -> OptimizerState:
+        return self.optimizer
 
     # --- the step --------------------------------------------------------------------------------
 
@@ -289,10 +195,18 @@ class MegatronTrainer(ModelTrainer):
 
     def _apply(self, denominator: float, rate: float) -> UpdateResult:
         self.gradients.reduce(denominator)
-        norm = self.optimizer.grad_norm()
+        norm = self._whole_norm(self.optimizer.grad_norm(), denominator)
         if not math.isfinite(norm):
             return UpdateResult(applied=False, grad_norm=norm)
         return UpdateResult(applied=True, grad_norm=norm, movement=self.optimizer.step(norm, rate))
+
+    def _whole_norm(self, norm: float, denominator: float) -> float:
+        """Return the norm of all gradients from that of the ranks of the layout, on all ranks.
+
+        ``denominator``: what the sums of gradients were divided by.
+        """
+        del denominator
+        return norm
 
     def _discard_gradients(self) -> None:
         """Restore the hooks and discard the gradients. Idempotent."""
@@ -321,6 +235,14 @@ class MegatronTrainer(ModelTrainer):
             raise WorldBroken(self.peers.rank, "the pipeline", detail) from error
 
     # --- how it is put together --------------------------------------------------------------------
+
+    def _read_architecture(self) -> Architecture:
+        """Return the sizes of what the ranks of the layout hold."""
+        return read_architecture(self.model_path)
+
+    def _start_groups(self) -> ParallelLayout:
+        """Create the process groups. All ranks of the world do so together."""
+        return start_groups(self._config, self.peers)
 
     @property
     def _device(self) -> torch.device:
@@ -368,9 +290,13 @@ class MegatronTrainer(ModelTrainer):
         return boxes_of(shapes, self.architecture, self.layout)
 
     def _forward_of(self, wrapped: nn.Module, model: GPTModel) -> Forward:
-        tower, rules = tower_of(model), self.picture_rules
-        features_of = None if tower is None or rules is None else features_by(tower, rules)
+        features_of = self._features_by(model)
         return Forward(wrapped, model, self.layout, self.architecture.vocabulary, features_of)
+
+    def _features_by(self, model: GPTModel) -> FeatureSource | None:
+        """Return the source of the features of pictures; None on a rank that embeds no tokens."""
+        tower, rules = tower_of(model), self.picture_rules
+        return None if tower is None or rules is None else features_by(tower, rules)
 
     @cached_property
     def _reference(self) -> Forward:

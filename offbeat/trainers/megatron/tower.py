@@ -39,8 +39,8 @@ FeatureSource = Callable[[tuple[Media, ...]], Features]
 _ATTRIBUTE: Final = TOWER.removesuffix(".")
 
 
-def attach_tower(model: GPTModel, path: Path, dtype: torch.dtype) -> None:
-    """Give a first stage the tower of a directory's model, whose weights the caller loads.
+def unfilled_tower(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the tower of a directory's model, whose weights the caller loads.
 
     Raises:
         UntrainableModel: Some weights of the tower are of another dtype.
@@ -53,7 +53,16 @@ def attach_tower(model: GPTModel, path: Path, dtype: torch.dtype) -> None:
     if {each.dtype for each in tower.parameters()} != {dtype}:
         fix = "Set model.dtype to float32, or trainer.backend to torch"
         raise UntrainableModel(type(tower).__name__, "has a tower of several dtypes", fix)
-    model.add_module(_ATTRIBUTE, tower.eval())
+    return tower.eval()
+
+
+def attach_tower(model: GPTModel, path: Path, dtype: torch.dtype) -> None:
+    """Give a first stage the tower of a directory's model, whose weights the caller loads.
+
+    Raises:
+        UntrainableModel: Some weights of the tower are of another dtype.
+    """
+    model.add_module(_ATTRIBUTE, unfilled_tower(path, dtype))
 
 
 def tower_of(model: GPTModel) -> PreTrainedModel | None:

@@ -87,16 +87,17 @@ class Replicas:
     @classmethod
     def of(cls, trainer: TrainerConfig) -> "Replicas":
         """Return the replicas of a recipe's trainer."""
-        data = trainer_replicas(trainer)
+        data, encoders = trainer_replicas(trainer), encoder_ranks(trainer)
         if isinstance(trainer, MegatronTrainerConfig):
             return cls(
                 data,
                 trainer.tensor_parallel,
                 trainer.pipeline_parallel,
                 trainer.context_parallel,
+                encoders,
             )
         tensor = 1 if trainer.backend == "stub" else trainer.tensor_parallel
-        return cls(data, tensor, encoders=encoder_ranks(trainer))
+        return cls(data, tensor, encoders=encoders)
 
     @property
     def ranks(self) -> int:

@@ -182,7 +182,9 @@ def placement(
     cut = "whole" if is_whole or tensor.name in sizes.tower else _cut_of(tensor.name)
     expert = _EXPERT.fullmatch(tensor.name)
     if grid.encoders:
-        return _apart(tensor, sizes, grid)
+        _check_apart(sizes, grid)
+        if tensor.name in sizes.tower:
+            return _on_encoders(tensor.shape, grid)
     if grid.whole_vocabulary:
         return _divided(tensor.shape, "whole" if cut == "vocabulary" else cut, grid, sizes)
     if grid.shards > 1:
@@ -225,14 +227,12 @@ def _stages(name: str, sizes: ModelSizes, grid: ModelGrid) -> tuple[int, ...]:
     )
 
 
-def _apart(tensor: DeclaredTensor, sizes: ModelSizes, grid: ModelGrid) -> Placement:
-    """Place a tensor of a model whose vision tower is on encoder ranks."""
+def _check_apart(sizes: ModelSizes, grid: ModelGrid) -> None:
+    """Refuse encoder ranks for a model that has nothing for them, or experts beside it."""
     if not sizes.tower:
         raise LayoutRefused("encoders", str(grid.encoders), "0 for a model without a vision tower")
     if sizes.experts:
         raise LayoutRefused("encoders", str(grid.encoders), "0 for a model with experts")
-    is_tower = tensor.name in sizes.tower
-    return _on_encoders(tensor.shape, grid) if is_tower else _sharded(tensor.shape, grid)
 
 
 @cache

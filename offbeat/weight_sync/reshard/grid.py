@@ -59,11 +59,13 @@ class ModelGrid:
             raise LayoutRefused("stages", str(list(self.stages)), want)
 
     def _check_encoders(self) -> None:
-        if self.ranks_without_encoders != self.shards:
-            got = f"{self.encoders} beside another parallelism than shards"
-            raise LayoutRefused("encoders", got, "0: only the torch trainer has encoder ranks")
-        if self.shards % self.encoders:
-            want = f"a divisor of shards = {self.shards}: each serves as many language ranks"
+        if self.whole_vocabulary or (self.shards > 1 and self.data > 1):
+            what = "whole_vocabulary" if self.whole_vocabulary else "copies of shards"
+            got = f"{self.encoders} beside {what}"
+            raise LayoutRefused("encoders", got, "0: no trainer has both")
+        of, lanes = ("shards", self.shards) if self.shards > 1 else ("data", self.data)
+        if lanes % self.encoders:
+            want = f"a divisor of {of} = {lanes}: each serves as many of them"
             raise LayoutRefused("encoders", str(self.encoders), want)
 
     @property

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from offbeat.config.crosschecks import clashes
 from offbeat.config.limits import trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
+from offbeat.trainers.ranks.dispatch import Replicas
 
 IMAGES: dict[str, Any] = {"environment": {"name": "digits", "images": {}}}
 
@@ -79,7 +80,38 @@ def test_what_does_not_go_with_encoder_ranks_is_refused_by_name(
     assert fix in found[2]
 
 
-@pytest.mark.parametrize("backend", ["stub", "megatron"])
-def test_other_trainers_do_not_know_the_key(backend: str) -> None:
+def test_the_stub_does_not_know_the_key() -> None:
     with pytest.raises(ValidationError, match=r"trainer\.\w+\.encoder"):
-        config({"backend": backend, "encoder": {}})
+        config({"backend": "stub", "encoder": {}})
+
+
+def test_encoder_ranks_stand_behind_all_ranks_of_the_megatron_trainer() -> None:
+    given = config(
+        {
+            "backend": "megatron",
+            "data_parallel": 2,
+            "tensor_parallel": 2,
+            "pipeline_parallel": 2,
+            "cpus": 2,
+            "encoder": {"data_parallel": 2, "cpus": 1},
+        }
+    )
+    assert trainer_ranks(given) == 10
+    assert [each.cpus for each in trainer_resources(given)] == [2] * 8 + [1] * 2
+    assert list(clashes(given)) == []
+    replicas = Replicas.of(given.trainer)
+    assert replicas.ranks == 10
+    assert [replicas.shares_of(rank) for rank in (8, 9)] == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    "key", ["context_parallel", "expert_parallel", "expert_tensor_parallel", "data_parallel"]
+)
+def test_axes_of_the_megatron_trainer_without_a_proof_are_refused_by_name(key: str) -> None:
+    trainer: dict[str, Any] = {"backend": "megatron", "encoder": {}, "tensor_parallel": 2, key: 2}
+    if key == "data_parallel":
+        assert refused(trainer) == []
+        return
+    (found,) = refused(trainer)
+    assert f"trainer.encoder does not go with trainer.{key}=2" in found[1]
+    assert f"trainer.{key} to 1" in found[2]

@@ -11,9 +11,13 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.launch.checks.encoder import check_encoder, gpu_bytes
 from offbeat.launch.checks.finding import Finding, Level, size
+from offbeat.launch.checks.layout import check_layout
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import keep_side
+from offbeat.trainers.megatron.architecture import read_architecture
+from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.torch.optimizer import Optimizer
+from offbeat.weight_sync.reshard.grid import ModelGrid
 from tests.support.image_text_models import make
 
 TOWER = ("model.vision_model.*", "model.connector.*")
@@ -29,6 +33,11 @@ def recipe(path: Path, encoder: dict[str, Any] | None = None, **trainer: Any) ->
             "trainer": {"backend": "torch", "encoder": encoder or {"data_parallel": 1}, **trainer},
         }
     )
+
+
+def without_encoder(config: RunConfig) -> RunConfig:
+    trainer = config.trainer.model_copy(update={"encoder": None})
+    return config.model_copy(update={"trainer": trainer})
 
 
 def saved(path: Path, model: PreTrainedModel | None = None) -> Path:
@@ -70,6 +79,26 @@ def test_ranks_of_each_side_are_named(tmp_path: Path) -> None:
     language, tower = findings(recipe(saved(tmp_path), {"data_parallel": 2}, data_parallel=4))
     assert language.message.startswith("4 of the language model, rank 0 to 3; ")
     assert tower.message.startswith("2 of the vision tower, rank 4 to 5; ")
+
+
+def test_beside_the_megatron_trainer_the_tower_is_said_apart_from_the_layout(
+    tmp_path: Path,
+) -> None:
+    axes = {"backend": "megatron", "data_parallel": 2, "tensor_parallel": 2}
+    config = recipe(saved(tmp_path), {"data_parallel": 1}, **axes)
+    (tower,) = check_encoder(config, None)
+    assert tower.message.startswith("1 of the vision tower, rank 4; ")
+    assert f"the largest holds {size(sum(held_in_a_step(Side.TOWER)))}: " in tower.message
+    (layout,) = check_layout(config)
+    assert layout.message.startswith("4 ranks of the language model; ")
+    (whole,) = check_layout(without_encoder(config))
+    assert whole.message.startswith("4 ranks; ")
+    tower_bytes = sum(held_in_a_step(Side.TOWER))
+    architecture = read_architecture(tmp_path)
+    given = ModelGrid(tensor=2, data=2), "float32"
+    largest = largest_rank(architecture, *given, sharded=False).total
+    assert size(largest) in whole.message
+    assert size(largest - tower_bytes) in layout.message
 
 
 def test_a_frozen_tower_has_neither_gradients_nor_moments(tmp_path: Path) -> None:

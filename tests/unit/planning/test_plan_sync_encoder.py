@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
@@ -30,7 +31,7 @@ def plan_sync(*args: str) -> Result:
     return CliRunner().invoke(app, ["plan-sync", *args])
 
 
-def planned(**settings: int) -> dict[str, Any]:
+def planned(**settings: int | str) -> dict[str, Any]:
     done = plan_sync(IMAGES, "--json", *(f"trainer.{key}={n}" for key, n in settings.items()))
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -85,6 +86,19 @@ def test_whole_weights_are_gathered_side_by_side_and_the_tower_goes_to_rank_0() 
     assert found["gathered"] == 2 * (language // 2) + 2 * (tower // 2) + tower
 
 
+def test_encoder_ranks_hold_the_tower_beside_any_layout_of_the_megatron_trainer() -> None:
+    sizes = {"data_parallel": 2, "tensor_parallel": 2, "pipeline_parallel": 2}
+    with_tower = planned(**sizes, backend="megatron")
+    found = planned(**sizes, **{"encoder.data_parallel": 2}, backend="megatron")
+    tower = sum(found["bytes"]["held"][8:])
+    assert found["encoders"] == 2
+    assert found["bytes"]["model"] == with_tower["bytes"]["model"]
+    # Four ranks of the first stage, with two parts of each of its copies, held the tower whole.
+    less = np.subtract(with_tower["bytes"]["held"], found["bytes"]["held"][:8])
+    assert less.tolist() == [tower] * 4 + [0] * 4
+    assert found["gathered"] == 9 * found["bytes"]["model"]  # every rank but the one that reads
+
+
 def test_without_encoder_ranks_every_rank_holds_a_share_of_everything() -> None:
     found = planned(data_parallel=2)
     assert found["encoders"] == 0
@@ -112,7 +126,11 @@ ENCODER = "trainer.encoder.data_parallel=1"
             [IMAGES, ENCODER, "--model", TEXT_MODEL],
             "encoders is 1, expected 0 for a model without a vision tower",
         ),
-        ([IMAGES, "--senders", "tensor=2,encoders=1"], "encoders is 1 beside another parallelism"),
+        ([IMAGES, "--senders", "tensor=2,encoders=2"], "expected a divisor of data = 1"),
+        (
+            [IMAGES, "--senders", "shards=2,data=2,encoders=1"],
+            "encoders is 1 beside copies of shards",
+        ),
         ([IMAGES, "--senders", "shards=3,encoders=2"], "expected a divisor of shards = 3"),
         ([IMAGES, "--receivers", "encoders=1"], "receivers: encoders is 1, expected 0: engines"),
     ],

@@ -1,0 +1,195 @@
+"""Base of the trainers of encoder ranks, of any backend: pictures of lanes, and their gradients."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch declares some functions without types.
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from offbeat.messages.media import Media
+from offbeat.messages.training import ChunkResult
+from offbeat.multimodal.canary_pictures import canary_media
+from offbeat.multimodal.tower import FeaturesMismatch, features
+from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs
+from offbeat.trainers.batches.fitness import pictures_of
+from offbeat.trainers.batches.packing import PackedRows
+from offbeat.trainers.grid.bridge import Kind, dtype_code, gradient_dtype
+from offbeat.trainers.grid.errors import BridgeMismatch
+from offbeat.trainers.grid.exchange import ExchangingTrainer
+from offbeat.trainers.grid.provenance import MergedMedia, matched, merged
+from offbeat.trainers.grid.stacking import example, stacked
+from offbeat.trainers.model_trainer import TrainedGroups
+from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.step_sums import StepSums
+from offbeat.trainers.torch.sharding import settle
+from offbeat.trainers.torch.split_step import settled
+from offbeat.transfer_queue.schema import (
+    LOSS_MASK,
+    POLICY_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    Columns,
+)
+
+
+class EncodingTrainer(ExchangingTrainer):
+    """Trainer of one rank of the vision tower, for the groups of its lanes."""
+
+    @abstractmethod
+    def _tower_of(self, name: str) -> PreTrainedModel:
+        """Return the tower of the model whose logprobs a column holds."""
+
+    @property
+    def _is_replica_leader(self) -> bool:
+        return False  # tokens and loss are those of the language ranks
+
+    def prepare_logprobs(
+        self,
+        groups: Sequence[Columns],
+        *,
+        policy: bool,
+        reference: bool,
+        temperature: float,
+        teacher: str | None = None,
+    ) -> list[LogprobColumns]:
+        """Encode the pictures of groups whose logprobs the lanes compute; return no columns."""
+        del temperature, teacher
+        media, _ = self._prepared_on_all_ranks(
+            "prepare_logprobs", lambda: (self._pictures(groups, only_trained=False), [])
+        )
+        for name, wanted in ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference)):
+            if wanted:
+                self._encode(self._tower_of(name), media, trained=False)
+        return [{} for _ in groups]
+
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        del count
+        asked = canary_media(self._rules, prompts)
+        self._encode(
+            self._tower_of(POLICY_LOGPROBS),
+            [each for each in asked if each is not None],
+            trained=False,
+        )
+        return (), ()
+
+    def _read(
+        self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
+    ) -> tuple[TrainedGroups | None, list[PackedRows], ChunkResult]:
+        del advantages, sums
+        self._read_pictures(groups)
+        return None, [], ChunkResult(0, 0, 0, compute_s=0.0)
+
+    def _add_groups(
+        self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
+    ) -> ChunkResult:
+        del advantages, sums
+        self._encode(
+            self._tower_of(POLICY_LOGPROBS), self._read_pictures(groups), trained=self._trains_tower
+        )
+        return ChunkResult(0, 0, 0, compute_s=0.0)
+
+    def _read_pictures(self, groups: Sequence[Columns]) -> list[Media]:
+        media, _ = self._prepared_on_all_ranks(
+            "microbatch", lambda: (self._pictures(groups, only_trained=True), [])
+        )
+        return media
+
+    def _pictures(self, groups: Sequence[Columns], *, only_trained: bool) -> list[Media]:
+        """Return the pictures of the groups that a forward pass of their lane reads."""
+        found = list[Media]()
+        for place, group in enumerate(groups):
+            media = pictures_of(place, group, self._rules)
+            if media is not None and (not only_trained or np.any(group[LOSS_MASK])):
+                found.append(media)
+        return found
+
+    def _encode(self, model: PreTrainedModel, media: Sequence[Media], *, trained: bool) -> None:
+        """Encode pictures for the lanes that name them, and add the gradients that they send back.
+
+        All ranks of the world take part. Encoder ranks run the tower together, one without pictures
+        on a picture of noise.
+        """
+        named = self._named_by_lanes([])
+        if not any(named):
+            return
+        rank, lanes = self.peers.rank, self._grid.lanes_of(self.peers.rank)
+        batch = run_on_all_ranks(
+            self.peers,
+            "the pictures",
+            lambda: matched(rank, [named[lane] for lane in lanes], media),
+        )
+        with settled(model):
+            made = self._pass_on_all_ranks(
+                "the tower", lambda: self._features(model, batch, trained=trained)
+            )
+            parts = self._parts(batch, made)
+            for lane, part in zip(lanes, parts, strict=True):
+                if part.shape[1]:
+                    to = self._grid.receiver_of(lane)
+                    self._bridge.send(self._header(Kind.FEATURES, lane, named), part, to)
+            self._wait_for_all("the features")
+            if trained:
+                self._wait_for_all("microbatch")
+                gradient = run_on_all_ranks(
+                    self.peers, "the gradients", lambda: self._gradient(made, parts, named)
+                )
+                self._pass_on_all_ranks("the tower's backward", lambda: _backward(made, gradient))
+            settle(model)
+
+    def _features(self, model: PreTrainedModel, batch: MergedMedia, *, trained: bool) -> Tensor:
+        """Return the features [blocks, F, H] of a batch; of a picture of noise if it is empty."""
+        pictures = merged(batch.media) if batch.media else example(self._rules)
+        with torch.set_grad_enabled(trained):
+            made = stacked(features(model, (pictures,)))
+        wanted = self._rules.features(pictures)
+        if made.shape[1] != wanted:
+            raise FeaturesMismatch(type(model).__name__, made.shape[1], wanted)
+        return made
+
+    def _parts(self, batch: MergedMedia, made: Tensor) -> list[Tensor]:
+        """Return the features of each lane, which are none for a lane without pictures."""
+        counts, media = list[int](), iter(batch.media)
+        for prompts in batch.counts:
+            counts.append(sum(self._rules.features(next(media)) for _ in range(prompts)))
+        parts: tuple[Tensor, ...] = torch.split(made[:, : sum(counts)].detach(), counts, dim=1)
+        return list(parts)
+
+    def _gradient(
+        self, made: Tensor, parts: Sequence[Tensor], named: Sequence[Sequence[str]]
+    ) -> Tensor:
+        """Return the gradient [blocks, F, H] of the features, as the lanes send it.
+
+        All messages are received before a wrong one is raised: a lane whose message nobody takes
+        would wait for its timeout.
+        """
+        gradient, wrong = torch.zeros_like(made), list[BridgeMismatch]()
+        at = 0
+        for lane, part in zip(self._grid.lanes_of(self.peers.rank), parts, strict=True):
+            blocks, count, hidden = part.shape
+            if count:
+                due = replace(
+                    self._header(Kind.GRADIENTS, lane, named),
+                    blocks=blocks,
+                    features=count,
+                    hidden=hidden,
+                    dtype=dtype_code(gradient_dtype(made.dtype)),
+                )
+                sender = self._grid.receiver_of(lane)
+                try:
+                    gradient[:, at : at + count] = self._bridge.receive(due, sender)
+                except BridgeMismatch as mismatch:
+                    wrong.append(mismatch)
+                at += count
+        if wrong:
+            raise wrong[0]
+        return gradient
+
+
+def _backward(made: Tensor, gradient: Tensor) -> None:
+    if made.requires_grad:
+        made.backward(gradient)

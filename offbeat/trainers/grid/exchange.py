@@ -1,0 +1,88 @@
+"""Base of the trainers of both sides of a grid, of any backend: rounds of messages about pictures."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+import torch
+
+from offbeat.config.loss_spec import LossSpec
+from offbeat.messages.training import StepResult
+from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.trainers.grid.bridge import Bridge, Header, Kind, Traffic
+from offbeat.trainers.grid.layout import Grid
+from offbeat.trainers.grid.provenance import list_digest
+from offbeat.trainers.model_trainer import ModelTrainer
+from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
+
+T = TypeVar("T")
+_NAMES: Final = msgspec.msgpack.Decoder(list[str])
+_TRAFFIC: Final = msgspec.msgpack.Decoder(tuple[int, float])
+
+
+class ExchangingTrainer(ModelTrainer):
+    """Trainer of a rank that exchanges features of pictures with ranks of the other side."""
+
+    _grid: Grid
+    _bridge: Bridge
+    _exchanges: int  # of this world so far; aborted ones count
+
+    def _join_grid(self, grid: Grid, rank: int, device: torch.device) -> None:
+        """Take a place in a grid, before the first exchange."""
+        self._grid, self._bridge, self._exchanges = grid, Bridge(rank, device), 0
+
+    @property
+    @abstractmethod
+    def _rules(self) -> PictureRules:
+        """Return how the model reads pictures."""
+
+    @property
+    @abstractmethod
+    def _trains_tower(self) -> bool:
+        """Return whether gradients of features are sent back."""
+
+    def _begin(self, loss: LossSpec) -> None:
+        self._bridge.traffic = Traffic()
+        super()._begin(loss)
+
+    def _finish(self) -> StepResult:
+        result = super()._finish()
+        traffic = self._bridge.traffic
+        seen = self.peers.all_gather((traffic.nbytes, traffic.seconds), _TRAFFIC)
+        named = {
+            "train/bridge_bytes": float(sum(nbytes for nbytes, _ in seen)),
+            "train/bridge_s": max(seconds for _, seconds in seen),
+        }
+        return msgspec.structs.replace(result, metrics={**result.metrics, **named})
+
+    def _pass_on_all_ranks(self, during: str, work: Callable[[], T]) -> T:
+        """Run passes of this rank's side, while the other side waits; either all continue or none.
+
+        A side of one rank reports its error, and all ranks end the call together. On a side of several
+        the others may be inside a collective that the failed rank never enters. It raises without a
+        report, for which they could not answer: so its own error is what the controller receives, at
+        once, in place of the timeouts of the others.
+        """
+        side = self._grid.side_of(self.peers.rank)
+        if len(self._grid.ranks_of(side)) == 1:
+            return run_on_all_ranks(self.peers, during, work)
+        made = work()
+        self._wait_for_all(during)
+        return made
+
+    def _wait_for_all(self, during: str) -> None:
+        """Wait until all ranks have done what ``during`` names; ``PeerFailed`` if one cannot."""
+        all_reduce_max_or_fail(self.peers, during, 0, None)
+
+    def _named_by_lanes(self, digests: Sequence[str]) -> list[list[str]]:
+        """Return the digests of the pictures that each lane reads; begin an exchange."""
+        self._exchanges += 1
+        named = self.peers.all_gather(list(digests), _NAMES)
+        return [named[self._grid.receiver_of(lane)] for lane in range(self._grid.lanes)]
+
+    def _header(self, kind: Kind, lane: int, named: Sequence[Sequence[str]]) -> Header:
+        """Return the header of a lane's message, without the shape and dtype of its values."""
+        provenance = list_digest(named[lane])
+        step = self.steps_applied + 1
+        return Header(self._exchanges, step, kind, lane, provenance, 0, 0, 0, 0)

@@ -1,0 +1,114 @@
+"""Base of the trainers of language ranks, of any backend: features come, their gradients go back."""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.messages.media import Media
+from offbeat.multimodal.tower import Features
+from offbeat.trainers.grid.bridge import Kind, gradient_dtype
+from offbeat.trainers.grid.exchange import ExchangingTrainer
+from offbeat.trainers.grid.provenance import digest_of
+from offbeat.trainers.ranks.peers import run_on_all_ranks
+
+
+class LaneFeatures:
+    """Features of the pictures of one exchange, by the content of the pictures.
+
+    ``leaf`` [blocks, F, H] adds up the gradients of all microbatches that read them, in float32 at
+    least; None without pictures.
+    """
+
+    def __init__(self, counts: dict[str, int], values: Tensor | None, *, trained: bool) -> None:
+        """``counts``: number of features of the pictures of each digest, in the order of ``values``."""
+        ends = np.cumsum(list(counts.values())).tolist()
+        self._spans = {
+            digest: slice(end - count, end)
+            for (digest, count), end in zip(counts.items(), ends, strict=True)
+        }
+        self.leaf = values
+        if values is not None and trained:
+            self.leaf = values.to(gradient_dtype(values.dtype)).requires_grad_()
+
+    def of(self, media: tuple[Media, ...]) -> Features:
+        """Return the features of pictures, in their order."""
+        assert self.leaf is not None  # noqa: S101 -- a lane with pictures has received some
+        parts = [self.leaf[:, self._spans[digest_of(each)]] for each in media]
+        embedded_FH, *deep = torch.cat(parts, dim=1).unbind()
+        return Features(embedded_FH, tuple(deep))
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """Return the gradients that were added up; zeros if no pass read a feature."""
+        if self.leaf is None or self.leaf.grad is not None:
+            return None if self.leaf is None else self.leaf.grad
+        return torch.zeros_like(self.leaf)
+
+
+class LaneTrainer(ExchangingTrainer):
+    """Trainer of one rank of the language model, which computes no tower."""
+
+    _received: LaneFeatures | None  # of the open exchange; None outside of one
+
+    @contextmanager
+    def _exchanged(self, media: Sequence[Media], *, trained: bool) -> Generator[bool]:
+        """Receive the features that the passes inside the block read; then send their gradients.
+
+        All ranks of the world enter together. The value is whether gradients are sent by any lane, and
+        the passes have to end on all ranks before they are.
+        """
+        self._use(None)
+        counts = {digest_of(each): self._rules.features(each) for each in media}
+        named = self._named_by_lanes(list(counts))
+        if not any(named):
+            yield False
+            return
+        for during in ("the pictures", "the tower"):
+            self._wait_for_all(during)
+        values = run_on_all_ranks(
+            self.peers, "the features", lambda: self._received_values(counts, named)
+        )
+        received = LaneFeatures(counts, self._shared(counts, values), trained=trained)
+        self._use(received)
+        try:
+            yield trained
+        finally:
+            self._use(None)
+        if not trained:
+            return
+        if (gradient := received.gradient) is not None:
+            self._send_back(gradient, named)
+        for during in ("the gradients", "the tower's backward"):
+            self._wait_for_all(during)
+
+    def _use(self, received: LaneFeatures | None) -> None:
+        """Let passes read these features; None: passes that follow read no pictures."""
+        self._received = received
+
+    def _received_values(
+        self, counts: dict[str, int], named: Sequence[Sequence[str]]
+    ) -> Tensor | None:
+        """Return the features [blocks, F, H] of this rank's lane, as they come; None without any."""
+        if not counts:
+            return None
+        lane = self._grid.lane_of(self.peers.rank)
+        due = replace(self._header(Kind.FEATURES, lane, named), features=sum(counts.values()))
+        return self._bridge.receive(due, self._grid.encoder_of(lane))
+
+    def _shared(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:
+        """Return the features that this rank reads, of those that its lane has received."""
+        del counts
+        return values
+
+    def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
+        """Send the gradients [blocks, F, H] of the features of this rank's lane."""
+        lane = self._grid.lane_of(self.peers.rank)
+        header = self._header(Kind.GRADIENTS, lane, named)
+        self._bridge.send(header, gradient, self._grid.encoder_of(lane))

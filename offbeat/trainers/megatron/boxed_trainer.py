@@ -1,0 +1,201 @@
+"""Base of the trainers whose ranks hold boxes of a model's tensors: weights in and out, checkpoints.
+
+Which module a box lies in, and how it is cut over ranks, is each trainer's own. Ranks of several kinds
+make up one world: all of them gather, digest, save and load the whole model together.
+"""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+import torch.distributed as dist
+import xxhash
+from torch import Tensor
+
+from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.trainers.backend import TopLogprobs
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.expert_load import SHARES
+from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.gathering import TensorGather
+from offbeat.trainers.megatron.hf_directory import save_directory
+from offbeat.trainers.megatron.hf_files import load_boxes, view_of
+from offbeat.trainers.megatron.mapping import TensorBox, is_router_bias
+from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
+from offbeat.trainers.megatron.tower import names_in_files
+from offbeat.trainers.model_trainer import ModelTrainer
+from offbeat.weight_sync.receiver import TensorRegion
+
+_KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
+
+
+class OptimizerState(Protocol):
+    """State of the optimizer of a rank's parameters, by kind, then by the parameter's name."""
+
+    @property
+    def steps(self) -> int:
+        """Return the number of updates since the state was new."""
+        ...
+
+    @property
+    def bytes_a_weight(self) -> int:
+        """Return the bytes of ``state`` per weight, once there are moments."""
+        ...
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return moments, and masters where there are any; all ranks call it."""
+        ...
+
+    def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
+        """Load a ``state`` of the same parameters; the caller loads the weights."""
+        ...
+
+    def reset(self) -> None:
+        """Return to the initial state, after the caller wrote the weights."""
+        ...
+
+    def kinds(self, steps: int) -> tuple[str, ...]:
+        """Return the kinds of a ``state`` after ``steps`` updates."""
+        ...
+
+    def like(self, name: str) -> Tensor:
+        """Allocate one parameter's moment or master, filled with zeros."""
+        ...
+
+
+class BoxedTrainer(ModelTrainer):
+    """Trainer of a rank that holds boxes of a model's tensors."""
+
+    architecture: Architecture
+    boxes: list[TensorBox]  # that this rank holds
+    gathering: TensorGather
+
+    @property
+    @abstractmethod
+    def local_weights(self) -> dict[str, Tensor]:
+        """Return this rank's share of the weights, by the names of its parameters."""
+
+    @property
+    @abstractmethod
+    def _optimizer_state(self) -> OptimizerState: ...
+
+    def _meet(self, boxes: Sequence[TensorBox]) -> None:
+        """Exchange with all ranks of the world which boxes each holds."""
+        self.boxes = list(boxes)
+        self.gathering = TensorGather(self.boxes, self.peers)
+
+    @property
+    def vocabulary(self) -> int:
+        return self.architecture.vocabulary
+
+    @property
+    def picture_rules(self) -> PictureRules | None:
+        return self.architecture.picture_rules
+
+    def _of_last_stage(self, kept: TopLogprobs | None) -> TopLogprobs:
+        """Return on all ranks what those of the last stage computed; None on the others."""
+        # The first rank need not be on the last stage.
+        gathered = self.peers.all_gather(kept, _KEPT)
+        return next(each for each in gathered if each is not None)
+
+    # --- weights in and out ----------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of parameters of the whole model; tied ones count once."""
+        shapes = self.gathering.shapes.items()
+        return sum(math.prod(shape) for name, shape in shapes if not is_router_bias(name))
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole weights in order of their Hugging Face names; tied ones once. All ranks call it."""
+        return self.gathering.all_tensors(self.local_weights)
+
+    def metas(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return name, shape and dtype of every weight, in the order of ``named_weights``."""
+        dtype = str(self._dtype).removeprefix("torch.")
+        return [
+            (name, shape, "float32" if is_router_bias(name) else dtype)
+            for name, shape in self.gathering.shapes.items()
+        ]
+
+    def held_regions(self) -> list[TensorRegion]:
+        """Return this rank's regions of the weights, in the memory that training updates."""
+        return self._regions_in(self.local_weights)
+
+    def _regions_in(self, weights: Mapping[str, Tensor]) -> list[TensorRegion]:
+        return [TensorRegion(box.tensor, box.region, view_of(weights, box)) for box in self.boxes]
+
+    def save(self, directory: str | Path) -> None:
+        """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it."""
+        save_directory(
+            self._weights_of_files(), Path(directory), self.model_path, self._dtype, self.peers
+        )
+
+    def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
+        return ((self._file_names.get(name, name), each) for name, each in self.named_weights())
+
+    @cached_property
+    def _file_names(self) -> dict[str, str]:
+        """Return the names in the model's files of tensors that have others there."""
+        # Of a model without pictures the names are those of the files.
+        return names_in_files(self.model_path) if self.picture_rules else {}
+
+    # --- the state -------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        """Return an identity that is equal under every layout: a state may be loaded under another."""
+        digest = xxhash.xxh3_128()
+        for name, shape, dtype in self.metas():
+            digest.update(f"{name} {shape} {dtype}\n".encode())
+        dtype = str(self._dtype).removeprefix("torch.")
+        about = f"{self.architecture.name} of {self.parameters:,} {dtype} weights"
+        return Identity("megatron", about, digest.hexdigest())
+
+    @property
+    def state_nbytes(self) -> int:
+        """Return the bytes of all ranks' shares together."""
+        return self.parameters * (self._dtype.itemsize + self._optimizer_state.bytes_a_weight)
+
+    def _save(self, directory: Path) -> None:
+        state = self._optimizer_state
+        kinds = {WEIGHTS: self.local_weights, **state.state()}
+        owned = self.gathering.owned()
+        whole = {} if self.expert_load is None else {SHARES: self.expert_load.state()}
+        save_share(directory, dist.get_rank(), owned, kinds, state.steps, whole)
+
+    def _load(self, directory: Path) -> None:
+        state = self._optimizer_state
+        with SavedShares(directory) as saved:
+            saved.fill(WEIGHTS, self.local_weights, self.boxes)
+            kinds = dict[str, dict[str, Tensor]]()
+            for kind in state.kinds(saved.steps):
+                names = {box.parameter for box in self._trained}
+                values = {name: state.like(name) for name in names}
+                saved.fill(kind, values, self._trained)
+                kinds[kind] = values
+            state.load(kinds, saved.steps)
+            if self.expert_load is not None:
+                self.expert_load.state().copy_(saved.whole(SHARES))
+
+    def _initialise(self) -> None:
+        self._read_files()
+        self._optimizer_state.reset()
+        if self.expert_load is not None:
+            self.expert_load.reset()
+
+    def _read_files(self) -> None:
+        """Fill this rank's share from the files of the model."""
+        load_boxes(self.local_weights, self.boxes, self.model_path, self._file_names)
+
+    @property
+    def _trained(self) -> list[TensorBox]:
+        """Return the boxes of parameters: a router's bias has no gradient."""
+        return [box for box in self.boxes if not is_router_bias(box.tensor)]

@@ -1,0 +1,199 @@
+"""Trainer of an encoder rank: the vision tower, sharded over encoder ranks by FSDP2."""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, NoReturn, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.fsdp import register_fsdp_forward_method
+from transformers import PreTrainedModel
+
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig
+from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.trainers.backend import TopLogprobs
+from offbeat.trainers.batches.packing import PackedRows
+from offbeat.trainers.grid.encoding import EncodingTrainer
+from offbeat.trainers.grid.weights import side_mesh
+from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer, OptimizerState
+from offbeat.trainers.megatron.groups import start_groups
+from offbeat.trainers.megatron.hf_files import load_boxes
+from offbeat.trainers.megatron.mapping import TOWER, TensorBox
+from offbeat.trainers.megatron.tower import unfilled_tower
+from offbeat.trainers.megatron_grid.layout import side_grid
+from offbeat.trainers.megatron_grid.optimizer import TowerOptimizer
+from offbeat.trainers.megatron_grid.sides import architecture_with_tower
+from offbeat.trainers.model_trainer import LossOf
+from offbeat.trainers.movement import UpdateResult
+from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
+from offbeat.trainers.torch.sharding import ShardedWeights, local_region, own
+from offbeat.trainers.weights import weights_digest
+from offbeat.transfer_queue.schema import POLICY_LOGPROBS
+from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.reshard.region import Region
+
+T = TypeVar("T")
+
+
+class _Tower(NamedTuple):
+    """A sharded tower, and this rank's part of each of its parameters, in the memory it computes with."""
+
+    model: PreTrainedModel
+    shards: dict[str, Tensor]
+    boxes: list[TensorBox]
+
+
+class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
+    """Trainer of one rank of the vision tower, for the groups of its lanes."""
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        trainer: MegatronTrainerConfig,
+        model: ModelConfig,
+        total_steps: int,
+        seed: int = 0,
+        peers: Peers | None = None,
+    ) -> None:
+        """Load this rank's share of the tower; the arguments are those of ``MegatronTrainer``.
+
+        All ranks of the world make their trainers together.
+
+        Raises:
+            UntrainableModel: The model has no tower, or this kind has no mapping here.
+            WeightsMismatch: The files are not those of their config's model.
+            UnsupportedLayout: The world cannot be partitioned like this.
+        """
+        super().__init__(
+            model_path,
+            optimizer=trainer.optimizer,
+            model=model,
+            total_steps=total_steps,
+            seed=seed,
+            peers=peers,
+        )
+        self._config = trainer
+        self.architecture = architecture_with_tower(model_path)
+        run_on_all_ranks(self.peers, "its start", lambda: None)  # the first rank checks the files
+        start_groups(trainer, self.peers)
+        grid, rank = side_grid(trainer), self.peers.rank
+        self._mesh = side_mesh(trainer.device, grid, rank, self.peers.timeout_s)
+        self._join_grid(grid, rank, torch.device(trainer.device))
+        self._tower = self._build(trained=True)
+        self._meet(self._tower.boxes)
+        self.optimizer = TowerOptimizer(
+            self._tower.model, self._tower.shards, trainer.optimizer, self._dtype, self.peers
+        )
+        self.initial_digest = self.weights_digest()
+
+    # --- passes ------------------------------------------------------------------------------------
+
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        super().top_logprobs(prompts, count)
+        return self._of_last_stage(None)
+
+    def _tower_of(self, name: str) -> PreTrainedModel:
+        return self._tower.model if name == POLICY_LOGPROBS else self._reference.model
+
+    @cached_property
+    def _reference(self) -> _Tower:
+        tower = self._build(trained=False)
+        named = self.gathering.all_tensors(self._weights_in(tower.shards))
+        self._check_initial(weights_digest(named))
+        return tower
+
+    def _prepared_on_all_ranks(
+        self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
+    ) -> tuple[T, list[PackedRows]]:
+        return run_on_all_ranks(self.peers, during, read)
+
+    def _logprobs(
+        self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
+    ) -> NDArray[np.float32]:
+        del count, microbatches, temperature
+        _never(name)
+
+    def _add_gradients(
+        self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
+    ) -> None:
+        del microbatches, loss_of, temperature
+        _never("a loss")
+
+    def _begin_gradients(self) -> None:
+        self.optimizer.drop_gradients()
+
+    def _discard_gradients(self) -> None:
+        self.optimizer.drop_gradients()
+
+    def _apply(self, denominator: float, rate: float) -> UpdateResult:
+        return self.optimizer.step(denominator, rate)
+
+    # --- weights -----------------------------------------------------------------------------------
+
+    @property
+    def local_weights(self) -> dict[str, Tensor]:
+        """Return this rank's share of the weights: of 16 bits as copies of the masters it holds."""
+        return self._weights_in(self._tower.shards)
+
+    def held_regions(self) -> list[TensorRegion]:
+        return self._regions_in(self._tower.shards)
+
+    @property
+    def _optimizer_state(self) -> OptimizerState:
+        return self.optimizer
+
+    def _weights_in(self, shards: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: each.to(self._dtype) for name, each in shards.items()}
+
+    def _read_files(self) -> None:
+        self._fill(self._tower)
+
+    @torch.no_grad()
+    def _fill(self, tower: _Tower) -> None:
+        """Fill shards from the files, rounded to the weights' dtype as on every other rank."""
+        read = self._weights_in(tower.shards)
+        load_boxes(read, tower.boxes, self.model_path, self._file_names)
+        for name, each in tower.shards.items():
+            each.copy_(read[name])
+
+    def _build(self, *, trained: bool) -> _Tower:
+        model = unfilled_tower(self.model_path, self._dtype).requires_grad_(trained)
+        held = ShardedWeights(model, self._mesh).local_tensors()
+        register_fsdp_forward_method(model, "get_image_features")
+        boxes = [
+            TensorBox(name, tuple(each.shape), region, f"{TOWER}{name}", Region.whole(region.shape))
+            for name, each in held.items()
+            if (region := local_region(each)).elements
+        ]
+        shards = {f"{TOWER}{name}": own(each) for name, each in held.items()}
+        tower = _Tower(model, shards, boxes)
+        self._fill(tower)
+        return tower
+
+    # --- the side ----------------------------------------------------------------------------------
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(self._config.device)
+
+    @property
+    def _rules(self) -> PictureRules:
+        rules = self.architecture.picture_rules
+        assert rules is not None  # noqa: S101 -- other models are refused
+        return rules
+
+    @property
+    def _trains_tower(self) -> bool:
+        return True
+
+
+def _never(what: str) -> NoReturn:
+    raise AssertionError(f"an encoder rank was asked for {what}, and its lanes compute it")

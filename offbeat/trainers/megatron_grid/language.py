@@ -1,0 +1,137 @@
+"""Trainer of a language rank: megatron-core's decoder, whose features come from an encoder rank."""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# megatron-core has no types; torch declares some functions without.
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat.messages.media import Media
+from offbeat.multimodal.canary_pictures import canary_media
+from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.multimodal.tower import Features
+from offbeat.trainers.backend import TopLogprobs
+from offbeat.trainers.batches.packing import PackedRows
+from offbeat.trainers.grid.bridge import shared_values
+from offbeat.trainers.grid.lane import LaneTrainer
+from offbeat.trainers.grid.provenance import pictures_read
+from offbeat.trainers.grid.weights import side_mesh
+from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.groups import embedding_ranks_group
+from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.trainers.megatron.split_step import MegatronTrainer
+from offbeat.trainers.megatron.tower import FeatureSource
+from offbeat.trainers.megatron_grid.layout import side_grid
+from offbeat.trainers.megatron_grid.sides import architecture_with_tower
+from offbeat.trainers.model_trainer import LossOf
+from offbeat.transfer_queue.schema import POLICY_LOGPROBS
+
+_FLOAT: Final = msgspec.msgpack.Decoder(float)
+
+
+class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
+    """Trainer of one rank of the language model; the ranks of a replica are one lane.
+
+    Those of its first stage read features. One of them receives them, the others get them from it, and
+    each adds its part of their gradients to those that are sent back.
+    """
+
+    # --- how it is put together --------------------------------------------------------------------
+
+    def _read_architecture(self) -> Architecture:
+        return replace(architecture_with_tower(self.model_path), tower=())
+
+    def _start_groups(self) -> ParallelLayout:
+        layout, grid = super()._start_groups(), side_grid(self._config)
+        # Encoder ranks need it, and every rank of the world takes part in making it.
+        side_mesh(self._config.device, grid, self.peers.rank, self.peers.timeout_s)
+        self._join_grid(grid, self.peers.rank, torch.device(self._config.device))
+        self._use(None)
+        return layout
+
+    def _features_by(self, model: GPTModel) -> FeatureSource | None:
+        del model
+        return self._received_features if self.layout.is_first_stage else None
+
+    @property
+    def _rules(self) -> PictureRules:
+        rules = self.architecture.picture_rules
+        assert rules is not None  # noqa: S101 -- other models are refused
+        return rules
+
+    @property
+    def _trains_tower(self) -> bool:
+        return True
+
+    # --- passes ------------------------------------------------------------------------------------
+
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        asked = canary_media(self._rules, prompts)
+        with self._exchanged([each for each in asked if each is not None], trained=False):
+            return super().top_logprobs(prompts, count)
+
+    def _logprobs(
+        self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
+    ) -> NDArray[np.float32]:
+        if name != POLICY_LOGPROBS:
+            _ = self._reference  # loaded before the exchange, on all ranks
+        with self._exchanged(pictures_read(microbatches), trained=False):
+            return super()._logprobs(name, count, microbatches, temperature)
+
+    def _add_gradients(
+        self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
+    ) -> None:
+        with self._exchanged(pictures_read(microbatches), trained=self._trains_tower) as agree:
+            add = super()._add_gradients
+            if not agree:
+                add(microbatches, loss_of, temperature)
+                return
+            # A failure is named here: encoder ranks would wait for gradients until their timeout.
+            self._pass_on_all_ranks("microbatch", lambda: add(microbatches, loss_of, temperature))
+
+    def _whole_norm(self, norm: float, denominator: float) -> float:
+        """Return the norm over both sides, by the formula of the tower's optimizer."""
+        summed = norm * denominator
+        mine = summed * summed if self.is_first else 0.0
+        return math.sqrt(sum(self.peers.all_gather(mine, _FLOAT))) / denominator
+
+    # --- features ----------------------------------------------------------------------------------
+
+    def _received_features(self, media: tuple[Media, ...]) -> Features:
+        assert self._received is not None  # noqa: S101 -- named before the pass
+        return self._received.of(media)
+
+    @property
+    def _is_receiver(self) -> bool:
+        rank = self.peers.rank
+        return rank == self._grid.receiver_of(self._grid.lane_of(rank))
+
+    def _received_values(
+        self, counts: dict[str, int], named: Sequence[Sequence[str]]
+    ) -> Tensor | None:
+        return super()._received_values(counts, named) if self._is_receiver else None
+
+    def _shared(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:
+        if not counts or not self.layout.is_first_stage:
+            return None
+        receiver = self._grid.receiver_of(self._grid.lane_of(self.peers.rank))
+        return shared_values(values, receiver, embedding_ranks_group(), self._device)
+
+    def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
+        self._sum_over_lane(gradient)
+        if self._is_receiver:
+            super()._send_back(gradient, named)
+
+    def _sum_over_lane(self, gradient: Tensor) -> None:
+        """Add up the parts of the ranks of a lane: those of their own tokens, or equal shares."""
+        dist.all_reduce(gradient, group=embedding_ranks_group())

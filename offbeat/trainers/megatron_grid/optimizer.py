@@ -1,0 +1,104 @@
+"""Optimizer of a sharded tower, with its state in the form of the language ranks' optimizer."""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.trainers.megatron.mapping import TOWER
+from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS
+from offbeat.trainers.movement import UpdateResult
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.torch.optimizer import Optimizer
+from offbeat.trainers.torch.sharding import HALF, own
+
+
+class TowerOptimizer:
+    """AdamW of this rank's shards of a tower; all ranks of the world make the same calls.
+
+    It updates the tower in every step, also in one without pictures, as megatron-core's optimizer does
+    on ranks that hold both sides: one number of updates is that of all weights.
+    """
+
+    def __init__(
+        self,
+        tower: PreTrainedModel,
+        shards: Mapping[str, Tensor],
+        config: OptimizerConfig,
+        dtype: torch.dtype,
+        peers: Peers,
+    ) -> None:
+        """Start without moments.
+
+        Args:
+            tower: Sharded.
+            shards: This rank's part of each of its parameters, in the memory that is updated.
+            config: Rates and bounds.
+            dtype: Of the weights that passes compute with: shards of 16-bit weights are masters.
+            peers: All ranks of the world, over which the norm is taken.
+        """
+        self._tower, self._shards = tower, shards
+        self._optimizer, self._has_masters = Optimizer(tower, config, peers), dtype in HALF
+
+    def step(self, denominator: float, learning_rate: float) -> UpdateResult:
+        """Divide the summed gradients, clip them by the norm of both sides, update the weights."""
+        for each in self._tower.parameters():
+            if each.grad is None:
+                each.grad = torch.zeros_like(each)
+        return self._optimizer.step(denominator, learning_rate)
+
+    def drop_gradients(self) -> None:
+        """Discard the accumulated gradients; weights and moments stay."""
+        self._optimizer.drop_gradients()
+
+    # --- the state ---------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        return int(self._optimizer.steps().max())
+
+    @property
+    def bytes_a_weight(self) -> int:
+        wide = next(iter(self._shards.values())).element_size()
+        return wide * (len(MOMENTS) + self._has_masters)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        kinds = self._moments()
+        if self._has_masters:
+            kinds[MASTER] = dict(self._shards)
+        return kinds
+
+    @torch.no_grad()
+    def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
+        names = self._optimizer.names if steps else ()
+        self._optimizer.make_room({f"{kind}/{name}" for kind in MOMENTS for name in names})
+        for kind, moments in self._moments().items():
+            for name, each in moments.items():
+                each.copy_(kinds[kind][name])
+        if self._has_masters:
+            for name, each in self._shards.items():
+                each.copy_(kinds[MASTER][name])
+        self._optimizer.filled(torch.full((len(self._optimizer.names),), float(steps)))
+
+    def reset(self) -> None:
+        self._optimizer.reset()
+
+    def kinds(self, steps: int) -> tuple[str, ...]:
+        masters = (MASTER,) if self._has_masters else ()
+        return (*MOMENTS, *masters) if steps else masters
+
+    def like(self, name: str) -> Tensor:
+        return torch.zeros_like(self._shards[name])
+
+    def _moments(self) -> dict[str, dict[str, Tensor]]:
+        """Return AdamW's moments by kind and by the parameter's name here; empty without any."""
+        kinds = dict[str, dict[str, Tensor]]()
+        for key, each in self._optimizer.moments().items():
+            kind, _, name = key.partition("/")
+            kinds.setdefault(kind, {})[f"{TOWER}{name}"] = own(each)
+        return kinds

@@ -1,0 +1,203 @@
+"""What the ranks of a grid are asked to do: language ranks of megatron-core, and encoder ranks beside them.
+
+Runs in workers only.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from megatron_bugs import OPTIMIZERS, Recording
+from megatron_cases import JobStep
+from megatron_jobs import TRAINERS, as_arrays, forget_groups, take_apart
+from parity_cases import MegatronCut as Cut
+from parity_cases import chunked
+from torch import Tensor
+
+from offbeat.config.sections.encoder import EncoderConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig
+from offbeat.messages.fences import StepKey
+from offbeat.multimodal.canary_pictures import canary_prompts
+from offbeat.trainers.grid.layout import Side
+from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
+from offbeat.trainers.megatron.mapping import TOWER
+from offbeat.trainers.megatron.parts import BackendParts
+from offbeat.trainers.megatron.split_step import MegatronTrainer
+from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
+from offbeat.trainers.megatron_grid.language import MegatronLanguageTrainer
+from offbeat.trainers.megatron_grid.layout import side_grid
+from offbeat.trainers.ranks.dispatch import Replicas, shares
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.torch.sharding import own
+
+
+def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:
+    with cpu_stands_in("cpu"):
+        try:
+            return globals()[name](peers, **arguments)
+        finally:
+            forget_groups()
+            take_apart()
+            if peers.size == 1 and dist.is_initialized():
+                dist.destroy_process_group()
+
+
+class KeepsItsPart(MegatronLanguageTrainer):
+    """Sends back the gradient that one rank of its lane has."""
+
+    def _sum_over_lane(self, gradient: Tensor) -> None:
+        pass
+
+
+class SwapsLanes(MegatronEncoderTrainer):
+    """Sends each lane the features of another."""
+
+    def _parts(self, batch: Any, made: Any) -> Any:
+        return super()._parts(batch, made)[::-1]
+
+
+class CountsItself(MegatronEncoderTrainer):
+    """Divides the tower's gradients by the ranks of the world as well."""
+
+    def _apply(self, denominator: float, rate: float) -> Any:
+        return super()._apply(denominator * self.peers.size, rate)
+
+
+class NormOfItsOwn(MegatronLanguageTrainer):
+    """Clips the language model by the norm of its own gradients."""
+
+    def _whole_norm(self, norm: float, denominator: float) -> float:
+        super()._whole_norm(norm, denominator)
+        return norm
+
+
+LANGUAGE = {each.__name__: each for each in (MegatronLanguageTrainer, KeepsItsPart, NormOfItsOwn)}
+ENCODER = {each.__name__: each for each in (MegatronEncoderTrainer, SwapsLanes, CountsItself)}
+
+
+def make(peers: Peers, path: Path, cut: Cut, encoders: int, bug: str = "") -> Any:
+    """A trainer of one rank; without encoders of a world whose ranks hold both sides."""
+    forget_groups()
+    config = MegatronTrainerConfig(
+        data_parallel=cut.data,
+        tensor_parallel=cut.tensor,
+        pipeline_parallel=cut.pipeline,
+        context_parallel=cut.context,
+        sequence_parallel=cut.sequence,
+        max_tokens_per_microbatch=cut.max_tokens,
+        shared_prompt=cut.shared_prompt,
+        activation_checkpointing=cut.recompute,
+        optimizer=OptimizerConfig.model_validate(cut.optimizer),
+        encoder=EncoderConfig(data_parallel=encoders) if encoders else None,
+    )
+    given: dict[str, Any] = {
+        "trainer": config,
+        "model": ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
+        "total_steps": 10,
+        "peers": peers,
+    }
+    if encoders and side_grid(config).side_of(peers.rank) is Side.TOWER:
+        return ENCODER.get(bug, MegatronEncoderTrainer)(path, **given)
+    kind = LANGUAGE.get(bug, MegatronLanguageTrainer) if encoders else MegatronTrainer
+    parts = BackendParts(Recording, OPTIMIZERS[cut.updates], cut.overlap)
+    trainer = kind(path, **given, parts=parts)
+    TRAINERS.append(trainer)
+    return trainer
+
+
+def dealt(step: JobStep, prompt_indices: Sequence[int], rank: int, cut: Cut, encoders: int) -> Any:
+    """This rank's groups of a chunk, dealt as in production."""
+    sizes = {each: len(step.groups[each]["response_ids"]) for each in prompt_indices}
+    parts = shares(sizes, cut.data)
+    replicas = Replicas(cut.data, cut.tensor, cut.pipeline, cut.context, encoders)
+    return [each for share in replicas.shares_of(rank) for each in parts[share]]
+
+
+def feed(
+    trainer: Any, step: JobStep, chunks: int, key: StepKey, cut: Cut, encoders: int
+) -> StepKey:
+    trainer.begin_train_step(key, step.loss)
+    for part in chunked(len(step.groups), chunks):
+        key, mine = key.next(), dealt(step, part, trainer.peers.rank, cut, encoders)
+        trainer.train_microbatch(
+            key,
+            [step.groups[i] for i in mine],
+            [step.advantages[i] for i in mine],
+            [i % step.loss.minibatches for i in mine],
+        )
+    return key.next()
+
+
+class Watched:
+    """Takes the gradients of a step when they are complete, and before they are applied."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.kept = trainer, {}
+        self._apply = trainer._apply  # noqa: SLF001 -- watched
+        trainer._apply = self  # noqa: SLF001 -- as above
+
+    def __call__(self, denominator: float, rate: float) -> Any:
+        trainer, kept = self.trainer, {}
+        if isinstance(trainer, MegatronEncoderTrainer):
+            for name, each in trainer._tower.model.named_parameters():  # noqa: SLF001 -- as above
+                part = None if each.grad is None else own(each.grad) / denominator
+                kept[f"{TOWER}{name}"] = part if part is not None else own(each.detach()) * 0
+        result = self._apply(denominator, rate)
+        if isinstance(trainer, MegatronTrainer):
+            kept = trainer.gradients.reduced
+        self.kept = kept
+        return result
+
+
+def stepped(
+    peers: Peers, path: Path, cut: Cut, step: JobStep, encoders: int, chunks: int, bug: str = ""
+) -> dict[str, Any]:
+    """Logprobs and gradients of a step, and the weights after it."""
+    trainer = make(peers, path, cut, encoders, bug)
+    mine = dealt(step, range(len(step.groups)), peers.rank, cut, encoders)
+    seen: dict[str, Any] = {"initial": trainer.weights_digest()}
+    written = trainer.prepare_logprobs(
+        [step.groups[each] for each in mine], policy=True, reference=True, temperature=1.0
+    )
+    seen["logprobs"] = dict(zip(mine, written, strict=True)) if any(written) else {}
+    seen["canary"] = trainer.top_logprobs(
+        canary_prompts(trainer.vocabulary, trainer.picture_rules), 4
+    )
+    watched = Watched(trainer)
+    seen["result"] = trainer.finish_train_step(
+        feed(trainer, step, chunks, StepKey(1, 1, 0), cut, encoders)
+    )
+    seen["gradients"] = as_arrays(dict(trainer.gathering.all_tensors(watched.kept)))
+    seen["weights"] = as_arrays(dict(trainer.named_weights()))
+    seen["digest"], seen["parameters"] = trainer.weights_digest(), trainer.parameters
+    seen["identity"] = trainer.identity
+    seen["held"] = sum(each.numel() for each in trainer.local_weights.values())
+    return seen
+
+
+def continued(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: JobStep,
+    encoders: int,
+    load: Path | None,
+    save: Path | None,
+) -> dict[str, Any]:
+    """Load a state, take a step, save the state; and what the weights were before and after."""
+    trainer = make(peers, path, cut, encoders)
+    initial = trainer.weights_digest()
+    if load is not None:
+        trainer.load_state(load)
+    number, seen = trainer.steps_applied + 1, {"loaded": trainer.weights_digest()}
+    key = feed(trainer, step, 2, StepKey(number, number, 0), cut, encoders)
+    trainer.finish_train_step(key)
+    if save is not None:
+        trainer.save_state(save)
+        dist.barrier() if peers.size > 1 else None
+    seen |= {"saved": trainer.weights_digest(), "weights": as_arrays(dict(trainer.named_weights()))}
+    trainer.reset()
+    return {**seen, "reset": trainer.weights_digest() == initial}

@@ -1,0 +1,241 @@
+"""A vision tower on ranks of its own beside megatron-core's: the torch trainer's step in one process."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("megatron.core", reason="needs the extra megatron")
+
+from megatron_cases import JobStep, Told, told
+from parity_cases import BOUND, TOKENS, Outcome, Step
+from parity_cases import Cut as TorchCut
+from parity_cases import MegatronCut as Cut
+from world import World
+
+from offbeat.trainers.megatron.architecture import read_architecture
+from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.trainers.megatron.rank_bytes import rank_parameters
+from offbeat.weight_sync.reshard.grid import ModelGrid
+from tests.support.image_text_models import make, picture_groups
+
+# Qwen's tower rounds to float32 inside: pictures in another batch add up otherwise.
+BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7}
+ONE, TENSOR, PIPELINE, DATA = Cut(), Cut(tensor=2), Cut(pipeline=2), Cut(data=2)
+SEQUENCE = Cut(tensor=2, sequence=True)
+MIXED, TEXT, FIRST, EQUAL = (1, 2, 0, 1, 3, 0, 1), (0, 0, 0), (1, 0, 0, 0), (1, 1, 1, 1)
+GRIDS = [
+    (ONE, 1),
+    (TENSOR, 1),
+    (SEQUENCE, 1),
+    (PIPELINE, 1),
+    (DATA, 2),
+]
+NAMES = ["1 + 1", "tp2 + 1", "tp2 with sequence parallelism + 1", "pp2 + 1", "dp2 + 2"]
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Directories of tiny image-text models by family."""
+    root = tmp_path_factory.mktemp("families")
+
+    def path_of(family: str) -> Path:
+        path = root / family
+        if not path.exists():
+            make(family).save_pretrained(path)
+            (path / "tokenizer.json").write_text("{}")
+        return path
+
+    return path_of
+
+
+def step_of(counts: tuple[int, ...], family: str = "idefics3") -> Step:
+    """A step on groups with so many pictures each."""
+    groups, rng = picture_groups(counts, family=family), np.random.default_rng(1)
+    for group in groups:  # transformers gives the embedding of the padding token, 0, no gradient
+        group["response_ids"] = np.maximum(group["response_ids"], 1)
+    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
+
+
+@pytest.fixture(scope="module")
+def one_process(world: World, families: Callable[[str], Path]) -> Callable[..., Told]:
+    """What the torch trainer makes of a step in one process that holds tower and decoder."""
+    made = dict[tuple[str, tuple[int, ...]], Told]()
+
+    def of(counts: tuple[int, ...], family: str = "idefics3") -> Told:
+        if (family, counts) not in made:
+            (outcome,) = world.run(
+                1,
+                "torch_backend.torch_jobs:split",
+                path=families(family),
+                cut=TorchCut(),
+                step=step_of(counts, family),
+                loss=TOKENS,
+                chunks=(1,),
+            )
+            whole = Outcome(outcome.result, outcome.gradients, outcome.weights, outcome.digest)
+            made[family, counts] = told(whole, TOKENS)
+        return made[family, counts]
+
+    return of
+
+
+def on_ranks(world: World, ranks: int, name: str, **arguments: Any) -> list[dict[str, Any]]:
+    return world.run(ranks, "megatron_grid_jobs:run", name=name, arguments=arguments)
+
+
+def worst(got: dict[str, Any], want: dict[str, Any]) -> float:
+    """The largest difference of any tensor, over the largest value of all: some gradients are zero."""
+    largest = max(np.abs(each).max() for each in want.values())
+    return max(float(np.abs(got[n] - want[n]).max() / largest) for n in want)
+
+
+def gradient_error(seen: dict[str, Any], want: Told) -> float:
+    zeros = {n: np.zeros(1) for n in want.weights.keys() - want.gradients.keys()}
+    assert seen["gradients"].keys() == want.weights.keys()
+    return worst(seen["gradients"], want.gradients | zeros)
+
+
+@pytest.mark.parametrize(("cut", "encoders"), GRIDS, ids=NAMES)
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_step_on_pictures_and_text_is_that_of_the_torch_trainer_in_one_process(
+    world: World,
+    families: Callable[[str], Path],
+    one_process: Callable[..., Told],
+    cut: Cut,
+    encoders: int,
+    chunks: int,
+) -> None:
+    step, want = JobStep.of(step_of(MIXED), TOKENS), one_process(MIXED)
+    given = {"path": families("idefics3"), "step": step, "chunks": chunks}
+    ranks = on_ranks(world, cut.ranks + encoders, "stepped", cut=cut, encoders=encoders, **given)
+    (whole,) = on_ranks(world, 1, "stepped", cut=ONE, encoders=0, **given)
+    for seen in ranks:
+        assert gradient_error(seen, want) <= BOUND
+        assert worst(seen["weights"], want.weights) <= BOUND
+        assert seen["result"].applied
+        assert seen["result"].tokens == want.result.tokens
+        assert seen["result"].loss == pytest.approx(want.result.loss, rel=BOUND)
+        assert seen["result"].grad_norm == pytest.approx(want.result.grad_norm, rel=BOUND)
+        assert seen["digest"] == ranks[0]["digest"]
+        assert seen["initial"] == whole["initial"]
+        assert (seen["parameters"], seen["identity"]) == (whole["parameters"], whole["identity"])
+        assert seen["canary"][0] == whole["canary"][0]
+        np.testing.assert_allclose(seen["canary"][1], whole["canary"][1], atol=1e-6)
+        for group, columns in seen["logprobs"].items():
+            for name, values in columns.items():
+                np.testing.assert_allclose(values, whole["logprobs"][group][name], atol=1e-6)
+    logprobs = {group for seen in ranks for group in seen["logprobs"]}
+    assert logprobs == set(range(len(MIXED)))
+
+
+@pytest.mark.parametrize("counts", [TEXT, FIRST, EQUAL], ids=["text", "one lane alone", "equal"])
+@pytest.mark.parametrize(("cut", "encoders"), [(SEQUENCE, 1), (DATA, 1)], ids=["tp2", "dp2"])
+def test_lanes_may_have_no_pictures_or_as_many_as_all_others(
+    world: World,
+    families: Callable[[str], Path],
+    one_process: Callable[..., Told],
+    counts: tuple[int, ...],
+    cut: Cut,
+    encoders: int,
+) -> None:
+    given = {"path": families("idefics3"), "step": JobStep.of(step_of(counts), TOKENS)}
+    for seen in on_ranks(
+        world, cut.ranks + encoders, "stepped", cut=cut, encoders=encoders, chunks=2, **given
+    ):
+        assert gradient_error(seen, one_process(counts)) <= BOUND
+        assert worst(seen["weights"], one_process(counts).weights) <= BOUND
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_families_with_axes_and_deeper_features_do_so_too(
+    world: World, families: Callable[[str], Path], one_process: Callable[..., Told], family: str
+) -> None:
+    step, want = JobStep.of(step_of(MIXED, family), TOKENS), one_process(MIXED, family)
+    given = {"path": families(family), "step": step, "chunks": 2}
+    for seen in on_ranks(world, 3, "stepped", cut=SEQUENCE, encoders=1, **given):
+        assert gradient_error(seen, want) <= BOUNDS[family]
+
+
+@pytest.mark.parametrize(
+    ("cut", "encoders", "bug"),
+    [
+        (TENSOR, 1, "KeepsItsPart"),
+        (SEQUENCE, 1, "KeepsItsPart"),
+        (DATA, 1, "SwapsLanes"),
+        (ONE, 1, "CountsItself"),
+    ],
+    ids=["an equal share", "own tokens", "another lane", "ranks of both sides"],
+)
+def test_gradients_that_are_not_those_of_one_process_are_seen(
+    world: World,
+    families: Callable[[str], Path],
+    one_process: Callable[..., Told],
+    cut: Cut,
+    encoders: int,
+    bug: str,
+) -> None:
+    given = {"path": families("idefics3"), "step": JobStep.of(step_of(EQUAL), TOKENS)}
+    given |= {"cut": cut, "encoders": encoders, "chunks": 1, "bug": bug}
+    (first, *_) = on_ranks(world, cut.ranks + encoders, "stepped", **given)
+    assert worst(first["weights"], one_process(EQUAL).weights) > 1e-6
+
+
+def test_both_sides_clip_by_one_norm(world: World, families: Callable[[str], Path]) -> None:
+    options = {"learning_rate": 1e-2, "eps": 1.0, "max_grad_norm": 0.01}
+    cut, step = replace(ONE, optimizer=options), JobStep.of(step_of(EQUAL), TOKENS)
+    given = {"path": families("idefics3"), "cut": cut, "step": step, "chunks": 1}
+    (want,) = on_ranks(world, 1, "stepped", encoders=0, **given)
+    assert want["result"].grad_norm > 0.01, "nothing was clipped"
+    right, _ = on_ranks(world, 2, "stepped", encoders=1, **given)
+    wrong, _ = on_ranks(world, 2, "stepped", encoders=1, bug="NormOfItsOwn", **given)
+    assert worst(right["weights"], want["weights"]) <= BOUND
+    assert worst(wrong["weights"], want["weights"]) > BOUND
+
+
+@pytest.mark.parametrize(
+    ("wrote", "reads"),
+    [((ONE, 1), (ONE, 0)), ((ONE, 0), (SEQUENCE, 1)), ((SEQUENCE, 1), (ONE, 1))],
+    ids=["a grid, then one process", "one process, then a grid", "another grid"],
+)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_checkpoint_is_taken_up_under_another_grid(
+    world: World,
+    families: Callable[[str], Path],
+    tmp_path: Path,
+    wrote: tuple[Cut, int],
+    reads: tuple[Cut, int],
+    dtype: str,
+) -> None:
+    given = {"path": families("idefics3"), "step": JobStep.of(step_of(MIXED), TOKENS)}
+
+    def step(grid: tuple[Cut, int], load: Path | None, save: Path | None) -> list[dict[str, Any]]:
+        if save is not None:
+            save.mkdir()
+        cut, encoders = replace(grid[0], dtype=dtype), grid[1]
+        further = {"cut": cut, "encoders": encoders, "load": load, "save": save}
+        return on_ranks(world, cut.ranks + encoders, "continued", **given, **further)
+
+    first = step(wrote, None, tmp_path / "first")
+    want = step(wrote, tmp_path / "first", None)[0]["weights"]
+    for seen in step(reads, tmp_path / "first", None):
+        assert seen["loaded"] == first[0]["saved"]
+        assert seen["reset"]
+        if dtype == "float64":
+            assert worst(seen["weights"], want) <= 1e-9
+
+
+def test_language_ranks_hold_no_tower_and_encoder_ranks_nothing_else(
+    world: World, families: Callable[[str], Path]
+) -> None:
+    given = {"path": families("idefics3"), "step": JobStep.of(step_of(TEXT), TOKENS), "chunks": 1}
+    *language, first, second = on_ranks(world, 4, "stepped", cut=DATA, encoders=2, **given)
+    architecture = read_architecture(families("idefics3"))
+    tower = sum(prod(shape) for _, shape in architecture.tower)
+    whole = sum(map(prod, rank_parameters(architecture, ParallelLayout(ModelGrid())).values()))
+    assert [each["held"] for each in language] == [whole - tower] * 2
+    assert first["held"] + second["held"] == tower
