@@ -1,4 +1,4 @@
-"""A run whose vision tower has a rank of its own, of which either rank is killed."""
+"""A run whose vision tower has a rank of its own, of which a rank is killed or hangs."""
 
 import pytest
 
@@ -6,9 +6,10 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 
 from offbeat.controller.events import Rewound
 from tests.ray.conftest import ROOT, Start
+from tests.support.live_run import LiveRun
 from tests.support.run_records import RunRecords
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 STEPS = 30
 SMALL = (
@@ -21,6 +22,20 @@ SMALL = (
 )
 
 
+def rewinds_and_trains_all_its_groups(run: LiveRun) -> None:
+    """The run ends by itself, with the steps of its recipe, and its accounts agree."""
+    assert run.exit_code(within_s=400) == 0
+    records = RunRecords.read(run.run_dir)
+    records.agree()
+    records.no_token_is_from_the_future()
+    run.nothing_is_left()
+    assert records.summary.outcome == "finished"
+    assert records.summary.groups.trained == STEPS * 4
+    (rewound,) = [event for event in records.events if isinstance(event, Rewound)]
+    assert 0 < rewound.to_version < STEPS
+    assert all("train/bridge_bytes" in line for line in records.metrics)
+
+
 @pytest.mark.parametrize("rank", [0, 1], ids=["language", "encoder"])
 def test_a_run_of_which_a_rank_is_killed_rewinds_and_trains_all_its_groups(
     start: Start, rank: int
@@ -30,13 +45,14 @@ def test_a_run_of_which_a_rank_is_killed_rewinds_and_trains_all_its_groups(
         run.logged("trainer.ready", within_s=400)
         run.trained_steps(5)
         run.holding(f"trainer-rank{rank}.log").kill()
-        assert run.exit_code(within_s=300) == 0
-        records = RunRecords.read(run.run_dir)
-        records.agree()
-        records.no_token_is_from_the_future()
-        run.nothing_is_left()
-    assert records.summary.outcome == "finished"
-    assert records.summary.groups.trained == STEPS * 4
-    (rewound,) = [event for event in records.events if isinstance(event, Rewound)]
-    assert 0 < rewound.to_version < STEPS
-    assert all("train/bridge_bytes" in line for line in records.metrics)
+        rewinds_and_trains_all_its_groups(run)
+
+
+def test_a_run_whose_encoder_rank_hangs_rewinds_and_trains_all_its_groups(start: Start) -> None:
+    recipe = ROOT / "recipes" / "quickstart-images.yaml"
+    short = ("trainer.encoder.data_parallel=1", "trainer.step_deadline_s=40")
+    with start("hung", recipe, *short, *SMALL) as run:
+        run.logged("trainer.ready", within_s=400)
+        run.trained_steps(5)
+        run.holding("trainer-rank1.log").suspend()
+        rewinds_and_trains_all_its_groups(run)

@@ -39,5 +39,7 @@ class FaultyTrainerActor(TorchTrainerActor):
 
     @property
     def _first_layer(self) -> nn.Module:
+        """Return the first layer of what this rank holds: of the decoder, or of a vision tower."""
         assert isinstance(self._split, TorchTrainer)
-        return next(self._split.module.get_submodule("model.layers").children())
+        modules = self._split.module.modules()
+        return next(each[0] for each in modules if isinstance(each, nn.ModuleList))
