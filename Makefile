@@ -37,7 +37,7 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent run-images test test-on-actors test-in-process test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long run-vllm test-vllm simulate check lint types layers format docs bench bench-queue soak-queue clean
+.PHONY: help run run-agent run-images test test-on-actors test-in-process test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm simulate check lint types layers format docs bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -51,6 +51,7 @@ help:
 	@echo 'make test-export   exports read back by TensorBoard and MLflow; installs them'
 	@echo 'make test-trl    losses against the installed TRL, in an environment of its own; installs it'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
+	@echo 'make test-gpu  a sync, canaries, kill -9 and 20 steps on a CUDA device, and a table of what they took (ARGS="--model DIR")'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make check   lint, formatting, types, import layers'
 	@echo 'make docs    the pages of docs/ as a site in site/; a link that leads nowhere fails it (SOURCE_URL=URL)'
@@ -114,6 +115,9 @@ test-export: $(EXPORT_STAMP)
 
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+test-gpu: $(DEV_STAMP)
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 run-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/offbeat train recipes/quickstart-vllm.yaml $(ARGS)
