@@ -17,6 +17,7 @@ LONG: Final = (
     "ray/test_live_gang.py",
     "ray/test_live_gang_run.py",
     "ray/test_live_gloo_sync.py",
+    "ray/test_live_layouts.py",
     "ray/test_live_lost_processes.py",
     "ray/test_live_megatron.py",
     "ray/test_live_oracle.py",

@@ -15,19 +15,15 @@ import numpy as np
 import pytest
 import ray
 
-from offbeat.actors.engine_layouts import EngineLayouts
 from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.loss import ClippedPgLossConfig
-from offbeat.config.sections.sync import ReshardSyncConfig
 from offbeat.messages.failures import ActorLost, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, StepResult, TrainerState
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.reshard.region import Region, union_elements
 from tests.ray.conftest import ROOT
 from tests.support.faulty_trainer import FaultyTrainerActor
 
@@ -137,20 +133,13 @@ def chunk_of(groups: list[dict[str, Any]], prompt_indices: tuple[int, ...]) -> C
     )
 
 
-def bench_of(
-    ranks: int,
-    run_dir: Path,
-    resources: dict[str, float] | None = None,
-    *,
-    config: RunConfig = CONFIG,
-    layouts: EngineLayouts | None = None,
-) -> Bench:
+def bench_of(ranks: int, run_dir: Path, resources: dict[str, float] | None = None) -> Bench:
     """Ranks on a machine that has these resources."""
     cls = ray.remote(FaultyTrainerActor).options(
         num_cpus=0, max_restarts=-1, resources=resources or {}
     )
-    handles = [cls.remote(TrainerSpec(config, str(run_dir), rank, ranks)) for rank in range(ranks)]
-    return Bench(RayTrainer(handles, config.trainer, layouts), handles)
+    handles = [cls.remote(TrainerSpec(CONFIG, str(run_dir), rank, ranks)) for rank in range(ranks)]
+    return Bench(RayTrainer(handles, CONFIG.trainer), handles)
 
 
 @pytest.fixture(scope="module")
@@ -180,44 +169,6 @@ def test_two_ranks_take_the_steps_of_one(gang: Bench, tmp_path: Path) -> None:
         back = await gang.trainer.restore(FENCE, 2)
         assert (back.version, back.digest) == (2, kept.digest)
         await one.trainer.restart()
-
-    asyncio.run(story())
-
-
-EMBEDDING = "model.embed_tokens.weight"
-LEFT, RIGHT = (Region((0, first), (100, first + 64)) for first in (0, 64))
-LAYOUT = EngineLayout((EMBEDDING,), (((EMBEDDING, LEFT),), ((EMBEDDING, RIGHT),)))
-
-
-def test_releases_are_cut_for_the_layout_of_the_engines_also_by_ranks_that_were_started_anew(
-    gang: Bench, tmp_path: Path
-) -> None:
-    asked = list[Fence]()
-
-    async def ask(fence: Fence) -> EngineLayout:
-        asked.append(fence)
-        return LAYOUT
-
-    async def story() -> None:
-        assert gang.ranks, "its fixture starts Ray"
-        config = CONFIG.model_copy(update={"sync": ReshardSyncConfig()})
-        layouts = EngineLayouts({"generator-0": ask}, 10.0)
-        bench = bench_of(2, tmp_path, config=config, layouts=layouts)
-        for _ in range(2):
-            await bench.up()
-            for _ in range(2):
-                release = await bench.trainer.publish_weights(FENCE, 0)
-                manifest = release.manifest
-                cut = [
-                    piece.region
-                    for piece in manifest.pieces
-                    if manifest.tensors[piece.tensor].name == EMBEDDING
-                ]
-                halves = [[each for each in cut if side.contains(each)] for side in (LEFT, RIGHT)]
-                assert sum(map(len, halves)) == len(cut)
-                assert [union_elements(each) for each in halves] == [100 * 64] * 2
-            await bench.trainer.restart()
-        assert asked == [FENCE]
 
     asyncio.run(story())
 
