@@ -12,6 +12,7 @@ every rank: embedding, output head, and norms of the hidden state.
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from math import gcd
 from typing import Final
 
 from torch import nn
@@ -57,10 +58,15 @@ def tensor_plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
     for problem in _problems(model):
         raise UntrainableModel(name, f"cannot be divided over tensor ranks: {problem}", _FIX)
     kinds = dict(_divided(model))
-    for what, count in _sizes(model, kinds):
+    sizes = list(_sizes(model, kinds))
+    common = gcd(*(count for _, count in sizes))
+    for what, count in sizes:
         if count % ranks:
             problem = f"has {count} {what}, which trainer.tensor_parallel={ranks} does not divide"
-            raise UntrainableModel(name, problem, "Set trainer.tensor_parallel to a divisor")
+            fitting = ", ".join(str(each) for each in range(1, common + 1) if not common % each)
+            raise UntrainableModel(
+                name, problem, f"Set trainer.tensor_parallel to one of {fitting}"
+            )
     return kinds
 
 

@@ -73,6 +73,14 @@ def test_layers_that_are_computed_again_give_tensor_ranks_the_same_bits(
     assert {each.digest for each in kept} == {each.digest for each in recomputed}
 
 
+def test_copies_of_a_weight_stay_equal_although_each_rank_rounds_in_its_own_way(
+    world: World, models: Models, step: Step
+) -> None:
+    cut = Cut(tensor=2)
+    seen = world.run(2, "tensor_jobs:rounded_otherwise", path=models("qwen3"), cut=cut, step=step)
+    assert seen[0] == seen[1]
+
+
 def test_logprobs_of_tensor_ranks_are_those_of_one_rank_and_the_reference_stays(
     world: World, models: Models, step: Step
 ) -> None:

@@ -52,12 +52,12 @@ def test_nothing_is_said_without_tensor_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "ranks", "problem", "fix"),
     [
-        (Qwen3Config(**SIZES), 4, "has 2 key-value heads", "a divisor"),
+        (Qwen3Config(**SIZES), 4, "has 2 key-value heads", "to one of 1, 2."),
         (
             Qwen3Config(**SIZES | dict[str, Any](intermediate_size=81)),
             2,
             "has 81 columns in model.layers.0.mlp.gate_proj",
-            "a divisor",
+            "to one of 1.",
         ),
         (
             Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
