@@ -5,12 +5,14 @@ stored. The order of calls (``step_guard``) and the counters are implemented her
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from offbeat.config.loss_spec import LossSpec
@@ -22,6 +24,7 @@ from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.step_guard import StepCall, StepGuard
 from offbeat.transfer_queue.schema import Columns
 
+log = structlog.stdlib.get_logger()
 Advantages = Sequence[Sequence[float]]
 LogprobColumns = dict[str, NDArray[np.float32]]
 TopLogprobs = tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]
@@ -106,12 +109,10 @@ class TrainerBackend(ABC):
         """Run a whole step in one call, with the result of any split. No step may be open."""
         if self._guard.is_open:
             raise RuntimeError("train() while a split step is open. Finish or abort it first")
-        self._begin(loss)
-        try:
+        with self._undone_if_raised():
+            self._begin(loss)
             self._accumulate(groups, advantages, minibatches or (0,) * len(groups))
             return self._finish()
-        finally:
-            self._drop()
 
     # --- the state -------------------------------------------------------------------------------
 
@@ -154,6 +155,15 @@ class TrainerBackend(ABC):
         """Refuse weights of ``model.path`` other than those that this trainer was made with."""
         if digest != self.initial_digest:
             raise InitialWeightsChanged(self.initial_digest, digest)
+
+    @contextmanager
+    def _undone_if_raised(self) -> Generator[None]:
+        """Undo an open step if the block raises, whose error goes on whatever becomes of that."""
+        try:
+            yield
+        except BaseException:
+            logged_failure(self._drop)
+            raise
 
     def _close(self) -> None:
         self._guard.close()
@@ -250,3 +260,15 @@ class TrainerBackend(ABC):
     @abstractmethod
     def _initialise(self) -> None:
         """Restore weights and optimizer as the constructor left them."""
+
+
+def logged_failure(undo: Callable[[], None]) -> None:
+    """Call ``undo`` at the end of a step whose outcome is known, and only log what it raises.
+
+    An error of the step would be masked otherwise, and an applied update be taken for a failed one,
+    which is tried again. The next step begins by discarding gradients too, and raises there.
+    """
+    try:
+        undo()
+    except Exception as error:  # noqa: BLE001 -- a library's, of its collectives or its device
+        log.error("trainer.undo_failed", error=repr(error))  # noqa: TRY400

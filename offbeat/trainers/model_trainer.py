@@ -7,8 +7,7 @@ chunks or assigned to ranks, and ``train`` is the same step in one call.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -25,7 +24,7 @@ from offbeat.config.sections.loss import LossConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.training import ChunkResult, StepResult
-from offbeat.trainers.backend import Advantages, LogprobColumns, TrainerBackend
+from offbeat.trainers.backend import Advantages, LogprobColumns, TrainerBackend, logged_failure
 from offbeat.trainers.batches.inputs import loss_tokens
 from offbeat.trainers.batches.packing import Batch, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
@@ -238,7 +237,7 @@ class ModelTrainer(TrainerBackend):
             rate = learning_rate(self._schedule, self.steps_applied, self._total_steps)
             outcomes = [self._updated(part, rate) for part in self._sums_of_updates()]
             counts = self._totals(sums) if len(outcomes) > 1 else outcomes[0].totals
-        self._close_sums()
+        logged_failure(self._close_sums)
         of_all = combined_outcome(outcomes, sums.loss)
         self.steps_applied += not of_all.reason
         took_s = time.perf_counter() - started
@@ -298,16 +297,8 @@ class ModelTrainer(TrainerBackend):
         self._close_sums()
 
     def _close_sums(self) -> None:
+        self._sums, self._held = None, HeldGroups(1)  # whatever becomes of the gradients
         self._discard_gradients()
-        self._sums, self._held = None, HeldGroups(1)
-
-    @contextmanager
-    def _undone_if_raised(self) -> Generator[None]:
-        try:
-            yield
-        except BaseException:
-            self._drop()
-            raise
 
     @property
     def _step(self) -> StepSums:

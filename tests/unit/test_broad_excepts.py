@@ -78,7 +78,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "telemetry/wandb_sink.py WandbSink.write",
         "trainers/checkpoints/shared_work.py SharedWork.run",
         "trainers/megatron/split_step.py MegatronTrainer._no_message_unread",
-        "trainers/model_trainer.py ModelTrainer._undone_if_raised",
+        "trainers/backend.py TrainerBackend._undone_if_raised",
         "trainers/ranks/process_group.py join",
         "trainers/torch/forward.py top_logprobs",
         "trainers/torch/sharded_state.py _Reader.read_metadata",
@@ -127,6 +127,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "controller/controller.py Controller._close_one",
         "simulation/loop.py _dispose",  # what a killed process was about to do
         "telemetry/spool.py SinkWriter._close",
+        "trainers/backend.py logged_failure",
         "telemetry/spool.py SinkWriter._persist",
         "telemetry/wandb_sink.py WandbSink._abandon",
         "telemetry/wandb_sink.py WandbSink.close",
