@@ -13,9 +13,18 @@ def plan_or_exit(
     length_scale: float,
     length_spread: float,
     *,
+    cores: float | None,
+    others: float | None,
     as_json: bool,
 ) -> str:
     """Return the plan as text or JSON; a run that cannot be planned: one line and exit code 2."""
     with told_in_one_line():
-        plan = plan_run(run, overrides, length_scale=length_scale, length_spread=length_spread)
+        plan = plan_run(
+            run,
+            overrides,
+            length_scale=length_scale,
+            length_spread=length_spread,
+            cores=cores,
+            others=others,
+        )
     return plan.to_json() if as_json else plan.to_text()

@@ -57,12 +57,28 @@ def plan(
         float,
         typer.Option("--length-spread", help="Factor of how far they spread; 0: all are equal."),
     ] = 1.0,
+    cores: Annotated[
+        float | None,
+        typer.Option("--cores", help="Cores that trainer, engines, workers and controller share."),
+    ] = None,
+    others: Annotated[
+        float | None,
+        typer.Option("--others", help="Other processes that compute on them; as in the run."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Predict what other settings would do to the speed of a run, from its own times."""
     from offbeat.cli.plan import plan_or_exit as predicted_or_exit
 
-    text = predicted_or_exit(run, overrides or [], length_scale, length_spread, as_json=as_json)
+    text = predicted_or_exit(
+        run,
+        overrides or [],
+        length_scale,
+        length_spread,
+        cores=cores,
+        others=others,
+        as_json=as_json,
+    )
     typer.echo(text, nl=False)
 
 

@@ -6,9 +6,10 @@ explain little of the times, as with tools or an engine that is a stand-in, the 
 are drawn from, and do not depend on what else decodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.controller.events import AnyEvent, Committed, Dispatched, Released, Returned, Served
 from offbeat.messages.groups import Receipt
 from offbeat.planning.prediction import NotPlanned, Pace, pace_of, trainer_seconds
+from offbeat.planning.shared_cores import CoreUse
 from offbeat.planning.virtual_ports import Costs, GroupWork
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.report.steps import AppliedSteps, read_metrics_file
@@ -57,6 +59,36 @@ class MeasuredRun(msgspec.Struct, frozen=True):
             case _:
                 return False
 
+    def core_use(
+        self, cores: float, records: Sequence[Mapping[str, float]], compute_s: float
+    ) -> CoreUse:
+        """Return how its processes use so many cores; ``records`` are the metrics of its steps.
+
+        Raises:
+            NotPlanned: It computes elsewhere, or has no metrics of CPU seconds.
+        """
+        if not self.shares_cores:
+            problem = (
+                f"--cores {cores:g} changes nothing: trainer or engines do not compute on the CPU"
+            )
+            raise NotPlanned(problem, "Leave it out")
+        found = {name: [each[name] for each in records if name in each] for name in _CPU}
+        if missing := [name for name, values in found.items() if not values]:
+            fix = "Plan without --cores, or record some steps again"
+            raise NotPlanned(f"--cores needs {', '.join(missing)}, which the run has not", fix)
+        cpu_s = {name: float(np.mean(values)) for name, values in found.items()}
+        step_s, engines = self.pace.step_s, self.config.generator.engines
+        wall_s = WallSeconds(step_s, compute_s, step_s * engines * (1 - self.pace.engines_idle))
+        return core_use(cores, cpu_s, wall_s, self.config.groups_per_step)
+
+
+class WallSeconds(NamedTuple):
+    """Seconds of a step by the clock."""
+
+    step: float
+    compute: float  # of the trainer
+    engines: float  # in which an engine had groups, over all engines
+
 
 class _Group(msgspec.Struct):
     """One group in its engine, by the journal's times."""
@@ -67,11 +99,14 @@ class _Group(msgspec.Struct):
     engine: str
 
 
-def measured_run(run_dir: Path) -> MeasuredRun:
+def measured_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
     """Read the times of a run, of a part of it if it is long.
 
+    ``cores``: what trainer, engines, workers and controller share; None: each has its own.
+
     Raises:
-        NotPlanned: It has not trained enough steps.
+        NotPlanned: It has not trained enough steps, or has no CPU seconds although ``cores`` is
+            given.
         ConfigError: Its recipe cannot be read.
         NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
     """
@@ -85,14 +120,15 @@ def measured_run(run_dir: Path) -> MeasuredRun:
     pace = pace_of(journal.aggregates, first, len(steps))
     groups, load_s = _groups(journal)
     work, alone, shared, explained = _fitted(groups, config.samples_per_group)
-    metrics = read_metrics_file(run_dir / "metrics.jsonl").by_version.values()
+    metrics = list(read_metrics_file(run_dir / "metrics.jsonl").by_version.values())
     pauses = [each.metrics["sync/pause_s"] for each in metrics if "sync/pause_s" in each.metrics]
     seconds = trainer_seconds(journal.aggregates)
     trainer = {name: spent_s / len(steps) for name, spent_s in seconds.items()}
+    work_s = sum(trainer.get(each, 0.0) for each in _WORK)
     costs = Costs(
         alone=alone,
         shared=shared,
-        step_s=sum(trainer.get(each, 0.0) for each in _WORK),
+        step_s=work_s,
         groups=config.groups_per_step,
         publish_s=trainer.get(TrainerTime.SYNC, 0.0) * config.sync.interval,
         load_s=load_s,
@@ -104,7 +140,30 @@ def measured_run(run_dir: Path) -> MeasuredRun:
     step_s = max(1e-9, pace.step_s - lost_s)
     rate = pace.samples_per_s * pace.step_s / step_s
     pace = msgspec.structs.replace(pace, step_s=step_s, samples_per_s=rate)
-    return MeasuredRun(config, pace, costs, work, explained)
+    run = MeasuredRun(config, pace, costs, work, explained)
+    if cores is None:
+        return run
+    records = [each.metrics for each in metrics][first:]
+    use = run.core_use(cores, records, trainer.get(TrainerTime.COMPUTE, 0.0))
+    return msgspec.structs.replace(run, costs=replace(costs, core_use=use))
+
+
+_CPU: Final = ("cpu/trainer_s", "cpu/controller_s", "cpu/engines_s", "cpu/workers_s")
+
+
+def core_use(cores: float, cpu_s: Mapping[str, float], wall_s: WallSeconds, groups: int) -> CoreUse:
+    """Return how the processes of a run use their cores, by the mean seconds of a step.
+
+    ``cpu_s`` has the metrics of CPU seconds, by name. What the trainer computed took ``slowdown``
+    times its CPU seconds, for it shared the cores with the run's other processes, and with as many
+    others as make up for the rest.
+    """
+    trainer, controller, engines, workers = (cpu_s[name] for name in _CPU)
+    slowdown = max(1.0, wall_s.compute / trainer if trainer else 1.0)
+    own = 1.0 + slowdown * (controller + engines + workers) / wall_s.step
+    others = max(0.0, slowdown * cores - own) if slowdown > 1 else 0.0
+    duty = min(1.0, slowdown * engines / wall_s.engines) if wall_s.engines else 0.0
+    return CoreUse(cores, others, slowdown, trainer + controller, workers / groups, duty)
 
 
 _WORK: Final = (TrainerTime.COMPUTE, TrainerTime.CALLS, TrainerTime.CONTROLLER, TrainerTime.OTHER)

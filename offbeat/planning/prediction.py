@@ -14,6 +14,7 @@ from offbeat.controller.controller import Controller
 from offbeat.controller.ports import NoPayloads, NoTrace, Ports
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import Fence
+from offbeat.planning.shared_cores import SharedCores
 from offbeat.planning.virtual_ports import (
     Costs,
     GroupWork,
@@ -129,16 +130,17 @@ def total_s(bins: bytes) -> float:
 
 async def _run(config: RunConfig, costs: Costs, work: Sequence[GroupWork], seed: int) -> Aggregates:
     names = [f"generator-{number}" for number in range(config.generator.engines)]
-    engines = {name: SharedEngine(name, costs) for name in names}
+    cores = SharedCores(costs.core_use)
+    engines = {name: SharedEngine(name, costs, cores) for name in names}
     journal = VirtualJournal()
     controller = Controller(
         config,
         Fence("plan", 1),
         Ports(
             prompts=VirtualPrompts(),
-            rollouts=VirtualRollouts(engines, work, seed * _GROUPS),
+            rollouts=VirtualRollouts(engines, work, seed * _GROUPS, cores, costs.core_use),
             generators=engines,
-            trainer=VirtualTrainer(costs, config.groups_per_step),
+            trainer=VirtualTrainer(costs, config.groups_per_step, cores),
             journal=journal,
             telemetry=NoMetrics(),
             trace=NoTrace(),

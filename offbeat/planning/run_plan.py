@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,9 @@ Predict = Callable[[RunConfig, Costs, Sequence[GroupWork]], Pace]
 
 _STALENESS: Final = (0, 1, 2, 4)
 _NEAR_BEST: Final = 0.03  # a smaller staleness is better, as long as it costs no more than this
+_BESIDE_OTHERS: Final = (
+    "Rows are beside other processes than the run was: compare them with their first one."
+)
 _UNSURE: Final = 0.15  # of the time of a step; a run that is not predicted better is no basis
 
 
@@ -66,12 +70,15 @@ def plan_run(
     *,
     length_scale: float = 1.0,
     length_spread: float = 1.0,
+    cores: float | None = None,
+    others: float | None = None,
     predict: Predict = predict,
 ) -> RunPlan:
     """Predict a run itself, then with ``overrides`` or, without any change, with common ones.
 
     ``length_scale`` multiplies the groups' lengths; ``length_spread`` the deviation of their
-    logarithm from its mean.
+    logarithm from its mean. ``cores`` are what trainer, engines, workers and controller share,
+    with ``others``, processes of others that compute all the time: None: as many as in the run.
 
     Raises:
         NotPlanned: The run has not trained enough steps, or cannot be imitated; an override changes
@@ -79,25 +86,47 @@ def plan_run(
         ConfigError: An override does not fit.
         NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
     """
-    run = measured_run(run_dir)
+    _check_cores(cores, others)
+    run = measured_run(run_dir, cores)
     asked_config = _with(run_dir, overrides)
     _check_planned(run_dir, overrides)
     base = predict(run.config, run.costs, run.work)
     error = base.step_s / run.pace.step_s - 1
+    costs = _beside(run.costs, others)
     work = _reshaped(run.work, length_scale, length_spread)
     is_reshaped = (length_scale, length_spread) != (1.0, 1.0)
-    lengths = [f"lengths x {length_scale:g}, spread x {length_spread:g}"] if is_reshaped else []
-    if overrides or is_reshaped:
-        asked = [(list(overrides), asked_config)]
-    else:
-        asked = list(_common(run_dir, run.config))
+    conditions = [f"lengths x {length_scale:g}, spread x {length_spread:g}"] if is_reshaped else []
+    conditions += [] if others is None else [f"others {others:g}"]
+    asked = [] if others is None else [(list[str](), run.config)]
+    if overrides or (is_reshaped and not asked):
+        asked.append((list(overrides), asked_config))
+    elif not is_reshaped:
+        asked += _common(run_dir, run.config)
     changes = list[PlannedChange]()
     for change, config in asked:
-        pace = _corrected(predict(config, run.costs, work), error)
+        pace = _corrected(predict(config, costs, work), error)
         speedup = pace.samples_per_s / run.pace.samples_per_s
-        changes.append(PlannedChange([*change, *lengths], pace, speedup))
-    advice, notes = _advice(run, changes), list(_notes(run, error))
+        changes.append(PlannedChange([*change, *conditions], pace, speedup))
+    advice = _advice(run, changes) if others is None else _BESIDE_OTHERS
+    notes = list(_notes(run, error))
     return RunPlan(str(run_dir), run.pace, base, error, changes, advice, notes)
+
+
+def _check_cores(cores: float | None, others: float | None) -> None:
+    """Raise NotPlanned if the numbers of cores and of other processes make no sense."""
+    if cores is not None and not 1 <= cores < math.inf:
+        raise NotPlanned(f"--cores {cores:g} is no number of cores", "Use a number of at least 1")
+    if others is not None and cores is None:
+        raise NotPlanned(f"--others {others:g} says nothing without --cores", "Add --cores")
+    if others is not None and not 0 <= others < math.inf:
+        raise NotPlanned(f"--others {others:g} is no number of processes", "Use a number from 0 on")
+
+
+def _beside(costs: Costs, others: float | None) -> Costs:
+    """Return the costs on cores that so many other processes use."""
+    if others is None or costs.core_use is None:
+        return costs
+    return replace(costs, core_use=replace(costs.core_use, others=others))
 
 
 def _with(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
@@ -200,10 +229,16 @@ def _notes(run: MeasuredRun, error: float) -> Iterator[str]:
             f"The planner does not predict this run itself ({error:+.0%} a step), so little rests on "
             "the rest: something that it does not know takes the time."
         )
-    if run.shares_cores:
+    use = run.costs.core_use
+    if use is not None:
+        yield (
+            f"Cores: what the trainer computed took {use.slowdown:.1f} times its CPU seconds, as if "
+            f"{use.others:.1f} processes of others had shared {use.cores:g} cores."
+        )
+    elif run.shares_cores:
         yield (
             "Trainer and engines compute on cores: where these are the same ones, what overlaps takes "
-            "longer, and a change of staleness, engines or groups brings less than its row says."
+            "longer, and a change of staleness, engines or groups brings less than its row says: --cores."
         )
     if run.explained:
         yield (

@@ -2,6 +2,7 @@
 
 engine      sequences share its pace: the more decode side by side, the slower each of them
 trainer     serves calls one by one: a part of the step for each group, the rest in ``finish``
+cores       what computes shares them, if the run's processes are said to
 journal     adds up what it is handed, as the journal of a run does
 """
 # ruff: noqa: ARG002 - a port takes what it is handed, and these look at little of it
@@ -31,6 +32,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.planning.shared_cores import CoreUse, SharedCores
 
 FINISH_SHARE: Final = 0.1
 """Part of a step's time that does not depend on its groups: the optimizer, and what surrounds it."""
@@ -62,6 +64,7 @@ class Costs:
     pause_s: float  # of it, the engine decodes nothing
     slots: int | None = None  # sequences that an engine decodes side by side; None: any number
     step_grows: bool = True  # a step's time grows with its groups; a stand-in trainer's does not
+    core_use: CoreUse | None = None  # None: each process has cores of its own
 
 
 class VirtualJournal:
@@ -100,9 +103,10 @@ class SharedEngine:
     many sequences it decodes.
     """
 
-    def __init__(self, name: str, costs: Costs) -> None:
+    def __init__(self, name: str, costs: Costs, cores: SharedCores) -> None:
         self.name, self.version = name, -1
-        self._costs = costs
+        self._costs, self._cores = costs, cores
+        cores.notify(self._settle, self._resume)
         self._served = [-1]  # versions, in the order they came
         self._progress, self._at_s = 0.0, 0.0
         self._ends = list[tuple[float, int, _Group]]()
@@ -165,10 +169,7 @@ class SharedEngine:
 
     def _change(self, change: Callable[[], None]) -> None:
         """Bring the sequences up to now, change something, and set the timer anew."""
-        loop = asyncio.get_running_loop()
-        if self._running and not self._loads:
-            self._progress += (loop.time() - self._at_s) / self._pace_s()
-        self._at_s = loop.time()
+        self._settle()
         while self._ends and self._ends[0][0] <= self._progress + _LEAST:
             _, _, group = heapq.heappop(self._ends)
             self._running -= 1
@@ -181,15 +182,33 @@ class SharedEngine:
             self._count += 1
             self._running += 1
             heapq.heappush(self._ends, (self._progress + max(work, _LEAST), self._count, group))
+        use = self._costs.core_use
+        if use is not None:
+            decodes = bool(self._running and not self._loads)
+            self._cores.computes(self, use.engine_duty if decodes else 0.0)
+        self._resume()
+
+    def _settle(self) -> None:
+        """Bring the sequences up to now, at the pace so far."""
+        now_s = asyncio.get_running_loop().time()
+        if self._running and not self._loads:
+            self._progress += (now_s - self._at_s) / self._pace_s()
+        self._at_s = now_s
+
+    def _resume(self) -> None:
+        """Set the timer by the pace from now on."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._ends and not self._loads:
             left = max(0.0, self._ends[0][0] - self._progress)
+            loop = asyncio.get_running_loop()
             self._timer = loop.call_later(left * self._pace_s(), self._change, _nothing)
 
     def _pace_s(self) -> float:
-        return self._costs.alone + self._costs.shared * self._running
+        measured_s = self._costs.alone + self._costs.shared * self._running
+        use = self._costs.core_use
+        return measured_s if use is None else use.decoding_s(measured_s, self._cores.pace)
 
 
 @dataclass(eq=False)
@@ -206,19 +225,34 @@ class VirtualRollouts:
     """Sends each group to its engine, and waits for its environment."""
 
     def __init__(
-        self, engines: Mapping[str, SharedEngine], work: Sequence[GroupWork], first: int
+        self,
+        engines: Mapping[str, SharedEngine],
+        work: Sequence[GroupWork],
+        first: int,
+        cores: SharedCores,
+        use: CoreUse | None,
     ) -> None:
         """``work`` is given out in its order from ``first`` on, and again from its beginning.
 
         So a run meets the lengths in the order in which the measured one met them.
         """
         self._engines, self._work, self._first = engines, work, first
+        self._cores, self._use, self._worker = cores, use, asyncio.Lock()
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, None]:
         work = self._work[(self._first + task.prompt_index) % len(self._work)]
         spans = await self._engines[task.engine].decode(work)
-        await asyncio.sleep(work.outside_s)
+        await self._outside(work.outside_s)
         return _receipt(task, spans, work.prompt_tokens), None
+
+    async def _outside(self, wall_s: float) -> None:
+        """Take the time of environment, reward and transit; what the worker computes, in turn."""
+        if self._use is None:
+            await asyncio.sleep(wall_s)
+            return
+        await asyncio.sleep(self._use.waiting_s(wall_s, self._use.group_cpu_s))
+        async with self._worker:
+            await self._cores.run(self._use.group_cpu_s)
 
     async def close(self) -> None: ...
 
@@ -246,9 +280,9 @@ def _receipt(task: RolloutTask, spans: VersionSpans, prompt_tokens: int) -> Rece
 class VirtualTrainer:
     """Trainer that serves one call at a time, in the order they were made."""
 
-    def __init__(self, costs: Costs, groups_per_step: int) -> None:
+    def __init__(self, costs: Costs, groups_per_step: int, cores: SharedCores) -> None:
         self.version = 0
-        self._costs = costs
+        self._costs, self._cores = costs, cores
         self._groups = costs.groups if costs.step_grows else groups_per_step
         self._turn = asyncio.Lock()
 
@@ -262,12 +296,12 @@ class VirtualTrainer:
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None: ...
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
         groups, costs = len(chunk.prompt_indices), self._costs
-        cost_s = costs.step_s * (1 - FINISH_SHARE) * groups / self._groups
-        await self._serve(cost_s)
-        return ChunkResult(chunk.tokens, groups, 1, cost_s)
+        share = (1 - FINISH_SHARE) * groups / self._groups
+        await self._train(share)
+        return ChunkResult(chunk.tokens, groups, 1, costs.step_s * share)
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        await self._serve(self._costs.step_s * FINISH_SHARE)
+        await self._train(FINISH_SHARE)
         self.version += 1
         return StepResult(
             applied=True, loss=0.0, grad_norm=1.0, learning_rate=1e-6, tokens=1, sequences=1,
@@ -276,7 +310,11 @@ class VirtualTrainer:
 
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None: ...
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
-        await self._serve(self._costs.publish_s)
+        use, publish_s = self._costs.core_use, self._costs.publish_s
+        if use is None:
+            await self._serve(publish_s, 0.0)
+        else:
+            await self._serve(0.0, publish_s / use.slowdown)
         return WeightRelease(version, f"digest-{version}", None, (), 0)
 
     async def save(self, fence: Fence, step: int) -> None: ...
@@ -289,6 +327,16 @@ class VirtualTrainer:
     async def restart(self) -> None: ...
     async def close(self) -> None: ...
 
-    async def _serve(self, cost_s: float) -> None:
+    async def _train(self, share: float) -> None:
+        """Take this share of a step's time."""
+        use, step_s = self._costs.core_use, self._costs.step_s
+        if use is None:
+            await self._serve(step_s * share, 0.0)
+        else:
+            waiting_s = use.waiting_s(step_s, use.step_cpu_s)
+            await self._serve(waiting_s * share, use.step_cpu_s * share)
+
+    async def _serve(self, waiting_s: float, cpu_s: float) -> None:
         async with self._turn:
-            await asyncio.sleep(cost_s)
+            await asyncio.sleep(waiting_s)
+            await self._cores.run(cpu_s)

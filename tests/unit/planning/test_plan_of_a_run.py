@@ -18,6 +18,7 @@ from offbeat.config.run import RunConfig
 from offbeat.planning.measured_run import measured_run, pace_per_token
 from offbeat.planning.prediction import NotPlanned, Pace, predict
 from offbeat.planning.run_plan import plan_run
+from offbeat.planning.shared_cores import SharedCores
 from offbeat.planning.virtual_ports import Costs, GroupWork, SharedEngine
 from offbeat.runs.past_run import NotARun
 from offbeat.simulation.loop import VirtualLoop
@@ -53,7 +54,7 @@ def ends_s(costs: Costs, *lengths: float) -> list[float]:
         return asyncio.get_running_loop().time()
 
     async def all_of_them() -> list[float]:
-        engine = SharedEngine("generator-0", costs)
+        engine = SharedEngine("generator-0", costs, SharedCores(costs.core_use))
         return list(await asyncio.gather(*(one(engine, length) for length in lengths)))
 
     try:

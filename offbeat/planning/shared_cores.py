@@ -1,0 +1,110 @@
+"""Cores that the processes of a virtual run share, all at one pace."""
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+_LEAST: Final = 1e-9  # seconds of work; less has ended
+
+
+@dataclass(frozen=True, slots=True)
+class CoreUse:
+    """CPU seconds of a run's processes, and the cores that they share. Times are of one step."""
+
+    cores: float
+    others: float  # processes outside of the run that compete for the cores, on average
+    slowdown: float  # wall seconds per CPU second of a process that computes, in the measured run
+    step_cpu_s: float  # of trainer and controller, one after the other
+    group_cpu_s: float  # of the worker, for a group
+    engine_duty: float  # share of the time with groups in which an engine computes, or would if it had a core
+
+    def waiting_s(self, wall_s: float, cpu_s: float) -> float:
+        """Return the part of a measured time in which its process did not compute or wait for cores."""
+        return max(0.0, wall_s - self.slowdown * cpu_s)
+
+    def decoding_s(self, wall_s: float, pace: float) -> float:
+        """Return how long an engine takes at this pace of the cores for what took it ``wall_s``."""
+        return wall_s * (1 - self.engine_duty + self.engine_duty / (self.slowdown * pace))
+
+
+class SharedCores:
+    """Processor sharing: a process that computes has a core, or an equal share of all of them.
+
+    Without cores (``use`` is None) nothing slows anything.
+    """
+
+    def __init__(self, use: CoreUse | None) -> None:
+        self._cores = math.inf if use is None else use.cores
+        self._others = 0.0 if use is None else use.others
+        self._computing = dict[object, float]()  # processes that come and go: their use of a core
+        self._on_change = list[tuple[Callable[[], None], Callable[[], None]]]()
+        self._progress, self._at_s, self._count = 0.0, 0.0, 0
+        self._ends = list[tuple[float, int, asyncio.Future[None]]]()
+        self._timer: Any = None
+
+    @property
+    def pace(self) -> float:
+        """Return the CPU seconds per second of each process that computes."""
+        computing = sum(self._computing.values()) + len(self._ends) + self._others
+        return 1.0 if computing <= self._cores else self._cores / computing
+
+    def notify(self, settle: Callable[[], None], resume: Callable[[], None]) -> None:
+        """Have ``settle`` called before each change of the pace, and ``resume`` after it."""
+        self._on_change.append((settle, resume))
+
+    def computes(self, process: object, duty: float) -> None:
+        """Set what a process uses of a core, 0 to 1; it asks for the pace by itself."""
+        if self._computing.get(process, 0.0) != duty and self._cores < math.inf:
+            self._change(lambda: self._computing.update({process: duty}))
+
+    async def run(self, cpu_s: float) -> None:
+        """Return when a process that computes from now on has had so many CPU seconds."""
+        if self._cores == math.inf or cpu_s <= 0:
+            await asyncio.sleep(max(0.0, cpu_s))
+            return
+        done = asyncio.get_running_loop().create_future()
+        self._settle()
+        self._count += 1
+        entry = (self._progress + cpu_s, self._count, done)
+        self._change(lambda: heapq.heappush(self._ends, entry))
+        try:
+            await done
+        except asyncio.CancelledError:
+            self._change(lambda: self._remove(entry))
+            raise
+
+    def _remove(self, entry: tuple[float, int, "asyncio.Future[None]"]) -> None:
+        self._ends = [each for each in self._ends if each is not entry]
+        heapq.heapify(self._ends)
+
+    def _settle(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._progress += (now_s - self._at_s) * self.pace
+        self._at_s = now_s
+
+    def _change(self, change: Callable[[], object]) -> None:
+        """Bring everything up to now, change who computes, and go on at the pace of then."""
+        self._settle()
+        for settle, _ in self._on_change:
+            settle()
+        change()
+        while self._ends and self._ends[0][0] <= self._progress + _LEAST:
+            _, _, done = heapq.heappop(self._ends)
+            if not done.done():
+                done.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ends:
+            left_s = max(0.0, self._ends[0][0] - self._progress) / self.pace
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(left_s, self._change, _nothing)
+        for _, resume in self._on_change:
+            resume()
+
+
+def _nothing() -> None:
+    """Change nothing: only time has passed."""
