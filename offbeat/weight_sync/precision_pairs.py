@@ -39,7 +39,7 @@ class MatrixCuts:
     tensor: int = 1
     expert: int = 1  # of the matrices of an expert
     key_value_heads: int = 0  # ranks that share a head have the same rows; 0: each has its own
-    shards: int = 1  # of the rows of every tensor, as torch.chunk cuts them
+    shards: int = 1  # of the rows that a tensor rank has, as torch.chunk cuts them
 
 
 def refused_pairs(
@@ -103,15 +103,16 @@ def _problems(
 def _cut_block(name: str, shape: Shape, cuts: MatrixCuts) -> str:
     """Return which cut ends inside a block; empty if none does."""
     is_expert = bool(_EXPERT.fullmatch(name))
-    if cuts.shards > 1 and not is_expert:  # experts of a layer are one tensor, cut between experts
-        rows = chunk_cuts(shape[0], cuts.shards)
-        parts = (part_of(shape, 0, rows, at) for at in range(cuts.shards))
-        if any(part.elements and scale_region(part, shape) is None for part in parts):
-            return f"{shape[0]} rows over {cuts.shards} ranks"
     ranks = cuts.expert if is_expert else cuts.tensor
     if cuts.key_value_heads and _HEADS.fullmatch(name):
         ranks = min(ranks, cuts.key_value_heads)
     for pattern, axis, what in ((_BY_ROWS, 0, "rows"), (_BY_COLUMNS, 1, "columns")):
         if ranks > 1 and pattern.fullmatch(name) and shape[axis] // ranks % BLOCK:
             return f"{shape[axis]} {what} over {ranks} ranks"
+    if cuts.shards > 1 and not is_expert:  # experts of a layer are one tensor, cut between experts
+        mine = shape[0] // ranks if _BY_ROWS.fullmatch(name) else shape[0], shape[1]
+        rows = chunk_cuts(mine[0], cuts.shards)
+        parts = (part_of(mine, 0, rows, at) for at in range(cuts.shards))
+        if any(part.elements and scale_region(part, mine) is None for part in parts):
+            return f"{mine[0]} rows over {cuts.shards} ranks"
     return ""

@@ -95,7 +95,9 @@ def _sender_cuts(config: RunConfig) -> MatrixCuts | None:
         return None
     if trainer.backend == "megatron":
         return MatrixCuts(tensor=trainer.tensor_parallel, expert=trainer.expert_tensor_parallel)
-    return MatrixCuts(shards=trainer.data_parallel) if trainer.backend == "torch" else None
+    if trainer.backend == "torch":
+        return MatrixCuts(tensor=trainer.tensor_parallel, shards=trainer.data_parallel)
+    return None
 
 
 def _fix(config: RunConfig, where: str, scheme: str, pairs: tuple[RefusedPair, ...]) -> str:

@@ -121,6 +121,12 @@ def test_the_ranks_of_a_reshard_hold_whole_blocks(tmp_path: Path) -> None:
     assert "object_store or gloo" in refused.fix
     gathered = first({"backend": "torch", "data_parallel": 3}, transport="gloo")
     assert gathered.level is Level.OK
+    tensor = {"backend": "torch", "data_parallel": 1, "tensor_parallel": 2}
+    assert first(tensor).level is Level.OK
+    both = first(tensor | {"data_parallel": 2}).message
+    assert "2 tensors cannot be sent" in both
+    assert "128 rows over 2 ranks: model.layers.0.self_attn.k_proj.weight" in both
+    assert "256 rows over 4 ranks" in first(tensor | {"tensor_parallel": 4}).message
     megatron = {"backend": "megatron", "tensor_parallel": 4}
     assert "256 rows over 4 ranks" in first(megatron).message
 
