@@ -34,13 +34,13 @@ class BridgeMismatch(OffbeatError):
 
 
 class AbsentModule(OffbeatError):
-    """A module was called on a rank that does not hold it."""
+    """A module was called in a model that does not hold it."""
 
     module: str
     side: str
 
     def __str__(self) -> str:
         return (
-            f"{self.module} was called, and this rank holds the {self.side} side alone. "
-            "Leave trainer.encoder out for this model"
+            f"{self.module} was called, and this model holds the {self.side} side alone. "
+            "Leave trainer.encoder out, or set trainer.backend to torch"
         )

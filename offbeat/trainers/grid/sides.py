@@ -29,7 +29,7 @@ _FULL: Final = 4  # bytes of a master, at least
 
 
 class HeldElsewhere(nn.Module):
-    """Stands for a module that another rank holds; it has no weights, and raises when it is called."""
+    """Stands for a module held elsewhere; it has no weights, and raises when it is called."""
 
     def __init__(self, name: str, held: Side) -> None:
         super().__init__()

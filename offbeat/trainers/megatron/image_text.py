@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.multimodal.picture_rules import PictureRules, picture_rules
+from offbeat.trainers.grid.layout import Side
+from offbeat.trainers.grid.sides import keep_side
 from offbeat.weight_sync.reshard.region import Shape
 
 IMAGE_TEXT_FAMILIES: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -68,21 +69,7 @@ def decoder_name(model: PreTrainedModel) -> str:
 
 def without_decoder(model: PreTrainedModel) -> None:
     """Take decoder and output head out of a model: what is left is its tower."""
-    head = model.get_output_embeddings()
-    gone = [name for name, each in model.named_modules() if each is head]
-    for name in (decoder_name(model), *gone):
-        model.set_submodule(name, _Elsewhere(name))
-
-
-class _Elsewhere(nn.Module):
-    """Place of a module that megatron-core computes."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._of = name
-
-    def forward(self, *_: object, **__: object) -> None:
-        raise AssertionError(f"{self._of} is computed by megatron-core, not by transformers")
+    keep_side(model, Side.TOWER)
 
 
 def _axes(model: PreTrainedModel, *, is_interleaved: bool) -> tuple[int, ...]:
