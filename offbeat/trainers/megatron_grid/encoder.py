@@ -83,9 +83,11 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         self._config = trainer
         self.architecture = architecture_with_tower(model_path)
         run_on_all_ranks(self.peers, "its start", lambda: None)  # the first rank checks the files
-        start_groups(trainer, self.peers)
         grid, rank = side_grid(trainer), self.peers.rank
+        # First, whatever groups the layout has: torch keeps what it knows of shards by the ranks of
+        # their mesh alone, and finds the mesh of an earlier world in this process by its group's number.
         self._mesh = side_mesh(trainer.device, grid, rank, self.peers.timeout_s)
+        start_groups(trainer, self.peers)
         self._join_grid(grid, rank, torch.device(trainer.device))
         self._tower = self._build(trained=True)
         self._meet(self._tower.boxes)

@@ -52,12 +52,12 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
         return replace(architecture_with_tower(self.model_path), tower=())
 
     def _start_groups(self) -> ParallelLayout:
-        layout, grid = super()._start_groups(), side_grid(self._config)
+        grid = side_grid(self._config)
         # Encoder ranks need it, and every rank of the world takes part in making it.
         side_mesh(self._config.device, grid, self.peers.rank, self.peers.timeout_s)
         self._join_grid(grid, self.peers.rank, torch.device(self._config.device))
         self._use(None)
-        return layout
+        return super()._start_groups()
 
     def _features_by(self, model: GPTModel) -> FeatureSource | None:
         del model
