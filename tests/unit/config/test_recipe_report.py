@@ -98,8 +98,8 @@ def test_a_key_of_another_choice_names_that_choice(report: Report) -> None:
     ("override", "said"),
     [
         (
-            "trainer.tensor_parallel=2",
-            "trainer.backend=torch has no `tensor_parallel` Only trainer.backend=megatron has it: take it out, or set trainer.backend to megatron.",
+            "trainer.pipeline_parallel=2",
+            "trainer.backend=torch has no `pipeline_parallel` Only trainer.backend=megatron has it: take it out, or set trainer.backend to megatron.",
         ),
         ("trainer.sequence_parallel=true", "Only trainer.backend=megatron has it"),
         (
