@@ -162,12 +162,12 @@ def test_families_with_axes_and_deeper_features_do_so_too(
 
 
 @pytest.mark.parametrize(
-    ("cut", "encoders", "bug"),
+    ("cut", "counts", "bug"),
     [
-        (TENSOR, 1, "KeepsItsPart"),
-        (SEQUENCE, 1, "KeepsItsPart"),
-        (DATA, 1, "SwapsLanes"),
-        (ONE, 1, "CountsItself"),
+        (TENSOR, EQUAL, "KeepsItsPart"),
+        (SEQUENCE, MIXED, "KeepsItsPart"),  # placeholders among the tokens of both ranks
+        (DATA, EQUAL, "SwapsLanes"),
+        (ONE, EQUAL, "CountsItself"),
     ],
     ids=["an equal share", "own tokens", "another lane", "ranks of both sides"],
 )
@@ -176,13 +176,13 @@ def test_gradients_that_are_not_those_of_one_process_are_seen(
     families: Callable[[str], Path],
     one_process: Callable[..., Told],
     cut: Cut,
-    encoders: int,
+    counts: tuple[int, ...],
     bug: str,
 ) -> None:
-    given = {"path": families("idefics3"), "step": JobStep.of(step_of(EQUAL), TOKENS)}
-    given |= {"cut": cut, "encoders": encoders, "chunks": 1, "bug": bug}
-    (first, *_) = on_ranks(world, cut.ranks + encoders, "stepped", **given)
-    assert worst(first["weights"], one_process(EQUAL).weights) > 1e-6
+    given = {"path": families("idefics3"), "step": JobStep.of(step_of(counts), TOKENS)}
+    given |= {"cut": cut, "encoders": 1, "chunks": 1, "bug": bug}
+    (first, *_) = on_ranks(world, cut.ranks + 1, "stepped", **given)
+    assert worst(first["weights"], one_process(counts).weights) > 1e-6
 
 
 def test_both_sides_clip_by_one_norm(world: World, families: Callable[[str], Path]) -> None:
