@@ -1,5 +1,6 @@
 """Float8 blocks beside vLLM's own functions for them: no engine here computes with such weights."""
 
+# pyright: reportMissingImports=false
 # ruff: noqa: PLC0415 -- vLLM warns as it is imported, which only a test's own filter lets pass
 import torch
 

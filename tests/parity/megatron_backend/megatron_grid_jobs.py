@@ -147,7 +147,9 @@ class Watched:
                 kept[f"{TOWER}{name}"] = part if part is not None else own(each.detach()) * 0
         result = self._apply(denominator, rate)
         if isinstance(trainer, MegatronTrainer):
-            kept = trainer.gradients.reduced
+            recording = trainer.gradients
+            assert isinstance(recording, Recording)
+            kept = recording.reduced
         self.kept = kept
         return result
 
