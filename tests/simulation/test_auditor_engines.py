@@ -1,10 +1,7 @@
 """The auditor on engines, and on how a run ends: each rule broken by hand once."""
 
-import sys
-from types import FrameType
-
 import pytest
-from audit_history import ENGINE, History, broken, killed, run_config, started, whole_run
+from audit_history import ENGINE, broken, killed, run_config, started, whole_run
 
 from offbeat.controller.events import Dispatched, Released, Served
 from offbeat.simulation.records import (
@@ -18,6 +15,7 @@ from offbeat.simulation.records import (
     ReleasePublished,
     Scored,
 )
+from tests.support.counted_calls import calls_of
 
 # --- engines ---------------------------------------------------------------------------------------
 
@@ -237,22 +235,6 @@ def test_a_run_that_was_asked_to_stop_may_end_early() -> None:
 
 
 def test_an_audit_of_ten_times_the_steps_makes_ten_times_the_calls() -> None:
-    short, long = (calls_of_an_audit(whole_run(run_config(steps=n))) for n in (20, 200))
-    assert long < 11 * short
-
-
-def calls_of_an_audit(history: History) -> int:
-    """Return the Python and C functions that an audit calls: the same number on every machine."""
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _of: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        assert history.audit() == []
-    finally:
-        sys.setprofile(before)
-    return calls
+    short, long = (whole_run(run_config(steps=steps)) for steps in (20, 200))
+    assert calls_of(long.audit) < 11 * calls_of(short.audit)
+    assert long.audit() == []

@@ -32,6 +32,7 @@ SYNCHRONOUS = {
     "sync": {"interval": 1},
     "trainer": {"step_retries": 6},
 }
+SOME = [range(8), pytest.param(range(8, 40), marks=LONG)]
 BOTH_FILTERS = {"zero_variance": True, "max_truncated_fraction": 0.4}
 REWINDS = ("trainer", "controller", "network", "all")
 BY_DATA = tuple(
@@ -77,7 +78,7 @@ def without_versions(steps: list[Step]) -> list[Step]:
 # --- nothing is dropped for a fault -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seeds", [range(50), pytest.param(range(50, 200), marks=LONG)], ids=str)
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=LONG)], ids=str)
 def test_without_faults_every_step_is_the_references_to_the_last_bit(seeds: range) -> None:
     for seed in seeds:
         plan = plan_of(seed, "none")
@@ -85,7 +86,7 @@ def test_without_faults_every_step_is_the_references_to_the_last_bit(seeds: rang
         assert steps_of(played(seed, plan)) == expected, f"seed {seed}"
 
 
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 60), marks=LONG)], ids=str)
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 60), marks=LONG)], ids=str)
 @pytest.mark.parametrize("profile", ["engines", "network", "data", "controller", "trainer", "all"])
 def test_what_is_killed_late_or_lost_changes_nothing_of_what_is_trained(
     profile: str, seeds: range
@@ -100,9 +101,12 @@ def test_what_is_killed_late_or_lost_changes_nothing_of_what_is_trained(
     assert fired > 2 * len(seeds)
 
 
+@pytest.mark.parametrize("seeds", SOME, ids=str)
 @pytest.mark.parametrize("staleness", [1, 2, 3])
-def test_a_look_ahead_changes_which_weights_sample_and_nothing_else(staleness: int) -> None:
-    for seed in range(20):
+def test_a_look_ahead_changes_which_weights_sample_and_nothing_else(
+    staleness: int, seeds: range
+) -> None:
+    for seed in seeds:
         plan = plan_of(
             seed,
             REWINDS[seed % len(REWINDS)],
@@ -118,16 +122,19 @@ def test_a_look_ahead_changes_which_weights_sample_and_nothing_else(staleness: i
 # --- drops and filters -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("seeds", SOME, ids=str)
 @pytest.mark.parametrize("profile", ["none", *REWINDS])
-def test_filtered_groups_are_replaced_by_the_next_prompts_in_order(profile: str) -> None:
+def test_filtered_groups_are_replaced_by_the_next_prompts_in_order(
+    profile: str, seeds: range
+) -> None:
     filtered = 0
-    for seed in range(15):
+    for seed in seeds:
         plan = plan_of(seed, profile, filters=BOTH_FILTERS, rollout={"data_retries": 8})
         result = played(seed, plan)
         filtered += sum(isinstance(event, Dropped) for event in result.journal)
         expected = reference(plan.config, prompts=plan.prompts)
         assert steps_of(result) == expected, f"seed {seed}"
-    assert filtered > 100
+    assert filtered > 6 * len(seeds)
 
 
 def bad_data(rng: random.Random) -> list[PlannedFault]:
@@ -139,11 +146,14 @@ def bad_data(rng: random.Random) -> list[PlannedFault]:
     return [*single, *bursts * 10]
 
 
+@pytest.mark.parametrize("seeds", SOME, ids=str)
 @pytest.mark.parametrize("data_retries", [0, 1])
 @pytest.mark.parametrize("policy", ["replace", "shrink"])
-def test_prompts_given_up_are_replaced_or_shrink_their_step(policy: str, data_retries: int) -> None:
+def test_prompts_given_up_are_replaced_or_shrink_their_step(
+    policy: str, data_retries: int, seeds: range
+) -> None:
     dropped = Counter[str]()
-    for seed in range(25):
+    for seed in seeds:
         plan = plan_of(
             seed,
             ("data", "engines")[seed % 2],
@@ -169,15 +179,15 @@ def test_prompts_given_up_are_replaced_or_shrink_their_step(policy: str, data_re
         )
         expected = reference(plan.config, prompts=plan.prompts, failures=data_failures(result))
         assert steps_of(result) == expected, f"seed {seed}"
-    assert dropped["replaced"] > 10  # also of a step that has shrunk as far as it may
-    assert (dropped["shrunk"] > 10) == (policy == "shrink")
+    assert dropped["replaced"]  # also of a step that has shrunk as far as it may
+    assert bool(dropped["shrunk"]) == (policy == "shrink")
 
 
 @pytest.mark.parametrize("steps", [(1,), (6, 6), (3, 9, 12)])
 def test_a_step_that_is_not_applied_is_tried_again_with_the_next_prompts(
     steps: tuple[int, ...],
 ) -> None:
-    for seed in range(15):
+    for seed in range(8):
         plan = plan_of(seed, "none", filters=BOTH_FILTERS)
         planned_faults = [PlannedFault("gradient_nan", at_step=step - 1) for step in steps]
         result = played(seed, msgspec.structs.replace(plan, planned_faults=planned_faults))
@@ -188,7 +198,7 @@ def test_a_step_that_is_not_applied_is_tried_again_with_the_next_prompts(
 def test_the_steps_after_one_that_is_not_applied_train_the_batches_that_were_bound_to_later_ones() -> (
     None
 ):
-    for seed in range(15):
+    for seed in range(8):
         plan = plan_of(
             seed,
             "none",

@@ -17,6 +17,7 @@ from offbeat.messages.failures import (
     DeadlineExceeded,
     OffbeatError,
 )
+from offbeat.weight_sync.precision import RefusedPair
 
 PACKAGE = Path(offbeat.__file__).parent
 VALUES: dict[Any, Any] = {
@@ -33,6 +34,7 @@ VALUES: dict[Any, Any] = {
     Literal["name", "range"]: "range",
     Component | None: Component.WORKER,
     list[BaseException]: [ValueError("cause")],
+    tuple[RefusedPair, ...]: (RefusedPair("name", "float64", "fp8_block", "problem"),),
     tuple[Problem, ...]: (Problem(Location("recipe.yaml", 1, 2), "key", 3, "problem", "hint"),),
 }
 """A value of every type that a field of an error has, beside enums."""

@@ -1,8 +1,5 @@
 """What a call costs, in calls of functions: exact, where a clock would only guess."""
 
-import gc
-import sys
-from collections.abc import Callable
 from itertools import count
 
 import msgspec
@@ -10,25 +7,7 @@ import pytest
 from core_fixtures import LOGPROBS, Queue
 
 from offbeat.queue_service.core import Schema
-
-
-def calls_of(what: Callable[[], object]) -> int:
-    """Functions called, built-in ones too."""
-    calls = 0
-
-    def note(_frame: object, event: str, _arg: object) -> None:
-        nonlocal calls
-        calls += event in {"call", "c_call"}
-
-    gc.collect()
-    gc.disable()  # a collection calls finalizers, and the callbacks of test tools
-    sys.setprofile(note)
-    try:
-        what()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return calls
+from tests.support.counted_calls import calls_of
 
 
 def crowd_of_starved(queue: Queue) -> None:
