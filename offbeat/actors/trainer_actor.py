@@ -45,7 +45,13 @@ from offbeat.trainers.cpu_time import CpuTime
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
 from offbeat.trainers.memory import PeakMemory, meter_of
-from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of
+from offbeat.trainers.ranks.peers import (
+    PeerFailed,
+    Peers,
+    SingleRank,
+    WorldBroken,
+    line_of,
+)
 from offbeat.trainers.ranks.sender import publish, sender_of
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.trained_log import trained_log
@@ -87,6 +93,7 @@ class TrainerActor:
         self._memory, self._cpu = PeakMemory(meter_of(spec.config.trainer)), CpuTime()
         self._incarnation = new_incarnation(name)
         self._world = ""  # name of the process group; empty before it is formed
+        self._unfit: Exception | None = None  # why this process can be no rank of any world
         self._store_server: Any = None  # its module imports torch
         self._peers: Peers = SingleRank()
         if spec.ranks == 1:
@@ -118,13 +125,26 @@ class TrainerActor:
 
         Raises:
             WorldBroken: Not all joined in time; the same processes may try again.
+            Exception: What this rank cannot make its part of; raised again at once by later calls,
+                since the caller of the first may have given up on it.
         """
         self._guard.check(fence)
-        from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415 -- loads torch
+        if self._unfit is not None:
+            raise self._unfit
+        from offbeat.trainers.ranks.process_group import (  # noqa: PLC0415 -- loads torch
+            join,
+            leave,
+        )
 
         device = trainer_device(self._spec.config.trainer)
         peers = join(at, self._rank, device, reachable_address(f"trainer rank {self._rank}"))
-        self._enter(at.world, peers)
+        try:
+            self._enter(at.world, peers)
+        except Exception as error:
+            leave()
+            if not (peers.are_lost(error) or isinstance(error, (PeerFailed, WorldBroken))):
+                self._unfit = error
+            raise
 
     def _enter(self, world: str, peers: Peers) -> None:
         spec, self._peers = self._spec, peers

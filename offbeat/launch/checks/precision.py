@@ -50,6 +50,9 @@ def check_precision(config: RunConfig) -> list[Finding]:
     if not scheme:
         return []
     count = sum(is_quantized(name, shape) for name, shape, _ in tensors)
+    if not count:
+        text = f"{scheme} knows none of the {len(tensors)} tensors of this model as a matrix of a layer"
+        return [error(_SUBJECT, text, f"Leave {where} out: every tensor would be sent as it is.")]
     findings = [ok(_SUBJECT, f"{count} of {len(tensors)} tensors are sent as {scheme}")]
     if generator.device == "cpu":
         findings.append(
@@ -109,6 +112,9 @@ def _fix(config: RunConfig, where: str, scheme: str, pairs: tuple[RefusedPair, .
         return f"Leave {where} out; sync.quantize=fp8_block is the scheme that releases can have."
     if all(each.refusal is Refusal.TRAINER_CUT for each in pairs):
         return "Set sync.transport to object_store or gloo, which quantize whole matrices."
+    generator = config.generator
+    if isinstance(generator, VllmGeneratorConfig) and generator.vllm.tensor_parallel == 1:
+        return "Leave sync.quantize out."  # whole matrices are the largest parts
     return "Leave sync.quantize out, or choose generator.vllm.tensor_parallel so that parts end with blocks."
 
 

@@ -56,13 +56,18 @@ def join(at: WorldRendezvous, rank: int, device: str, own_address: str) -> "Proc
         store = SharedStore(at.store, at.timeout_s)
         peers = enter(PrefixStore(at.world, store), rank, at.size, device, at.timeout_s)
     except Exception as error:
-        if dist.is_initialized():
-            dist.destroy_process_group()  # so that these processes can join again
+        leave()
         if is_broken(error):
             raise WorldBroken(rank, "its start", line_of(error)) from error
         raise
     peers.store = store  # groups made later need it; else only its C++ half would stay alive
     return peers
+
+
+def leave() -> None:
+    """Leave the world, if this process has joined one, so that it can join again."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def enter(store: Store, rank: int, size: int, device: str, timeout_s: float) -> "ProcessGroupPeers":

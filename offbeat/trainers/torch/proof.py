@@ -36,6 +36,7 @@ from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.forward import has_plain_head, packed_logprobs
 from offbeat.trainers.torch.model import vocabulary
 from offbeat.trainers.torch.picture_proof import prove_pictures
+from offbeat.trainers.torch.sharding import class_name
 from offbeat.trainers.torch.split_attention import SPLIT, register_split_attention
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
@@ -294,7 +295,7 @@ def prove_sharding(
     gap, allowed = _worst(got, want), TOLERANCES[dtype]
     if not gap <= allowed:
         raise UntrainableModel(
-            type(model).__name__,
+            class_name(model),
             f"computes log-probabilities {gap:.2g} nat off when it is cut over ranks, more than {allowed:g}",
             "Set trainer.data_parallel and trainer.tensor_parallel to 1",
         )

@@ -64,6 +64,11 @@ def shard(
         module.set_force_sum_reduction_for_comms(enable=True)
 
 
+def class_name(model: nn.Module) -> str:
+    """Return the name of a model's class as its library has it; ``fully_shard`` puts one before it."""
+    return next(each.__name__ for each in type(model).__mro__ if not issubclass(each, FSDPModule))
+
+
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
     """Yield every module that is gathered on its own."""
     return (each for each in model.modules() if isinstance(each, FSDPModule))

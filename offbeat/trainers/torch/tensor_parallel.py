@@ -11,7 +11,7 @@ every rank: embedding, output head, and norms of the hidden state.
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import accumulate, chain, islice
 from math import gcd
 from typing import Final
 
@@ -55,7 +55,7 @@ def tensor_plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
             divide.
     """
     name = type(model).__name__
-    for problem in _problems(model):
+    for problem in chain(_problems(model), _left_out(model)):
         raise UntrainableModel(name, f"cannot be divided over tensor ranks: {problem}", _FIX)
     kinds = dict(_divided(model))
     sizes = list(_sizes(model, kinds))
@@ -89,9 +89,12 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh, plan: Mapping[str, str]) ->
         mesh: The tensor ranks.
         plan: Of ``tensor_plan``.
     """
+    is_trained = {name: each.requires_grad for name, each in model.named_parameters()}
     parallelize_module(
         model, mesh, {name: _style(kind) for name, kind in plan.items()}, src_data_rank=None
     )
+    for name, each in model.named_parameters():
+        each.requires_grad_(is_trained[name])  # torch's style of norms makes trained parameters
 
 
 def _style(kind: str) -> ParallelStyle:
@@ -122,6 +125,19 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
         for each in modules:
             if kind != HEADS and not isinstance(model.get_submodule(each), nn.Linear):
                 yield f"{each}, which base_model_tp_plan divides, is not a linear layer"
+
+
+def _left_out(model: PreTrainedModel) -> Iterator[str]:
+    """Yield what a plan leaves out inside an attention or feed-forward layer that it divides."""
+    named = {name for name, _ in _divided(model)}
+    around = {name.rpartition(".")[0] for name in named}
+    for name, _ in model.named_parameters():
+        module = name.rpartition(".")[0]
+        within = accumulate(module.split("."), "{}.{}".format)
+        # A decoder layer, whose name is a number, has norms of the hidden state, which is whole.
+        is_beside = any(each in around and not each.rpartition(".")[2].isdigit() for each in within)
+        if is_beside and module not in named:
+            yield f"{name} reads what base_model_tp_plan divides beside it, and is not in that plan"
 
 
 def _plan(model: PreTrainedModel) -> dict[str, str]:

@@ -8,6 +8,7 @@ would get another part of the gradient each.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,7 +24,7 @@ from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.forward import packed_logprobs
 from offbeat.trainers.torch.proof import Witness
 from offbeat.trainers.torch.rank_mesh import RankMesh
-from offbeat.trainers.torch.sharding import own
+from offbeat.trainers.torch.sharding import class_name, own
 
 _TOLERANCE: Final = 0.1
 """Largest difference between copies of a gradient, over the largest value of the first.
@@ -88,8 +89,9 @@ def prove_copies(
             first = gradient.clone()
             mesh.equalise([first])
             if first.numel():
-                gap = (gradient - first).abs().max() / first.abs().max().clamp(min=1e-30)
-                worst = max(worst, (float(gap), name))
+                apart = (gradient - first).abs().max() / first.abs().max().clamp(min=1e-30)
+                gap = float(apart)
+                worst = max(worst, (math.inf if math.isnan(gap) else gap, name))
     for parameter in model.parameters():
         parameter.grad = None
     gap, name = max(peers.all_gather(worst, _GAPS))
@@ -98,4 +100,4 @@ def prove_copies(
             f"is divided by a plan that gives tensor ranks other gradients of {name}, {gap:.2g} of its "
             "largest value apart"
         )
-        raise UntrainableModel(type(model).__name__, problem, "Set trainer.tensor_parallel to 1")
+        raise UntrainableModel(class_name(model), problem, "Set trainer.tensor_parallel to 1")

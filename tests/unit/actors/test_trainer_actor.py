@@ -3,11 +3,12 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from offbeat.actors.stub_trainer_actor import StubSource
 from offbeat.actors.trainer_actor import Advantages, TrainerActor
@@ -19,9 +20,10 @@ from offbeat.messages.failures import CheckpointFailed, StaleFence, StepOutOfOrd
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.messages.weights import FullReason
-from offbeat.trainers.errors import ColumnsMissing
+from offbeat.trainers.errors import ColumnsMissing, UntrainableModel
 from offbeat.trainers.held_columns import merged
-from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.stub import StubTrainer
 from offbeat.transfer_queue.schema import Columns
 from offbeat.weight_sync.canary import invented
@@ -448,3 +450,24 @@ def test_columns_that_did_not_arrive_fail_the_call_and_are_never_those_of_anothe
         actor.finish_train_step(FENCE, StepKey(1, 1, 2))
     actor.abort_train_step(FENCE, StepKey(1, 1, 0))
     assert step(actor, 1, (0,), attempt=2).applied
+
+
+def test_what_a_process_cannot_be_a_rank_of_is_said_again_to_whoever_asks_later(
+    tmp_path: Path,
+) -> None:
+    """A model may be refused after the first caller has given up, and another one begun to ask."""
+    made = list[str]()
+
+    def refuse(_peers: Peers) -> NoReturn:
+        made.append("model")
+        raise UntrainableModel("Llama", "is divided otherwise", "Set trainer.tensor_parallel to 1")
+
+    config = RunConfig.model_validate({"steps": 5, "model": {"path": "m"}})
+    actor = TrainerActor(TrainerSpec(config, str(tmp_path), ranks=2), refuse)
+    world = WorldRendezvous("world", actor.listen(FENCE), size=1, timeout_s=20.0)
+    for _ in range(2):
+        with pytest.raises(UntrainableModel, match="divided otherwise"):
+            actor.join(FENCE, world)
+    assert made == ["model"]
+    assert not dist.is_initialized()
+    actor.close()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from transformers import (
+    CohereConfig,
     GPT2Config,
     LlamaConfig,
     Phi3Config,
@@ -73,9 +74,15 @@ def test_nothing_is_said_without_tensor_ranks(tmp_path: Path) -> None:
             "base_model_tp_plan has colwise_gather_output for layers.*.self_attn.qkv_proj",
             "Set trainer.tensor_parallel to 1",
         ),
+        (
+            CohereConfig(**SIZES, use_qk_norm=True),
+            2,
+            "model.layers.0.self_attn.q_norm.weight reads what base_model_tp_plan divides",
+            "Set trainer.tensor_parallel to 1",
+        ),
         (GPT2Config(), 2, "its config has no base_model_tp_plan", "trainer.tensor_parallel to 1"),
     ],
-    ids=["heads", "columns", "experts", "kinds", "no plan"],
+    ids=["heads", "columns", "experts", "kinds", "left out", "no plan"],
 )
 def test_a_model_that_is_not_divided_is_refused_by_name(
     tmp_path: Path, model: PreTrainedConfig, ranks: int, problem: str, fix: str
