@@ -18,9 +18,10 @@ import msgspec
 import ray
 
 from offbeat.actors.fence_guard import FenceGuard
-from offbeat.actors.node_address import node_address, reachable_address
+from offbeat.actors.node_address import node_address
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
+from offbeat.actors.world_entry import WorldEntry
 from offbeat.config.limits import trainer_device
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import (
@@ -45,13 +46,7 @@ from offbeat.trainers.cpu_time import CpuTime
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
 from offbeat.trainers.memory import PeakMemory, meter_of
-from offbeat.trainers.ranks.peers import (
-    PeerFailed,
-    Peers,
-    SingleRank,
-    WorldBroken,
-    line_of,
-)
+from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of
 from offbeat.trainers.ranks.sender import publish, sender_of
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.trained_log import trained_log
@@ -93,8 +88,7 @@ class TrainerActor:
         self._memory, self._cpu = PeakMemory(meter_of(spec.config.trainer)), CpuTime()
         self._incarnation = new_incarnation(name)
         self._world = ""  # name of the process group; empty before it is formed
-        self._unfit: Exception | None = None  # why this process can be no rank of any world
-        self._store_server: Any = None  # its module imports torch
+        self._entry = WorldEntry(spec.rank, trainer_device(spec.config.trainer))
         self._peers: Peers = SingleRank()
         if spec.ranks == 1:
             self._enter(self._incarnation, SingleRank())
@@ -109,42 +103,17 @@ class TrainerActor:
     def listen(self, fence: Fence) -> StoreAddress:
         """Start the store of a new world on rank 0; return its address and key."""
         self._guard.check(fence)
-        from offbeat.trainers.ranks.process_group import (  # noqa: PLC0415 -- loads torch
-            open_rendezvous,
-        )
-
-        if self._store_server is not None:
-            self._store_server.close()
-        self._store_server, address = open_rendezvous(
-            reachable_address(f"trainer rank {self._rank}")
-        )
-        return address
+        return self._entry.listen()
 
     def join(self, fence: Fence, at: WorldRendezvous) -> None:
         """Join the other ranks, and create this rank's part of the model with them.
 
         Raises:
             WorldBroken: Not all joined in time; the same processes may try again.
-            Exception: What this rank cannot make its part of; raised again at once by later calls,
-                since the caller of the first may have given up on it.
+            Exception: This rank cannot make its part; later calls raise it again at once.
         """
         self._guard.check(fence)
-        if self._unfit is not None:
-            raise self._unfit
-        from offbeat.trainers.ranks.process_group import (  # noqa: PLC0415 -- loads torch
-            join,
-            leave,
-        )
-
-        device = trainer_device(self._spec.config.trainer)
-        peers = join(at, self._rank, device, reachable_address(f"trainer rank {self._rank}"))
-        try:
-            self._enter(at.world, peers)
-        except Exception as error:
-            leave()
-            if not (peers.are_lost(error) or isinstance(error, (PeerFailed, WorldBroken))):
-                self._unfit = error
-            raise
+        self._entry.join(at, partial(self._enter, at.world))
 
     def _enter(self, world: str, peers: Peers) -> None:
         spec, self._peers = self._spec, peers

@@ -41,6 +41,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "actors/environment_worker_actor.py EnvironmentActor._roll_out",
         "actors/trainer_actor.py TrainerActor._classified",
         "actors/trainer_actor.py TrainerActor._together",
+        "actors/world_entry.py WorldEntry.join",
         "controller/controller.py Controller._recorded",
         "controller/controller.py Controller.run",
         "controller/journal/files.py Segments._sync",
