@@ -36,12 +36,17 @@ def rewinds_and_trains_all_its_groups(run: LiveRun) -> None:
     assert all("train/bridge_bytes" in line for line in records.metrics)
 
 
-@pytest.mark.parametrize("rank", [0, 1], ids=["language", "encoder"])
+@pytest.mark.parametrize(
+    ("backend", "rank"),
+    [("torch", 0), ("torch", 1), ("megatron", 1)],
+    ids=["language", "encoder", "encoder beside megatron"],
+)
 def test_a_run_of_which_a_rank_is_killed_rewinds_and_trains_all_its_groups(
-    start: Start, rank: int
+    start: Start, backend: str, rank: int
 ) -> None:
     recipe = ROOT / "recipes" / "quickstart-images.yaml"
-    with start(f"grid{rank}", recipe, "trainer.encoder.data_parallel=1", *SMALL) as run:
+    grid = (f"trainer.backend={backend}", "trainer.encoder.data_parallel=1")
+    with start(f"grid{backend}{rank}", recipe, *grid, *SMALL) as run:
         run.logged("trainer.ready", within_s=400)
         run.trained_steps(5)
         run.holding(f"trainer-rank{rank}.log").kill()
