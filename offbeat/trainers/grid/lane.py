@@ -13,9 +13,11 @@ from torch import Tensor
 
 from offbeat.messages.media import Media
 from offbeat.multimodal.tower import Features
+from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import Kind, gradient_dtype
 from offbeat.trainers.grid.exchange import ExchangingTrainer
-from offbeat.trainers.grid.provenance import digest_of
+from offbeat.trainers.grid.provenance import digest_of, pictures_read
+from offbeat.trainers.model_trainer import LossOf
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 
 
@@ -87,6 +89,17 @@ class LaneTrainer(ExchangingTrainer):
             self._send_back(gradient, named)
         for during in ("the gradients", "the tower's backward"):
             self._wait_for_all(during)
+
+    def _add_gradients(
+        self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
+    ) -> None:
+        with self._exchanged(pictures_read(microbatches), trained=self._trains_tower) as agree:
+            add = super()._add_gradients
+            if not agree:
+                add(microbatches, loss_of, temperature)
+                return
+            # A failure is named here: encoder ranks would wait for gradients until their timeout.
+            self._pass_on_all_ranks("microbatch", lambda: add(microbatches, loss_of, temperature))
 
     def _use(self, received: LaneFeatures | None) -> None:
         """Let passes read these features; None: passes that follow read no pictures."""

@@ -12,7 +12,6 @@ from offbeat.trainers.grid.lane import LaneFeatures, LaneTrainer
 from offbeat.trainers.grid.provenance import pictures_read
 from offbeat.trainers.grid.sides import no_features
 from offbeat.trainers.grid.trainer import GridTrainer
-from offbeat.trainers.model_trainer import LossOf
 
 
 class LanguageTrainer(LaneTrainer, GridTrainer):
@@ -29,17 +28,6 @@ class LanguageTrainer(LaneTrainer, GridTrainer):
         self._model_of(name)  # loaded before the exchange, on all ranks
         with self._exchanged(pictures_read(microbatches), trained=False):
             return super()._logprobs(name, count, microbatches, temperature)
-
-    def _add_gradients(
-        self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
-    ) -> None:
-        with self._exchanged(pictures_read(microbatches), trained=self._trains_tower) as agree:
-            add = super()._add_gradients
-            if not agree:
-                add(microbatches, loss_of, temperature)
-                return
-            # A failure is named here: encoder ranks would wait for gradients until their timeout.
-            self._pass_on_all_ranks("microbatch", lambda: add(microbatches, loss_of, temperature))
 
     def _use(self, received: LaneFeatures | None) -> None:
         super()._use(received)

@@ -49,7 +49,7 @@ def image_text_parts(config: PreTrainedConfig) -> ImageTextParts:
     axes = (
         _axes(model, is_interleaved=config.model_type in _INTERLEAVED) if rules.has_axes else None
     )
-    without_decoder(model)
+    keep_side(model, Side.TOWER)
     tower = tuple((name, tuple(each.shape)) for name, each in model.named_parameters())
     return ImageTextParts(
         decoder=decoder,
@@ -65,11 +65,6 @@ def decoder_name(model: PreTrainedModel) -> str:
     """Return the name of the module that is a model's decoder."""
     decoder = model.get_decoder()
     return next(name for name, each in model.named_modules() if each is decoder)
-
-
-def without_decoder(model: PreTrainedModel) -> None:
-    """Take decoder and output head out of a model: what is left is its tower."""
-    keep_side(model, Side.TOWER)
 
 
 def _axes(model: PreTrainedModel, *, is_interleaved: bool) -> tuple[int, ...]:

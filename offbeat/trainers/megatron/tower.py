@@ -29,7 +29,8 @@ from offbeat.model_proof.loading import model_without_memory
 from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.multimodal.tower import Features, FeaturesMismatch, features
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.megatron.image_text import without_decoder
+from offbeat.trainers.grid.layout import Side
+from offbeat.trainers.grid.sides import keep_side
 from offbeat.trainers.megatron.mapping import TOWER
 from offbeat.trainers.torch.model import unfilled_model
 
@@ -47,7 +48,7 @@ def unfilled_tower(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     """
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     tower = unfilled_model(config, dtype, trust_remote_code=False)
-    without_decoder(tower)
+    keep_side(tower, Side.TOWER)
     tower.to_empty(device=torch.cuda.current_device())
     tower.initialize_weights()  # buffers, which no file has
     if {each.dtype for each in tower.parameters()} != {dtype}:

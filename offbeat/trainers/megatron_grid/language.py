@@ -33,7 +33,6 @@ from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.megatron.tower import FeatureSource
 from offbeat.trainers.megatron_grid.layout import side_grid
 from offbeat.trainers.megatron_grid.sides import architecture_with_tower
-from offbeat.trainers.model_trainer import LossOf
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 
 _FLOAT: Final = msgspec.msgpack.Decoder(float)
@@ -87,17 +86,6 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
             _ = self._reference  # loaded before the exchange, on all ranks
         with self._exchanged(pictures_read(microbatches), trained=False):
             return super()._logprobs(name, count, microbatches, temperature)
-
-    def _add_gradients(
-        self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
-    ) -> None:
-        with self._exchanged(pictures_read(microbatches), trained=self._trains_tower) as agree:
-            add = super()._add_gradients
-            if not agree:
-                add(microbatches, loss_of, temperature)
-                return
-            # A failure is named here: encoder ranks would wait for gradients until their timeout.
-            self._pass_on_all_ranks("microbatch", lambda: add(microbatches, loss_of, temperature))
 
     def _whole_norm(self, norm: float, denominator: float) -> float:
         """Return the norm over both sides, by the formula of the tower's optimizer."""
