@@ -30,16 +30,17 @@ class World:
     """Worker processes; they start when they are first needed."""
 
     def __init__(self) -> None:
+        self.deadline_s = DEADLINE_S  # of an answer
         self._key = SharedKey.random()
         self._server = StoreServer(HOST, self._key)
-        self._jobs = 0
+        self._jobs = self._tasks = 0
         self._workers = list[tuple[Any, Connection]]()
 
     def run(self, ranks: int, job: str, **arguments: Any) -> list[Any]:
         """The job's answer on every rank.
 
         Raises:
-            WorkerFailed: It raised on a rank; the others were waited for.
+            WorkerFailed: It raised on a rank, or a rank gave no answer; the others were waited for.
         """
         self._jobs += 1
         while len(self._workers) < ranks:
@@ -51,12 +52,13 @@ class World:
             COLLECTIVE_S,
         )
         # Imports take longer than ranks wait for each other, on a machine that is busy.
-        self._on_each(ranks, (None, job, {}))
-        replies = self._on_each(ranks, (at, job, arguments))
-        for rank, (failed, reply) in enumerate(replies):
-            if failed:
-                raise WorkerFailed(f"rank {rank} of {ranks}:\n{reply}")
-        return [reply for _, reply in replies]
+        self._on_each(ranks, None, job, {})
+        return self._on_each(ranks, at, job, arguments)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks that were needed so far."""
+        return [process.pid for process, _ in self._workers]
 
     def close(self) -> None:
         for _, connection in self._workers:
@@ -74,16 +76,29 @@ class World:
         there.close()
         self._workers.append((process, here))
 
-    def _on_each(self, ranks: int, task: Any) -> list[tuple[bool, Any]]:
+    def _on_each(
+        self, ranks: int, at: WorldRendezvous | None, job: str, arguments: dict[str, Any]
+    ) -> list[Any]:
+        self._tasks += 1
         for _, connection in self._workers[:ranks]:
-            connection.send(task)
-        return [self._reply(rank) for rank in range(ranks)]
+            connection.send((self._tasks, at, job, arguments))
+        replies = [self._reply(rank) for rank in range(ranks)]
+        for rank, (failed, reply) in enumerate(replies):
+            if failed:
+                raise WorkerFailed(f"rank {rank} of {ranks}:\n{reply}")
+        return [reply for _, reply in replies]
 
     def _reply(self, rank: int) -> tuple[bool, Any]:
+        """Whether the present task failed on a rank, and its answer or traceback.
+
+        Answers to earlier tasks, which came too late, are discarded.
+        """
         connection = self._workers[rank][1]
-        if not connection.poll(DEADLINE_S):
-            return True, f"no answer within {DEADLINE_S} s"
-        return connection.recv()
+        while connection.poll(self.deadline_s):
+            task, failed, reply = connection.recv()
+            if task == self._tasks:
+                return failed, reply
+        return True, f"no answer within {self.deadline_s} s"
 
 
 def a_world() -> Iterator[World]:
@@ -102,13 +117,13 @@ def work(rank: int, connection: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            at, job, arguments = connection.recv()
+            task, at, job, arguments = connection.recv()
         except EOFError:
             return
         try:
-            reply = False, run_job(rank, at, job, arguments)
+            reply = task, False, run_job(rank, at, job, arguments)
         except Exception:  # noqa: BLE001 -- the test process judges it
-            reply = True, traceback.format_exc()
+            reply = task, True, traceback.format_exc()
         gc.collect()  # a trainer is a cycle, and holds process groups of three threads each
         connection.send(reply)
 
