@@ -37,6 +37,7 @@ from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout
+from offbeat.weight_sync.reshard.layout_file import write_layout
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.messages import ReshardRoute
 
@@ -56,7 +57,7 @@ class VllmEngineActor(EngineActor):
         """``started`` is an engine that runs already, used as it is; tests share it."""
         from offbeat.generators.vllm.weights import WeightUpdates
 
-        prepared(spec.name, spec.run_dir, spec.sharing)
+        self._place = prepared(spec.name, spec.run_dir, spec.sharing)
         library, llm = started or start(spec)
         incarnation = new_incarnation(spec.name)
         config = of_kind(VllmGeneratorConfig, spec.generator)
@@ -139,7 +140,13 @@ class VllmEngineActor(EngineActor):
         """
         self._guard.check(fence)
         await self._warmed_up()
-        return await self._updates.layout.get()
+        layout = await self._updates.layout.get()
+        if layout is not None and self._place.files is None:
+            try:
+                await asyncio.to_thread(write_layout, layout, self._place.directory)
+            except OSError as error:  # plans beside the run do without
+                log.warning("weights.layout_unwritten", engine=self._name, error=str(error))
+        return layout
 
     async def _take_parts(
         self, epoch: int, version: int, digest: str, manifest: Manifest, route: ReshardRoute

@@ -10,10 +10,20 @@ from offbeat.cli.recipes import read_or_exit
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
 from offbeat.planning.grid_text import parse_grid
-from offbeat.planning.sync_plan import MIB, NothingToPlan, SyncLayouts, layouts_of, plan_of
+from offbeat.planning.sync_plan import (
+    ENGINE_KEYS,
+    MIB,
+    TRAINER_KEYS,
+    NothingToPlan,
+    SyncLayouts,
+    layouts_of,
+    plan_of,
+    with_recorded,
+)
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.reshard.errors import LayoutRefused
 from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.reshard.layout_file import read_layout
 
 _PIECE_BYTES = 64 * MIB
 
@@ -24,6 +34,7 @@ def plan_or_exit(
     model: Path | None,
     senders: str,
     receivers: str,
+    recorded: Path | None,
     per_machine: int,
     *,
     as_json: bool,
@@ -31,7 +42,17 @@ def plan_or_exit(
     """Return the plan as text or JSON; what cannot be planned ends the process with code 2."""
     try:
         layouts = _layouts(recipe, overrides, model, senders, receivers, per_machine)
+        if recorded is not None:
+            if receivers:
+                raise NothingToPlan("--recorded gives the receivers: leave --receivers out")
+            layouts = with_recorded(layouts, read_layout(recorded))
         _, report = plan_of(layouts)
+    except LayoutRefused as refused:
+        keys = {"senders": not senders and TRAINER_KEYS, "receivers": not receivers and ENGINE_KEYS}
+        side = refused.where.partition(",")[0]
+        found = refused.named((recipe is not None and keys.get(side)) or {})
+        typer.echo(str(found), err=True)
+        raise typer.Exit(REFUSED) from None
     except OffbeatError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(REFUSED) from None

@@ -32,6 +32,12 @@ def plan_sync(
     receivers: Annotated[
         str, typer.Option("--receivers", help="Engines: tensor=8,data=4 are four of eight ranks.")
     ] = "",
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            "--recorded", help="Run directory of vLLM engines: what their own loaders read."
+        ),
+    ] = None,
     per_machine: Annotated[
         int, typer.Option("--per-machine", min=1, help="Ranks on one machine.")
     ] = 8,
@@ -41,7 +47,9 @@ def plan_sync(
     from offbeat.cli.plan_sync import plan_or_exit
 
     typer.echo(
-        plan_or_exit(recipe, overrides, model, senders, receivers, per_machine, as_json=as_json),
+        plan_or_exit(
+            recipe, overrides, model, senders, receivers, recorded, per_machine, as_json=as_json
+        ),
         nl=False,
     )
 

@@ -7,6 +7,8 @@ from offbeat.weight_sync.reshard.errors import LayoutRefused
 from offbeat.weight_sync.reshard.grid import ModelGrid
 
 _STAGES: Final = "stages"
+_MAY_BE_ZERO: Final = ("whole_vocabulary", "encoders")
+_DIGITS: Final = 9  # of a size: more are no number of ranks, layers or rows
 _NAMES: Final = tuple(field.name for field in fields(ModelGrid))
 
 
@@ -24,7 +26,7 @@ def parse_grid(text: str) -> ModelGrid:
         if name in values:
             raise LayoutRefused(name, f"given twice in {text!r}", "one value")
         numbers = value.split("+")
-        if not all(number.isdecimal() and int(number) for number in numbers):
+        if not all(_is_size(name, number) for number in numbers):
             raise LayoutRefused(name, repr(value), "a positive number, as in tensor=8")
         if name == _STAGES:
             values[name] = tuple(map(int, numbers))
@@ -33,6 +35,12 @@ def parse_grid(text: str) -> ModelGrid:
         else:
             values[name] = int(value)
     return ModelGrid(**values)  # pyright: ignore[reportArgumentType] -- each is of its field's type
+
+
+def _is_size(name: str, number: str) -> bool:
+    """Return whether a text is a number that a size may be."""
+    is_number = number.isascii() and number.isdecimal() and len(number) <= _DIGITS
+    return is_number and (int(number) > 0 or name in _MAY_BE_ZERO)
 
 
 def describe_grid(grid: ModelGrid) -> str:

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import msgspec
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.expert_names import metas_apart
+from offbeat.trainers.torch.tensor_parallel import cut_axis, tensor_plan
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy
 from offbeat.weight_sync.precision import wire_metas
 from offbeat.weight_sync.reshard.declared import DeclaredTensor, ModelSizes
@@ -37,15 +38,19 @@ class UnreadableModelConfig(OffbeatError):
         )
 
 
-def model_tensors(path: Path, policy: WirePolicy) -> tuple[list[DeclaredTensor], ModelSizes]:
+def model_tensors(
+    path: Path, policy: WirePolicy, *, tensor_ranks: int = 1
+) -> tuple[list[DeclaredTensor], ModelSizes]:
     """List the tensors of a model as its files name them, without allocating one.
 
     Args:
         path: ``config.json``, or the directory that contains it.
         policy: Wire types; without one of its own, tensors travel in the config's type.
+        tensor_ranks: Ranks of the torch trainer that divide matrices by the model's own plan.
 
     Raises:
         UnreadableModelConfig: No such file, or a model that transformers does not know.
+        UntrainableModel: The model has no plan for ranks of the torch trainer, or they do not divide it.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -74,7 +79,18 @@ def model_tensors(path: Path, policy: WirePolicy) -> tuple[list[DeclaredTensor],
     ]
     text = config.get_text_config(decoder=True)
     sizes = _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)
-    return tensors, replace(sizes, tower=_tower(module))
+    return tensors, replace(
+        sizes, tower=_tower(module), tensor_axes=_tensor_axes(module, tensor_ranks)
+    )
+
+
+def _tensor_axes(module: PreTrainedModel, ranks: int) -> dict[str, int] | None:
+    """Return the axis by name of each tensor that ranks of the torch trainer divide; None for one."""
+    if ranks == 1:
+        return None
+    plan = tensor_plan(module, ranks)
+    axes = ((name, cut_axis(plan, name, each.ndim)) for name, each in module.named_parameters())
+    return {name: axis for name, axis in axes if axis is not None}
 
 
 def _tower(module: Any) -> frozenset[str]:  # noqa: ANN401 -- transformers types it as a union of unknowns

@@ -35,13 +35,14 @@ from offbeat.planning.sweep_points import (
     combinations,
 )
 from offbeat.planning.sweep_task import HOST, REPLY, RankFailed, RankResult, RankTask
-from offbeat.planning.sync_plan import sender_grid
+from offbeat.planning.sync_plan import TRAINER_KEYS, divided_by_plan, sender_grid
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.reshard.declared import placement
+from offbeat.weight_sync.reshard.errors import LayoutRefused
 
 _COLLECTIVE_S: Final = 120.0
 _END_S: Final = 10.0
@@ -198,10 +199,15 @@ def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> Swee
 
 def _check_layout(config: RunConfig) -> None:
     """Refuse sizes that do not divide the model, before a process is started for them."""
-    grid = sender_grid(config)
-    tensors, sizes = model_tensors(Path(config.model.path), WirePolicy())
-    for each in tensors:
-        placement(each, sizes, grid)
+    try:
+        grid = sender_grid(config)
+        tensors, sizes = model_tensors(
+            Path(config.model.path), WirePolicy(), tensor_ranks=divided_by_plan(grid)
+        )
+        for each in tensors:
+            placement(each, sizes, grid)
+    except LayoutRefused as refused:
+        raise refused.named(TRAINER_KEYS) from refused
 
 
 class _Store:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,16 +16,36 @@ from offbeat.planning.grid_text import describe_grid
 from offbeat.planning.model_tensors import model_tensors
 from offbeat.trainers.megatron.layout import grid_of
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.reshard.account import ByteAccount, account
 from offbeat.weight_sync.reshard.declared import placed
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement
 from offbeat.weight_sync.reshard.plan import RankMachines, ReshardPlan, plan_reshard
 
 MIB: Final = 1 << 20
 _GB: Final = 1e9
 _VLLM_VOCABULARY: Final = 64
 """Rows of the vocabulary that vLLM pads to a multiple of, before it cuts them over its ranks."""
+TRAINER_KEYS: Final = {
+    "tensor": "trainer.tensor_parallel",
+    "pipeline": "trainer.pipeline_parallel",
+    "stages": "trainer.layers_per_stage",
+    "expert": "trainer.expert_parallel",
+    "expert_tensor": "trainer.expert_tensor_parallel",
+    "expert x expert_tensor": "trainer.expert_parallel x trainer.expert_tensor_parallel",
+    "encoders": "trainer.encoder.data_parallel",
+    "fsdp": "trainer.data_parallel",
+}
+"""Keys of a recipe's trainer by the names of sizes in errors."""
+ENGINE_KEYS: Final = {
+    "tensor": "generator.vllm.tensor_parallel",
+    "pipeline": "generator.vllm.pipeline_parallel",
+    "expert": "generator.vllm.expert_parallel",
+}
+"""The same of its engines."""
 _LINKS: Final = ("network", "machine", "shared copy")
 
 
@@ -48,6 +68,9 @@ class SyncLayouts:
     receivers: ModelGrid
     ranks_per_machine: int
     max_piece_bytes: int
+    recorded: EngineLayout | None = None
+    """Regions that each rank of an engine loads, as its own loader was recorded; None: ``receivers``
+    says it by the names of tensors."""
     gathers_everywhere: bool = False
     """Whether every sender receives the whole model before rank 0 sends it, encoder ranks too: those of
     the megatron trainer do. Else each receives its side, and rank 0 both."""
@@ -61,6 +84,7 @@ class SyncPlanReport:
     tensors: int
     senders: str
     receivers: str
+    recorded: bool  # whether the receivers are engines whose loaders were recorded
     encoders: int  # of the senders: the last ranks, which hold the vision tower alone
     ranks_per_machine: int
     bytes: ByteAccount
@@ -105,7 +129,11 @@ class SyncPlanReport:
         yield f"senders    {self.senders}"
         yield f"receivers  {self.receivers}"
         yield f"{self.ranks_per_machine} ranks on a machine, none of both sides"
-        yield "declared by the names of tensors, not recorded from engines"
+        yield (
+            "receivers as their loaders were recorded, senders declared"
+            if self.recorded
+            else "declared by the names of tensors, not recorded from engines"
+        )
         yield ""
         yield f"{unit:<14}" + "".join(f"{link:>14}" for link in _LINKS)
         kinds = list(dict.fromkeys(kind for kind, _ in found.moved))
@@ -185,15 +213,19 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
 
     Raises:
         UnreadableModelConfig: The model cannot be read.
+        UntrainableModel: The torch trainer's tensor ranks cannot divide the model.
         LayoutRefused: The layouts do not divide the model.
     """
-    tensors, sizes = model_tensors(layouts.model, layouts.policy)
     source, target = layouts.senders, layouts.receivers
+    tensors, sizes = model_tensors(
+        layouts.model, layouts.policy, tensor_ranks=divided_by_plan(source)
+    )
     machines = RankMachines.of_size(source.ranks, target.ranks, layouts.ranks_per_machine)
     started = time.process_time()
-    plan = plan_reshard(
-        placed(tensors, sizes, source, target), machines, max_piece_bytes=layouts.max_piece_bytes
-    )
+    both = placed(tensors, sizes, source, target)
+    if layouts.recorded is not None:
+        both = _as_recorded(both, layouts.recorded, target.data)
+    plan = plan_reshard(both, machines, max_piece_bytes=layouts.max_piece_bytes)
     seconds = time.process_time() - started
     found = account(plan)
     report = SyncPlanReport(
@@ -201,6 +233,7 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
         tensors=len(tensors),
         senders=describe_grid(source),
         receivers=describe_grid(target),
+        recorded=layouts.recorded is not None,
         encoders=source.encoders,
         ranks_per_machine=layouts.ranks_per_machine,
         bytes=found,
@@ -214,6 +247,43 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
         gathered_everywhere=layouts.gathers_everywhere,
     )
     return plan, report
+
+
+def with_recorded(layouts: SyncLayouts, recorded: EngineLayout) -> SyncLayouts:
+    """Return layouts whose engines, as many as before, load what a recorded engine does."""
+    receivers = ModelGrid(tensor=len(recorded.ranks), data=layouts.receivers.data)
+    return replace(layouts, receivers=receivers, recorded=recorded)
+
+
+def _as_recorded(
+    tensors: Sequence[PlacedTensor], recorded: EngineLayout, engines: int
+) -> list[PlacedTensor]:
+    """Return the tensors with the placement that each of ``engines`` engines has recorded.
+
+    Raises:
+        NothingToPlan: The recording is of another model.
+    """
+    metas = [TensorMeta(each.name, each.shape, "") for each in tensors]
+    known = set(recorded.tensors)
+    for each in metas:
+        if each.name not in known:
+            raise NothingToPlan(f"the recorded engine loads another model, without {each.name}")
+    found, ranks = recorded.placement(metas), len(recorded.ranks)
+    copies = {
+        id(placement): Placement(
+            tuple(
+                (region, tuple(rank + ranks * at for at in range(engines) for rank in those))
+                for region, those in placement.parts
+            )
+        )
+        for placement in found.values()
+    }
+    return [replace(each, target=copies[id(found[each.name])]) for each in tensors]
+
+
+def divided_by_plan(senders: ModelGrid) -> int:
+    """Return the tensor ranks that divide a model by its own plan: those of the torch trainer."""
+    return senders.tensor if senders.whole_vocabulary else 1
 
 
 def sender_grid(config: RunConfig) -> ModelGrid:

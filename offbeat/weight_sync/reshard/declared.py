@@ -22,7 +22,7 @@ counted apart. A sender, which has to hold it somewhere, holds it whole as well.
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Final, Literal
@@ -72,6 +72,9 @@ class ModelSizes:
     state_space_groups: int = 1
     attention_heads: int = 0  # 0: unknown
     tower: frozenset[str] = frozenset()  # names of the tensors of a vision tower
+    # Axis by name that tensor ranks with a whole vocabulary divide, as the model's own plan has it;
+    # None: by the rules of names
+    tensor_axes: Mapping[str, int] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,12 @@ def placed(
     if target.encoders:
         want = "0: engines hold the whole model"
         raise LayoutRefused("encoders", str(target.encoders), want).of("receivers")
+    if target.whole_vocabulary:
+        want = "0: engines divide the vocabulary, or have one tensor rank"
+        raise LayoutRefused("whole_vocabulary", "1", want).of("receivers")
+    if source.expert > 1 and not sizes.experts:
+        want = "1 for a model without experts"
+        raise LayoutRefused("expert", str(source.expert), want).of("senders")
     order = sorted(
         enumerate(tensors),
         key=lambda each: (
@@ -186,7 +195,7 @@ def placement(
         if tensor.name in sizes.tower:
             return _on_encoders(tensor.shape, grid)
     if grid.whole_vocabulary:
-        return _divided(tensor.shape, "whole" if cut == "vocabulary" else cut, grid, sizes)
+        return _divided(tensor.shape, _divided_cut(tensor.name, cut, sizes), grid, sizes)
     if grid.shards > 1:
         return (
             _sharded_expert(tensor.shape, grid, int(expert[1]), sizes.experts)
@@ -200,6 +209,14 @@ def placement(
         rank = int(expert[1]) // (sizes.experts // grid.expert)
         return _of_expert(tensor.shape, cut, grid, rank, stages[0])
     return _dense(tensor.shape, cut, grid, stages, sizes)
+
+
+def _divided_cut(name: str, cut: Cut, sizes: ModelSizes) -> Cut:
+    """Return how tensor ranks cut a tensor whose vocabulary they have whole."""
+    if sizes.tensor_axes is None:
+        return "whole" if cut == "vocabulary" else cut
+    axis = sizes.tensor_axes.get(name)
+    return "whole" if axis is None else ("rows", "columns")[axis]
 
 
 def _cut_of(name: str) -> Cut:

@@ -1,5 +1,7 @@
 """Errors of reshard plans; each names the tensor and the region."""
 
+from collections.abc import Mapping
+
 from offbeat.messages.failures import OffbeatError
 
 
@@ -28,6 +30,10 @@ class LayoutRefused(OffbeatError):
     def of(self, where: str) -> "LayoutRefused":
         """Return this error with the side, or the tensor, that is at fault."""
         return LayoutRefused(self.what, self.got, self.want, where)
+
+    def named(self, keys: Mapping[str, str]) -> "LayoutRefused":
+        """Return this error with the name of the size as its reader sets it."""
+        return LayoutRefused(keys.get(self.what, self.what), self.got, self.want, self.where)
 
     def __str__(self) -> str:
         return f"{self.where and f'{self.where}: '}{self.what} is {self.got}, expected {self.want}"

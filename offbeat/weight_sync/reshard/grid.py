@@ -9,9 +9,13 @@ the other.
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 from offbeat.weight_sync.reshard.errors import LayoutRefused
 from offbeat.weight_sync.reshard.placement import Ranks
+
+MOST_RANKS: Final = 1 << 20
+"""Ranks of one side: more are a slip of the pen, and would take a plan's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,10 @@ class ModelGrid:
     encoders: int = 0  # ranks behind all others that share the vision tower, cut as by ``shards``
 
     def __post_init__(self) -> None:
+        if self.whole_vocabulary not in (0, 1):
+            raise LayoutRefused("whole_vocabulary", str(self.whole_vocabulary), "0 or 1")
+        if self.ranks > MOST_RANKS:
+            raise LayoutRefused("their product", f"{self.ranks} ranks", f"at most {MOST_RANKS}")
         # Shards of divided matrices are the torch trainer's, which divides nothing of the vocabulary.
         beside = self.model_ranks * self.expert
         if self.whole_vocabulary:

@@ -203,7 +203,7 @@ def test_tensor_ranks_hold_the_regions_that_a_plan_declares_and_the_bytes_that_c
 ) -> None:
     path, cut = models(model), Cut(tensor=2, dtype=dtype)
     seen = world.run(ranks, "tensor_jobs:held", path=path, cut=cut, step=step)
-    tensors, sizes = model_tensors(path, WirePolicy())
+    tensors, sizes = model_tensors(path, WirePolicy(), tensor_ranks=2)
     declared = ModelGrid(shards=ranks // 2, tensor=2, whole_vocabulary=1)
     for rank, (regions, shapes, _) in enumerate(seen):
         placed = {each.name: placement(each, sizes, declared).at(rank) for each in tensors}

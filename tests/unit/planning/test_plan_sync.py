@@ -13,8 +13,11 @@ from offbeat.planning.model_tensors import model_tensors
 from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.reshard.declared import placement
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.reshard.errors import LayoutRefused
 from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.reshard.layout_file import write_layout
+from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = ROOT / "tests" / "data" / "model_configs"
@@ -102,6 +105,37 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
         ([QUICKSTART, "--senders", "tensor=3"], "senders, model.layers.0."),
         ([QUICKSTART, "--receivers", "tensor=3"], "tensor is 3, expected a divisor of"),
         ([QUICKSTART, "--receivers", "tensor=3"], "receivers, model.layers.0."),
+        (
+            [QUICKSTART, "--senders", "tensor=2,whole_vocabulary=7"],
+            "--senders: whole_vocabulary is 7, expected 0 or 1",
+        ),
+        ([QUICKSTART, "--senders", "tensor=0"], "tensor is '0', expected a positive number"),
+        ([QUICKSTART, "--senders", "data=-1"], "data is '-1', expected a positive number"),
+        ([QUICKSTART, "--senders", "data=9999999999"], "data is '9999999999', expected a positive"),
+        (
+            [QUICKSTART, "--senders", "data=2000000"],
+            "--senders: their product is 2000000 ranks, expected at most 1048576",
+        ),
+        (
+            [QUICKSTART, "--senders", "data=4,expert=4"],
+            "senders: expert is 4, expected 1 for a model without experts",
+        ),
+        (
+            [QUICKSTART, "--receivers", "tensor=2,whole_vocabulary=1"],
+            "receivers: whole_vocabulary is 1, expected 0: engines divide the vocabulary",
+        ),
+        (
+            [QUICKSTART, "trainer.tensor_parallel=3"],
+            "attention heads, which trainer.tensor_parallel=3 does not divide",
+        ),
+        (
+            [QUICKSTART, "trainer.backend=megatron", "trainer.tensor_parallel=3"],
+            "trainer.tensor_parallel is 3, expected a divisor of",
+        ),
+        (
+            [QUICKSTART, "generator.backend=vllm", "generator.vllm.tensor_parallel=3"],
+            "generator.vllm.tensor_parallel is 3, expected a divisor of",
+        ),
         ([QUICKSTART, "--model", "nowhere/config.json"], "nowhere/config.json: cannot be read"),
     ],
 )
@@ -109,6 +143,90 @@ def test_what_cannot_be_planned_is_refused_in_one_sentence(args: list[str], sent
     done = plan_sync(*args)
     assert done.exit_code == 2
     assert sentence in done.stderr
+
+
+def test_tensor_ranks_of_the_torch_trainer_are_planned_by_the_plan_of_the_model(
+    tmp_path: Path,
+) -> None:
+    """A plan that divides attention alone leaves the feed-forward matrices whole on every rank."""
+    config = json.loads((TINY / "config.json").read_text())
+    attention = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"} | {
+        f"layers.*.self_attn.{name}_norm": "replicated_with_grad_allreduce" for name in "qk"
+    }
+    config["base_model_tp_plan"] = {**attention, "layers.*.self_attn.o_proj": "rowwise"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors, sizes = model_tensors(tmp_path, WirePolicy(), tensor_ranks=2)
+    grid = parse_grid("tensor=2,whole_vocabulary=1")
+    held = {
+        each.name: [region.shape for region in placement(each, sizes, grid).at(1)]
+        for each in tensors
+    }
+    layer, shapes = "model.layers.0.", {each.name: each.shape for each in tensors}
+    for name, shape in shapes.items():
+        if name.startswith(f"{layer}mlp.") or "embed" in name or "norm" in name:
+            assert held[name] == [shape]
+    rows, columns = shapes[f"{layer}self_attn.o_proj.weight"]
+    assert held[f"{layer}self_attn.o_proj.weight"] == [(rows, columns // 2)]
+    rows, columns = shapes[f"{layer}self_attn.k_proj.weight"]
+    assert held[f"{layer}self_attn.k_proj.weight"] == [(rows // 2, columns)]
+
+
+def test_a_model_that_tensor_ranks_cannot_divide_has_no_plan_for_them() -> None:
+    model = str(CONFIGS / "qwen3-30b-a3b.json")
+    sides = ["--senders", "tensor=2,whole_vocabulary=1", "--receivers", "tensor=2"]
+    done = plan_sync("--model", model, *sides)
+    assert done.exit_code == 2
+    assert "cannot be divided over tensor ranks: its config has num_experts=128" in done.stderr
+
+
+def recording(path: Path, ranks: int) -> Path:
+    """The layout of engines that load columns of embeddings, and everything else whole."""
+    tensors, _ = model_tensors(TINY, WirePolicy())
+    cut = {each.name: chunk_cuts(each.shape[-1], ranks) for each in tensors}
+    layout = EngineLayout(
+        tuple(each.name for each in tensors),
+        tuple(
+            tuple(
+                (
+                    each.name,
+                    part_of(each.shape, 1, cut[each.name], rank)
+                    if "embed_tokens" in each.name
+                    else Region.whole(each.shape),
+                )
+                for each in tensors
+            )
+            for rank in range(ranks)
+        ),
+    )
+    write_layout(layout, path)
+    return path
+
+
+def test_engines_that_were_recorded_are_planned_as_their_loaders_read(tmp_path: Path) -> None:
+    done = plan_sync(QUICKSTART, "generator.engines=3", "--recorded", str(recording(tmp_path, 2)))
+    assert done.exit_code == 0, done.output
+    assert "receivers  6 ranks: tensor 2, data 3\n" in done.stdout
+    assert "receivers as their loaders were recorded, senders declared\n" in done.stdout
+    tensors, _ = model_tensors(TINY, WirePolicy())
+    embedding = next(prod(each.shape) * 4 for each in tensors if "embed_tokens" in each.name)
+    found = json.loads(
+        plan_sync(QUICKSTART, "--recorded", str(tmp_path), "--per-machine", "1", "--json").stdout
+    )
+    model = found["bytes"]["model"]
+    assert found["bytes"]["over_network"] == 2 * (model - embedding) + embedding
+
+
+def test_a_recording_of_another_model_or_none_is_refused(tmp_path: Path) -> None:
+    done = plan_sync(QUICKSTART, "--recorded", str(tmp_path))
+    assert done.exit_code == 2
+    assert "engine_layout.msgpack holds no recorded layout" in done.stderr
+    model = str(CONFIGS / "qwen3-30b-a3b.json")
+    sides = ["--senders", "tensor=2", "--receivers", "tensor=2"]
+    done = plan_sync("--model", model, *sides, "--recorded", str(recording(tmp_path, 2)))
+    assert "--recorded gives the receivers: leave --receivers out" in done.stderr
+    done = plan_sync(QUICKSTART, "--model", model, "--recorded", str(tmp_path))
+    assert done.exit_code == 2
+    assert "the recorded engine loads another model, without model.layers." in done.stderr
 
 
 def test_sizes_are_read_and_told_in_the_same_words() -> None:

@@ -124,7 +124,7 @@ ENCODER = "trainer.encoder.data_parallel=1"
     [
         (
             [IMAGES, ENCODER, "--model", TEXT_MODEL],
-            "encoders is 1, expected 0 for a model without a vision tower",
+            "trainer.encoder.data_parallel is 1, expected 0 for a model without a vision tower",
         ),
         ([IMAGES, "--senders", "tensor=2,encoders=2"], "expected a divisor of data = 1"),
         (

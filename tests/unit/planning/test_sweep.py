@@ -244,7 +244,7 @@ def test_sizes_that_contradict_the_recipe_or_the_model_start_no_process(tmp_path
     over = ("--over", "trainer.backend=megatron", "--over", "trainer.tensor_parallel=3")
     done = sweep(str(QUICKSTART), *over, "--out", str(out))
     assert done.exit_code == 1, done.output
-    assert "invalid: tensor is 3, expected a divisor of" in done.stdout
+    assert "invalid: trainer.tensor_parallel is 3, expected a divisor of" in done.stdout
     assert not out.with_suffix(".log").exists()
 
 
