@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from offbeat.config.clash import Clash
 from offbeat.config.limits import lora_of, moe_of
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.loss import PolicyGradientLossConfig
 
 
 def moe_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -22,15 +23,22 @@ def moe_clashes(config: RunConfig) -> Iterator[Clash]:
             "and sent",
             "Leave trainer.moe out, or trainer.lora.",
         )
-    normalize = config.algorithm.loss.normalize
-    if moe.has_losses and normalize != "tokens":
+    loss = config.algorithm.loss
+    if not moe.has_losses or not isinstance(loss, PolicyGradientLossConfig):
+        return
+    coefs = "trainer.moe.load_balancing_coef", "trainer.moe.z_loss_coef"
+    if loss.step_std:
         yield Clash(
-            (
-                "trainer.moe.load_balancing_coef",
-                "trainer.moe.z_loss_coef",
-                "algorithm.loss.normalize",
-            ),
-            f"the losses of trainer.moe are sums over tokens, and algorithm.loss.normalize={normalize} "
-            "divides them by sequences: their weight would grow with the length of samples",
-            "Set algorithm.loss.normalize to tokens, or balance by trainer.moe.bias_update_rate.",
+            (*coefs, "algorithm.loss.step_std"),
+            "algorithm.loss.step_std=true would divide the losses of trainer.moe too: the deviation is "
+            "known only when the gradients of all losses have been added up",
+            "Set algorithm.loss.step_std to false, or balance by trainer.moe.bias_update_rate.",
+        )
+    drops = (loss.icepop_band, loss.sequence_band, loss.off_policy_delta)
+    if not loss.count_dropped and any(each is not None for each in drops):
+        yield Clash(
+            (*coefs, "algorithm.loss.count_dropped"),
+            "algorithm.loss.count_dropped=false divides by the tokens that are kept, and the losses of "
+            "trainer.moe are sums over dropped ones as well: their weight would grow with what is dropped",
+            "Set algorithm.loss.count_dropped to true, or balance by trainer.moe.bias_update_rate.",
         )

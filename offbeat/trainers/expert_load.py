@@ -18,10 +18,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from offbeat.config.sections.loss import Normalize
 from offbeat.config.sections.moe import MoeConfig
+from offbeat.trainers.batches.packing import Ints
 
 SHARES: Final = "expert_shares"
 """Name of the state in checkpoints."""
+
+
+def loss_weights(sample_tokens: Ints, normalize: Normalize) -> Tensor:
+    """Return what each token weighs in the losses of routers, in float64: as much as in the policy loss.
+
+    Args:
+        sample_tokens: ``PackedRows.sample_tokens_RT``, or some of it, of any shape. Tokens that do not
+            count have 0 there, and here.
+        normalize: Of the recipe's loss. A trained token weighs 1, or its part of its sample's mean.
+    """
+    tokens = torch.from_numpy(sample_tokens).double()
+    if normalize == "sequences":
+        return torch.where(tokens > 0, 1.0 / tokens.clamp(min=1.0), 0.0)
+    return (tokens > 0).double()
 
 
 class ExpertLoad:
@@ -117,36 +133,36 @@ class RouterLoad:
         self._tokens_E, self._sums_2 = tokens_E, sums_2
 
     @torch.no_grad()
-    def count(self, scores_TE: Tensor, chosen_TK: Tensor, counted_T: Tensor) -> None:
+    def count(self, scores_TE: Tensor, chosen_TK: Tensor, weight_T: Tensor) -> None:
         """Add the tokens of a microbatch. Nothing is read from the device.
 
         Args:
             scores_TE: Scores of the experts, which add up to 1.
             chosen_TK: Indices of the experts of each token.
-            counted_T: 1 for tokens that count, else 0.
+            weight_T: ``loss_weights``. Each token with a weight counts as one, whatever it is.
         """
-        wide_T = counted_T.to(self._tokens_E.dtype)
+        wide_T = (weight_T > 0).to(self._tokens_E.dtype)
         each_TK = wide_T[:, None].expand_as(chosen_TK)
         self._tokens_E.scatter_add_(0, chosen_TK.reshape(-1), each_TK.reshape(-1))
         entropy_T = -torch.xlogy(scores_TE, scores_TE).sum(-1).to(wide_T.dtype)
         self._sums_2 += torch.stack([wide_T.sum(), (entropy_T * wide_T).sum()])
 
     def with_losses(
-        self, weights: Tensor, logits_TE: Tensor, scores_TE: Tensor, counted_T: Tensor
+        self, weights: Tensor, logits_TE: Tensor, scores_TE: Tensor, weight_T: Tensor
     ) -> Tensor:
         """Return the weights unchanged, whose backward pass adds the gradients of the router's losses.
 
-        They are sums over tokens, divided with all gradients when the step ends.
+        They are sums over tokens, each times its ``loss_weights``, divided with all gradients when the
+        step ends.
         """
         balance, flatness = self._config.load_balancing_coef, self._config.z_loss_coef
         if not self._config.has_losses:
             return weights
-        weight_T = counted_T.to(scores_TE.dtype)
         shares_E = self._shares_E.to(scores_TE.dtype)
         loss_T = balance * len(shares_E) * (scores_TE @ shares_E)
         if flatness:
             loss_T = loss_T + flatness * logits_TE.to(scores_TE.dtype).logsumexp(-1).square()
-        return cast("Tensor", _AddedLoss.apply(weights, (loss_T * weight_T).sum()))
+        return cast("Tensor", _AddedLoss.apply(weights, (loss_T * weight_T.to(loss_T.dtype)).sum()))
 
 
 def normalised_scores(logits_TE: Tensor, *, sigmoid: bool) -> Tensor:

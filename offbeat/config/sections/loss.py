@@ -7,12 +7,13 @@ from pydantic import Field
 from offbeat.config.base import Config, RecipePath, default_choice
 
 Ratio = Annotated[float, Field(ge=0)]
+Normalize = Literal["tokens", "sequences", "constant"]
 
 
 class AnyLossConfig(Config):
     """Keys of every loss: what it is divided by, the KL penalty and the entropy bonus."""
 
-    normalize: Literal["tokens", "sequences", "constant"] = "tokens"
+    normalize: Normalize = "tokens"
     """Divide the summed loss by the step's valid tokens; or average each sequence first; or
     divide by ``constant_tokens`` for each sequence. tokens gives long sequences more weight,
     sequences gives their tokens less, constant does neither but depends on the constant."""

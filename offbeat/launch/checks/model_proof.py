@@ -108,18 +108,20 @@ def _balanced(model: "PreTrainedModel", moe: MoeConfig) -> Finding:
 
 
 def _trained(model: "PreTrainedModel", patterns: Sequence[str]) -> Finding:
+    """Say how much of the model is trained; what the patterns match is marked in it as frozen."""
     from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.freezing import frozen_parameters
+    from offbeat.trainers.torch.freezing import freeze
 
     try:
-        frozen = frozen_parameters(model, patterns)
+        freeze(model, patterns)
     except UntrainableModel as refused:
         return error(_TRAINED, f"{refused.model} {refused.problem}", f"{refused.fix}.")
     every = list(model.parameters())
     count = sum(each.numel() for each in every)
-    trained = count - sum(each.numel() for each in frozen)
-    tensors = f"{len(every) - len(frozen)} of {len(every)} tensors"
-    return ok(_TRAINED, f"{trained:,} of {count:,}, in {tensors}; trainer.freeze excludes the rest")
+    trained = [each for each in every if each.requires_grad]
+    left = f"{sum(each.numel() for each in trained):,} of {count:,}"
+    tensors = f"{len(trained)} of {len(every)} tensors"
+    return ok(_TRAINED, f"{left}, in {tensors}; trainer.freeze excludes the rest")
 
 
 def trained_parameters(config: RunConfig) -> int | None:

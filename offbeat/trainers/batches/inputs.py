@@ -95,8 +95,7 @@ def _share_of_sample(batch: Batch) -> NDArray[np.float64] | None:
     if batch.sample_S[-1] == len(batch.sample_S) - 1:
         return None
     wanted_S = np.bincount(batch.branch[batch.wanted], minlength=len(batch.sample_S))
-    of_sample = np.bincount(batch.sample_S, weights=wanted_S)
-    return wanted_S / np.maximum(of_sample[batch.sample_S], 1)
+    return wanted_S / np.maximum(batch.sample_tokens_S, 1)
 
 
 def _column(batch: Batch, groups: Sequence[Columns], name: str) -> NDArray[np.generic]:

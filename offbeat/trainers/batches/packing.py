@@ -52,6 +52,7 @@ class Batch:
     wanted: Bools  # per token: its logprob is computed
     branch: Ints  # per token: index of its branch
     ends: Ints  # per group: index at which its response tokens end
+    sample_tokens_S: Ints  # wanted tokens of each branch's sample, in all its branches
     media: tuple[Media | None, ...] = ()  # pictures of each group's prompt
     picture_rules: PictureRules | None = None  # None: the model reads no pictures
 
@@ -96,6 +97,7 @@ class PackedRows:
     input_ids_RT: Ints
     positions_RT: Ints
     segments_RT: Ints  # PROMPT, 1.. for the branches of the row, PADDING
+    sample_tokens_RT: Ints  # of a response token: the wanted tokens of its sample; else 0
     predicts_U: Ints  # indices into the flattened rows
     which_N: Ints  # index into U of the position that predicts each wanted token
     target_N: Ints  # token ids
@@ -109,6 +111,7 @@ PADDING_MICROBATCH: Final = PackedRows(
     input_ids_RT=np.zeros((1, 1), np.int64),
     positions_RT=np.zeros((1, 1), np.int64),
     segments_RT=np.zeros((1, 1), np.int64),
+    sample_tokens_RT=np.zeros((1, 1), np.int64),
     predicts_U=np.zeros(1, np.int64),
     which_N=np.zeros(1, np.int64),
     target_N=np.zeros(1, np.int64),
@@ -128,6 +131,7 @@ def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
         input_ids_RT=input_ids_RT,
         positions_RT=np.tile(np.arange(tokens), (rows, 1)),
         segments_RT=np.full(shape, PROMPT, np.int64),
+        sample_tokens_RT=np.zeros(shape, np.int64),
         predicts_U=np.arange(1, rows + 1) * tokens - 1,
         which_N=nothing_N,
         target_N=nothing_N,
@@ -164,16 +168,19 @@ def flatten(
         length_S = np.maximum(np.maximum.reduceat(ends, start_S) - start_S, 0)
     else:
         wanted, length_S = np.ones(len(tokens), np.bool_), full_S
+    sample_S = _sample_of_each_branch(groups, offsets)
+    branch = np.repeat(np.arange(len(full_S)), full_S)
     return Batch(
         prompts=tuple(np.asarray(group[PROMPT_IDS], np.int64) for group in groups),
         group_S=np.repeat(np.arange(len(groups)), [len(each) - 1 for each in offsets]),
         start_S=start_S,
         length_S=length_S,
-        sample_S=_sample_of_each_branch(groups, offsets),
+        sample_S=sample_S,
         tokens=tokens,
         wanted=wanted,
-        branch=np.repeat(np.arange(len(full_S)), full_S),
+        branch=branch,
         ends=firsts[1:],
+        sample_tokens_S=np.bincount(sample_S[branch[wanted]], minlength=sample_S[-1] + 1)[sample_S],
         media=media,
         picture_rules=picture_rules,
     )
@@ -200,6 +207,7 @@ def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> Pack
     input_ids_RT = np.zeros(shape, np.int64)
     positions_RT = np.zeros(shape, np.int64)
     segments_RT = np.full(shape, PADDING, np.int64)
+    sample_tokens_RT = np.zeros(shape, np.int64)
     if not flat:
         positions_RT[:] = np.minimum(np.arange(width), prompt_R[:, None])
     owner, within = _ragged(prompt_R)
@@ -212,6 +220,7 @@ def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> Pack
     input_ids_RT.reshape(-1)[place] = batch.tokens[start_S[owner] + within]
     positions_RT.reshape(-1)[place] = prompt_R[row_S[owner]] + within
     segments_RT.reshape(-1)[place] = segment_S[owner]
+    sample_tokens_RT.reshape(-1)[place] = batch.sample_tokens_S[branch_S][owner]
 
     owner, within = _ragged(length_S)
     source = start_S[owner] + within
@@ -224,6 +233,7 @@ def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> Pack
         input_ids_RT,
         positions_RT,
         segments_RT,
+        sample_tokens_RT,
         predicts_U,
         which_N,
         batch.tokens[source_N],

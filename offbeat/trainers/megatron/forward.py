@@ -23,7 +23,9 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from offbeat.config.sections.loss import Normalize
 from offbeat.trainers.batches.packing import Bools, Ints, PackedRows
+from offbeat.trainers.expert_load import loss_weights
 from offbeat.trainers.megatron.context import summed
 from offbeat.trainers.megatron.groups import context_group, tensor_group
 from offbeat.trainers.megatron.layout import ParallelLayout
@@ -74,14 +76,17 @@ class Forward:
         consume: Consume,
         temperature: float,
         *,
-        backward: bool,
+        trains: Normalize | None = None,
     ) -> None:
-        """Call the schedule once. With ``backward``, gradients are added to the buffers.
+        """Call the schedule once.
+
+        ``trains``: how the loss that is trained is normalised, and gradients are added to the buffers.
+        None: forward passes only.
 
         A microbatch without wanted tokens is computed like any other, because its ranks take part
         in collectives. Without microbatches nothing is called, and no other rank may call either.
         """
-        self._run(microbatches, partial(self._loss, consume, temperature), backward=backward)
+        self._run(microbatches, partial(self._loss, consume, temperature), trains)
 
     def logits(self, microbatch: PackedRows) -> Tensor | None:
         """Return logits [U, V] of the positions that predict; None on all stages but the last."""
@@ -94,25 +99,31 @@ class Forward:
             kept.append(self._whole(logits_UV[: len(share.own_U)], share.own_U, packed.predicts_U))
             return logits_1UV.sum(), torch.zeros((), dtype=torch.int, device=self._device), {}
 
-        self._run([microbatch], keep, backward=False)
+        self._run([microbatch], keep, None)
         return kept[0] if kept else None
 
-    def _run(self, microbatches: Sequence[PackedRows], loss: _Loss, *, backward: bool) -> None:
+    def _run(
+        self, microbatches: Sequence[PackedRows], loss: _Loss, trains: Normalize | None
+    ) -> None:
         if not microbatches:
             return
         rows, tokens = microbatches[0].input_ids_RT.shape
         get_forward_backward_func()(
-            forward_step_func=partial(self._step, loss, counts=backward and self._has_experts),
+            forward_step_func=partial(self._step, loss, trains),
             data_iterator=iter(microbatches),
             model=[self._wrapped],
             num_microbatches=len(microbatches),
             seq_length=tokens,  # unused: stages send their shapes to each other
             micro_batch_size=rows,
-            forward_only=not backward,
+            forward_only=trains is None,
         )
 
     def _step(
-        self, loss: _Loss, source: Iterator[PackedRows], wrapped: nn.Module, *, counts: bool
+        self,
+        loss: _Loss,
+        trains: Normalize | None,
+        source: Iterator[PackedRows],
+        wrapped: nn.Module,
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]]:
         packed = next(source)
         share = token_share(packed, self._layout.context_rank, self._layout.grid.context)
@@ -126,7 +137,7 @@ class Forward:
                 self._tensor(share.input_ids_RO),
                 positions_RO,
                 self._mask(share),
-                padding_mask=self._uncounted(share) if counts else None,
+                padding_mask=self._loss_weights(share, trains),
             )
         return output, partial(loss, packed, share)
 
@@ -164,16 +175,20 @@ class Forward:
             return None
         return torch.from_numpy(share.hidden_ROT).to(self._device)[:, None]
 
-    def _uncounted(self, share: TokenShare) -> Tensor:
-        """Return [R, O], True for tokens that do not count as load of the experts.
+    def _loss_weights(self, share: TokenShare, trains: Normalize | None) -> Tensor | None:
+        """Return [R, O] what tokens weigh in the losses of routers; None if they have none to train.
 
-        With sequence parallelism the first stage leaves the rank its part of them; others do not.
+        They go to the layers of experts by the way of the library's mask of padding, which nothing else
+        reads (``router.py``). With sequence parallelism the first stage leaves the rank its part of them;
+        others do not.
         """
-        is_left_out_RO = ~self._tensor(share.is_response_RO)
+        if trains is None or not self._has_experts:
+            return None
+        weight_RO = loss_weights(share.sample_tokens_RO, trains).to(self._device)
         if self._sequence_parallel and not self._layout.is_first_stage:
-            parts = is_left_out_RO.chunk(self._layout.grid.tensor, dim=1)
+            parts = weight_RO.chunk(self._layout.grid.tensor, dim=1)
             return parts[self._layout.tensor_rank].contiguous()
-        return is_left_out_RO
+        return weight_RO
 
     @contextmanager
     def _pictures_in(self, packed: PackedRows) -> Generator[None]:

@@ -98,6 +98,7 @@ def _padded(packed: PackedRows, rows: int, tokens: int, multiple: int) -> Packed
         input_ids_RT=grown(packed.input_ids_RT, 0),
         positions_RT=grown(packed.positions_RT, 0),
         segments_RT=grown(packed.segments_RT, PADDING),
+        sample_tokens_RT=grown(packed.sample_tokens_RT, 0),
         predicts_U=row_U * tokens + column_U,
     )
 
@@ -107,6 +108,7 @@ _EMPTY = PackedRows(
     input_ids_RT=np.zeros((1, 1), np.int64),
     positions_RT=np.zeros((1, 1), np.int64),
     segments_RT=np.zeros((1, 1), np.int64),
+    sample_tokens_RT=np.zeros((1, 1), np.int64),
     predicts_U=_NONE,
     which_N=_NONE,
     target_N=_NONE,

@@ -24,6 +24,7 @@ from offbeat.trainers.megatron.layers import block_of, mark_weights
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.layout_rules import broken_rules
 from offbeat.trainers.megatron.mapping import ROUTER_BIAS, padded_vocabulary
+from offbeat.trainers.megatron.router import weigh_tokens
 
 
 def transformer_config(
@@ -144,6 +145,7 @@ def build_model(
     )
     model.rotary_pos_emb = PackedRotary(architecture, model.pg_collection.cp)
     mark_weights(model)
+    weigh_tokens(model)
     if layout.is_last_stage:
         # ``Forward`` gathers the inputs of the head, which are fewer than the head itself would gather.
         model.output_layer.sequence_parallel = False

@@ -11,13 +11,14 @@ Legend: T tokens of this rank, E experts, K experts per token, G groups of exper
 # pyright: reportUnknownVariableType=false
 # megatron-core has no types.
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.router import Router
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.trainers.expert_load import RouterLoad
 from offbeat.trainers.megatron.architecture import Architecture
@@ -43,6 +44,8 @@ class ExpertRouter(Router):
         self._architecture = architecture
         self.load: RouterLoad | None = None
         """Counts and losses of this router while a step is trained; None: it only routes."""
+        self.weight_T: Tensor | None = None
+        """What the tokens of the pass weigh in its losses; None: nothing is trained."""
         bias = None
         if architecture.sigmoid_routing:
             device = torch.cuda.current_device()
@@ -52,11 +55,12 @@ class ExpertRouter(Router):
     def forward(self, input: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:  # noqa: A002 -- its name in the library
         """Return weights [T, E], zero for experts that are not chosen, and the chosen ones [T, E].
 
-        ``padding_mask``: True for tokens that do not count as load of the experts.
+        ``padding_mask`` is what the library leaves of ``weight_T``, and not read.
         """
-        return self.routing(self.gating(input), padding_mask)
+        del padding_mask
+        return self.routing(self.gating(input))
 
-    def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights and chosen experts of tokens with these logits [..., E]."""
         a = self._architecture
         logits_TE = logits.view(-1, a.experts)
@@ -68,12 +72,12 @@ class ExpertRouter(Router):
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + least)
         weights_TK = (weights_TK * a.routing_scale).type_as(logits)
         # Layers that are computed again in the backward pass have no gradients in the first pass.
-        if self.load is not None and padding_mask is not None and torch.is_grad_enabled():
+        weight_T = self.weight_T
+        if self.load is not None and weight_T is not None and torch.is_grad_enabled():
             if a.sigmoid_routing:
                 scores_TE = scores_TE / scores_TE.sum(-1, keepdim=True)
-            counted_T = ~padding_mask.reshape(-1)
-            self.load.count(scores_TE, chosen_TK, counted_T)
-            weights_TK = self.load.with_losses(weights_TK, logits_TE, scores_TE, counted_T)
+            self.load.count(scores_TE, chosen_TK, weight_T)
+            weights_TK = self.load.with_losses(weights_TK, logits_TE, scores_TE, weight_T)
         weights_TE = torch.zeros_like(logits_TE).scatter(1, chosen_TK, weights_TK)
         chosen_TE = torch.zeros_like(logits_TE, dtype=torch.bool).scatter(1, chosen_TK, value=True)
         return weights_TE, chosen_TE
@@ -97,3 +101,23 @@ class ExpertRouter(Router):
             )
             scores_TE = scores_TGE.masked_fill(others_TG[..., None], -torch.inf).flatten(1)
         return scores_TE.topk(a.experts_per_token, dim=-1).indices
+
+
+def weigh_tokens(model: nn.Module) -> None:
+    """Let each layer of experts give its router what the tokens weigh, which it would round to a mask.
+
+    A layer that is computed again in the backward pass is given the weights of its own microbatch again.
+    """
+    for layer in model.modules():
+        if isinstance(layer, MoELayer):
+            layer.register_forward_pre_hook(_give_weights, with_kwargs=True)
+
+
+def _give_weights(
+    layer: nn.Module, inputs: tuple[object, ...], keywords: dict[str, Tensor | None]
+) -> None:
+    del inputs
+    weight_RO = keywords.get("padding_mask")
+    router = cast("ExpertRouter", layer.router)
+    # Hidden states, and so logits, have tokens before rows.
+    router.weight_T = None if weight_RO is None else weight_RO.T.reshape(-1)

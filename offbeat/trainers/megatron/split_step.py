@@ -146,7 +146,7 @@ class MegatronTrainer(BoxedTrainer):
             return logprobs_N.sum()
 
         with self._no_message_unread():
-            forward.run(microbatches, keep, temperature, backward=False)
+            forward.run(microbatches, keep, temperature)
         if self.layout.grid.pipeline > 1:
             last = dist.get_process_group_ranks(pipeline_group())[-1]
             dist.broadcast(values, src=last, group=pipeline_group())
@@ -180,9 +180,10 @@ class MegatronTrainer(BoxedTrainer):
     def _add_gradients(
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
     ) -> None:
+        normalize = self._step.loss.config.normalize
         with self._no_message_unread():
             self.gradients.accumulate(
-                lambda: self._forward.run(microbatches, loss_of, temperature, backward=True)
+                lambda: self._forward.run(microbatches, loss_of, temperature, trains=normalize)
             )
 
     def _router_biases(self) -> list[tuple[int, Tensor]]:

@@ -23,7 +23,7 @@ class TokenShare:
 
     input_ids_RO: Ints
     positions_RO: Ints
-    is_response_RO: Bools
+    sample_tokens_RO: Ints
     hidden_ROT: Bools | None
     """True where a token must not attend, over the tokens in the order in which ranks gather them.
     None: plain causal attention over positions that count up."""
@@ -61,7 +61,7 @@ def token_share(packed: PackedRows, rank: int = 0, ranks: int = 1) -> TokenShare
     return TokenShare(
         input_ids_RO=packed.input_ids_RT[:, columns_O],
         positions_RO=packed.positions_RT[:, columns_O],
-        is_response_RO=packed.segments_RT[:, columns_O] > PROMPT,
+        sample_tokens_RO=packed.sample_tokens_RT[:, columns_O],
         hidden_ROT=_hidden(packed.segments_RT, columns_O, gathered_columns(tokens, ranks)),
         predicts_U=_at_least_one(places_U),
         own_U=np.flatnonzero(is_own_U),
@@ -74,7 +74,7 @@ def _everything(packed: PackedRows) -> TokenShare:
     return TokenShare(
         input_ids_RO=packed.input_ids_RT,
         positions_RO=packed.positions_RT,
-        is_response_RO=packed.segments_RT > PROMPT,
+        sample_tokens_RO=packed.sample_tokens_RT,
         hidden_ROT=None if packed.one_branch_a_row else ~visible(packed.segments_RT),
         predicts_U=_at_least_one(packed.predicts_U),
         own_U=np.arange(len(packed.predicts_U)),

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from offbeat.config.sections.loss import Normalize
 from offbeat.config.sections.moe import MoeConfig
-from offbeat.trainers.batches.packing import PROMPT, PackedRows
+from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.expert_load import ExpertLoad, RouterLoad, normalised_scores
+from offbeat.trainers.expert_load import ExpertLoad, RouterLoad, loss_weights, normalised_scores
 
 BIAS: Final = "e_score_correction_bias"
 _HAS_SIGMOID_SCORES: Final = {
@@ -43,16 +44,25 @@ def check_routers(model: nn.Module, config: MoeConfig) -> None:
     """Refuse settings of ``trainer.moe`` that would have no effect on this model.
 
     Raises:
-        UntrainableModel: It has no router, or one without a bias that is to be updated.
+        UntrainableModel: It has no router, none that is trained, or one without a bias that is to be
+            updated.
     """
     routers, name = routers_of(model), type(model).__name__
-    if not routers and (config.has_losses or config.bias_update_rate):
+    balances = config.has_losses or config.bias_update_rate > 0
+    if balances and routers and not any(map(_is_trained, routers)):
+        problem = "has no router for trainer.moe to balance: trainer.freeze matches all of them"
+        raise UntrainableModel(name, problem, "Leave trainer.moe out, or a pattern")
+    if balances and not routers:
         known = ", ".join(_HAS_SIGMOID_SCORES)
         problem = f"has no router that trainer.moe knows, which are {known}"
         raise UntrainableModel(name, problem, "Leave trainer.moe out")
     if config.bias_update_rate and not all(map(_has_bias, routers)):
         problem = "has routers without a bias, which trainer.moe.bias_update_rate would update"
         raise UntrainableModel(name, problem, "Set trainer.moe.load_balancing_coef instead")
+
+
+def _is_trained(router: nn.Module) -> bool:
+    return router.get_parameter("weight").requires_grad
 
 
 def _has_bias(router: nn.Module) -> bool:
@@ -66,7 +76,7 @@ class ModelRouting:
         """Hook the routers, if there are any."""
         self.load: ExpertLoad | None = None
         self._routers = routers_of(model)
-        self._counted_T: Tensor | None = None  # of the microbatch that is being trained
+        self._weight_T: Tensor | None = None  # of the microbatch that is being trained
         self._is_first_pass = False
         if self._routers:
             experts = int(self._routers[0].get_parameter("weight").shape[0])
@@ -75,24 +85,27 @@ class ModelRouting:
                 router.register_forward_hook(partial(self._watch, self.load.layer(index)))
 
     def biases(self) -> list[tuple[int, Tensor]]:
-        """Return index and bias of every router that has one, which training does not differentiate."""
+        """Return index and bias of every trained router that has one; it is not differentiated."""
         return [
             (index, router.get_buffer(BIAS))
             for index, router in enumerate(self._routers)
-            if _has_bias(router)
+            if _has_bias(router) and _is_trained(router)
         ]
 
     @contextmanager
-    def trained(self, packed: PackedRows) -> Generator[None]:
-        """Count the tokens of a microbatch whose forward and backward passes run in the block."""
+    def trained(self, packed: PackedRows, normalize: Normalize) -> Generator[None]:
+        """Count the tokens of a microbatch whose forward and backward passes run in the block.
+
+        ``normalize``: of the loss that is trained, whose weights of tokens the routers' losses take.
+        """
         if self.load is not None:
-            device = self.load.state().device
-            self._counted_T = torch.from_numpy(packed.segments_RT > PROMPT).reshape(-1).to(device)
+            weight_RT = loss_weights(packed.sample_tokens_RT, normalize)
+            self._weight_T = weight_RT.reshape(-1).to(self.load.state().device)
         self._is_first_pass = True
         try:
             yield
         finally:
-            self._counted_T = None
+            self._weight_T = None
 
     def forward_done(self) -> None:
         """Stop counting: what follows are layers that are computed again in the backward pass."""
@@ -101,14 +114,14 @@ class ModelRouting:
     def _watch(
         self, load: RouterLoad, router: nn.Module, _: object, output: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        if self._counted_T is None:
+        if self._weight_T is None:
             return None
         logits, weights, chosen = output
         sigmoid = _HAS_SIGMOID_SCORES[type(router).__name__]
         scores_TE = normalised_scores(logits.reshape(-1, logits.shape[-1]), sigmoid=sigmoid)
         if self._is_first_pass:
-            load.count(scores_TE, chosen.reshape(len(scores_TE), -1), self._counted_T)
+            load.count(scores_TE, chosen.reshape(len(scores_TE), -1), self._weight_T)
         weights = load.with_losses(
-            weights, logits.reshape(scores_TE.shape), scores_TE, self._counted_T
+            weights, logits.reshape(scores_TE.shape), scores_TE, self._weight_T
         )
         return logits, weights, chosen

@@ -264,9 +264,10 @@ class TorchTrainer(ReloadableTrainer):
     def _add_gradients(
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
     ) -> None:
+        normalize = self._step.loss.config.normalize
         with settled(self._model):
             for packed in microbatches:
-                with self._routing.trained(packed):
+                with self._routing.trained(packed, normalize):
                     logprobs_N, entropy_N = packed_logprobs_and_entropies(
                         self._model,
                         packed,

@@ -15,6 +15,7 @@ from parity_cases import (
     BALANCED,
     BOUND,
     EXPERT_LAYOUTS,
+    LOSSES,
     SIGMOID_LAYOUTS,
     TOKENS,
     Arrays,
@@ -27,8 +28,10 @@ from parity_cases import MegatronCut as Ranks
 from world import World
 
 Models = Callable[[str], Path]
-LOSSES = {name: value for name, value in BALANCED.items() if name != "bias_update_rate"}
-OF_MODELS = {"glm4-moe": BALANCED, "moe": LOSSES}
+OF_MODELS = {
+    "glm4-moe": BALANCED,
+    "moe": {name: value for name, value in BALANCED.items() if name != "bias_update_rate"},
+}
 COUNT = 3
 CASES: list[tuple[str, str, Ranks, int]] = [
     *(("glm4-moe", name, cut, 2) for name, cut in SIGMOID_LAYOUTS.items()),
@@ -42,20 +45,22 @@ CASES: list[tuple[str, str, Ranks, int]] = [
 
 
 @pytest.fixture(scope="module")
-def balanced(world: World, models: Models, step: Step) -> Callable[[str], Sequence[Outcome]]:
+def balanced(world: World, models: Models, step: Step) -> Callable[..., Sequence[Outcome]]:
     """Three steps of the torch trainer in one chunk each, and the weights before them."""
-    made = dict[str, Sequence[Outcome]]()
+    made = dict[tuple[str, str], Sequence[Outcome]]()
 
-    def of(model: str) -> Sequence[Outcome]:
-        if model not in made:
+    def of(model: str, loss: str = "tokens") -> Sequence[Outcome]:
+        if (model, loss) not in made:
             cut = Cut(moe=OF_MODELS[model])
-            given = {"path": models(model), "cut": cut, "step": step, "loss": TOKENS}
-            (made[model],) = world.run(1, "torch_backend.torch_jobs:trained", count=COUNT, **given)
-        return made[model]
+            given = {"path": models(model), "cut": cut, "step": step, "loss": LOSSES[loss]}
+            (steps,) = world.run(1, "torch_backend.torch_jobs:trained", count=COUNT, **given)
+            made[model, loss] = steps
+        return made[model, loss]
 
     return of
 
 
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
     ("model", "cut", "chunks"),
     [(model, cut, chunks) for model, _, cut, chunks in CASES],
@@ -64,14 +69,15 @@ def balanced(world: World, models: Models, step: Step) -> Callable[[str], Sequen
 def test_balanced_steps_are_those_of_the_torch_trainer(
     megatron_world: MegatronWorld,
     models: Models,
-    balanced: Callable[[str], Sequence[Outcome]],
+    balanced: Callable[..., Sequence[Outcome]],
     step: Step,
     model: str,
     cut: Ranks,
     chunks: int,
+    loss: str,
 ) -> None:
-    wanted = balanced(model)
-    given = {"path": models(model), "step": JobStep.of(step, TOKENS), "chunks": chunks}
+    wanted = balanced(model, loss)
+    given = {"path": models(model), "step": JobStep.of(step, LOSSES[loss]), "chunks": chunks}
     cut = replace(cut, moe=OF_MODELS[model])
     for outcomes in megatron_world.run(cut.ranks, "steps", cut=cut, count=COUNT, **given):
         for got, want in zip(outcomes, wanted, strict=True):
@@ -90,7 +96,7 @@ def of_moe(metrics: dict[str, float]) -> dict[str, float]:
 def test_the_losses_and_the_rate_each_change_the_steps(
     megatron_world: MegatronWorld,
     models: Models,
-    balanced: Callable[[str], Sequence[Outcome]],
+    balanced: Callable[..., Sequence[Outcome]],
     step: Step,
 ) -> None:
     want = apart(balanced("glm4-moe")[-1].weights)

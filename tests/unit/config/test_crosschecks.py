@@ -515,11 +515,27 @@ def test_adapters_leave_no_router_to_balance() -> None:
     assert messages({"trainer": {"lora": {}, "moe": {"bias_update_rate": 0}}}) == []
 
 
-def test_losses_of_routers_are_sums_over_tokens() -> None:
-    by_sequences = {"algorithm": {"loss": {"normalize": "sequences"}}}
-    text = only(by_sequences, {"trainer": {"moe": {"z_loss_coef": 0.1}}})
-    assert "algorithm.loss.normalize=sequences divides them by sequences" in text
-    assert messages(by_sequences, {"trainer": {"moe": {"bias_update_rate": 0.001}}}) == []
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ({"step_std": True}, "algorithm.loss.step_std=true would divide the losses of trainer.moe"),
+        (
+            {"icepop_band": (0.5, 5), "old_logprobs": "current", "count_dropped": False},
+            "algorithm.loss.count_dropped=false divides by the tokens that are kept",
+        ),
+    ],
+)
+def test_losses_of_routers_have_the_divisor_of_the_tokens_they_are_sums_over(
+    loss: dict[str, Any], said: str
+) -> None:
+    with_losses = {"trainer": {"moe": {"z_loss_coef": 0.1}}}
+    assert said in only({"algorithm": {"loss": loss}}, with_losses)
+    by_biases = {"trainer": {"moe": {"bias_update_rate": 0.001}}}
+    assert messages({"algorithm": {"loss": loss}}, by_biases) == []
+    for normalize in ("tokens", "sequences", "constant"):
+        assert messages({"algorithm": {"loss": {"normalize": normalize}}}, with_losses) == []
+    drops_nothing = {"algorithm": {"loss": {"count_dropped": False}}}
+    assert messages(drops_nothing, with_losses) == []
 
 
 def test_beside_adapters_nothing_is_left_to_freeze() -> None:

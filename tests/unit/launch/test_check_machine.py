@@ -426,6 +426,15 @@ def test_the_check_says_how_many_parameters_are_trained(
         assert finding.message.startswith(f"{trained:,} of {whole:,}, ")
 
 
+def test_the_check_refuses_to_balance_experts_whose_routers_are_all_frozen(tmp_path: Path) -> None:
+    family_model("Qwen3Moe").save_pretrained(tmp_path)
+    trainer = {"backend": "torch", "moe": {"z_loss_coef": 0.01}, "freeze": ["*.mlp.gate.weight"]}
+    recipe = config(model={"path": str(tmp_path)}, trainer=trainer)
+    finding = one(each for each in check_model_proof(recipe) if each.subject == "experts")
+    assert finding.level is Level.ERROR
+    assert "trainer.freeze matches all of them" in finding.message
+
+
 def test_stop_tokens_outside_the_vocabulary_are_an_error(tmp_path: Path) -> None:
     found = proofs(family_model("Llama"), tmp_path, sampling={"stop_token_ids": [-5, 3, 100_000]})
     assert found["end of samples"].level is Level.ERROR

@@ -34,6 +34,7 @@ from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_load import normalised_scores
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.torch.routing import check_routers, routers_of
 
 SIZES: dict[str, Any] = {
@@ -216,6 +217,19 @@ def test_without_a_rate_biases_stay_and_the_load_is_reported_all_the_same(
     assert torch.equal(biases(trainer), before)
 
 
+def test_a_frozen_router_is_counted_and_keeps_its_bias(
+    sparse: MakeSparse, step_data: Step
+) -> None:
+    trainer = sparse({"bias_update_rate": 0.01}, freeze=["model.layers.1.mlp.gate.weight"])
+    before = biases(trainer).clone()
+    metrics = run_step(trainer, step_data, LossSpec(), 2).metrics
+    assert [torch.equal(*pair) for pair in zip(before, biases(trainer), strict=True)] == [True, False]
+    assert trainer.expert_load is not None
+    assert metrics["moe/load_max_mean"] == pytest.approx(
+        4 * float(trainer.expert_load.state().amax(-1).mean())
+    )
+
+
 def test_a_step_that_is_aborted_or_not_applied_moves_no_bias_and_no_share(
     sparse: MakeSparse, step_data: Step
 ) -> None:
@@ -315,3 +329,16 @@ def test_a_setting_that_would_do_nothing_to_the_model_is_refused(
     check_routers(model, MoeConfig())
     with pytest.raises(UntrainableModel, match=said):
         check_routers(model, MoeConfig(**moe))
+
+
+def test_a_model_of_which_every_router_is_frozen_has_nothing_to_balance() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(BIASED)
+    first, second = routers_of(model)
+    freeze(model, ["model.layers.1.*"])
+    check_routers(model, MoeConfig(bias_update_rate=0.001))
+    assert not first.get_parameter("weight").requires_grad
+    second.requires_grad_(requires_grad=False)
+    check_routers(model, MoeConfig())
+    with pytest.raises(UntrainableModel, match=r"trainer\.freeze matches all of them"):
+        check_routers(model, MoeConfig(z_loss_coef=0.001))

@@ -36,6 +36,7 @@ def rows(rows_: int, tokens: int) -> PackedRows:
         input_ids_RT=ids_RT,
         positions_RT=np.tile(np.arange(tokens), (rows_, 1)),
         segments_RT=np.ones((rows_, tokens), np.int64),
+        sample_tokens_RT=np.full((rows_, tokens), tokens - 1),
         predicts_U=predicts_U,
         which_N=np.arange(len(predicts_U)),
         target_N=ids_RT[:, 1:].ravel(),
@@ -56,6 +57,7 @@ def test_rows_that_are_shared_along_the_sequence_grow_to_a_multiple_of_the_ranks
     assert padded.input_ids_RT.shape == padded.positions_RT.shape == (2, 8)
     assert (padded.input_ids_RT[:, :5] == own.input_ids_RT).all()
     assert (padded.segments_RT[:, 5:] == PADDING).all(), "nobody attends to the padding"
+    assert (padded.sample_tokens_RT[:, 5:] == 0).all(), "padding is of no sample"
     predicting = padded.input_ids_RT.ravel()[padded.predicts_U]
     assert (predicting == own.input_ids_RT.ravel()[own.predicts_U]).all()
     assert (padded.target_N == own.target_N).all()

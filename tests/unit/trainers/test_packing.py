@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_groups import make_group
 
-from offbeat.trainers.batches.packing import Batch, flatten, pack, visible, visible_in
+from offbeat.trainers.batches.packing import PROMPT, Batch, flatten, pack, visible, visible_in
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.batches.rows import (
     PackedRow,
@@ -170,3 +170,21 @@ def test_the_best_number_of_response_tokens_costs_least(prompt: float, ratio: fl
     for factor in (0.5, 0.9, 1.1, 2.0):
         assert cost_of_a_response_token(best) < cost_of_a_response_token(factor * best)
     assert math.isfinite(best)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("response_tokens", [0.0, 1e9])
+def test_response_tokens_know_the_trained_tokens_of_their_sample_in_all_its_branches(
+    response_tokens: float, flat: bool
+) -> None:
+    group = make_group(np.random.default_rng(0), 2, [5, 3, 2, 4])
+    group["branch_samples"] = np.array([0, 0, 1, 2], np.int32)
+    group["loss_mask"] = np.array([0, 1, 0, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0], np.bool_)
+    batch = flatten([group], only_trained=True, vocabulary=64)
+    rows = plan_rows(batch, response_tokens=response_tokens, max_tokens=100)
+    packed = pack(batch, rows, flat=flat)
+    # The last trained token of a branch is not in its row, nor is what stands behind it.
+    of_first_sample, of_second_sample = [5] * (3 + 2), [2] * 1
+    seen = packed.sample_tokens_RT[packed.segments_RT > PROMPT].tolist()
+    assert sorted(seen) == sorted(of_first_sample + of_second_sample)
+    assert (packed.sample_tokens_RT[packed.segments_RT <= PROMPT] == 0).all()

@@ -21,11 +21,13 @@ def packed(draw: st.DrawFn) -> tuple[PackedRows, int]:
     segments_RT = np.full((rows, tokens), PADDING)
     for segment, (start, stop) in enumerate(pairwise([0, *cuts])):
         segments_RT[:, start:stop] = segment
+    of_sample_RT = np.where(segments_RT > 0, rng.integers(1, 9, segments_RT.shape), 0)
     wanted = draw(st.integers(0, 5))
     predicts_U, which_N = np.unique(rng.integers(0, rows * tokens, wanted), return_inverse=True)
     target_N = rng.integers(0, 50, wanted)
-    values = (ids_RT, ids_RT + 7, segments_RT, predicts_U, which_N, target_N, np.arange(wanted))
-    return PackedRows(*values, one_branch_a_row=False), ranks
+    values = (ids_RT, ids_RT + 7, segments_RT, of_sample_RT)
+    places = (predicts_U, which_N, target_N, np.arange(wanted))
+    return PackedRows(*values, *places, one_branch_a_row=False), ranks
 
 
 @given(packed())
@@ -64,3 +66,14 @@ def test_every_wanted_token_is_predicted_by_one_rank_from_the_same_place(
         assert len(share.predicts_U) == max(1, len(share.own_U)), "the head is never without rows"
         found += share.own_N.tolist()
     assert sorted(found) == list(range(len(rows.target_N)))
+
+
+@given(packed())
+def test_every_response_token_is_one_ranks_with_the_tokens_of_its_sample(
+    given_: tuple[PackedRows, int],
+) -> None:
+    rows, ranks = given_
+    shares = [token_share(rows, rank, ranks) for rank in range(ranks)]
+    order = gathered_columns(rows.input_ids_RT.shape[1], ranks) if ranks > 1 else slice(None)
+    together_RT = np.concatenate([each.sample_tokens_RO for each in shares], axis=1)
+    assert (together_RT == rows.sample_tokens_RT[:, order]).all()
