@@ -7,7 +7,9 @@ Dropout is off: nothing random happens in a step, so that it can be repeated.
 # megatron-core has no types; its ``forward`` is wrapped.
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -25,6 +27,15 @@ from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.layout_rules import broken_rules
 from offbeat.trainers.megatron.mapping import ROUTER_BIAS, padded_vocabulary
 from offbeat.trainers.megatron.router import weigh_tokens
+from offbeat.weight_sync.reshard.grid import ModelGrid
+
+_RECOMPUTED_LAYERS: Final[Mapping[str, Any]] = MappingProxyType(
+    {  # each by itself
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }
+)
 
 
 def transformer_config(
@@ -43,11 +54,22 @@ def transformer_config(
     a, grid = architecture, layout.grid
     for problem in broken_rules(a, grid, sequence_parallel=sequence_parallel):
         raise problem
-    # Tokens are sent to their experts. Where several ranks share an expert that needs gathers of
-    # uneven parts, which gloo does not have, so tests could not run the production code: there every
-    # rank gathers the tokens of all ranks that share its experts, whose rows have equal lengths.
-    gathers = a.experts > 0 and grid.expert_tensor_ranks > 1
-    options: dict[str, Any] = {
+    config = TransformerConfig(
+        **_sizes(a),
+        **_parallel_sizes(grid, sequence_parallel=sequence_parallel),
+        **_arithmetic(dtype),
+        **_exchange(grid, has_experts=a.experts > 0),
+        **(_expert_sizes(a, dtype) if a.experts else {}),
+        **(_RECOMPUTED_LAYERS if recompute else {}),
+    )
+    if a.rope_scale != 1:
+        _scale_rotation(config, a.rope_scale)
+    return config
+
+
+def _sizes(a: Architecture) -> dict[str, Any]:
+    """Return the options of a decoder layer: sizes, biases and norms."""
+    return {
         "num_layers": a.layers,
         "hidden_size": a.hidden,
         "num_attention_heads": a.heads,
@@ -63,53 +85,69 @@ def transformer_config(
         "activation_func": functional.silu,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
+    }
+
+
+def _parallel_sizes(grid: ModelGrid, *, sequence_parallel: bool) -> dict[str, Any]:
+    """Return the options of the layout, and which layers each pipeline stage has."""
+    options: dict[str, Any] = {
         "tensor_model_parallel_size": grid.tensor,
         "pipeline_model_parallel_size": grid.pipeline,
         "context_parallel_size": grid.context,
         "expert_model_parallel_size": grid.expert,
         "expert_tensor_parallel_size": grid.expert_tensor_ranks,
         "sequence_parallel": sequence_parallel,
-        "params_dtype": dtype,
-        "pipeline_dtype": dtype,
-        "bf16": dtype == torch.bfloat16,
-        # Microbatches are as long as their longest row.
-        "variable_seq_lengths": grid.pipeline > 1 and not gathers,
-        "moe_token_dispatcher_type": "allgather" if gathers else "alltoall",
-        "use_cpu_initialization": True,  # the weights are loaded afterwards
-        "perform_initialization": False,
-        "gradient_accumulation_fusion": False,  # a CUDA kernel of Apex
-        # Otherwise the schedule divides the loss by the number of its microbatches.
-        "calculate_per_token_loss": True,
     }
     if grid.stages and grid.pipeline > 1:
         stages = [["decoder"] * count for count in grid.stages]
         stages[0].insert(0, "embedding")
         stages[-1].append("loss")
         options["pipeline_model_parallel_layout"] = stages
-    if recompute:  # each layer by itself
-        options |= {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
-    if a.experts:
-        options |= {
-            "num_moe_experts": a.experts,
-            "moe_ffn_hidden_size": a.expert_intermediate,
-            "moe_layer_freq": [int(a.has_experts(layer)) for layer in range(a.layers)],
-            "moe_shared_expert_intermediate_size": a.shared_intermediate or None,
-            "moe_shared_expert_gate": a.shared_intermediate > 0 and a.shared_gate,
-            "moe_router_topk": a.experts_per_token,
-            "moe_router_pre_softmax": True,  # demanded with one expert per token
-            "moe_router_load_balancing_type": "none",
-            "moe_aux_loss_coeff": 0.0,
-            # As transformers: a 16-bit router and an engine's would choose other experts.
-            "moe_router_dtype": "fp32" if a.sigmoid_routing and dtype != torch.float64 else None,
-        }
-    config = TransformerConfig(**options)
-    if a.rope_scale != 1:
-        _scale_rotation(config, a.rope_scale)
-    return config
+    return options
+
+
+def _arithmetic(dtype: torch.dtype) -> dict[str, Any]:
+    """Return the options of dtypes, of how weights begin and of what a loss is divided by."""
+    return {
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "use_cpu_initialization": True,  # the weights are loaded afterwards
+        "perform_initialization": False,
+        "gradient_accumulation_fusion": False,  # a CUDA kernel of Apex
+        # Otherwise the schedule divides the loss by the number of its microbatches.
+        "calculate_per_token_loss": True,
+    }
+
+
+def _exchange(grid: ModelGrid, *, has_experts: bool) -> dict[str, Any]:
+    """Return the options of what ranks send each other while a microbatch is computed."""
+    # Tokens are sent to their experts. Where several ranks share an expert that needs gathers of
+    # uneven parts, which gloo does not have, so tests could not run the production code: there every
+    # rank gathers the tokens of all ranks that share its experts, whose rows have equal lengths.
+    gathers = has_experts and grid.expert_tensor_ranks > 1
+    return {
+        # Microbatches are as long as their longest row.
+        "variable_seq_lengths": grid.pipeline > 1 and not gathers,
+        "moe_token_dispatcher_type": "allgather" if gathers else "alltoall",
+    }
+
+
+def _expert_sizes(a: Architecture, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the options of layers of experts; what their routers do is ``router.py``'s own."""
+    return {
+        "num_moe_experts": a.experts,
+        "moe_ffn_hidden_size": a.expert_intermediate,
+        "moe_layer_freq": [int(a.has_experts(layer)) for layer in range(a.layers)],
+        "moe_shared_expert_intermediate_size": a.shared_intermediate or None,
+        "moe_shared_expert_gate": a.shared_intermediate > 0 and a.shared_gate,
+        "moe_router_topk": a.experts_per_token,
+        "moe_router_pre_softmax": True,  # demanded with one expert per token
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        # As transformers: a 16-bit router and an engine's would choose other experts.
+        "moe_router_dtype": "fp32" if a.sigmoid_routing and dtype != torch.float64 else None,
+    }
 
 
 def _scale_rotation(config: TransformerConfig, scale: float) -> None:
