@@ -101,34 +101,10 @@ class MegatronTrainer(BoxedTrainer):
             peers=peers,
         )
         self._config, self._parts = trainer, parts or BackendParts()
-        self.architecture = self._read_architecture()
-        run_on_all_ranks(self.peers, "its start", lambda: self.is_first and check_files(model_path))
-        self.layout = self._start_groups()
-        check_balanced(self.architecture, trainer.moe)
-        check_recomputed(self.architecture, recompute=trainer.activation_checkpointing)
-        self.transformer = self._description()
-        self.model = self._build(self.transformer)
-        self._watch_routers()
-        optimizer = self._parts.optimizer or optimizer_for(self._device, self._dtype)
-        self.ddp = in_data_parallel(
-            self.model,
-            self.transformer,
-            overlap=self._parts.overlap_grad_reduce,
-            sharded=optimizer.sharded,
-        )
-        self._forward = self._forward_of(self.ddp, self.model)
-        self.gradients = self._parts.gradients(self.ddp, self.transformer)
-        self._meet(self._boxes_of(self.model))
-        owned = [box for box in self.gathering.owned() if not is_router_bias(box.tensor)]
-        self.optimizer = optimizer(self.ddp, trainer.optimizer, owned)
-        a = self.architecture
-        self._planner = MicrobatchPlanner(
-            microbatch_tokens(trainer),
-            trainer.shared_prompt,
-            ratio_tokens=a.layer_weights / (2 * a.hidden),
-            vocabulary=a.vocabulary,
-            picture_rules=a.picture_rules,
-        )
+        self._enter_layout()
+        self._load_share()
+        self._train_share()
+        self._planner = self._planner_of_rows()
         self.initial_digest = self.weights_digest()
 
     # --- log-probabilities -----------------------------------------------------------------------
@@ -236,6 +212,48 @@ class MegatronTrainer(BoxedTrainer):
             raise WorldBroken(self.peers.rank, "the pipeline", detail) from error
 
     # --- how it is put together --------------------------------------------------------------------
+
+    def _enter_layout(self) -> None:
+        """Read the sizes of the model, refuse what cannot be trained, and create the process groups."""
+        self.architecture = self._read_architecture()
+        run_on_all_ranks(
+            self.peers, "its start", lambda: self.is_first and check_files(self.model_path)
+        )
+        self.layout = self._start_groups()
+        check_balanced(self.architecture, self._config.moe)
+        recompute = self._config.activation_checkpointing
+        check_recomputed(self.architecture, recompute=recompute)
+
+    def _load_share(self) -> None:
+        """Build this rank's share of the model and load its weights."""
+        self.transformer = self._description()
+        self.model = self._build(self.transformer)
+        self._watch_routers()
+
+    def _train_share(self) -> None:
+        """Wrap the share in gradient buffers, and make the optimizer over what this rank owns of it."""
+        optimizer = self._parts.optimizer or optimizer_for(self._device, self._dtype)
+        self.ddp = in_data_parallel(
+            self.model,
+            self.transformer,
+            overlap=self._parts.overlap_grad_reduce,
+            sharded=optimizer.sharded,
+        )
+        self._forward = self._forward_of(self.ddp, self.model)
+        self.gradients = self._parts.gradients(self.ddp, self.transformer)
+        self._meet(self._boxes_of(self.model))
+        owned = [box for box in self.gathering.owned() if not is_router_bias(box.tensor)]
+        self.optimizer = optimizer(self.ddp, self._config.optimizer, owned)
+
+    def _planner_of_rows(self) -> MicrobatchPlanner:
+        a = self.architecture
+        return MicrobatchPlanner(
+            microbatch_tokens(self._config),
+            self._config.shared_prompt,
+            ratio_tokens=a.layer_weights / (2 * a.hidden),
+            vocabulary=a.vocabulary,
+            picture_rules=a.picture_rules,
+        )
 
     def _read_architecture(self) -> Architecture:
         """Return the sizes of what the ranks of the layout hold."""
