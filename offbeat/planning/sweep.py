@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -328,6 +328,8 @@ def outcome_of(
             step_s=max(each.step_s for each in results),
             tokens=results[0].tokens,
             peak_mib=max(each.peak_mib for each in results),
+            phases_mib=_highest([each.phases_mib for each in results]),
+            phases_s=_highest([each.phases_s for each in results]),
         )
     for reply in replies:
         if isinstance(reply, RankFailed):
@@ -338,3 +340,8 @@ def outcome_of(
             what = f"signal {-reply}" if reply < 0 else f"exit code {reply}"
             return SweepPoint(settings, kind, f"a rank ended by {what} without a word")
     return SweepPoint(settings, "hung", f"no answer within {deadline_s:g} s")
+
+
+def _highest(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the highest value of each name over the ranks."""
+    return {name: max(each.get(name, 0.0) for each in ranks) for name in ranks[0]}

@@ -34,6 +34,8 @@ class SweepPoint(msgspec.Struct, frozen=True):
     step_s: float = 0.0
     tokens: int = 0  # of one step over all ranks
     peak_mib: float = 0.0  # highest over ranks and phases
+    phases_mib: dict[str, float] = {}  # highest over ranks, by phase
+    phases_s: dict[str, float] = {}  # of the slowest rank, by phase
 
     @property
     def tokens_per_s(self) -> float:

@@ -22,6 +22,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 from offbeat.controller.minibatches import MinibatchAssigner
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.planning.fabricated import FabricatedGroup, fabricate, tokens_of
 from offbeat.planning.sweep_task import (
@@ -43,6 +44,8 @@ from offbeat.transfer_queue.schema import GENERATION_LOGPROBS, POLICY_LOGPROBS
 _NO_MEMORY: Final = ("DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory")
 """Substrings of what torch and the C++ library say on the CPU, where they have no class for it."""
 _MIB: Final = 1 << 20
+WHOLE: Final = "step"
+"""Name beside those of the phases: all of them together."""
 
 
 def main() -> None:
@@ -89,23 +92,51 @@ def _measured(task: RankTask) -> RankResult:
         )
         for group, prepared in zip(groups, columns, strict=True):
             group[GENERATION_LOGPROBS] = prepared[POLICY_LOGPROBS]
-        peaks, seconds = PeakMemory(meter), list[float]()
-        for step in range(1 + task.steps):
-            started = time.perf_counter()
-            one_step(trainer, groups, advantages, loss, peaks, minibatches)
-            if step:  # the first one allocates gradients and moments
-                seconds.append(time.perf_counter() - started)
+        peaks, times = PeakMemory(meter), PhaseTimes()
+        for _ in range(1 + task.steps):
+            times.begin_step()
+            one_step(trainer, groups, advantages, loss, peaks, minibatches, times)
         phases = {
             name.removeprefix("memory/peak_").removesuffix("_bytes"): (value - before) / _MIB
             for name, value in peaks.report("sweep").items()
         }
     return RankResult(
         trainer.parameters,
-        statistics.median(seconds),
+        times.medians()[WHOLE],
         tokens,
         max(value for name, value in phases.items() if name != RESERVED),
         phases,
+        {name: value for name, value in times.medians().items() if name != WHOLE},
     )
+
+
+class PhaseTimes:
+    """Seconds of the phases of each step."""
+
+    def __init__(self) -> None:
+        self._steps = list[dict[str, float]]()
+
+    def begin_step(self) -> None:
+        """Count what follows to another step."""
+        self._steps.append({})
+
+    @contextmanager
+    def during(self, phase: str) -> Generator[None]:
+        """Add the time of the block to a phase of the current step."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            of_step = self._steps[-1]
+            of_step[phase] = of_step.get(phase, 0.0) + time.perf_counter() - started
+
+    def medians(self) -> dict[str, float]:
+        """Return the median of each phase, and of ``WHOLE`` steps, of all steps but the first.
+
+        The first one allocates gradients and moments.
+        """
+        timed = [{**each, WHOLE: sum(each.values())} for each in self._steps[1:]]
+        return {name: statistics.median(each[name] for each in timed) for name in timed[0]}
 
 
 def one_step(
@@ -115,15 +146,18 @@ def one_step(
     loss: LossSpec,
     peaks: PeakMemory,
     minibatches: Sequence[int],
+    times: PhaseTimes,
 ) -> StepResult:
-    """Train the groups as one step of a run; each phase of it counts in ``peaks``.
+    """Train the groups as one chunk of a step of a run; its phases count in ``peaks`` and ``times``.
 
     Raises:
         ValueError: The step was not applied.
     """
+    number = trainer.steps_applied + 1
+    key = StepKey(number, number, 0)
     needed = loss.config
     if needed.needs_policy_logprobs or needed.needs_reference_logprobs or needed.teacher_path:
-        with peaks.during("prepare_logprobs"):
+        with peaks.during("prepare_logprobs"), times.during("logprobs"):
             columns = trainer.prepare_logprobs(
                 groups,
                 policy=needed.needs_policy_logprobs,
@@ -132,8 +166,11 @@ def one_step(
                 teacher=needed.teacher_path,
             )
         groups = [group | made for group, made in zip(groups, columns, strict=True)]
-    with peaks.during("microbatch"):
-        result = trainer.train(groups, advantages, loss, minibatches)
+    with peaks.during("microbatch"), times.during("train"):
+        trainer.begin_train_step(key, loss)
+        trainer.train_microbatch(key.next(), groups, advantages, minibatches)
+    with peaks.during("finish"), times.during("finish"):
+        result = trainer.finish_train_step(key.next().next())
     if not result.applied:
         raise ValueError(f"a step was not applied: {result.reason}")
     return result

@@ -34,6 +34,7 @@ class RankResult(msgspec.Struct, frozen=True, tag=True):
     tokens: int  # of one step over all ranks, prompts counted once per sample
     peak_mib: float  # highest in any phase, beyond what the process held before it loaded
     phases_mib: dict[str, float]  # by phase
+    phases_s: dict[str, float]  # by phase; medians of the timed steps
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag=True):

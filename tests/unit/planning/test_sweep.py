@@ -28,7 +28,7 @@ from offbeat.planning.sweep_points import (
     combinations,
     table,
 )
-from offbeat.planning.sweep_rank import one_step, share_of_minibatches
+from offbeat.planning.sweep_rank import WHOLE, PhaseTimes, one_step, share_of_minibatches
 from offbeat.planning.sweep_task import RankTask
 from offbeat.trainers.memory import PeakMemory, ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
@@ -201,6 +201,7 @@ def test_whatever_becomes_of_a_rank_is_the_outcome_of_its_point(
     assert detail in point.detail
     if outcome == "ok":
         assert (point.ranks, point.step_s, point.peak_mib) == (2, 1.5, 65.0), "of the slowest rank"
+        assert (point.phases_mib, point.phases_s) == ({"train": 65.0}, {"train": 0.5})
 
 
 A_SWEEP = """
@@ -285,9 +286,15 @@ def test_a_sweep_takes_the_optimizer_steps_of_the_recipe(tmp_path: Path) -> None
     trainer = torch_trainer_of(TrainerSpec(config, str(tmp_path), 0, 1), SingleRank())
     for group in groups:
         group["generation_logprobs"] = np.zeros(len(group["response_ids"]), np.float32)
-    loss, peaks = LossSpec.of(config), PeakMemory(ResidentMeter())
-    result = one_step(trainer, groups, [(1.0, -1.0)] * 3, loss, peaks, minibatches)
-    assert result.metrics["train/optimizer_steps"] == 3
+    loss, peaks, times = LossSpec.of(config), PeakMemory(ResidentMeter()), PhaseTimes()
+    for _ in range(3):
+        times.begin_step()
+        result = one_step(trainer, groups, [(1.0, -1.0)] * 3, loss, peaks, minibatches, times)
+        assert result.metrics["train/optimizer_steps"] == 3
+    assert trainer.steps_applied == 3
+    medians = times.medians()
+    assert medians.keys() == {"train", "finish", WHOLE}
+    assert 0 < medians["finish"] < medians[WHOLE]
 
 
 def test_a_real_trainer_is_measured_until_its_memory_is_full(tmp_path: Path) -> None:
@@ -310,3 +317,5 @@ def test_a_real_trainer_is_measured_until_its_memory_is_full(tmp_path: Path) -> 
     assert small.parameters == 3_392
     assert 0 < small.peak_mib < 100
     assert small.step_s > 0
+    assert {"train", "finish"} <= small.phases_s.keys() & small.phases_mib.keys()
+    assert sum(small.phases_s.values()) == pytest.approx(small.step_s, rel=0.01)
