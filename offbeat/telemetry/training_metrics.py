@@ -115,6 +115,12 @@ _MOE: Final[tuple[Row, ...]] = (
     ("moe/idle_experts", "fraction", "last",
      "Experts of all layers that no token of the step chose.",
      "Above 0 in long steps: dead experts; raise trainer.moe.load_balancing_coef. In short ones it is chance."),
+    ("moe/load_balancing_loss", "1", "last",
+     "The loss of trainer.moe.load_balancing_coef without its coefficient, mean over tokens and layers of experts.",
+     "1 is even load; it rises as moe/load_max does, and lags it by an optimizer step. In a run's first step it is 1."),
+    ("moe/z_loss", "nats^2", "last",
+     "The loss of trainer.moe.z_loss_coef without its coefficient, mean over tokens and layers of experts.",
+     "Rising without end: logits of routers grow, which rounds badly in 16 bits; set trainer.moe.z_loss_coef."),
 )
 
 _OFF_POLICY: Final[tuple[Row, ...]] = (

@@ -12,7 +12,7 @@ Legend: L layers with experts, E experts, K experts per token, T tokens.
 # torch declares some functions without types.
 
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -62,18 +62,18 @@ class ExpertLoad:
             (layers, experts), 1 / experts, dtype=torch.float64, device=device
         )
         self._tokens_LE = torch.zeros_like(self._shares_LE)  # a token counts once per expert of it
-        self._sums_L2 = self._shares_LE.new_zeros(layers, 2)  # tokens, and their entropies
+        self._sums_LM = self._shares_LE.new_zeros(layers, len(LoadSums._fields))
         self._metrics: dict[str, float] = {}
 
     def layer(self, index: int) -> "RouterLoad":
         """Return the part of one layer, which shares its memory."""
-        rows = self._shares_LE[index], self._tokens_LE[index], self._sums_L2[index]
+        rows = self._shares_LE[index], self._tokens_LE[index], self._sums_LM[index]
         return RouterLoad(self.config, *rows)
 
     def begin(self) -> None:
         """Discard the counts of an optimizer step that was not applied."""
         self._tokens_LE.zero_()
-        self._sums_L2.zero_()
+        self._sums_LM.zero_()
 
     def apply(self, biases: Sequence[tuple[int, Tensor]]) -> None:
         """End an applied optimizer step: set shares and metrics, and move biases. All ranks call it.
@@ -83,7 +83,7 @@ class ExpertLoad:
         """
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(self._tokens_LE)
-            dist.all_reduce(self._sums_L2)
+            dist.all_reduce(self._sums_LM)
         mean_L1 = self._tokens_LE.mean(-1, keepdim=True)
         is_counted_L = mean_L1[:, 0] > 0  # in a step of one-token responses nothing is
         if bool(is_counted_L.all()):
@@ -103,12 +103,14 @@ class ExpertLoad:
 
     def _measured(self, mean_L1: Tensor) -> dict[str, float]:
         largest_L = (self._tokens_LE / mean_L1).amax(-1)
-        tokens_L, entropy_L = self._sums_L2.unbind(-1)
+        sums = LoadSums(*self._sums_LM.unbind(-1))
         return {
             "moe/load_max": float(largest_L.max()),
             "moe/load_max_mean": float(largest_L.mean()),
-            "moe/router_entropy": float((entropy_L / tokens_L).mean()),
+            "moe/router_entropy": float((sums.entropy / sums.tokens).mean()),
             "moe/idle_experts": float((self._tokens_LE == 0).double().mean()),
+            "moe/load_balancing_loss": float((sums.balance / sums.weight).mean()),
+            "moe/z_loss": float((sums.flatness / sums.weight).mean()),
         }
 
     # --- the state -------------------------------------------------------------------------------
@@ -123,20 +125,33 @@ class ExpertLoad:
         self._shares_LE.fill_(1 / self._shares_LE.shape[-1])
 
 
+class LoadSums(NamedTuple):
+    """Sums over the tokens that a router counted: one number each, or one per layer [L]."""
+
+    tokens: Tensor
+    entropy: Tensor  # of the scores
+    weight: Tensor  # ``loss_weights``
+    balance: Tensor  # the losses without their coefficients, times the weights
+    flatness: Tensor
+
+
 class RouterLoad:
     """Counts and losses of one layer's router."""
 
     def __init__(
-        self, config: MoeConfig, shares_E: Tensor, tokens_E: Tensor, sums_2: Tensor
+        self, config: MoeConfig, shares_E: Tensor, tokens_E: Tensor, sums_M: Tensor
     ) -> None:
         self._config, self._shares_E = config, shares_E
-        self._tokens_E, self._sums_2 = tokens_E, sums_2
+        self._tokens_E, self._sums_M = tokens_E, sums_M  # M: the fields of ``LoadSums``
 
     @torch.no_grad()
-    def count(self, scores_TE: Tensor, chosen_TK: Tensor, weight_T: Tensor) -> None:
+    def count(
+        self, logits_TE: Tensor, scores_TE: Tensor, chosen_TK: Tensor, weight_T: Tensor
+    ) -> None:
         """Add the tokens of a microbatch. Nothing is read from the device.
 
         Args:
+            logits_TE: Logits of the experts.
             scores_TE: Scores of the experts, which add up to 1.
             chosen_TK: Indices of the experts of each token.
             weight_T: ``loss_weights``. Each token with a weight counts as one, whatever it is.
@@ -145,7 +160,15 @@ class RouterLoad:
         each_TK = wide_T[:, None].expand_as(chosen_TK)
         self._tokens_E.scatter_add_(0, chosen_TK.reshape(-1), each_TK.reshape(-1))
         entropy_T = -torch.xlogy(scores_TE, scores_TE).sum(-1).to(wide_T.dtype)
-        self._sums_2 += torch.stack([wide_T.sum(), (entropy_T * wide_T).sum()])
+        balance_T, flatness_T = self._balance(scores_TE), _flatness(logits_TE, scores_TE)
+        sums = LoadSums(
+            tokens=wide_T.sum(),
+            entropy=(entropy_T * wide_T).sum(),
+            weight=weight_T.sum(),
+            balance=(balance_T * weight_T).sum(),
+            flatness=(flatness_T * weight_T).sum(),
+        )
+        self._sums_M += torch.stack(sums)
 
     def with_losses(
         self, weights: Tensor, logits_TE: Tensor, scores_TE: Tensor, weight_T: Tensor
@@ -158,11 +181,19 @@ class RouterLoad:
         balance, flatness = self._config.load_balancing_coef, self._config.z_loss_coef
         if not self._config.has_losses:
             return weights
-        shares_E = self._shares_E.to(scores_TE.dtype)
-        loss_T = balance * len(shares_E) * (scores_TE @ shares_E)
+        loss_T = balance * self._balance(scores_TE)
         if flatness:
-            loss_T = loss_T + flatness * logits_TE.to(scores_TE.dtype).logsumexp(-1).square()
+            loss_T = loss_T + flatness * _flatness(logits_TE, scores_TE)
         return cast("Tensor", _AddedLoss.apply(weights, (loss_T * weight_T.to(loss_T.dtype)).sum()))
+
+    def _balance(self, scores_TE: Tensor) -> Tensor:
+        """Return the load balancing loss of each token [T], without its coefficient."""
+        return len(self._shares_E) * (scores_TE @ self._shares_E.to(scores_TE.dtype))
+
+
+def _flatness(logits_TE: Tensor, scores_TE: Tensor) -> Tensor:
+    """Return the z loss of each token [T] in the dtype of the scores, without its coefficient."""
+    return logits_TE.to(scores_TE.dtype).logsumexp(-1).square()
 
 
 def normalised_scores(logits_TE: Tensor, *, sigmoid: bool) -> Tensor:

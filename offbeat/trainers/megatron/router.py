@@ -76,7 +76,7 @@ class ExpertRouter(Router):
         if self.load is not None and weight_T is not None and torch.is_grad_enabled():
             if a.sigmoid_routing:
                 scores_TE = scores_TE / scores_TE.sum(-1, keepdim=True)
-            self.load.count(scores_TE, chosen_TK, weight_T)
+            self.load.count(logits_TE, scores_TE, chosen_TK, weight_T)
             weights_TK = self.load.with_losses(weights_TK, logits_TE, scores_TE, weight_T)
         weights_TE = torch.zeros_like(logits_TE).scatter(1, chosen_TK, weights_TK)
         chosen_TE = torch.zeros_like(logits_TE, dtype=torch.bool).scatter(1, chosen_TK, value=True)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -119,9 +118,9 @@ class ModelRouting:
         logits, weights, chosen = output
         sigmoid = _HAS_SIGMOID_SCORES[type(router).__name__]
         scores_TE = normalised_scores(logits.reshape(-1, logits.shape[-1]), sigmoid=sigmoid)
+        logits_TE = logits.reshape(scores_TE.shape)
         if self._is_first_pass:
-            load.count(scores_TE, chosen.reshape(len(scores_TE), -1), self._weight_T)
-        weights = load.with_losses(
-            weights, logits.reshape(scores_TE.shape), scores_TE, self._weight_T
-        )
+            chosen_TK = chosen.reshape(len(scores_TE), -1)
+            load.count(logits_TE, scores_TE, chosen_TK, self._weight_T)
+        weights = load.with_losses(weights, logits_TE, scores_TE, self._weight_T)
         return logits, weights, chosen

@@ -89,7 +89,7 @@ def test_balanced_steps_are_those_of_the_torch_trainer(
 
 def of_moe(metrics: dict[str, float]) -> dict[str, float]:
     found = {name: value for name, value in metrics.items() if name.startswith("moe/")}
-    assert len(found) == 4
+    assert len(found) == 6
     return found
 
 

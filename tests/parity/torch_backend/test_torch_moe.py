@@ -71,7 +71,7 @@ def test_balanced_steps_of_two_ranks_are_those_of_one(
 
 def of_moe(outcome: Outcome) -> dict[str, float]:
     found = {n: value for n, value in outcome.result.metrics.items() if n.startswith("moe/")}
-    assert len(found) == 4
+    assert len(found) == 6
     return found
 
 

@@ -187,7 +187,7 @@ def test_shares_metrics_and_biases_do_not_depend_on_chunks_or_rows(
         assert torch.equal(shares, seen[0][0])
         assert torch.equal(moved, seen[0][1])
         of_moe = {name: value for name, value in metrics.items() if name.startswith("moe/")}
-        assert len(of_moe) == 4
+        assert len(of_moe) == 6
         assert of_moe == pytest.approx({name: seen[0][2][name] for name in of_moe}, rel=1e-6)
 
 
@@ -206,6 +206,7 @@ def test_an_applied_step_moves_each_bias_towards_the_mean_load(
     assert metrics["moe/load_max_mean"] == pytest.approx(4 * float(shares.amax(-1).mean()))
     assert metrics["moe/idle_experts"] == 0
     assert 0 < metrics["moe/router_entropy"] <= math.log(4)
+    assert metrics["moe/load_balancing_loss"] == pytest.approx(1), "all shares are equal at first"
 
 
 def test_without_a_rate_biases_stay_and_the_load_is_reported_all_the_same(
@@ -217,13 +218,13 @@ def test_without_a_rate_biases_stay_and_the_load_is_reported_all_the_same(
     assert torch.equal(biases(trainer), before)
 
 
-def test_a_frozen_router_is_counted_and_keeps_its_bias(
-    sparse: MakeSparse, step_data: Step
-) -> None:
+def test_a_frozen_router_is_counted_and_keeps_its_bias(sparse: MakeSparse, step_data: Step) -> None:
     trainer = sparse({"bias_update_rate": 0.01}, freeze=["model.layers.1.mlp.gate.weight"])
     before = biases(trainer).clone()
     metrics = run_step(trainer, step_data, LossSpec(), 2).metrics
-    assert [torch.equal(*pair) for pair in zip(before, biases(trainer), strict=True)] == [True, False]
+    after = biases(trainer)
+    assert torch.equal(after[0], before[0])
+    assert (after[1] != before[1]).any()
     assert trainer.expert_load is not None
     assert metrics["moe/load_max_mean"] == pytest.approx(
         4 * float(trainer.expert_load.state().amax(-1).mean())
