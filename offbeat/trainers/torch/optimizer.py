@@ -70,8 +70,8 @@ class Optimizer:
 
         With a gradient norm that is not finite, nothing but the gradients changes.
         """
-        gradients = self._gradients()
-        norm = self._norm(self._counted()) / denominator
+        gradients, copies = self._gradients(), self._equalised()
+        norm = self._norm(self._counted(), copies) / denominator
         applied = norm < float("inf")  # False for NaN too
         movement = NOT_UPDATED
         if applied:
@@ -171,9 +171,16 @@ class Optimizer:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if isinstance(parameter, DTensor):
                 master.grad = None if parameter.grad is None else own(parameter.grad)
-        if self._mesh is not None:
-            self._mesh.equalise(self._those(self._mesh.is_copied))
         return self._those()
+
+    def _equalised(self) -> float:
+        """Give copies of a gradient the same bits; return NaN if this rank's were not finite, else 0."""
+        if self._mesh is None:
+            return 0.0
+        copies = self._those(self._mesh.is_copied)
+        squares = _squares(copies)
+        self._mesh.equalise(copies)
+        return 0.0 * squares
 
     def _counted(self) -> list[Tensor]:
         """Return the gradients of ``_gradients`` that this rank adds to the norm."""
@@ -187,12 +194,14 @@ class Optimizer:
             if master.grad is not None and (is_wanted is None or is_wanted(parameter))
         ]
 
-    def _norm(self, gradients: list[Tensor]) -> float:
-        """Return the norm over all ranks, equal on each, so that all of them step or none."""
+    def _norm(self, gradients: list[Tensor], others: float) -> float:
+        """Return the norm over all ranks, equal on each, so that all of them step or none.
+
+        ``others``: what this rank adds to the sum of squares besides.
+        """
         if self._peers.size == 1:
             return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
-        norms = torch.stack([each.double().norm() for each in gradients]) if gradients else None
-        mine = 0.0 if norms is None else float(norms.square().sum())
+        mine = others + _squares(gradients)
         return math.sqrt(sum(self._peers.all_gather(mine, _FLOAT)))
 
     @torch.no_grad()
@@ -209,6 +218,13 @@ def _master(parameter: nn.Parameter) -> Tensor:
     if parameter.dtype not in HALF:
         return parameter
     return parameter.detach().float().requires_grad_()
+
+
+def _squares(gradients: list[Tensor]) -> float:
+    """Return the sum of the squares of this rank's parts, added up in float64."""
+    if not gradients:
+        return 0.0
+    return float(torch.stack([each.double().norm() for each in gradients]).square().sum())
 
 
 def _is_copy(parameter: nn.Parameter, master: Tensor) -> bool:
