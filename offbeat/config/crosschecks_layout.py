@@ -27,7 +27,6 @@ def layout_clashes(config: RunConfig) -> Iterator[Clash]:
 def _torch_divides_plain_models(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[Clash]:
     views = environment_views(config).values()
     unlike = {
-        "trainer.lora": (trainer.lora is not None, "adapters are not divided with their matrices"),
         "trainer.encoder": (
             trainer.encoder is not None,
             "encoder ranks serve whole language ranks",

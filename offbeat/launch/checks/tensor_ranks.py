@@ -23,7 +23,8 @@ def check_tensor_ranks(config: RunConfig) -> Iterator[Finding]:
 
     from offbeat.model_proof.loading import model_without_memory
     from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.freezing import frozen_parameters
+    from offbeat.trainers.torch.freezing import freeze
+    from offbeat.trainers.torch.lora import PeftMissing, inject
     from offbeat.trainers.torch.rank_bytes import largest_rank
     from offbeat.trainers.torch.tensor_parallel import tensor_plan
 
@@ -38,16 +39,20 @@ def check_tensor_ranks(config: RunConfig) -> Iterator[Finding]:
         yield error("model", f"{refused.model} {refused.problem}", f"{refused.fix}.")
         return
     try:
-        frozen = frozen_parameters(model, freeze_patterns(config))
-    except UntrainableModel:
-        return  # ``check_model_proof`` says so
+        freeze(model, freeze_patterns(config))
+        if trainer.lora is not None:
+            inject(model, trainer.lora)
+    except (UntrainableModel, PeftMissing):
+        return  # ``check_model_proof`` and ``check_packages`` say so
+    # Adapters are their own reference: it is computed without them.
+    has_reference = config.algorithm.loss.needs_reference_logprobs and trainer.lora is None
     held = largest_rank(
         model,
         getattr(torch, config.model.dtype),
         data=trainer.data_parallel,
         tensor=trainer.tensor_parallel,
-        frozen=frozen,
-        references=int(config.algorithm.loss.needs_reference_logprobs),
+        frozen=[each for each in model.parameters() if not each.requires_grad],
+        references=int(has_reference),
     )
     yield ok(
         _SUBJECT,

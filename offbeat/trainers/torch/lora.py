@@ -35,8 +35,10 @@ ADAPTER_FOLDER: Final = "adapter"
 _WEIGHTS: Final = "adapter_model.safetensors"
 _NAME: Final = "default"
 _NAME_OTHERS: Final = "Name linear modules of the model in trainer.lora.target_modules"
-_BASE: Final = ".base_layer."
-_SIDES: Final = {side: f".lora_{side}.{_NAME}.weight" for side in "AB"}
+_BASE_LAYER: Final = "base_layer"
+_BASE: Final = f".{_BASE_LAYER}."
+_MODULES: Final = {side: f".lora_{side}.{_NAME}" for side in "AB"}
+_SIDES: Final = {side: f"{module}.weight" for side, module in _MODULES.items()}
 
 
 class PeftMissing(OffbeatError):
@@ -219,6 +221,17 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
     if any(isinstance(each, Conv1D) for each in modules.values()):
         problem = "has matrices of transposed axes (Conv1D)"
         raise UntrainableModel(name, problem, "Leave trainer.lora out")
+
+
+def base_of(model: nn.Module, module: str) -> str:
+    """Return the name of the module that has the matrix of a linear module: itself, if not adapted."""
+    children = dict(model.get_submodule(module).named_children())
+    return f"{module}.{_BASE_LAYER}" if _BASE_LAYER in children else module
+
+
+def side_of(module: str, side: str) -> str:
+    """Return the name of the module that is a side, A or B, of the adapter of a linear module."""
+    return f"{module}{_MODULES[side]}"
 
 
 def part_of_parameter(name: str) -> AdapterPart | None:

@@ -3,6 +3,7 @@
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Final
 
 import msgspec
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.lora import LoraConfig
@@ -20,10 +22,13 @@ from offbeat.trainers.torch.lora import (
     MergedWeights,
     identity,
     inject,
+    part_of_parameter,
     save_adapter,
     without_adapters,
 )
 from offbeat.trainers.torch.model import save_weights
+from offbeat.trainers.torch.proof import Witness
+from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.sharding import Weights, own
 from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.trainers.weights import TrainedWeights, weights_digest
@@ -32,6 +37,8 @@ from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Adapter
 
 _DIGEST: Final = msgspec.msgpack.Decoder(str)
+_PROVING: Final = 0.01
+"""Value of the matrices B while gradients are compared: any but zero."""
 
 
 class LoraTrainer(TorchTrainer):
@@ -93,6 +100,23 @@ class LoraTrainer(TorchTrainer):
         self._initial = {name: own(each).clone() for name, each in parts.items()}
         return every
 
+    def _prove_copies(self, witness: Witness, mesh: RankMesh) -> None:
+        # While the matrices B are zero every gradient of A is, and zeros are equal on all ranks.
+        parts = self._adapters.local_tensors()
+        second = [name for name in parts if (part := part_of_parameter(name)) and part.side == "B"]
+        self._fill(dict.fromkeys(second, _PROVING))
+        try:
+            super()._prove_copies(witness, mesh)
+        finally:
+            self._fill(self._initial)
+
+    @torch.no_grad()
+    def _fill(self, values: Mapping[str, Tensor | float]) -> None:
+        """Write into this rank's parts of adapters, by the names of their parameters."""
+        parts = self._adapters.local_tensors()
+        for name, each in values.items():
+            own(parts[name]).copy_(torch.as_tensor(each))
+
     def _load_model(self) -> PreTrainedModel:
         model = super()._load_model()
         inject(model, self._lora)
@@ -110,11 +134,9 @@ class LoraTrainer(TorchTrainer):
     def _check_initial(self, digest: str) -> None:
         """Do nothing: a reset reads no file, as the base never changes and adapters are kept."""
 
-    @torch.no_grad()
     def _initialise(self) -> None:
         torch.manual_seed(self._seed)
-        for name, each in self.weights.local_tensors().items():
-            own(each).copy_(self._initial[name])
+        self._fill(self._initial)
         self._optimizer.reset()
 
     def _model_of(self, name: str) -> PreTrainedModel:

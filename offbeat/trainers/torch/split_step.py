@@ -50,6 +50,7 @@ from offbeat.trainers.torch.model import (
 )
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
 from offbeat.trainers.torch.proof import Witness, prove_sharding
+from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.recompute import recompute_layers
 from offbeat.trainers.torch.routing import ModelRouting, check_routers
 from offbeat.trainers.torch.sharded_state import load_shards, save_shards, saved_names
@@ -288,8 +289,12 @@ class TorchTrainer(ReloadableTrainer):
         prove_sharding(self._model, witness, self._dtype)
         settle(self._model)
         if self._axes is not None and self._axes.tensor is not None:
-            with settled(self._model):
-                prove_copies(self._model, witness, self._dtype, self._axes, self.peers)
+            self._prove_copies(witness, self._axes)
+
+    def _prove_copies(self, witness: Witness, mesh: RankMesh) -> None:
+        """Prove that tensor ranks get the whole gradient of what they have copies of. All ranks."""
+        with settled(self._model):
+            prove_copies(self._model, witness, self._dtype, mesh, self.peers)
 
     def _router_biases(self) -> list[tuple[int, Tensor]]:
         return self._routing.biases()

@@ -2,7 +2,8 @@
 
 Which matrices, and how, is what the model's own config says (``base_model_tp_plan``). A model without
 such a plan, or with a plan of other kinds, is refused by name. What the plan leaves out is whole on
-every rank: embedding, output head, and norms of the hidden state.
+every rank: embedding, output head, and norms of the hidden state. An adapter is divided with its
+matrix: of one that is divided by columns the matrix B, of one divided by rows the matrix A.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -28,6 +29,7 @@ from transformers import PreTrainedModel
 
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.torch.lora import base_of, side_of
 
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"
@@ -57,7 +59,7 @@ def tensor_plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
     name = type(model).__name__
     for problem in chain(_problems(model), _left_out(model)):
         raise UntrainableModel(name, f"cannot be divided over tensor ranks: {problem}", _FIX)
-    kinds = dict(_divided(model))
+    kinds = dict(_parts(model))
     sizes = list(_sizes(model, kinds))
     common = gcd(*(count for _, count in sizes))
     for what, count in sizes:
@@ -123,7 +125,8 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
         if not modules:
             yield f"base_model_tp_plan has {pattern}, and no module is named so"
         for each in modules:
-            if kind != HEADS and not isinstance(model.get_submodule(each), nn.Linear):
+            matrix = model.get_submodule(base_of(model, each))
+            if kind != HEADS and not isinstance(matrix, nn.Linear):
                 yield f"{each}, which base_model_tp_plan divides, is not a linear layer"
 
 
@@ -133,10 +136,10 @@ def _left_out(model: PreTrainedModel) -> Iterator[str]:
     around = {name.rpartition(".")[0] for name in named}
     for name, _ in model.named_parameters():
         module = name.rpartition(".")[0]
-        within = accumulate(module.split("."), "{}.{}".format)
+        within = list(accumulate(module.split("."), "{}.{}".format))
         # A decoder layer, whose name is a number, has norms of the hidden state, which is whole.
         is_beside = any(each in around and not each.rpartition(".")[2].isdigit() for each in within)
-        if is_beside and module not in named:
+        if is_beside and named.isdisjoint(within):
             yield f"{name} reads what base_model_tp_plan divides beside it, and is not in that plan"
 
 
@@ -155,6 +158,15 @@ def _divided(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
         kinds = (kind for pattern, kind in plan.items() if _is_named(model, name, pattern))
         for kind in islice(kinds, 1):
             yield name, kind
+
+
+def _parts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
+    """Yield name and kind of what is divided: a module of the plan, or matrix and adapter of one."""
+    for name, kind in _divided(model):
+        base = base_of(model, name)
+        yield base, kind
+        if base != name:
+            yield side_of(name, "B" if kind == COLUMNS else "A"), kind
 
 
 def _is_named(model: PreTrainedModel, name: str, pattern: str) -> bool:

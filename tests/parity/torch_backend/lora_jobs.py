@@ -4,29 +4,71 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from parity_cases import Cut, Step
-from torch_jobs import as_arrays, feed, make, mine
+from tiny_models import compute_in_float64
+from torch import Tensor, nn
+from torch_jobs import as_arrays, feed, gradients, make, mine, nbytes
+from transformers import PreTrainedModel
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.messages.fences import StepKey
+from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
+from offbeat.trainers.torch.sharding import Weights
+
+LORA = LoraConfig(rank=4, alpha=8.0)
 
 
 class Adapting(LoraTrainer):
-    """With adapters of rank 4 on every linear module."""
+    """With adapters of rank 4 on every linear module. Computes in float64 what transformers does not."""
 
     def __init__(self, path: Path, *, trainer: Any, **given: Any) -> None:
-        lora = LoraConfig(rank=4, alpha=8.0)
-        super().__init__(path, trainer=trainer.model_copy(update={"lora": lora}), **given)
+        super().__init__(path, trainer=trainer.model_copy(update={"lora": LORA}), **given)
+
+    def _load_model(self) -> PreTrainedModel:
+        return self._exact(super()._load_model())
+
+    def _shell(self) -> PreTrainedModel:
+        return self._exact(super()._shell())
+
+    def _exact(self, model: PreTrainedModel) -> PreTrainedModel:
+        if self._dtype == torch.float64:
+            compute_in_float64(model)
+        return model
+
+
+class KeepsPartsOfA(Adapting):
+    """Nobody adds up the gradients that matrices B, cut by columns, give the matrices A before them."""
+
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        weights = super()._cut(model, whole)
+        for name, module in model.named_modules():
+            if name.endswith("q_proj.lora_B.default"):
+                module.register_forward_pre_hook(self._keep_part, prepend=True)
+        return weights
+
+    def _keep_part(self, _: nn.Module, inputs: tuple[Tensor]) -> None:
+        if inputs[0].requires_grad:
+            inputs[0].register_hook(lambda whole: whole * (1 + self.peers.rank) / 3)
+
+
+KINDS = {each.__name__: each for each in (Adapting, KeepsPartsOfA)}
 
 
 def trained(
-    peers: Peers, path: Path, cut: Cut, step: Step, root: Path, load: Path | None = None
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    root: Path,
+    load: Path | None = None,
+    kind: str = "Adapting",
 ) -> dict[str, Any]:
     """Load a state or start anew, take a step; state and model are written under ``root``."""
-    trainer: Any = make(peers, path, cut, Adapting)
+    trainer: Any = make(peers, path, cut, KINDS[kind])
     seen: dict[str, Any] = {"initial": trainer.weights_digest(), "identity": trainer.identity}
     weights = trainer.module.named_parameters()
     seen["frozen"] = {str(each.dtype) for _, each in weights if not each.requires_grad}
@@ -35,15 +77,27 @@ def trained(
         seen["loaded"] = trainer.weights_digest()
     number = trainer.steps_applied + 1
     key = feed(trainer, step, LossSpec(), 2, StepKey(number, number, 0))
+    seen["gradients"] = gradients(trainer)
     seen["result"] = trainer.finish_train_step(key)
     seen["digest"] = trainer.weights_digest()
     seen["adapters"] = as_arrays(dict(trainer.named_weights()))
+    seen["bytes"] = held(trainer)
     seen["reference gap"] = reference_gap(trainer, step)
     trainer.save_state(root / "state")
     trainer.save(root / "model")
     trainer.reset()
     seen["after reset"] = trainer.weights_digest()
     return seen
+
+
+def held(trainer: Any) -> RankBytes:
+    """Bytes of this rank after a step; gradients are as large as the weights that are trained."""
+    parameters = list(trainer.module.parameters())
+    return RankBytes(
+        nbytes([*parameters, *trainer.module.buffers()]),
+        nbytes(each for each in parameters if each.requires_grad),
+        nbytes(trainer._optimizer.moments().values()),  # noqa: SLF001 -- no public total
+    )
 
 
 def reference_gap(trainer: LoraTrainer, step: Step) -> float:

@@ -1,11 +1,9 @@
 """What tensor-parallel ranks are asked to do. Runs in workers only."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from parity_cases import TOKENS, Cut, Step
-from torch import Tensor
-from torch_jobs import feed, make
+from torch_jobs import feed, make, nbytes
 
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.rank_bytes import RankBytes
@@ -20,10 +18,10 @@ def held(
     """This rank's regions of the weights, the shapes of what is there, and its bytes after a step."""
     trainer = make(peers, path, cut)
     key = feed(trainer, step, TOKENS, 1, StepKey(1, 1, 0))
-    gradients = _nbytes(each.grad for each in trainer.module.parameters() if each.grad is not None)
+    gradients = nbytes(each.grad for each in trainer.module.parameters() if each.grad is not None)
     trainer.finish_train_step(key)
-    weights = _nbytes([*trainer.module.parameters(), *trainer.module.buffers()])
-    moments = _nbytes(trainer._optimizer.moments().values())  # noqa: SLF001 -- no public total
+    weights = nbytes([*trainer.module.parameters(), *trainer.module.buffers()])
+    moments = nbytes(trainer._optimizer.moments().values())  # noqa: SLF001 -- no public total
     regions = trainer.held_regions()
     return (
         {each.name: each.region for each in regions},
@@ -41,7 +39,3 @@ def rounded_otherwise(peers: Peers, path: Path, cut: Cut, step: Step) -> tuple[f
             own(each.grad).mul_(1 + 1e-12 * peers.rank)
     result = trainer.finish_train_step(key)
     return result.grad_norm, trainer.weights_digest()
-
-
-def _nbytes(tensors: Iterable[Tensor]) -> int:
-    return sum(own(each).nbytes for each in tensors)

@@ -1,6 +1,6 @@
 """What the ranks of a world are asked to do. Runs in workers only."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from offbeat.messages.training import StepResult
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.sharding import own
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.source import GatheredSource
 
@@ -81,6 +82,11 @@ def gradients(trainer: TorchTrainer) -> Arrays:
             if each.grad is not None
         }
     )
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of this rank's parts."""
+    return sum(own(each).nbytes for each in tensors)
 
 
 def as_arrays(tensors: dict[str, Tensor]) -> Arrays:

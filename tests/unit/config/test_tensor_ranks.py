@@ -28,12 +28,12 @@ def test_a_replica_has_as_many_ranks_as_divide_its_matrices() -> None:
     assert Replicas.of(given.trainer) == Replicas(data=3, tensor=2)
     assert sender_grid(given) == ModelGrid(shards=3, tensor=2, whole_vocabulary=1)
     assert refused({"data_parallel": 3, "tensor_parallel": 2}) == []
+    assert refused({"tensor_parallel": 2, "lora": {}}) == []
 
 
 @pytest.mark.parametrize(
     ("key", "trainer", "sections"),
     [
-        ("trainer.lora", {"lora": {}}, {}),
         ("trainer.moe", {"moe": {"load_balancing_coef": 0.1}}, {}),
         ("trainer.encoder", {"encoder": {}}, {}),
         ("environment.images", {}, {"environment": {"name": "digits", "images": {}}}),
