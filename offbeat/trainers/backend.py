@@ -221,10 +221,14 @@ class TrainerBackend(ABC):
         return None
 
     @abstractmethod
-    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+    def top_logprobs(
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+    ) -> TopLogprobs:
         """Return the most probable next tokens after prompts of equal length, by the current weights.
 
-        All ranks call it together; the result of rank 0 counts. Gradients of an open step stay.
+        With ``quantized``, each matrix that ``sync.quantize`` quantizes has the values that engines
+        compute with. All ranks call it together; the result of rank 0 counts. Weights and gradients
+        of an open step stay.
         """
 
     @abstractmethod

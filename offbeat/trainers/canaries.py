@@ -3,10 +3,11 @@
 import msgspec
 
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.generator import VllmGeneratorConfig
 from offbeat.messages.weights import Canary
-from offbeat.multimodal.canary_pictures import canary_prompts
+from offbeat.multimodal.canary_pictures import Prompts, canary_prompts
 from offbeat.trainers.backend import TrainerBackend
-from offbeat.weight_sync.canary import KEPT, tolerance
+from offbeat.weight_sync.canary import KEPT, QUANTIZED_PROMPTS, prompts, tolerance
 from offbeat.weight_sync.precision import wire_formats
 from offbeat.weight_sync.transport import PublishedRelease
 
@@ -19,7 +20,12 @@ class Canaries:
 
     def __init__(self, config: RunConfig) -> None:
         self._interval = config.sync.canary_interval
-        self._tolerance = tolerance(*wire_formats(config.model.dtype, config.sync))
+        self._quantized = config.sync.quantize is not None
+        # vLLM's kernels for CPUs round weights alone, those for GPUs activations as well
+        engine = config.generator
+        on_gpu = isinstance(engine, VllmGeneratorConfig) and engine.device != "cpu"
+        formats = wire_formats(config.model.dtype, config.sync)
+        self._tolerance = tolerance(*formats, rounds_activations=on_gpu)
         # Another engine is asked for text alone: it would take placeholders for tokens
         self._with_pictures = config.generator.backend == "embedded"
         self._releases = 0  # published by this process
@@ -30,9 +36,15 @@ class Canaries:
         self._releases += 1
         if not is_due:
             return published
-        asked = canary_prompts(
-            split.vocabulary, split.picture_rules if self._with_pictures else None
-        )
-        canary = Canary(asked, *split.top_logprobs(asked, KEPT), self._tolerance)
+        asked = self._prompts(split)
+        expected = split.top_logprobs(asked, KEPT, quantized=self._quantized)
+        canary = Canary(asked, *expected, self._tolerance)
         manifest = msgspec.structs.replace(published.manifest, canary=canary)
         return published._replace(manifest=manifest)
+
+    def _prompts(self, split: TrainerBackend) -> Prompts:
+        if self._quantized:
+            return prompts(split.vocabulary, QUANTIZED_PROMPTS)
+        return canary_prompts(
+            split.vocabulary, split.picture_rules if self._with_pictures else None
+        )

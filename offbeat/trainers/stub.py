@@ -113,9 +113,11 @@ class StubTrainer(TrainerBackend):
     def vocabulary(self) -> int:
         return 1000
 
-    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+    def top_logprobs(
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+    ) -> TopLogprobs:
         """Derive next tokens from the digest, as a stub engine with the same digest does."""
-        del prompts, count
+        del prompts, count, quantized
         return invented(self._digest)
 
     def weights_digest(self) -> str:

@@ -77,6 +77,15 @@ def dequantize(quantized: Quantized, dtype: torch.dtype) -> Tensor:
     return quantized.values.to(dtype) * factors
 
 
+def rounded(name: str, weight: Tensor) -> Tensor:
+    """Return a matrix as it is after quantization, in its own dtype.
+
+    Raises:
+        UnquantizableWeights: A block holds an infinity or a NaN.
+    """
+    return dequantize(quantize(name, weight), torch.float32).to(weight.dtype)
+
+
 def wire_tensors(
     named: Iterable[tuple[str, Tensor]], policy: WirePolicy
 ) -> Iterator[tuple[str, Tensor]]:

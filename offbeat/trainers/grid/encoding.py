@@ -67,8 +67,10 @@ class EncodingTrainer(ExchangingTrainer):
                 self._encode(self._tower_of(name), media, trained=False)
         return [{} for _ in groups]
 
-    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        del count
+    def top_logprobs(
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+    ) -> TopLogprobs:
+        del count, quantized  # the tower is not quantized
         asked = canary_media(self._rules, prompts)
         self._encode(
             self._tower_of(POLICY_LOGPROBS),

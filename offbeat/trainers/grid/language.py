@@ -17,10 +17,12 @@ from offbeat.trainers.grid.trainer import GridTrainer
 class LanguageTrainer(LaneTrainer, GridTrainer):
     """Trainer of one rank of the language model, which is one lane."""
 
-    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+    def top_logprobs(
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+    ) -> TopLogprobs:
         asked = canary_media(self._rules, prompts)
         with self._exchanged([each for each in asked if each is not None], trained=False):
-            return super().top_logprobs(prompts, count)
+            return super().top_logprobs(prompts, count, quantized=quantized)
 
     def _logprobs(
         self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float

@@ -9,7 +9,8 @@ make up one world: all of them gather, digest, save and load the whole model tog
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol
@@ -31,6 +32,8 @@ from offbeat.trainers.megatron.mapping import TensorBox, is_router_bias
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.trainers.megatron.tower import names_in_files
 from offbeat.trainers.model_trainer import ModelTrainer
+from offbeat.weight_sync.precision import is_quantized
+from offbeat.weight_sync.quantize import rounded
 from offbeat.weight_sync.receiver import TensorRegion
 
 _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
@@ -131,6 +134,33 @@ class BoxedTrainer(ModelTrainer):
 
     def _regions_in(self, weights: Mapping[str, Tensor]) -> list[TensorRegion]:
         return [TensorRegion(box.tensor, box.region, view_of(weights, box)) for box in self.boxes]
+
+    @contextmanager
+    def _quantized_matrices(self) -> Generator[None]:
+        """Give each matrix that releases quantize the values that engines compute with. All ranks.
+
+        Inside the block this rank's share of those matrices is in memory twice.
+        """
+        weights, mine = self.local_weights, dict[str, list[TensorBox]]()
+        for box in self.boxes:
+            if is_quantized(box.tensor, box.whole):
+                mine.setdefault(box.tensor, []).append(box)
+        names = {box.parameter for boxes in mine.values() for box in boxes}
+        kept = {name: weights[name].detach().clone() for name in names}
+        whole, cut = self.gathering.cut_by_blocks()
+        try:
+            for name in whole:
+                for box in mine.get(name, ()):
+                    view = view_of(weights, box)
+                    view.copy_(rounded(name, view))
+            for name, tensor in self.gathering.in_batches(cut, weights):
+                values = rounded(name, tensor)
+                for box in mine.get(name, ()):
+                    view_of(weights, box).copy_(values[box.region.slices])
+            yield
+        finally:
+            for name, values in kept.items():
+                weights[name].copy_(values)
 
     def save(self, directory: str | Path) -> None:
         """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it."""

@@ -18,6 +18,7 @@ from offbeat.trainers.megatron.errors import IncompleteWeights
 from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.mapping import ROUTER_BIAS, TensorBox, is_router_bias
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.weight_sync.precision import is_quantized, scale_region
 from offbeat.weight_sync.reshard.region import Region, Shape
 
 _BOXES: Final = msgspec.msgpack.Decoder(list[TensorBox])
@@ -59,6 +60,19 @@ class TensorGather:
         pieces = (each for name in self.shapes for each in self._pieces[name])
         return [each.box for each in pieces if each.owner == self._rank]
 
+    def cut_by_blocks(self) -> tuple[list[str], list[str]]:
+        """Return the matrices that releases quantize: whose pieces end with blocks, and the others.
+
+        Equal on all ranks.
+        """
+        whole, cut = list[str](), list[str]()
+        for name, shape in self.shapes.items():
+            if is_quantized(name, shape):
+                regions = (each.box.region for each in self._pieces[name])
+                is_whole = all(scale_region(each, shape) is not None for each in regions)
+                (whole if is_whole else cut).append(name)
+        return whole, cut
+
     def tensors(self, names: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return whole tensors by name, on every rank; all ranks call it with the same names.
 
@@ -91,12 +105,19 @@ class TensorGather:
         self, values: Mapping[str, Tensor], batch_elements: int = 1 << 26
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield every tensor in order of its name, with about ``batch_elements`` in memory at a time."""
+        yield from self.in_batches(list(self.shapes), values, batch_elements)
+
+    def in_batches(
+        self, names: Sequence[str], values: Mapping[str, Tensor], batch_elements: int = 1 << 26
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield these tensors in their order, with about ``batch_elements`` in memory at a time."""
         batch, elements = list[str](), 0
-        for name, shape in self.shapes.items():
-            if batch and elements + prod(shape) > batch_elements:
+        for name in names:
+            size = prod(self.shapes[name])
+            if batch and elements + size > batch_elements:
                 yield from self.tensors(batch, values).items()
                 batch, elements = [], 0
             batch.append(name)
-            elements += prod(shape)
+            elements += size
         if batch:
             yield from self.tensors(batch, values).items()

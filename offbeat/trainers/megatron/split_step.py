@@ -8,7 +8,7 @@ A rank receives its data-parallel share of the groups; ranks of one replica rece
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -129,10 +129,13 @@ class MegatronTrainer(BoxedTrainer):
         return values.cpu().numpy()
 
     @torch.no_grad()
-    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+    def top_logprobs(
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+    ) -> TopLogprobs:
         canaries = canary_rows(prompts, self.picture_rules)
         (rows,) = aligned([canaries], self.transformer, self.layout)
-        with self._no_message_unread():
+        rounded = self._quantized_matrices() if quantized else nullcontext()
+        with rounded, self._no_message_unread():
             logits_PV = self._forward.logits(rows)
         kept = None if logits_PV is None else largest_logprobs(logits_PV, count)
         return self._of_last_stage(kept)

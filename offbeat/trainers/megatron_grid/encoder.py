@@ -4,6 +4,7 @@
 # torch declares some functions without types.
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
@@ -98,8 +99,12 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
 
     # --- passes ------------------------------------------------------------------------------------
 
-    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        super().top_logprobs(prompts, count)
+    def top_logprobs(
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+    ) -> TopLogprobs:
+        rounded = self._quantized_matrices() if quantized else nullcontext()
+        with rounded:  # the language ranks gather matrices with all ranks
+            super().top_logprobs(prompts, count)
         return self._of_last_stage(None)
 
     def _tower_of(self, name: str) -> PreTrainedModel:

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -74,9 +75,13 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
 
     # --- passes ------------------------------------------------------------------------------------
 
-    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+    def top_logprobs(
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+    ) -> TopLogprobs:
         asked = canary_media(self._rules, prompts)
-        with self._exchanged([each for each in asked if each is not None], trained=False):
+        rounded = self._quantized_matrices() if quantized else nullcontext()
+        # All ranks gather what they round before lanes exchange a message
+        with rounded, self._exchanged([each for each in asked if each is not None], trained=False):
             return super().top_logprobs(prompts, count)
 
     def _logprobs(

@@ -50,6 +50,7 @@ from offbeat.trainers.torch.model import (
 )
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
 from offbeat.trainers.torch.proof import Witness, prove_sharding
+from offbeat.trainers.torch.quantized_pass import quantized_matrices
 from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.recompute import recompute_layers
 from offbeat.trainers.torch.routing import ModelRouting, check_routers
@@ -142,8 +143,12 @@ class TorchTrainer(ReloadableTrainer):
     def picture_rules(self) -> PictureRules | None:
         return picture_rules(self._model.config)
 
-    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        return top_logprobs(self._model, prompts, count, self._features_of)
+    def top_logprobs(
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+    ) -> TopLogprobs:
+        rounded = quantized_matrices(self._model) if quantized else nullcontext()
+        with rounded:
+            return top_logprobs(self._model, prompts, count, self._features_of)
 
     # --- weights in and out ----------------------------------------------------------------------
 

@@ -258,6 +258,13 @@ def top_logprobs(path: Path, cut: Cut, prompts: Sequence[Sequence[int]]) -> Any:
     return make(path, cut).top_logprobs(prompts, 8)
 
 
+def quantized_logprobs(path: Path, cut: Cut, prompts: Sequence[Sequence[int]]) -> tuple[Any, bool]:
+    """Of quantized matrices; and whether the weights have stayed what they were."""
+    trainer = make(path, cut)
+    digest = trainer.weights_digest()
+    return trainer.top_logprobs(prompts, 8, quantized=True), trainer.weights_digest() == digest
+
+
 def exported(path: Path, cut: Cut, target: Path) -> tuple[Arrays, str, int]:
     trainer = make(path, cut)
     trainer.save(target)

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.rank_bytes import largest_rank
+from offbeat.trainers.quantized_matrices import as_quantized, has_quantized
 from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.receiver import ModuleReceiver
@@ -97,6 +98,36 @@ def test_next_token_logprobs_are_those_of_transformers(
     for got in megatron_world.run(
         cut.ranks, "top_logprobs", path=path, cut=replace(cut, dtype="float32"), prompts=prompts
     ):
+        assert got[0] == tokens
+        np.testing.assert_allclose(got[1], logprobs, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [("qwen3", Cut(tensor=2)), ("qwen3", Cut(pipeline=2)), ("moe", Cut(data=2, expert=2))],
+    ids=["t2", "p2", "e2"],
+)
+def test_next_token_logprobs_of_quantized_matrices_are_those_of_one_module(
+    megatron_world: MegatronWorld, models: Models, name: str, cut: Cut
+) -> None:
+    path, prompts = models(name), canary.prompts(63)
+    model = hf_model(path)
+    with torch.no_grad():
+        plain = model(torch.tensor(prompts)).logits[:, -1].log_softmax(-1)
+        for place, each in model.named_parameters():
+            if has_quantized(place, tuple(each.shape)):
+                each.copy_(as_quantized(place, each))
+        logits = model(torch.tensor(prompts)).logits[:, -1]
+    assert float((logits.log_softmax(-1) - plain).abs().max()) > 1e-3, "rounding is seen"
+    tokens, logprobs = largest_logprobs(logits, 8)
+    for got, stays in megatron_world.run(
+        cut.ranks,
+        "quantized_logprobs",
+        path=path,
+        cut=replace(cut, dtype="float32"),
+        prompts=prompts,
+    ):
+        assert stays
         assert got[0] == tokens
         np.testing.assert_allclose(got[1], logprobs, atol=2e-5)
 

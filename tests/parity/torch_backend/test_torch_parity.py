@@ -229,6 +229,22 @@ def test_next_token_logprobs_are_those_of_one_rank_and_cost_an_open_step_nothing
         assert disturbed == undisturbed
 
 
+@pytest.mark.parametrize(("model", "tensor"), [("qwen3", 1), ("qwen3", 2), ("moe", 1)])
+def test_logprobs_of_quantized_matrices_are_those_of_one_rank_wherever_blocks_are_cut(
+    world: World, models: Models, model: str, tensor: int
+) -> None:
+    given = {"path": models(model), "prompts": canary.prompts(63)}
+    ((alone, plain, stays),) = world.run(1, "torch_jobs:quantized_logprobs", cut=Cut(), **given)
+    assert stays
+    assert np.abs(np.subtract(alone[1], plain[1])).max() > 1e-3, "rounding is seen"
+    for found, _, stays in world.run(
+        2, "torch_jobs:quantized_logprobs", cut=Cut(tensor=tensor), **given
+    ):
+        assert stays
+        assert found[0] == alone[0]
+        np.testing.assert_allclose(found[1], alone[1], atol=1e-5)
+
+
 def test_logprobs_are_each_groups_own_and_reference_and_teacher_stay(
     world: World, models: Models, step: Step
 ) -> None:

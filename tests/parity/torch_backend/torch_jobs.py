@@ -172,6 +172,17 @@ def top_logprobs(
     return answer, digests[0], digests[1]
 
 
+def quantized_logprobs(
+    peers: Peers, path: Path, cut: Cut, prompts: Sequence[Sequence[int]]
+) -> tuple[Any, Any, bool]:
+    """Of quantized matrices, and of the weights as they are; and whether these have stayed."""
+    trainer = make(peers, path, cut)
+    digest, plain = trainer.weights_digest(), trainer.top_logprobs(prompts, 8)
+    quantized = trainer.top_logprobs(prompts, 8, quantized=True)
+    stays = trainer.weights_digest() == digest and trainer.top_logprobs(prompts, 8) == plain
+    return quantized, plain, stays
+
+
 def logprobs(
     peers: Peers, path: Path, cut: Cut, step: Step, temperature: float, teacher: Path
 ) -> dict[int, Arrays]:

@@ -279,7 +279,9 @@ def test_the_tolerance_is_that_of_the_coarsest_type() -> None:
     assert canary.tolerance("float32", None) == canary.TOLERANCE_FLOAT32
     assert canary.tolerance("float32", "bfloat16") == canary.TOLERANCE_16_BIT
     assert canary.tolerance("bfloat16", None) == canary.TOLERANCE_16_BIT
-    assert canary.tolerance("bfloat16", None, "float8_e4m3fn") == canary.TOLERANCE_8_BIT
+    quantized = "bfloat16", None, "float8_e4m3fn"
+    assert canary.tolerance(*quantized) == canary.TOLERANCE_16_BIT
+    assert canary.tolerance(*quantized, rounds_activations=True) == canary.TOLERANCE_8_BIT
 
 
 @pytest.mark.parametrize("key", ["model.dtype", "sync.wire_dtype"])
