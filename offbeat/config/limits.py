@@ -165,6 +165,12 @@ def microbatch_tokens(trainer: TrainerConfig) -> int:
     return trainer.max_tokens_per_microbatch * context
 
 
+def picture_tokens(trainer: TrainerConfig) -> int | None:
+    """Return the most tokens of pictures that an encoder rank computes at once; None: no bound."""
+    encoder = encoder_of(trainer)
+    return None if encoder is None else encoder.max_tokens_per_microbatch
+
+
 def lora_of(config: RunConfig) -> LoraConfig | None:
     """Return the adapters that the run trains in the place of the model; None: it trains the model."""
     trainer = config.trainer

@@ -65,6 +65,7 @@ class Cut:
     recompute: bool = False
     tensor: int = 1  # ranks that divide each matrix
     moe: dict[str, float] = field(default_factory=dict[str, float])  # balance of the experts
+    picture_tokens: int | None = None  # that an encoder rank computes at once
     # A large eps makes a step proportional to its gradient: errors stay as large as they are.
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {"learning_rate": 1e-2, "eps": 1.0, "max_grad_norm": None}

@@ -121,7 +121,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     FILE_OF_A_USER: ("runs/report/told.py token_text",),
     OTHER_RANKS: (
         "trainers/checkpoints/shared_work.py SharedWork._carry_out",
-        "trainers/ranks/peers.py run_on_all_ranks",
+        "trainers/ranks/peers.py run_and_reduce_max",
         "trainers/torch/split_step.py TorchTrainer._prepared_on_all_ranks",
     ),
     SURVIVED: (

@@ -14,6 +14,11 @@ class EncoderConfig(Config):
     """Encoder ranks, beside those of `trainer.data_parallel`, of which it has to be a divisor: each encodes the
     pictures of as many of those ranks. More make encoding shorter and cut the tower over them."""
 
+    max_tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of pictures that the tower computes at once; null: those of a whole chunk. It bounds the memory of a
+    pass, and changes no gradient. A picture is never cut: one of more tokens is computed alone. Of several microbatches
+    all but the last are computed a second time, in the backward pass."""
+
     threads: Annotated[int, Field(ge=1)] = 1
     """CPU threads of each encoder rank."""
 

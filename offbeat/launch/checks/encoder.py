@@ -6,7 +6,12 @@ torch and transformers, whose import takes seconds, are imported only if a recip
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from offbeat.config.limits import encoder_of, freeze_patterns, trainer_resources
+from offbeat.config.limits import (
+    encoder_of,
+    freeze_patterns,
+    picture_tokens,
+    trainer_resources,
+)
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 
@@ -115,6 +120,8 @@ def _of_side(
         f"{len(ranks)} of the {of}, rank {first}{f' to {last}' if last > first else ''}; "
         f"{_said(held, has_reference=references > 0)}"
     )
+    if side is Side.TOWER:
+        seen = f"{seen}, for {_at_once(config)} at once"
     if gpu is None:
         return ok(_SUBJECT, seen)
     key = "trainer.encoder" if side is Side.TOWER else "trainer"
@@ -127,6 +134,12 @@ def _of_side(
         seen = f"{seen}; {share:g} of its GPU, which it reserves, is {size(gpu * share)}"
         return warning(_SUBJECT, seen, more)
     return ok(_SUBJECT, f"{seen}; its GPU has {size(gpu)}")
+
+
+def _at_once(config: RunConfig) -> str:
+    """Return the pictures that a pass of the tower computes."""
+    tokens = picture_tokens(config.trainer)
+    return "all pictures of a chunk" if tokens is None else f"{tokens} tokens of pictures"
 
 
 def _said(held: "RankBytes", *, has_reference: bool) -> str:

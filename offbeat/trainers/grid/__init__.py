@@ -9,6 +9,8 @@ bridge          messages between two ranks: header, features, gradients
 sides           which tensors of a model are tower or language; drops the other side's modules
 stacking        features as one tensor; a picture for a pass that no prompt needs
 exchange        what trainers of both sides share, of any backend: rounds of messages
+microbatches    pictures that a tower computes at once                                  (pure)
+tower_passes    forward and backward passes over them, with one graph in memory at a time
 encoding        what trainers of encoder ranks share: pictures of lanes, and their gradients
 lane            what trainers of language ranks share: features that come, gradients that go back
 weights         mesh of a side, whole weights from both, loading

@@ -2,6 +2,7 @@
 
 from transformers import PreTrainedModel
 
+from offbeat.config.limits import picture_tokens
 from offbeat.trainers.grid.encoding import EncodingTrainer
 from offbeat.trainers.grid.trainer import GridTrainer
 
@@ -11,3 +12,7 @@ class EncoderTrainer(EncodingTrainer, GridTrainer):
 
     def _tower_of(self, name: str) -> PreTrainedModel:
         return self._model_of(name)
+
+    @property
+    def _max_tokens(self) -> int | None:
+        return picture_tokens(self._config)

@@ -22,10 +22,12 @@ from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import Kind, dtype_code, gradient_dtype
 from offbeat.trainers.grid.errors import BridgeMismatch
 from offbeat.trainers.grid.exchange import ExchangingTrainer
+from offbeat.trainers.grid.microbatches import picture_microbatches
 from offbeat.trainers.grid.provenance import MergedMedia, matched, merged
 from offbeat.trainers.grid.stacking import example, stacked
+from offbeat.trainers.grid.tower_passes import TowerPasses
 from offbeat.trainers.model_trainer import TrainedGroups
-from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.ranks.peers import run_and_reduce_max, run_on_all_ranks
 from offbeat.trainers.step_sums import StepSums
 from offbeat.trainers.torch.sharding import settle
 from offbeat.trainers.torch.split_step import settled
@@ -43,6 +45,11 @@ class EncodingTrainer(ExchangingTrainer):
     @abstractmethod
     def _tower_of(self, name: str) -> PreTrainedModel:
         """Return the tower of the model whose logprobs a column holds."""
+
+    @property
+    @abstractmethod
+    def _max_tokens(self) -> int | None:
+        """Return the most tokens of pictures that the tower computes at once; None: no bound."""
 
     @property
     def _is_replica_leader(self) -> bool:
@@ -119,16 +126,17 @@ class EncodingTrainer(ExchangingTrainer):
         named = self._named_by_lanes([])
         if not any(named):
             return
-        rank, lanes = self.peers.rank, self._grid.lanes_of(self.peers.rank)
-        batch = run_on_all_ranks(
-            self.peers,
-            "the pictures",
-            lambda: matched(rank, [named[lane] for lane in lanes], media),
+        lanes = self._grid.lanes_of(self.peers.rank)
+        (batch, own), count = run_and_reduce_max(
+            self.peers, "the pictures", lambda: self._microbatches(media, named)
         )
+
+        def encode(pictures: Media, has_graph: bool) -> Tensor:  # noqa: FBT001 -- its one flag
+            return self._features(model, pictures, has_graph=has_graph)
+
+        passes = TowerPasses(own, count, example(self._rules), encode)
         with settled(model):
-            made = self._pass_on_all_ranks(
-                "the tower", lambda: self._features(model, batch, trained=trained)
-            )
+            made = self._pass_on_all_ranks("the tower", lambda: passes.forward(trained=trained))
             parts = self._parts(batch, made)
             for lane, part in zip(lanes, parts, strict=True):
                 if part.shape[1]:
@@ -140,13 +148,23 @@ class EncodingTrainer(ExchangingTrainer):
                 gradient = run_on_all_ranks(
                     self.peers, "the gradients", lambda: self._gradient(made, parts, named)
                 )
-                self._pass_on_all_ranks("the tower's backward", lambda: _backward(made, gradient))
+                self._pass_on_all_ranks("the tower's backward", lambda: passes.backward(gradient))
             settle(model)
 
-    def _features(self, model: PreTrainedModel, batch: MergedMedia, *, trained: bool) -> Tensor:
-        """Return the features [blocks, F, H] of a batch; of a picture of noise if it is empty."""
-        pictures = merged(batch.media) if batch.media else example(self._rules)
-        with torch.set_grad_enabled(trained):
+    def _microbatches(
+        self, media: Sequence[Media], named: Sequence[Sequence[str]]
+    ) -> tuple[tuple[MergedMedia, list[Media]], int]:
+        """Return the pictures that this rank's lanes named, with their microbatches, and how many."""
+        rank = self.peers.rank
+        batch = matched(rank, [named[lane] for lane in self._grid.lanes_of(rank)], media)
+        if not batch.media:
+            return (batch, []), 0
+        cut = picture_microbatches(merged(batch.media), self._rules, self._max_tokens)
+        return (batch, cut), len(cut)
+
+    def _features(self, model: PreTrainedModel, pictures: Media, *, has_graph: bool) -> Tensor:
+        """Return the features [blocks, F, H] of pictures, which the tower computes at once."""
+        with torch.set_grad_enabled(has_graph):
             made = stacked(features(model, (pictures,)))
         wanted = self._rules.features(pictures)
         if made.shape[1] != wanted:
@@ -158,7 +176,7 @@ class EncodingTrainer(ExchangingTrainer):
         counts, media = list[int](), iter(batch.media)
         for prompts in batch.counts:
             counts.append(sum(self._rules.features(next(media)) for _ in range(prompts)))
-        parts: tuple[Tensor, ...] = torch.split(made[:, : sum(counts)].detach(), counts, dim=1)
+        parts: tuple[Tensor, ...] = torch.split(made, counts, dim=1)
         return list(parts)
 
     def _gradient(
@@ -190,8 +208,3 @@ class EncodingTrainer(ExchangingTrainer):
         if wrong:
             raise wrong[0]
         return gradient
-
-
-def _backward(made: Tensor, gradient: Tensor) -> None:
-    if made.requires_grad:
-        made.backward(gradient)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
+from offbeat.config.limits import picture_tokens
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.multimodal.picture_rules import PictureRules
@@ -109,6 +110,10 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
 
     def _tower_of(self, name: str) -> PreTrainedModel:
         return self._tower.model if name == POLICY_LOGPROBS else self._reference.model
+
+    @property
+    def _max_tokens(self) -> int | None:
+        return picture_tokens(self._config)
 
     @cached_property
     def _reference(self) -> _Tower:

@@ -118,11 +118,19 @@ def run_on_all_ranks(peers: Peers, during: str, work: Callable[[], T]) -> T:
         Exception: What ``work`` raised, on the rank where it did.
         PeerFailed: On the others.
     """
+    done, _ = run_and_reduce_max(peers, during, lambda: (work(), 0))
+    return done
+
+
+def run_and_reduce_max(
+    peers: Peers, during: str, work: Callable[[], tuple[T, int]]
+) -> tuple[T, int]:
+    """Do as ``run_on_all_ranks``; return the value, and the maximum of the number over all ranks."""
     try:
-        done, failure = work(), None
+        (done, value), failure = work(), None
     except Exception as error:
         if peers.size == 1 or peers.are_lost(error):
             raise
-        done, failure = None, error
-    all_reduce_max_or_fail(peers, during, 0, failure)
-    return cast("T", done)
+        done, value, failure = None, 0, error
+    most = all_reduce_max_or_fail(peers, during, value, failure)
+    return cast("T", done), most

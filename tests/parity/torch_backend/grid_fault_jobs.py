@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from parity_cases import TOKENS, Cut, Step
+from side_faults import FaultyLane, FaultyTower
 from torch import Tensor
 from torch_backend.grid_jobs import ExactEncoder, ExactLanguage, feed, make
-from torch_backend.torch_bugs import Injected, raise_injected
+from torch_backend.torch_bugs import Injected
 
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.grid.bridge import Bridge, Header, Kind
@@ -18,64 +19,21 @@ from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch.sharding import own
 
 
-class Faulty:
-    """What fails next: the place, if this rank is one of those that fail there."""
-
-    site = ""
-
-    def due(self, site: str) -> bool:
-        if self.site != site:
-            return False
-        self.site = ""
-        return True
-
-
-class FaultyEncoder(Faulty, ExactEncoder):
-    def _features(self, *given: Any, **named: Any) -> Tensor:
-        if self.due("tower"):
-            raise Injected("tower")
-        made = super()._features(*given, **named)
-        if self.due("NaN in the features"):
-            made = made * float("nan")
-        if made.requires_grad and self.due("tower's backward"):
-            made.register_hook(raise_injected)
-        return made
-
-    def _header(self, kind: Kind, lane: int, named: Any) -> Header:
-        header = super()._header(kind, lane, named)
-        if kind is Kind.FEATURES and lane == 0 and self.due("features of another step"):
-            return replace(header, step=header.step - 1)
-        return header
-
+class FaultyEncoder(FaultyTower, ExactEncoder):
     def _apply(self, denominator: float, rate: float) -> Any:
-        spoil(self)
+        self.spoil(gradients_of(self))
         return super()._apply(denominator, rate)
 
 
-class FaultyLanguage(Faulty, ExactLanguage):
-    def _loss(self, *given: Any) -> Any:
-        if self.due("loss"):
-            raise Injected("loss")
-        return super()._loss(*given)
-
-    def _header(self, kind: Kind, lane: int, named: Any) -> Header:
-        header = super()._header(kind, lane, named)
-        if kind is Kind.GRADIENTS and self.due("gradients of other pictures"):
-            return replace(header, provenance=header.provenance ^ 1)
-        return header
-
+class FaultyLanguage(FaultyLane, ExactLanguage):
     def _apply(self, denominator: float, rate: float) -> Any:
-        spoil(self)
+        self.spoil(gradients_of(self))
         return super()._apply(denominator, rate)
 
 
-def spoil(trainer: Any) -> None:
-    """Put NaN or infinity at one place of one gradient."""
-    for value in ("nan", "inf"):
-        if trainer.due(f"{value} in a gradient"):
-            gradients = (each.grad for each in trainer.module.parameters())
-            part = next(own(each) for each in gradients if each is not None)
-            part.view(-1)[-1] = float(value)
+def gradients_of(trainer: Any) -> list[Tensor]:
+    gradients = (each.grad for each in trainer.module.parameters())
+    return [own(each) for each in gradients if each is not None]
 
 
 def faulty(peers: Peers, path: Path, cut: Cut, lanes: int, encoders: int) -> Any:

@@ -116,13 +116,19 @@ def make(
             optimizer=OptimizerConfig.model_validate(cut.optimizer),
             freeze=freeze,
             data_parallel=lanes,
-            encoder=EncoderConfig(data_parallel=encoders) if encoders else None,
+            encoder=encoder_config(cut, encoders),
         ),
         model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
         total_steps=10,
         max_model_len=128,
         peers=peers,
     )
+
+
+def encoder_config(cut: Cut, encoders: int) -> EncoderConfig | None:
+    if not encoders:
+        return None
+    return EncoderConfig(data_parallel=encoders, max_tokens_per_microbatch=cut.picture_tokens)
 
 
 def dealt(

@@ -110,6 +110,28 @@ def test_other_families_with_axes_and_deeper_features_do_so_too(
     assert gradient_error(one, ranks, 2) <= bound
 
 
+@pytest.mark.parametrize(("lanes", "encoders"), WORLDS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("family", "bound", "tokens"),
+    [("idefics3", 1e-10, 4), ("idefics3", 1e-10, 9), ("qwen3_vl", 1e-7, 8)],
+)
+def test_a_tower_that_computes_some_pictures_at_a_time_has_the_same_gradients(
+    world: World,
+    models: dict[str, Path],
+    lanes: int,
+    encoders: int,
+    family: str,
+    bound: float,
+    tokens: int,
+) -> None:
+    """Four tokens are one picture; nine leave some, and encoder ranks have unequal numbers of passes."""
+    given = {"path": models[family], "step": random_step(MIXED, family), "chunks": (1, 2)}
+    one, ranks = both(world, lanes, encoders, cut=Cut(picture_tokens=tokens), **given)
+    assert gradient_error(one, ranks, lanes) <= bound
+    if family == "idefics3":
+        same_outcome(one, ranks)
+
+
 def test_every_minibatch_of_a_step_with_several_updates_is_exchanged_by_itself(
     world: World, models: dict[str, Path]
 ) -> None:

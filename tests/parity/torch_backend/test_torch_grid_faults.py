@@ -37,6 +37,7 @@ def on_ranks(world: World, job: str, model: Path, lanes: int, encoders: int, **g
         (1, "tower", 1, "Injected"),
         (2, "tower", 2, "Injected"),
         (2, "tower's backward", 2, "Injected"),
+        (2, "tower's second backward", 2, "Injected"),
         (1, "loss", 0, "Injected"),
         (2, "features of another step", 0, "BridgeMismatch"),
         (2, "gradients of other pictures", 2, "BridgeMismatch"),
@@ -49,9 +50,10 @@ def test_an_error_of_one_rank_ends_the_call_on_all_and_the_retry_is_the_step_und
     """A wrong message fails where it is received: ``on`` is that rank, and the fault is its sender's."""
     of_sender = {"features of another step": (lanes,), "gradients of other pictures": (0,)}
     at = of_sender.get(site, (on,))
-    want = on_ranks(world, "failed_then_retried", model, lanes, 1, site="")
+    cut = Cut(picture_tokens=8 if "second" in site else None)
+    want = on_ranks(world, "failed_then_retried", model, lanes, 1, site="", cut=cut)
     assert {raised for raised, _, _ in want} == {""}
-    got = on_ranks(world, "failed_then_retried", model, lanes, 1, site=site, on=at)
+    got = on_ranks(world, "failed_then_retried", model, lanes, 1, site=site, on=at, cut=cut)
     assert [raised for raised, _, _ in got] == [
         own if rank == on else "PeerFailed" for rank in range(lanes + 1)
     ]

@@ -81,6 +81,17 @@ def test_ranks_of_each_side_are_named(tmp_path: Path) -> None:
     assert tower.message.startswith("2 of the vision tower, rank 4 to 5; ")
 
 
+def test_the_tower_is_said_to_compute_all_pictures_of_a_chunk_or_as_many_as_are_allowed(
+    tmp_path: Path,
+) -> None:
+    path = saved(tmp_path)
+    _, whole = findings(recipe(path))
+    language, cut = findings(recipe(path, {"max_tokens_per_microbatch": 64}))
+    assert whole.message.endswith("comes on top, for all pictures of a chunk at once")
+    assert cut.message.endswith("comes on top, for 64 tokens of pictures at once")
+    assert language.message.endswith("comes on top")
+
+
 def test_beside_the_megatron_trainer_the_tower_is_said_apart_from_the_layout(
     tmp_path: Path,
 ) -> None:
