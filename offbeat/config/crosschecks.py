@@ -24,6 +24,7 @@ from offbeat.config.crosschecks_rewards import (
     reward_call_clashes,
     reward_function_clashes,
 )
+from offbeat.config.crosschecks_rounding import rounding_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_samples import sample_clashes
 from offbeat.config.crosschecks_schedule import schedule_clashes
@@ -392,4 +393,5 @@ _REAL_RUNS = (
     layout_clashes,
     encoder_clashes,
     _devices_and_gpus_agree,
+    rounding_clashes,
 )

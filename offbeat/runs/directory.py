@@ -241,6 +241,7 @@ _FIXED: Final = (
     "trainer.backend",
     "trainer.lora",
     "trainer.freeze",
+    "trainer.optimizer.rounding",
 )
 """Keys that define prompts, steps, the teacher and the weights that are trained, and cannot change when a run resumes."""
 

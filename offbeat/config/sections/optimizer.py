@@ -52,6 +52,11 @@ class OptimizerConfig(Config):
     """AdamW's denominator term. A larger one damps weights with tiny gradients, which helps
     where updates are noisy and slows them."""
 
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """How a bfloat16 weight follows its float32 master. To the nearest, it stays where it is until small
+    updates have added up, and learns in more steps; at random (stochastic), it is right on average
+    from the first, at the price of some noise and of the time to draw it."""
+
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Clip the global gradient norm to this; None: no clipping. A small bound limits the harm
     of a bad batch, and slows learning if most steps are clipped."""

@@ -24,6 +24,7 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.trainers.movement import NOT_UPDATED, MovementProbe, UpdateResult
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.torch.rank_mesh import RankMesh
+from offbeat.trainers.torch.rounding import round_stochastically
 from offbeat.trainers.torch.sharding import HALF, cut_like, own
 
 STEPS: Final = "steps"
@@ -206,9 +207,17 @@ class Optimizer:
 
     @torch.no_grad()
     def _write_back(self) -> None:
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
+        is_random = self._config.rounding == "stochastic"
+        for name, parameter, master in self._named():
             if _is_copy(parameter, master):
-                parameter.copy_(master)
+                if is_random:
+                    round_stochastically(parameter, master, name, self._updates(master))
+                else:
+                    parameter.copy_(master)
+
+    def _updates(self, master: Tensor) -> int:
+        state = self._adamw.state.get(master)
+        return int(state["step"]) if state else 0
 
 
 def _master(parameter: nn.Parameter) -> Tensor:

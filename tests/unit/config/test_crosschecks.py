@@ -542,3 +542,14 @@ def test_beside_adapters_nothing_is_left_to_freeze() -> None:
     text = only({"trainer": {"lora": {}, "freeze": ["lm_head.*"]}})
     assert "trainer.freeze=['lm_head.*'] has nothing to freeze beside trainer.lora" in text
     assert messages({"trainer": {"freeze": ["lm_head.*"]}}) == []
+
+
+def test_one_rank_of_torch_in_bfloat16_rounds_at_random() -> None:
+    optimizer, short = {"rounding": "stochastic"}, {"model": {"path": "tiny", "dtype": "bfloat16"}}
+    assert messages(short, {"trainer": {"optimizer": optimizer}}) == []
+    text = only({"trainer": {"optimizer": optimizer}})
+    assert "rounding=stochastic does nothing with model.dtype=float32" in text
+    text = only(short, {"trainer": {"optimizer": optimizer, "data_parallel": 2}})
+    assert "rounding=stochastic does not go with 2 trainer ranks" in text
+    text = only(short, {"trainer": {"optimizer": optimizer, "backend": "megatron"}})
+    assert "megatron rounds weights by itself" in text

@@ -231,8 +231,12 @@ def test_a_finished_run_goes_on_only_for_more_steps(
             {"trainer": {"backend": "torch", "freeze": ["lm_head.*"]}},
             "trainer.freeze is ['lm_head.*'], the run has []",
         ),
+        (
+            {"trainer": {"backend": "torch", "optimizer": {"rounding": "stochastic"}}},
+            "trainer.optimizer.rounding is 'stochastic', the run has 'nearest'",
+        ),
     ],
-    ids=["seed", "model", "sampler", "data", "options", "teacher", "lora", "freeze"],
+    ids=["seed", "model", "sampler", "data", "options", "teacher", "lora", "freeze", "rounding"],
 )
 def test_what_the_ledger_is_made_of_must_be_as_it_was(
     run_dir: Path, changes: dict[str, object], told: str
