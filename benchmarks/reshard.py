@@ -36,7 +36,7 @@ from offbeat.weight_sync.reshard.buckets import plan_buckets
 from offbeat.weight_sync.reshard.placement import Placement
 from offbeat.weight_sync.reshard.region import chunk_cuts, part_of
 from offbeat.weight_sync.reshard.shards import HeldShards
-from offbeat.weight_sync.transports.group import Device, PairGroup, joined, meet
+from offbeat.weight_sync.transports.group import Device, PairGroup, meet, opened
 from offbeat.weight_sync.transports.messages import RoundPlan, Route, TransferTimeouts
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 from offbeat.weight_sync.transports.reshard_server import ReshardServer
@@ -106,7 +106,7 @@ def serve_bare(
     def serve(receiver: int) -> None:
         plan = RoundPlan(0, ("receiver",))
         place = meet(server.route, f"{name}.{receiver}", plan, 0)
-        with joined(place, device, PairGroup) as pair:
+        with opened(lambda: PairGroup(place, device)) as pair:
             for tag in range(count):
                 if pair.in_flight == IN_FLIGHT:
                     pair.wait(60.0)
@@ -149,7 +149,7 @@ def receiver_main(rank: int, pair_bytes: int, chunk: int, told: Connection) -> N
         def take(source: int, name: str = name, routes: tuple[Route, ...] = routes) -> None:
             plan = RoundPlan(0, ("receiver",))
             place = meet(routes[source], f"{name}.{rank}", plan, 1)
-            with joined(place, device, PairGroup) as pair:
+            with opened(lambda: PairGroup(place, device)) as pair:
                 for tag, room in enumerate(rooms[source]):
                     if pair.in_flight == IN_FLIGHT:
                         pair.wait(60.0)

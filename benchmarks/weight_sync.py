@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +35,7 @@ from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.gloo_receiver import GlooReceiver
 from offbeat.weight_sync.transports.gloo_sender import GlooSender
-from offbeat.weight_sync.transports.group import BroadcastGroup, Device, joined, meet
+from offbeat.weight_sync.transports.group import BroadcastGroup, Device, meet, opened
 from offbeat.weight_sync.transports.messages import RoundPlan, Route, TransferTimeouts
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
@@ -130,7 +131,7 @@ class Receiver:
         """Seconds of nothing but broadcasts."""
         buffers = [np.ones(size, np.uint8) for size in sizes]  # touched: no page faults below
         place, device = meet(route, "bare", plan, rank), Device(HOST, TIMEOUTS.slack_s)
-        with joined(place, device, BroadcastGroup) as group:
+        with opened(lambda: BroadcastGroup(place, device)) as group:
             group.broadcast(np.zeros(1, np.uint8), TIMEOUTS.slack_s)
             since = time.perf_counter()
             for buffer in buffers:
@@ -203,7 +204,8 @@ def gloo(
         plan = RoundPlan(round_, group.names)
         group.ask("bare", *[(route, plan, 1 + each, sizes) for each in range(receivers)])
         place = sender._meeting.of("bare", plan, 0)  # noqa: SLF001 -- a broadcast of our own
-        with joined(place, Device(HOST, TIMEOUTS.slack_s), BroadcastGroup) as ranks:
+        device = Device(HOST, TIMEOUTS.slack_s)
+        with opened(partial(BroadcastGroup, place, device)) as ranks:
             ranks.broadcast(np.zeros(1, np.uint8), TIMEOUTS.slack_s)
             for buffer in buffers:
                 ranks.broadcast(buffer, TIMEOUTS.of(buffer.nbytes))

@@ -3,13 +3,15 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
+from offbeat.config.base import of_kind
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.weight_sync.canary import check
@@ -17,18 +19,18 @@ from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.served import ServedWeights
+from offbeat.weight_sync.transports.messages import ReshardRoute
 
 if TYPE_CHECKING:
     from offbeat.generators.embedded.engine import EmbeddedEngine
     from offbeat.weight_sync.adapter import BaseWeights
+    from offbeat.weight_sync.chunks import BucketMemory
     from offbeat.weight_sync.fingerprints import ReadBack
     from offbeat.weight_sync.receiver import Receiver
 
 
 class EmbeddedEngineActor(EngineActor):
     """The embedded engine. Weights are swapped in place between two decode steps."""
-
-    takes_regions = True
 
     def __init__(self, spec: EngineSpec) -> None:
         from offbeat.generators.embedded.start import started
@@ -42,7 +44,8 @@ class EmbeddedEngineActor(EngineActor):
         self._last: tuple[str, Receiver, Callable[[], ReadBack]] | None = None
         # Version and manifest of what the engine serves, and how it is read: the engine's thread's
         self._committed: tuple[int, Manifest, Callable[[], ReadBack]] | None = None
-        super().__init__(spec, self._loop, incarnation)
+        config = of_kind(EmbeddedGeneratorConfig, spec.generator)
+        super().__init__(spec, self._loop, incarnation, config.device)
 
     async def _name_loaded(self, epoch: int, version: int) -> None:
         del epoch  # it has no cache that outlives a version
@@ -50,6 +53,22 @@ class EmbeddedEngineActor(EngineActor):
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+    ) -> TakenRelease:
+        return await self._load(epoch, version, digest, manifest, chunks)
+
+    async def _take_parts(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, route: ReshardRoute
+    ) -> TakenRelease | None:
+        buckets = await self._broadcasts.fetch_buckets(route, epoch, manifest)
+        return await self._load(epoch, version, digest, manifest, buckets)
+
+    async def _load(
+        self,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        chunks: "Sequence[BucketMemory]",
     ) -> TakenRelease:
         given_up = threading.Event()
         try:

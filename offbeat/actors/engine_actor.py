@@ -46,16 +46,16 @@ class TakenRelease(NamedTuple):
 class EngineActor:
     """Base class of engine actors: fence, state and acks. Subclasses load the weights. Async."""
 
-    takes_regions = False
-    """Whether ``_take`` loads regions of tensors; whole tensors are made of them otherwise."""
-
-    def __init__(self, spec: EngineSpec, served: ServedEngine, incarnation: str) -> None:
+    def __init__(
+        self, spec: EngineSpec, served: ServedEngine, incarnation: str, device: str | None = None
+    ) -> None:
+        """``device``: where this process itself can receive weights; None: into main memory."""
         self._name, self._served, self._incarnation = spec.name, served, incarnation
         self._model_path = spec.model.path
         self._guard = FenceGuard(spec.name)
         self._requests = ReplyBatcher(self._generate, self._as_failure)
         self._epoch = 0  # epoch of the newest transfer begun
-        self._broadcasts = Broadcasts(spec.name)
+        self._broadcasts = Broadcasts(spec.name, device)
         self._keeps_base, self._base_keeper = spec.keeps_base, BaseKeeper(spec.name)
         self._version: int | None = None
         self._digest: str | None = None
@@ -242,8 +242,8 @@ class EngineActor:
             taken = await self._take_parts(epoch, version, digest, manifest, route)
             if taken is not None:
                 return self._acked(started_s, epoch, version, digest, manifest, taken)
-            chunks = await self._broadcasts.fetch_buckets(route, epoch, manifest)
-        if self.takes_regions or not manifest.pieces:
+            chunks = await self._broadcasts.fetch_on_host(route, epoch, manifest)
+        if not manifest.pieces:
             return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
         whole = await self._broadcasts.joined(manifest, digest, chunks, self._whole_because())
         return await self._served_from(
@@ -389,7 +389,7 @@ class EngineActor:
     async def _take_parts(
         self, epoch: int, version: int, digest: str, manifest: Manifest, route: ReshardRoute
     ) -> TakenRelease | None:
-        """Fetch, verify and commit only what each process of the engine loads; None: it cannot.
+        """Fetch, verify and commit regions of tensors as they are; None: whole ones are made of them.
 
         Raises:
             TransferFailed, WeightSyncFailed, CanaryFailed: As ``fetch_weights`` and ``_take``.

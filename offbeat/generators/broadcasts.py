@@ -7,25 +7,29 @@ needs neither.
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
+from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transports.messages import ReshardRoute, Route
 
 if TYPE_CHECKING:
+    from offbeat.weight_sync.chunks import BucketMemory
     from offbeat.weight_sync.reshard.whole import WholeRelease
 
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
+_ONLY_TCP: Final = "tcp, as no layout of this engine is recorded (docs/weight-sync.md)"
 
 
 class Broadcasts:
     """Receives weight releases that the trainer broadcasts to several engines at once."""
 
-    def __init__(self, member: str) -> None:
-        self._member = member
+    def __init__(self, member: str, device: str | None = None) -> None:
+        """``device``: where wires of devices receive; None: weights are received into main memory."""
+        self._member, self._device = member, device
         self._receiver: Any = None
         self._fetcher: Any = None
         self._has_joined = False
@@ -65,7 +69,7 @@ class Broadcasts:
 
     async def fetch_buckets(
         self, route: ReshardRoute, epoch: int, manifest: Manifest
-    ) -> tuple[Bytes, ...]:
+    ) -> "tuple[BucketMemory, ...]":
         """Receive and verify all buckets of a release from the ranks that hold them.
 
         Also those that the plan has for other ranks of an engine alone. A cancelled fetch stops at the next bucket, or at that bucket's deadline.
@@ -78,7 +82,7 @@ class Broadcasts:
         )
 
         if self._fetcher is None:
-            self._fetcher = ReshardReceiver(self._member)
+            self._fetcher = ReshardReceiver(self._member, device=self._device or "cpu")
         fetcher, cancelled = self._fetcher, threading.Event()
         everything = range(len(route.buckets))
         try:
@@ -91,8 +95,25 @@ class Broadcasts:
             raise
         return received.buckets
 
+    async def fetch_on_host(
+        self, route: ReshardRoute, epoch: int, manifest: Manifest
+    ) -> tuple[Bytes, ...]:
+        """Do as ``fetch_buckets``, into main memory.
+
+        Raises:
+            TransferFailed: No rank that holds a bucket could send it.
+            TransferRefused: The ranks send from their devices, and only workers can receive that.
+        """
+        from offbeat.weight_sync.chunks import on_host  # noqa: PLC0415 -- see above
+
+        wire = route.senders[0].wire
+        if wire != "tcp":
+            raise TransferRefused(epoch, "sync.wire", wire, _ONLY_TCP)
+        buckets = await self.fetch_buckets(route, epoch, manifest)
+        return tuple(on_host(each) for each in buckets)
+
     async def joined(
-        self, manifest: Manifest, digest: str, buckets: tuple[Bytes, ...], reason: str
+        self, manifest: Manifest, digest: str, buckets: "tuple[BucketMemory, ...]", reason: str
     ) -> "WholeRelease":
         """Return a verified release of regions as one of whole tensors; log the reason once.
 

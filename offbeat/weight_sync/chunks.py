@@ -23,15 +23,21 @@ from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorSpec
 from offbeat.weight_sync.reshard.region import Region
 
 __all__ = [
+    "BucketMemory",
     "Bytes",
     "ReleasePart",
     "WeightChunk",
     "digest_of",
+    "on_host",
     "pack",
     "parts_of",
     "tensor_views",
     "walk",
 ]
+
+
+BucketMemory = Bytes | Tensor
+"""Bytes of a chunk: an array, or a one-dimensional tensor of uint8, which may lie on a device."""
 
 
 class ChunkSlice(NamedTuple):
@@ -112,12 +118,17 @@ def _piece(manifest: Manifest, piece: PieceSpec) -> TensorSpec:
     return TensorSpec(name, shape, whole.dtype, piece.chunk, piece.offset, whole.source_dtype)
 
 
-def digest_of(data: Bytes) -> str:
+def on_host(data: BucketMemory) -> Bytes:
+    """Return a chunk's bytes in main memory; those that are there already are not copied."""
+    return data.cpu().numpy() if isinstance(data, Tensor) else data
+
+
+def digest_of(data: BucketMemory) -> str:
     """Return the digest of a chunk's bytes."""
-    return xxhash.xxh3_128_hexdigest(data.data)
+    return xxhash.xxh3_128_hexdigest(on_host(data).data)
 
 
-def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: Bytes) -> str:
+def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: BucketMemory) -> str:
     """Copy the chunk's tensors into ``into``, in their wire dtypes; return its digest.
 
     Args:
@@ -138,7 +149,7 @@ def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: Bytes) -> str:
     return digest_of(into)
 
 
-def tensor_views(chunk: WeightChunk, data: Bytes) -> list[tuple[str, Tensor]]:
+def tensor_views(chunk: WeightChunk, data: BucketMemory) -> list[tuple[str, Tensor]]:
     """Return the chunk's tensors by name, as views of its bytes, in order.
 
     The views keep the memory alive, and must not be written where ``data`` is read-only.
@@ -181,6 +192,8 @@ class _Alias:
         self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
 
 
-def _as_tensor(data: Bytes) -> Tensor:
+def _as_tensor(data: BucketMemory) -> Tensor:
     """Return a tensor that shares the memory; torch would warn about a read-only array."""
+    if isinstance(data, Tensor):
+        return data
     return torch.from_numpy(data if data.flags.writeable else np.asarray(_Alias(data)))

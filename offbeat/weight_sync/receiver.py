@@ -15,7 +15,14 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from offbeat.weight_sync.chunks import Bytes, WeightChunk, digest_of, tensor_views, walk
+from offbeat.weight_sync.chunks import (
+    BucketMemory,
+    Bytes,
+    WeightChunk,
+    digest_of,
+    tensor_views,
+    walk,
+)
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.fingerprints import ReadBack
 from offbeat.weight_sync.manifest import Manifest
@@ -120,7 +127,7 @@ class Receiver:
                 self._pieces[piece.chunk].append((name, piece.region))
         self._target.prepare(manifest)
 
-    def apply(self, epoch: int, index: int, data: Bytes) -> bool:
+    def apply(self, epoch: int, index: int, data: BucketMemory) -> bool:
         """Load a chunk; False if it was dropped. Its memory must not change until commit or abort.
 
         Raises:

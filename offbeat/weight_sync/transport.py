@@ -7,7 +7,7 @@ themselves, addresses of memory, or the address of a sender.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -16,8 +16,14 @@ from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.reshard.buckets import BucketRoute
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 
+if TYPE_CHECKING:  # it imports torch, which a stub does without
+    from offbeat.weight_sync.chunks import BucketMemory
+
 Room = Callable[[int, int], Bytes]
 """(chunk index, bytes) -> memory to pack it into."""
+
+BucketRoom = Callable[[int, int], "BucketMemory"]
+"""(bucket, bytes) -> memory to pack it into, where its wire sends from."""
 
 
 class Source(Protocol):
@@ -39,7 +45,7 @@ class PackedBucket(NamedTuple):
     """A bucket of a snapshot: a chunk that holds regions of tensors."""
 
     bucket: int
-    data: Bytes
+    data: "BucketMemory"
     digest: str
 
 
@@ -57,7 +63,7 @@ class ShardSource(Protocol):
         """Return holders and senders of all buckets."""
         ...
 
-    def packed(self, room: Room) -> Iterator[PackedBucket]:
+    def packed(self, room: BucketRoom) -> Iterator[PackedBucket]:
         """Yield the buckets of this rank, packed into the arrays ``room(bucket, bytes)``."""
         ...
 

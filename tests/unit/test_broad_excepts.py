@@ -36,8 +36,8 @@ LAST_WORD: Final = (
 
 REASONS: Final[dict[str, tuple[str, ...]]] = {
     RAISED_AGAIN: (
-        "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
-        "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
+        "actors/embedded_engine_actor.py EmbeddedEngineActor._load",
+        "actors/embedded_engine_actor.py EmbeddedEngineActor._load",
         "actors/environment_worker_actor.py EnvironmentActor._roll_out",
         "actors/trainer_actor.py TrainerActor._classified",
         "actors/trainer_actor.py TrainerActor._together",
@@ -85,7 +85,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "trainers/torch/sharded_state.py _Reader.read_metadata",
         "trainers/torch/split_step.py settled",
         "weight_sync/transports/gloo_receiver.py _Transfer._round",
-        "weight_sync/transports/group.py joined",
+        "weight_sync/transports/group.py opened",
     ),
     PASSED_ON: (
         "actors/call_batching.py CallBatcher._carry",

@@ -94,7 +94,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._rank = self.parallel_config.rank
         self._obstacle: str | None = None  # reason against a shadow copy; None: not determined yet
         self._epoch, self._chunks, self._next = _NOBODY, 0, 0
-        self.worker_fetch = WorkerFetch(self._rank)
+        self.worker_fetch = WorkerFetch(self._rank, _own_device())
         self._given_up = threading.Event()  # of the open transfer
         self._verified: Future[Groups] | None = None
         self._groups: Groups = ()  # tensors of the open transfer, by chunk
@@ -272,6 +272,11 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
 
     def shutdown(self) -> None:
         self._beside.shutdown(cancel_futures=True)
+
+
+def _own_device() -> str:
+    """Return the device of this worker, which vLLM has made the current one of this thread."""
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
 
 
 def _drop(twin: Future[ShadowModel]) -> None:

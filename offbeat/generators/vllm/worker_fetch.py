@@ -58,7 +58,9 @@ class _Introduced(NamedTuple):
 class WorkerFetch:
     """Recording, layout and receiver of one worker."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, device: str) -> None:
+        """``device``: device of the worker, as torch names it."""
+        self._device = device
         self._rank, self._names = rank, tuple[str, ...]()
         self._regions = list[tuple[str, Region]]()
         self._receiver: ReshardReceiver | None = None
@@ -92,7 +94,7 @@ class WorkerFetch:
         made = RegionTensors(layout, buckets)
         self._introduced = _Introduced(layout, _BUCKETS.decode(routes), buckets, made)
         if self._receiver is None:
-            self._receiver = ReshardReceiver(f"{member}.{self._rank}", self._rank)
+            self._receiver = ReshardReceiver(f"{member}.{self._rank}", self._rank, self._device)
         return sum(layout.chunk_nbytes[each] for each in buckets)
 
     def fetch(

@@ -5,7 +5,6 @@ from typing import Final
 import msgspec
 
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
-from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.errors import PlansDiffer, TransferFailed
 from offbeat.weight_sync.manifest import release_digest
@@ -39,7 +38,6 @@ class ReshardSender:
             PlansDiffer: Two ranks would send by different plans.
         """
         self._source, self._server, self._peers = source, server, peers
-        self._buffers = Buffers()
         self._compare_plans()
         self._routes = tuple(peers.all_gather(server.route, _ROUTES))
 
@@ -87,7 +85,7 @@ class ReshardSender:
         if self._server.ended:
             raise TransferFailed(0, 0, f"the weight server has ended: {self._server.ended}")
         self._server.offer(None)  # its memory is reused, unless an engine still receives it
-        return list(self._source.packed(lambda _, nbytes: self._buffers.lend(nbytes)))
+        return list(self._source.packed(lambda _, nbytes: self._server.wire.memory_to_send(nbytes)))
 
     def _names(self, bucket: int) -> str:
         return next(each.tensors for each in walk(self._source.manifest) if each.index == bucket)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from offbeat.weight_sync.chunks import tensor_views, walk
-from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, plan
+from offbeat.weight_sync.chunks import BucketMemory, tensor_views, walk
+from offbeat.weight_sync.manifest import Manifest, TensorMeta, plan
 from offbeat.weight_sync.reshard.region import Region
 
 
@@ -31,7 +31,7 @@ class RegionTensors:
                 self._pieces[at[piece.chunk]].append((piece.tensor, piece.region))
         self._groups = groups_of(manifest)
 
-    def tensors(self, arrived: Sequence[Bytes]) -> list[Iterator[tuple[str, Tensor]]]:
+    def tensors(self, arrived: Sequence[BucketMemory]) -> list[Iterator[tuple[str, Tensor]]]:
         """Return the tensors of each group by name, made when they are iterated over.
 
         A tensor of which nothing arrived is left out. One that arrived as a single region is a view
@@ -74,7 +74,7 @@ def _joined(shape: tuple[int, ...], parts: Sequence[tuple[Region, Tensor]]) -> T
     (region, values), *others = parts
     if not others and region == Region.whole(shape):
         return values
-    whole = torch.empty(shape, dtype=values.dtype)
+    whole = torch.empty(shape, dtype=values.dtype, device=values.device)
     for region, values in parts:
         whole[region.slices] = values
     return whole

@@ -1,6 +1,7 @@
 """Sources of a reshard: a rank packs the buckets that it holds, out of its own shard alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
 
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.reshard.buckets import BucketPlan, BucketRoute
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.reshard.region import Region
-from offbeat.weight_sync.transport import PackedBucket, Room, Source
+from offbeat.weight_sync.transport import BucketRoom, PackedBucket, Room, Source
 
 
 class HeldShards:
@@ -53,7 +54,7 @@ class HeldShards:
                 name = plan.manifest.tensors[piece.tensor].name
                 self._pieces.setdefault(piece.chunk, []).append((name, piece.region))
 
-    def packed(self, room: Room) -> Iterator[PackedBucket]:
+    def packed(self, room: BucketRoom) -> Iterator[PackedBucket]:
         held = dict[str, list[TensorRegion]]()
         for each in self._held():
             held.setdefault(each.name, []).append(each)
@@ -86,8 +87,9 @@ class WholeShards:
         """Do nothing: whole tensors hold what any rank needs."""
         del layout
 
-    def packed(self, room: Room) -> Iterator[PackedBucket]:
-        for index, (data, digest) in enumerate(self._source.chunks(room)):
+    def packed(self, room: BucketRoom) -> Iterator[PackedBucket]:
+        chunks = self._source.chunks(cast("Room", room))  # they are packed into any memory
+        for index, (data, digest) in enumerate(chunks):
             yield PackedBucket(index, data, digest)
 
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import torch
 
-from offbeat.weight_sync.chunks import Bytes, digest_of, tensor_views, walk
+from offbeat.weight_sync.chunks import BucketMemory, Bytes, digest_of, tensor_views, walk
 from offbeat.weight_sync.manifest import Manifest, TensorMeta, plan, release_digest
 from offbeat.weight_sync.transaction import Transaction
 
@@ -20,7 +20,9 @@ class WholeRelease(NamedTuple):
     chunks: tuple[Bytes, ...]
 
 
-def joined_release(manifest: Manifest, digest: str, buckets: Sequence[Bytes]) -> WholeRelease:
+def joined_release(
+    manifest: Manifest, digest: str, buckets: Sequence[BucketMemory]
+) -> WholeRelease:
     """Copy the regions of buckets into whole tensors; return those as a sealed release.
 
     Raises:

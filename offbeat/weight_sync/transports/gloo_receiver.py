@@ -15,11 +15,11 @@ from offbeat.weight_sync.transport import Sink
 from offbeat.weight_sync.transports.control import ControlClient
 from offbeat.weight_sync.transports.group import (
     BroadcastGroup,
-    BrokenGroup,
+    BrokenLink,
     ChunkHeader,
     Device,
-    joined,
     meet,
+    opened,
 )
 from offbeat.weight_sync.transports.messages import Join, Report, RoundPlan, Route
 
@@ -122,11 +122,11 @@ class _Transfer:
         rank = 1 + plan.members.index(self._join.member)
         try:
             place = meet(self._route, self._join.session, plan, rank)
-            with joined(place, self._device, BroadcastGroup) as group:
+            with opened(lambda: BroadcastGroup(place, self._device)) as group:
                 while self.received.at < len(self._sizes):
                     self._check_wanted()
                     self._take(plan, group, buffers)
-        except BrokenGroup as broken:
+        except BrokenLink as broken:
             return str(broken)
         except OffbeatError as refused:
             self._report(plan, str(refused), left=True)

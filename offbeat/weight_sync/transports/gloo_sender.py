@@ -28,11 +28,11 @@ from offbeat.weight_sync.transport import PublishedRelease, Source
 from offbeat.weight_sync.transports.control import ControlServer
 from offbeat.weight_sync.transports.group import (
     BroadcastGroup,
-    BrokenGroup,
+    BrokenLink,
     ChunkHeader,
     Device,
     Rendezvous,
-    joined,
+    opened,
 )
 from offbeat.weight_sync.transports.messages import (
     Close,
@@ -225,14 +225,14 @@ class GlooSender:
         patience_s = self._timeouts.of(max(snapshot.manifest.chunk_nbytes, default=0))
         try:
             place = self._meeting.of(session.name, plan, 0)
-            with joined(place, self._device, BroadcastGroup) as group:
+            with opened(lambda: BroadcastGroup(place, self._device)) as group:
                 for chunk in chunks[plan.first :]:
                     at, limit_s = chunk.index, self._timeouts.of(chunk.nbytes)
                     header = ChunkHeader(session.epoch, plan.round, at, chunk.nbytes)
                     group.broadcast(header.packed(), limit_s)
                     group.broadcast(snapshot.chunks[at], limit_s)
                 self._collect(session, patience_s)
-        except BrokenGroup as broken:
+        except BrokenLink as broken:
             log.warning("weights.round_broken", session=session.name, chunk=at, error=str(broken))
         except Exception as error:
             log.exception("weights.sender_failed", session=session.name, chunk=at)

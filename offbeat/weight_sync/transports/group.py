@@ -1,6 +1,6 @@
-"""Gloo process groups for one round: the sender at rank 0, its receivers after it.
+"""Process groups for one round: the sender at rank 0, its receivers after it.
 
-Creating one costs a few milliseconds, so none is kept: a connection that broke in one round does
+Creating one of gloo costs a few milliseconds, so none is kept: a connection that broke in one round does
 not affect the next. A rank that drops its group closes its connections, which its peers detect at
 once, not at a deadline.
 """
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -27,12 +27,12 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store import SharedStore
 from offbeat.rendezvous.store_server import StoreServer
+from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.manifest import Bytes
 from offbeat.weight_sync.transports.messages import RoundPlan, Route
 
 _HEADER: Final = struct.Struct("<8sqqqq")
 _MAGIC: Final = b"offbeat1"
-G = TypeVar("G", "BroadcastGroup", "PairGroup")
 
 
 class ChunkHeader(NamedTuple):
@@ -57,8 +57,8 @@ class ChunkHeader(NamedTuple):
         return np.zeros(_HEADER.size, np.uint8)
 
 
-class BrokenGroup(Exception):
-    """A peer of this group has ended or is too slow. Not visible outside the transport."""
+class BrokenLink(Exception):
+    """A peer of this connection has ended or is too slow. Not visible outside the transport."""
 
 
 class GroupAddress(NamedTuple):
@@ -96,13 +96,13 @@ def meet(route: Route, session: str, plan: RoundPlan, rank: int) -> GroupAddress
     """Return a receiver's location in a round.
 
     Raises:
-        BrokenGroup: The sender has ended.
+        BrokenLink: The sender has ended.
     """
     address = StoreAddress(route.host, route.store_port, route.key)
     try:
         store = SharedStore(address, route.timeouts.slack_s)
     except RuntimeError as error:
-        raise BrokenGroup(_said(error)) from error
+        raise BrokenLink(_said(error)) from error
     return _place(store, session, plan, rank)
 
 
@@ -121,7 +121,7 @@ class BroadcastGroup:
         """Broadcast from rank 0 to all. Its return on rank 0 means sent, not received.
 
         Raises:
-            BrokenGroup: It failed or timed out; so will every later call in this group.
+            BrokenLink: It failed or timed out; so will every later call in this group.
         """
         if not data.nbytes:
             return
@@ -130,72 +130,122 @@ class BroadcastGroup:
         try:
             self._group.broadcast([torch.from_numpy(data)], options).wait(timeout)
         except RuntimeError as error:
-            raise BrokenGroup(_said(error)) from error
+            raise BrokenLink(_said(error)) from error
 
     def close(self) -> None:
         """Close the connections by dropping the last reference to the group."""
         del self._group
+
+    def abort(self) -> None:
+        self.close()
 
 
 class PendingMessage(NamedTuple):
     """A message on its way, whose memory stays as it is until it has arrived or failed."""
 
     work: Work
-    data: Bytes
+    data: BucketMemory
+
+
+class GroupMaker(Protocol):
+    """Creates the process groups of a library, all of whose groups have the same calls."""
+
+    def group(self, place: GroupAddress) -> Any:  # noqa: ANN401 -- a backend of torch
+        """Return a group of these ranks; raise RuntimeError if not all of them connect."""
+        ...
+
+    def close(self, group: Any) -> None:  # noqa: ANN401 -- as above
+        """End a group in which nothing is left to do, before its last reference is dropped."""
+        ...
+
+    def abort(self, group: Any) -> None:  # noqa: ANN401 -- as above
+        """End a group whatever it does, before its last reference is dropped."""
+        ...
+
+    def byte(self) -> Tensor:
+        """Return one byte of memory that these groups can carry."""
+        ...
 
 
 class PairGroup:
-    """Gloo process group of one sender, at rank 0, and one receiver, with messages in flight."""
+    """Process group of one sender, at rank 0, and one receiver, with messages in flight."""
 
-    def __init__(self, place: GroupAddress, device: "Device") -> None:
-        self._group, self._other = device.group(place), 1 - place.rank
-        self._pending = deque[PendingMessage]()
+    def __init__(self, place: GroupAddress, groups: GroupMaker) -> None:
+        self._groups, self._rank, self._other = groups, place.rank, 1 - place.rank
+        self._group = groups.group(place)
+        self._pending, self._begun = deque[PendingMessage](), 0
 
     @property
     def in_flight(self) -> int:
         """Number of messages that nobody has waited for."""
         return len(self._pending)
 
-    def send(self, data: Bytes, tag: int) -> None:
+    def send(self, data: BucketMemory, tag: int) -> None:
         """Begin to send a message. Its arrival is not acknowledged.
 
         Raises:
-            BrokenGroup: The other rank has closed its connection.
+            BrokenLink: The other rank has closed its connection.
         """
         self._begin(self._group.send, data, tag)
 
-    def receive(self, into: Bytes, tag: int) -> None:
+    def receive(self, into: BucketMemory, tag: int) -> None:
         """Begin to receive the message of this tag and size.
 
         Raises:
-            BrokenGroup: As ``send``.
+            BrokenLink: As ``send``.
         """
         self._begin(self._group.recv, into, tag)
 
-    def wait(self, timeout_s: float) -> Bytes:
+    def wait(self, timeout_s: float) -> BucketMemory:
         """Return the oldest message's bytes once it is sent, or received.
 
         Raises:
-            BrokenGroup: It failed or timed out; so will every later message of this pair.
+            BrokenLink: It failed or timed out; so will every later message of this pair.
         """
         message = self._pending.popleft()
         try:
             message.work.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            raise BrokenGroup(_said(error)) from error
+            raise BrokenLink(_said(error)) from error
         return message.data
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until the receiver says that it has everything: what is sent may not have arrived.
+
+        Raises:
+            BrokenLink: As ``wait``.
+        """
+        if self._rank == 0:
+            self.receive(self._groups.byte(), self._begun)
+        else:
+            self.send(self._groups.byte(), self._begun)
+        while self._pending:
+            self.wait(timeout_s)
 
     def close(self) -> None:
         """Close the connection by dropping the last references to the group; messages have some."""
+        self._groups.close(self._group)
+        self._drop()
+
+    def abort(self) -> None:
+        """Close the connection whatever is on its way."""
+        self._groups.abort(self._group)
+        self._drop()
+
+    def _drop(self) -> None:
         self._pending.clear()
         del self._group
 
-    def _begin(self, call: Callable[[list[Tensor], int, int], Work], data: Bytes, tag: int) -> None:
+    def _begin(
+        self, call: Callable[[list[Tensor], int, int], Work], data: BucketMemory, tag: int
+    ) -> None:
+        tensor = data if isinstance(data, Tensor) else torch.from_numpy(data)
         try:
-            work = call([torch.from_numpy(data)], self._other, tag)
+            work = call([tensor], self._other, tag)
         except RuntimeError as error:
-            raise BrokenGroup(_said(error)) from error
+            raise BrokenLink(_said(error)) from error
         self._pending.append(PendingMessage(work, data))
+        self._begun += 1
 
 
 class Device:
@@ -215,31 +265,53 @@ class Device:
         options._threads = 1  # noqa: SLF001 -- one broadcast at a time
         return ProcessGroupGloo(place.store, place.rank, place.size, options)
 
+    def close(self, group: ProcessGroupGloo) -> None:
+        """Do nothing: gloo closes its connections with the last reference."""
+
+    def abort(self, group: ProcessGroupGloo) -> None:
+        """Do nothing, as ``close``."""
+
+    def byte(self) -> Tensor:
+        return torch.ones(1, dtype=torch.uint8)
+
+
+class PeerConnection(Protocol):
+    """A connection to peers, who detect that it was closed."""
+
+    def close(self) -> None:
+        """Close it after all that was begun has ended."""
+        ...
+
+    def abort(self) -> None:
+        """Close it at once."""
+        ...
+
+
+C = TypeVar("C", bound=PeerConnection)
+
 
 @contextmanager
-def joined(
-    place: GroupAddress, device: Device, kind: Callable[[GroupAddress, Device], G]
-) -> Generator[G]:
-    """Enter a group of a kind for the duration of a block.
+def opened(connect: Callable[[], C]) -> Generator[C]:
+    """Enter a connection for the duration of a block.
 
-    If the block raises, the connections are closed first, so that the peers notice. Otherwise they
-    are closed in the background; gloo needs some ten milliseconds per connection.
+    If the block raises, it is aborted first, so that the peers notice. Otherwise it is closed in the
+    background; gloo needs some ten milliseconds per connection.
 
     Raises:
-        BrokenGroup: Not every rank connected.
+        BrokenLink: Not every rank connected.
     """
     try:
-        group = kind(place, device)
+        connection = connect()
     except RuntimeError as error:
-        raise BrokenGroup(_said(error)) from error
+        raise BrokenLink(_said(error)) from error
     try:
-        yield group
+        yield connection
     except BaseException:
-        group.close()
+        connection.abort()
         raise
     # Not a daemon thread, though its creator may be: one that Python ends inside gloo aborts the
     # process.
-    threading.Thread(target=group.close, name="close-group", daemon=False).start()
+    threading.Thread(target=connection.close, name="close-group", daemon=False).start()
 
 
 def _said(error: Exception) -> str:

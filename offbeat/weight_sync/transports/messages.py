@@ -17,6 +17,13 @@ class TransferTimeouts(msgspec.Struct, frozen=True):
         return nbytes / self.slowest_bytes_per_s + self.slack_s
 
 
+class DevicePlace(msgspec.Struct, frozen=True):
+    """Machine and device of some memory, in names that do not depend on what a process can see."""
+
+    machine: str
+    device: str  # UUID
+
+
 class Route(msgspec.Struct, frozen=True):
     """Address from which a release is sent: the handle of a broadcast transport."""
 
@@ -29,6 +36,9 @@ class Route(msgspec.Struct, frozen=True):
     version: int
     digest: str
     timeouts: TransferTimeouts
+    # Of a rank that sends buckets:
+    wire: str = "tcp"  # what carries them
+    place: DevicePlace | None = None  # device of the buckets; None: main memory
 
 
 class ReshardRoute(msgspec.Struct, frozen=True):

@@ -9,48 +9,56 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
 import structlog
 
 from offbeat.config.sections.sync import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
-from offbeat.weight_sync.buffers import Buffers
-from offbeat.weight_sync.chunks import digest_of, walk
+from offbeat.weight_sync.chunks import BucketMemory, digest_of, walk
 from offbeat.weight_sync.errors import SenderGone, TransferFailed
-from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.reshard.buckets import needed_by
 from offbeat.weight_sync.reshard.fetch import BucketFetch
+from offbeat.weight_sync.transports.choose_wire import make_wire
 from offbeat.weight_sync.transports.control import ControlClient
-from offbeat.weight_sync.transports.group import (
-    BrokenGroup,
-    Device,
-    PairGroup,
-    joined,
-    meet,
-)
+from offbeat.weight_sync.transports.group import BrokenLink, meet, opened
 from offbeat.weight_sync.transports.messages import Join, ReshardRoute
 from offbeat.weight_sync.transports.reshard_server import bucket_limit_s
+from offbeat.weight_sync.transports.wire import BucketLink, BucketWire
 
 log = structlog.stdlib.get_logger()
 _TURN_S: Final = 1.0  # between two looks of an idle thread whether a sender has failed meanwhile
-OnBucket = Callable[[int, Bytes], object]
+OnBucket = Callable[[int, BucketMemory], object]
 """Called with every bucket that arrived whole, from several threads, one at a time."""
 
 
 class ReceivedBuckets(NamedTuple):
     """The buckets of one receiver, verified, and counts of their transfer."""
 
-    buckets: tuple[Bytes, ...]  # in the order of those that are needed
+    buckets: tuple[BucketMemory, ...]  # in the order of those that are needed
     resent: int  # asked of another holder after a sender failed
     failed: dict[int, str]  # senders that failed, and why
 
 
 class ReshardReceiver:
-    """One engine rank's end of a reshard. Its buffers are reused once no bucket is referenced."""
+    """One engine rank's end of a reshard. Its memory is reused once no bucket is referenced."""
 
-    def __init__(self, member: str, rank: int = 0, buffers: Buffers | None = None) -> None:
-        """``rank``: number of this receiver in the plan."""
-        self._member, self._rank, self._buffers = member, rank, buffers or Buffers()
-        self._devices = dict[str, Device]()  # by the address from which a sender was reached
+    def __init__(
+        self,
+        member: str,
+        rank: int = 0,
+        device: str = "cpu",
+        wires: Callable[[str, str], BucketWire] = make_wire,
+    ) -> None:
+        """Create one end.
+
+        Args:
+            member: Name of the engine, or of its worker.
+            rank: Number of this receiver in the plan.
+            device: Where wires of devices receive; tcp receives into main memory.
+            wires: (name, device) -> one end of that wire, which is kept.
+        """
+        self._member, self._rank = member, rank
+        self._device, self._make_wire = device, wires
+        self._wires, self._lock = dict[str, BucketWire](), threading.Lock()
 
     def receive(
         self,
@@ -82,11 +90,12 @@ class ReshardReceiver:
         transfer.on_bucket = on_bucket
         return transfer.run()
 
-    def device(self, host: str, slack_s: float) -> Device:
-        """Return the device of this address; a stopped one is not made anew for every transfer."""
-        if host not in self._devices:
-            self._devices[host] = Device(host, slack_s)
-        return self._devices[host]
+    def wire(self, name: str) -> BucketWire:
+        """Return this process's end of a wire."""
+        with self._lock:
+            if name not in self._wires:
+                self._wires[name] = self._make_wire(name, self._device)
+            return self._wires[name]
 
     @property
     def member(self) -> str:
@@ -95,9 +104,6 @@ class ReshardReceiver:
     @property
     def rank(self) -> int:
         return self._rank
-
-    def lend(self, nbytes: int) -> Bytes:
-        return self._buffers.lend(nbytes)
 
 
 class _Transfer:
@@ -116,7 +122,7 @@ class _Transfer:
         nbytes = manifest.chunk_nbytes
         self._fetch = BucketFetch(route.buckets, nbytes, receiver.rank, first=first, needed=needed)
         self._turn = threading.Condition()
-        self._got = dict[int, Bytes]()
+        self._got = dict[int, BucketMemory]()
         self._error: Exception | None = None  # ends the transfer, whatever senders are left
         self._asked = 0  # requests so far
         self.cancelled = threading.Event()
@@ -154,7 +160,7 @@ class _Transfer:
             why, gone = "", False
             try:
                 self._pull(sender, buckets)
-            except (BrokenGroup, TransferFailed) as failure:
+            except (BrokenLink, TransferFailed) as failure:
                 why, gone = f"sender rank {sender}: {failure}", isinstance(failure, SenderGone)
             except Exception as error:  # noqa: BLE001 -- raised by ``run``
                 with self._turn:
@@ -178,10 +184,13 @@ class _Transfer:
         """Receive these buckets from one sender.
 
         Raises:
-            BrokenGroup: The sender ended or hangs.
+            BrokenLink: The sender ended or hangs.
             TransferFailed: The sender cannot be reached, refused, or sent a wrong bucket.
         """
         route, member = self._route.senders[sender], self._receiver.member
+        wire = self._receiver.wire(route.wire)
+        if problem := wire.refusal(route):
+            raise TransferFailed(self._epoch, buckets[0], problem)
         with self._turn:
             self._asked += 1
             session = f"{self._epoch}.{member}.{self._receiver.rank}.{self._asked}"
@@ -202,34 +211,34 @@ class _Transfer:
             if plan.error:
                 kind = SenderGone if plan.gone else TransferFailed
                 raise kind(self._epoch, buckets[0], plan.error)
-            device = self._receiver.device(control.address, route.timeouts.slack_s)
             place = meet(route, session, plan, 1)
-            with joined(place, device, PairGroup) as pair:
-                self._take(pair, sender, buckets)
+            with opened(lambda: wire.link(place, route, control.address)) as link:
+                self._take(link, wire, sender, buckets)
         finally:
             control.close()
 
-    def _take(self, pair: PairGroup, sender: int, buckets: Sequence[int]) -> None:
+    def _take(
+        self, link: BucketLink, wire: BucketWire, sender: int, buckets: Sequence[int]
+    ) -> None:
         sizes, timeouts = self._manifest.chunk_nbytes, self._route.senders[sender].timeouts
         for tag, bucket in enumerate(buckets):
-            while pair.in_flight < BUCKETS_IN_FLIGHT and tag + pair.in_flight < len(buckets):
-                ahead = tag + pair.in_flight
-                pair.receive(self._receiver.lend(sizes[buckets[ahead]]), ahead)
-            data = pair.wait(bucket_limit_s(timeouts, sizes[bucket]))
+            while link.in_flight < BUCKETS_IN_FLIGHT and tag + link.in_flight < len(buckets):
+                ahead = tag + link.in_flight
+                link.receive(wire.memory_to_receive(sizes[buckets[ahead]]), ahead)
+            data = link.wait(bucket_limit_s(timeouts, sizes[bucket]))
             self._check(sender, bucket, data)
             with self._turn:
                 if self.cancelled.is_set() or self._error is not None:
                     detail = "nobody waits for it any more"
                     self._error = self._error or TransferFailed(self._epoch, bucket, detail)
-                    raise BrokenGroup(detail)
+                    raise BrokenLink(detail)
                 if self._fetch.took(sender, bucket):
                     self._got[bucket] = data
                     if self.on_bucket is not None:
                         self.on_bucket(bucket, data)
-        pair.send(np.ones(1, np.uint8), len(buckets))
-        pair.wait(timeouts.slack_s)
+        link.finish(timeouts.slack_s)
 
-    def _check(self, sender: int, bucket: int, data: Bytes) -> None:
+    def _check(self, sender: int, bucket: int, data: BucketMemory) -> None:
         want, got = self._manifest.chunk_digests[bucket], digest_of(data)
         if got != want:
             detail = (

@@ -2,7 +2,7 @@
 
     waits for             woken by
     a request             an engine that got the release's handle
-    the engine's group    the engine, which connects next; a limit
+    the engine's link     the engine, which connects next; a limit
     a bucket to be taken  the engine; a limit
 
 Every engine asks every rank for itself, so an engine that dies or hangs holds up nobody else.
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import numpy as np
 import structlog
 
 from offbeat.config.sections.sync import BUCKETS_AT_ONCE, BUCKETS_IN_FLIGHT
 from offbeat.rendezvous.frames import SharedKey
 from offbeat.rendezvous.store_server import StoreServer
-from offbeat.weight_sync.chunks import Bytes
+from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.transports.control import ControlServer
-from offbeat.weight_sync.transports.group import BrokenGroup, Device, PairGroup, joined, meet
+from offbeat.weight_sync.transports.group import BrokenLink, meet, opened
+from offbeat.weight_sync.transports.group_wire import tcp_wire
 from offbeat.weight_sync.transports.messages import (
     Close,
     Join,
@@ -31,6 +31,7 @@ from offbeat.weight_sync.transports.messages import (
     Route,
     TransferTimeouts,
 )
+from offbeat.weight_sync.transports.wire import BucketLink, BucketWire
 
 log = structlog.stdlib.get_logger()
 _CLOSE_S: Final = 5.0
@@ -47,7 +48,7 @@ class OfferedRelease:
 
     layout: str  # digest of the plan
     digest: str
-    buckets: Mapping[int, Bytes]
+    buckets: Mapping[int, BucketMemory]
 
 
 class ReshardServer:
@@ -60,14 +61,32 @@ class ReshardServer:
         incarnation: str,
         timeouts: TransferTimeouts,
         clock: Callable[[], float] = time.monotonic,
+        wire: BucketWire | None = None,
     ) -> None:
-        """Listen at free ports of ``host``; ``incarnation`` names this process."""
+        """Listen at free ports of ``host``.
+
+        Args:
+            host: Address of this machine.
+            incarnation: Name of this process.
+            timeouts: Limits of a transfer.
+            clock: Seconds.
+            wire: Carries the buckets; None: tcp.
+        """
         key = SharedKey.random()
         self._control = ControlServer(host, key, clock)
         self._store = StoreServer(host, key)
-        self._device = Device(host, timeouts.slack_s)
+        self.wire: BucketWire = wire or tcp_wire()
         self.route = Route(
-            host, self._control.port, self._store.port, key, incarnation, 0, "", timeouts
+            host,
+            self._control.port,
+            self._store.port,
+            key,
+            incarnation,
+            0,
+            "",
+            timeouts,
+            self.wire.name,
+            self.wire.place,
         )
         self._offered: OfferedRelease | None = None
         self._streams = dict[str, threading.Thread]()
@@ -147,27 +166,25 @@ class ReshardServer:
         """Send what one engine asked for; it notices by itself if this ends early."""
         about = {"member": join.member, "epoch": join.epoch}
         try:
-            place = meet(self.route, join.session, plan, 0)
-            with joined(place, self._device, PairGroup) as pair:
-                self._send(pair, join, release)
-        except BrokenGroup as broken:
+            place, route = meet(self.route, join.session, plan, 0), self.route
+            with opened(lambda: self.wire.link(place, route, route.host)) as link:
+                self._send(link, join, release)
+        except BrokenLink as broken:
             log.warning("weights.stream_broken", **about, error=str(broken))
         except Exception as error:  # noqa: BLE001 -- the engine sees its connection end
             detail = f"{type(error).__name__}: {error}"
             log.error("weights.stream_failed", **about, error=detail)  # noqa: TRY400 -- one line
 
-    def _send(self, pair: PairGroup, join: Join, release: OfferedRelease) -> None:
+    def _send(self, link: BucketLink, join: Join, release: OfferedRelease) -> None:
         timeouts, limit_s = self.route.timeouts, self.route.timeouts.slack_s
         for tag, bucket in enumerate(join.buckets):
             data = release.buckets[bucket]
             limit_s = max(limit_s, bucket_limit_s(timeouts, data.nbytes))
-            if pair.in_flight == BUCKETS_IN_FLIGHT:
-                pair.wait(limit_s)
-            pair.send(data, tag)
+            if link.in_flight == BUCKETS_IN_FLIGHT:
+                link.wait(limit_s)
+            link.send(data, tag)
         # Sent is not received: the connection stays until the engine says that it has everything.
-        pair.receive(np.zeros(1, np.uint8), len(join.buckets))
-        while pair.in_flight:
-            pair.wait(limit_s)
+        link.finish(limit_s)
 
 
 def sent_from(routes: tuple[Route, ...], version: int, digest: str) -> tuple[Route, ...]:

@@ -11,7 +11,8 @@ from torch import nn
 from weight_models import Model, equal, weights
 
 from offbeat.trainers.ranks.shard_sender import ReshardSender
-from offbeat.weight_sync.manifest import Bytes, TensorMeta
+from offbeat.weight_sync.chunks import BucketMemory
+from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import ModuleReceiver, Receiver, TensorRegion
 from offbeat.weight_sync.reshard.buckets import NamedRegion, plan_buckets
 from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
@@ -19,9 +20,15 @@ from offbeat.weight_sync.reshard.shards import HeldShards
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.messages import TransferTimeouts
-from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets, ReshardReceiver
+from offbeat.weight_sync.transports.reshard_receiver import (
+    OnBucket,
+    ReceivedBuckets,
+    ReshardReceiver,
+)
 from offbeat.weight_sync.transports.reshard_server import OfferedRelease, ReshardServer
+from tests.support.wire_doubles import doubled
 
+TCP, HANDLES, GROUPS = "tcp", "cuda_ipc", "nccl"
 T = TypeVar("T")
 BUCKET_BYTES = 100
 Held = Callable[[str, tuple[int, ...], int], list[Region]]
@@ -71,13 +78,13 @@ def copied(held: Held, ranks: int) -> Held:
 
 
 @dataclass
-class Buckets(Mapping[int, Bytes]):
+class Buckets(Mapping[int, BucketMemory]):
     """The buckets of a snapshot; ``strike`` is called before one of them is sent."""
 
-    buckets: Mapping[int, Bytes]
-    strike: Callable[[int], Bytes | None]
+    buckets: Mapping[int, BucketMemory]
+    strike: Callable[[int], BucketMemory | None]
 
-    def __getitem__(self, bucket: int) -> Bytes:
+    def __getitem__(self, bucket: int) -> BucketMemory:
         struck = self.strike(bucket)
         return self.buckets[bucket] if struck is None else struck
 
@@ -104,6 +111,7 @@ class ReshardBench:
         bucket_bytes: int = BUCKET_BYTES,
         timeouts: TransferTimeouts = PATIENT,
         incarnation: str = "incarnation-1",
+        wire: str = "tcp",
     ) -> None:
         held = held or rows_of(ranks)
         self.models: Sequence[Any] = models or [Model(seed) for _ in range(ranks)]
@@ -124,7 +132,12 @@ class ReshardBench:
         ]
         self.plan = plan_buckets(metas, named, bucket_bytes)
         self.servers = [
-            ReshardServer(host=HOST, incarnation=f"{incarnation}.{rank}", timeouts=timeouts)
+            ReshardServer(
+                host=HOST,
+                incarnation=f"{incarnation}.{rank}",
+                timeouts=timeouts,
+                wire=doubled(wire, f"GPU-of-rank-{rank}"),
+            )
             for rank in range(ranks)
         ]
         self.senders: list[ReshardSender] = [None] * ranks  # type: ignore[list-item]
@@ -160,7 +173,7 @@ class ReshardBench:
             for _, each in named_weights(model):
                 each.add_(1)
 
-    def struck(self, rank: int, strike: Callable[[int], Bytes | None]) -> None:
+    def struck(self, rank: int, strike: Callable[[int], BucketMemory | None]) -> None:
         """Send the offered buckets of a rank through ``strike``."""
         offered = self.servers[rank]._offered  # noqa: SLF001
         assert offered is not None
@@ -182,13 +195,13 @@ class ReshardEnd:
     outcome: ReceivedBuckets | Exception | None = None
 
     def __post_init__(self) -> None:
-        self.transport = ReshardReceiver(self.name)
+        self.transport = ReshardReceiver(self.name, device="GPU-of-an-engine", wires=doubled)
 
     def take(
         self,
         published: PublishedRelease,
         epoch: int,
-        on_bucket: Callable[[int, Bytes], object] | None = None,
+        on_bucket: OnBucket | None = None,
         given_up: threading.Event | None = None,
     ) -> None:
         """One transfer, as an engine does it; never raises."""
@@ -214,3 +227,15 @@ def reshard_end(name: str, model: nn.Module) -> ReshardEnd:
 def serves(model: nn.Module, bench: ReshardBench) -> bool:
     """Whether a receiver has exactly the trainer's weights."""
     return equal(weights(model), weights(bench.models[0]))
+
+
+def damaged(bench: ReshardBench, sender: int, bucket: int) -> BucketMemory:
+    """A bucket as its sender has packed it, but for one bit."""
+    server = bench.servers[sender]
+    offered = server._offered  # noqa: SLF001
+    assert offered is not None
+    data = offered.buckets[bucket]
+    copy: Any = server.wire.memory_to_send(data.nbytes)
+    copy[:] = data
+    copy[0] ^= 1
+    return copy

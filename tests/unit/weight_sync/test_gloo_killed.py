@@ -20,15 +20,6 @@ from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.gloo_receiver import Received
 
 
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    """New ones cost milliseconds: the server has imported torch."""
-    context = mp.get_context("forkserver")
-    room = "offbeat.weight_sync"
-    context.set_forkserver_preload([f"{room}.receiver", f"{room}.transports.gloo_sender"])
-    return context
-
-
 def strike_self(sign: int) -> None:
     """This very thread does nothing more; sent to the process, it might for a moment."""
     signal.pthread_kill(threading.get_ident(), sign)

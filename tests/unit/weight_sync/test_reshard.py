@@ -8,18 +8,23 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from broadcast_bench import HASTY, flipped, names, together
+from broadcast_bench import HASTY, names, together
 from reshard_bench import (
+    GROUPS,
+    HANDLES,
+    TCP,
     Held,
     ReshardBench,
     ReshardEnd,
     copied,
+    damaged,
     reshard_end,
     rows_of,
     serves,
 )
 from weight_models import Model, equal, weights
 
+from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.errors import (
     PlansDiffer,
     ReplicasDiverged,
@@ -27,7 +32,7 @@ from offbeat.weight_sync.errors import (
     TransferFailed,
     WeightsNotCovered,
 )
-from offbeat.weight_sync.manifest import Bytes, TensorMeta
+from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.reshard.buckets import plan_buckets
 from offbeat.weight_sync.reshard.region import Region
 from offbeat.weight_sync.source import ModuleSource
@@ -44,13 +49,14 @@ LAYOUTS: dict[str, tuple[int, Held]] = {
 Made = Callable[..., ReshardBench]
 
 
-@pytest.fixture
-def bench_of() -> Iterator[Made]:
+@pytest.fixture(params=[TCP, HANDLES, pytest.param(GROUPS, marks=pytest.mark.long)])
+def bench_of(request: pytest.FixtureRequest) -> Iterator[Made]:
+    """Benches over each wire, those of devices with what stands in for CUDA."""
     made = list[ReshardBench]()
 
     def make(layout: str = "two shards", **options: object) -> ReshardBench:
         ranks, held = LAYOUTS[layout]
-        made.append(ReshardBench(ranks, held, **options))  # type: ignore[arg-type]
+        made.append(ReshardBench(ranks, held, wire=request.param, **options))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -160,7 +166,7 @@ def test_at_every_bucket_an_engine_that_raises_costs_the_others_nothing(bench_of
         published, arrived = bench.publish(epoch), list[int]()
 
         def on_bucket(
-            index: int, data: Bytes, at: int = epoch, arrived: list[int] = arrived
+            index: int, data: BucketMemory, at: int = epoch, arrived: list[int] = arrived
         ) -> None:
             del data
             arrived.append(index)
@@ -184,9 +190,7 @@ def test_a_wrong_bucket_reaches_no_parameter_and_a_copy_sends_it_right(
     bench, (models, receivers) = bench_of(layout), ends(1)
     before, published = weights(models[0]), bench.publish(1)
     ((_, sender),) = bench.plan.routes[1].sender_by_receiver
-    offered = bench.servers[sender]._offered  # noqa: SLF001
-    assert offered is not None
-    wrong = flipped(offered.buckets[1])
+    wrong = damaged(bench, sender, 1)
     bench.struck(sender, lambda index: wrong if index == 1 else None)
     receivers[0].take(published, 1)
     outcome = receivers[0].outcome
@@ -231,7 +235,7 @@ def test_a_transfer_that_nobody_waits_for_stops_at_the_next_bucket(bench_of: Mad
     bench, (models, (receiver,)) = bench_of(), ends(1)
     given_up, published, seen = threading.Event(), bench.publish(1), list[int]()
 
-    def on_bucket(index: int, data: Bytes) -> None:
+    def on_bucket(index: int, data: BucketMemory) -> None:
         del data
         seen.append(index)
         given_up.set()

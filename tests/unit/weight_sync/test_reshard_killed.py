@@ -12,25 +12,19 @@ from typing import Any
 
 import pytest
 from broadcast_bench import HASTY, PATIENT, together
-from reshard_bench import ReshardBench, copied, reshard_end, rows_of, serves
+from reshard_bench import GROUPS, HANDLES, TCP, ReshardBench, copied, reshard_end, rows_of, serves
 from weight_models import Model, equal, weights
 
+from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.errors import TransferFailed
-from offbeat.weight_sync.manifest import Bytes
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.messages import ReshardRoute
 from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets
 
 RANKS = 4
-
-
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    """New ones cost milliseconds: the server has imported torch."""
-    context = mp.get_context("forkserver")
-    room = "offbeat.weight_sync.transports"
-    context.set_forkserver_preload([f"{room}.reshard_receiver", "offbeat.weight_sync.receiver"])
-    return context
+over_each_wire = pytest.mark.parametrize(
+    "wire", [TCP, *(pytest.param(each, marks=pytest.mark.long) for each in (HANDLES, GROUPS))]
+)
 
 
 @pytest.fixture
@@ -58,7 +52,7 @@ def engine(published: PublishedRelease, epoch: int, at: int, sign: int) -> None:
     """A process that fetches, and strikes itself when it has so many buckets."""
     arrived = list[int]()
 
-    def on_bucket(bucket: int, data: Bytes) -> None:
+    def on_bucket(bucket: int, data: BucketMemory) -> None:
         del data
         arrived.append(bucket)
         if len(arrived) == at:
@@ -67,10 +61,11 @@ def engine(published: PublishedRelease, epoch: int, at: int, sign: int) -> None:
     reshard_end("victim", Model(2)).take(published, epoch, on_bucket)
 
 
-def ranks(told: Connection, at: int, sign: int, layout: str) -> None:
+def ranks(told: Connection, at: int, sign: int, layout: str, wire: str) -> None:
     """A process with all ranks of a trainer, that strikes itself before bucket ``at`` is sent."""
     count, held = (RANKS, copied(rows_of(2), 2)) if layout == "copies" else (2, rows_of(2))
-    bench = ReshardBench(count, held, timeouts=HASTY)  # a pair that forms meanwhile waits its slack
+    # A link that forms meanwhile waits its slack
+    bench = ReshardBench(count, held, timeouts=HASTY, wire=wire)
     published = bench.publish(1)
 
     def strike(bucket: int) -> None:
@@ -83,11 +78,12 @@ def ranks(told: Connection, at: int, sign: int, layout: str) -> None:
     told.recv()
 
 
+@over_each_wire
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_at_every_bucket_an_engine_that_is_lost_costs_the_others_nothing(
-    processes: ForkServerContext, sweep: list[BaseProcess], sign: int
+    processes: ForkServerContext, sweep: list[BaseProcess], sign: int, wire: str
 ) -> None:
-    bench, models = ReshardBench(2, timeouts=PATIENT), [Model(5), Model(6)]
+    bench, models = ReshardBench(2, timeouts=PATIENT, wire=wire), [Model(5), Model(6)]
     others = [reshard_end(f"g{index}", model) for index, model in enumerate(models)]
     for epoch in range(1, bench.count + 1):
         published = bench.publish(epoch)
@@ -101,39 +97,42 @@ def test_at_every_bucket_an_engine_that_is_lost_costs_the_others_nothing(
     bench.close()
 
 
+@over_each_wire
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_at_every_bucket_ranks_that_are_lost_leave_all_as_they_were_and_the_next_ones_heal(
-    processes: ForkServerContext, sweep: list[BaseProcess], sign: int
+    processes: ForkServerContext, sweep: list[BaseProcess], sign: int, wire: str
 ) -> None:
     model = Model(5)
     receiver, before = reshard_end("g0", model), weights(model)
     at, count = 0, 1
     while at < count:
         ours, theirs = mp.Pipe()
-        started(processes, sweep, ranks, theirs, at, sign, "shards")
+        started(processes, sweep, ranks, theirs, at, sign, "shards", wire)
         published, count = ours.recv()
         receiver.take(published, at + 1)
         assert isinstance(receiver.outcome, TransferFailed), receiver.outcome
         assert "no other rank holds bucket" in str(receiver.outcome)
         at += 1 if sign == signal.SIGKILL else count - 1  # a hung one costs limits
     assert equal(weights(model), before)
-    healthy = ReshardBench(2)
+    healthy = ReshardBench(2, wire=wire)
     receiver.take(healthy.publish(1), 99)
     assert serves(model, healthy)
     healthy.close()
 
 
+@over_each_wire
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_lost_is_replaced_by_the_copies_of_its_weights(
-    processes: ForkServerContext, sweep: list[BaseProcess], sign: int
+    processes: ForkServerContext, sweep: list[BaseProcess], sign: int, wire: str
 ) -> None:
     """The copy in another process: two processes with equal weights, each with all ranks."""
     ours, theirs = mp.Pipe()
-    bench, model = ReshardBench(RANKS, copied(rows_of(2), 2), timeouts=HASTY), Model(5)
+    layout, model = copied(rows_of(2), 2), Model(5)
+    bench = ReshardBench(RANKS, layout, timeouts=HASTY, wire=wire)
     manifest, digest, (here,), *_ = bench.publish(1)
     receiver = reshard_end("g0", model)
     buckets = [at for at, each in enumerate(here.buckets) if each.sender_by_receiver[0][1] < 2]
-    started(processes, sweep, ranks, theirs, buckets[len(buckets) // 2], sign, "copies")
+    started(processes, sweep, ranks, theirs, buckets[len(buckets) // 2], sign, "copies", wire)
     (_, _, (there,), *_), _ = ours.recv()
     assert there.digest == digest, "equal weights make equal releases"
     senders = (

@@ -1,0 +1,29 @@
+"""Creates one process's end of ``sync.wire``; imports only the chosen one."""
+
+from offbeat.weight_sync.transports.group_wire import GroupWire, tcp_wire
+from offbeat.weight_sync.transports.wire import BucketWire
+
+
+def make_wire(name: str, device: str) -> BucketWire:
+    """Create one end of a wire.
+
+    Args:
+        name: tcp, cuda_ipc or nccl.
+        device: Device of this process, as torch names it: where buckets are packed, or received.
+    """
+    if name == "tcp":
+        return tcp_wire()
+    from offbeat.weight_sync.transports.cuda_memory import CudaMemory  # noqa: PLC0415
+
+    memory = CudaMemory(device)
+    if name == "cuda_ipc":
+        from offbeat.weight_sync.transports.handle_wire import HandleWire  # noqa: PLC0415
+
+        return HandleWire(name, memory)
+    from offbeat.weight_sync.transports.nccl_groups import NcclGroups  # noqa: PLC0415
+
+    def groups(address: str, connect_s: float) -> NcclGroups:
+        del address  # NCCL takes the interface from the environment
+        return NcclGroups(memory.allocate, connect_s)
+
+    return GroupWire(name, memory.allocate, groups, memory.place)

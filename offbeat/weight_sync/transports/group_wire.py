@@ -1,0 +1,64 @@
+"""Wires over process groups of two: gloo between main memories, NCCL between devices."""
+
+import threading
+from collections.abc import Callable
+
+from offbeat.weight_sync.buffers import Buffers
+from offbeat.weight_sync.chunks import BucketMemory
+from offbeat.weight_sync.transports.group import Device, GroupAddress, GroupMaker, PairGroup
+from offbeat.weight_sync.transports.messages import DevicePlace, Route
+from offbeat.weight_sync.transports.wire import BucketLink
+
+MakerOf = Callable[[str, float], GroupMaker]
+"""(address of this machine, seconds to connect) -> what makes groups there."""
+
+
+class GroupWire:
+    """Wire that forms a process group per link."""
+
+    def __init__(
+        self,
+        name: str,
+        memory: Callable[[int], BucketMemory],
+        groups: MakerOf,
+        place: DevicePlace | None = None,
+    ) -> None:
+        """Create one end.
+
+        Args:
+            name: Name of the wire.
+            memory: Returns memory of so many bytes, reused once nothing refers to it any more.
+            groups: Makes what creates process groups; called once per address.
+            place: Device of the memory; None: main memory.
+        """
+        self.name, self.place = name, place
+        self._memory, self._groups = memory, groups
+        self._makers, self._lock = dict[str, GroupMaker](), threading.Lock()
+
+    def refusal(self, route: Route) -> str:
+        """Refuse a sender on the same device: NCCL forms no group of two ranks on one."""
+        if self.place is None or route.place != self.place:
+            return ""
+        device = self.place.device
+        return (
+            f"sync.wire={self.name} needs a device each for sender and receiver, and both are on "
+            f"{device}. Give each a GPU of its own, or set sync.wire to cuda_ipc"
+        )
+
+    def memory_to_send(self, nbytes: int) -> BucketMemory:
+        return self._memory(nbytes)
+
+    def memory_to_receive(self, nbytes: int) -> BucketMemory:
+        return self._memory(nbytes)
+
+    def link(self, place: GroupAddress, route: Route, address: str) -> BucketLink:
+        with self._lock:  # a gloo device that stops is not made anew for every transfer
+            if address not in self._makers:
+                self._makers[address] = self._groups(address, route.timeouts.slack_s)
+            maker = self._makers[address]
+        return PairGroup(place, maker)
+
+
+def tcp_wire() -> GroupWire:
+    """Create one end of the wire between main memories."""
+    return GroupWire("tcp", Buffers().lend, Device)

@@ -1,0 +1,68 @@
+"""NCCL groups of two processes.
+
+Not run yet: ``make test-gpu`` runs it on GPUs. In the tests of a CPU, groups of gloo stand in for it,
+which have the same calls.
+"""
+
+# pyright: reportAttributeAccessIssue=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# A build of torch without NCCL has no types for it either.
+
+import os
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+from torch import Tensor
+
+from offbeat.weight_sync.transports.group import GroupAddress
+
+_ERROR_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_one_at_a_time = threading.Lock()  # the environment belongs to the process
+
+
+class NcclGroups:
+    """Creates NCCL groups of two processes."""
+
+    def __init__(self, memory: Callable[[int], Tensor], connect_s: float) -> None:
+        """``memory``: returns so many bytes on the device."""
+        self._memory, self._timeout = memory, timedelta(seconds=connect_s)
+
+    def group(self, place: GroupAddress) -> Any:  # noqa: ANN401 -- there is no such class in CPU builds
+        from torch.distributed.distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 -- as above
+
+        place.store.set(f"ready/{place.rank}", "1")
+        place.store.wait([f"ready/{1 - place.rank}"], self._timeout)  # NCCL waits without a limit
+        options = ProcessGroupNCCL.Options()
+        with _errors_are_raised():
+            return ProcessGroupNCCL(place.store, place.rank, place.size, options)
+
+    def close(self, group: Any) -> None:  # noqa: ANN401 -- as above
+        group.shutdown()
+
+    def abort(self, group: Any) -> None:  # noqa: ANN401 -- as above
+        group.abort()
+
+    def byte(self) -> Tensor:
+        return self._memory(1)
+
+
+@contextmanager
+def _errors_are_raised() -> Generator[None]:
+    """Have groups raise errors where their results are waited for.
+
+    By default a thread of torch ends the process on an error of NCCL: the death of an engine would
+    be that of the trainer. torch reads the variable when a group is created, and has no argument.
+    """
+    with _one_at_a_time:
+        before = os.environ.get(_ERROR_HANDLING)
+        os.environ[_ERROR_HANDLING] = "0"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_ERROR_HANDLING]
+            else:
+                os.environ[_ERROR_HANDLING] = before

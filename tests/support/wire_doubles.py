@@ -1,0 +1,68 @@
+"""What stands in for CUDA on the wires of a reshard: the same protocols over main memory.
+
+``cuda_ipc``: handles name shared memory of the process that packed it, which only a process of the
+same machine can open, and nobody once that process has ended. ``nccl``: groups of gloo.
+"""
+
+import mmap
+import os
+import weakref
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from offbeat.weight_sync.transports.group import Device
+from offbeat.weight_sync.transports.group_wire import GroupWire, tcp_wire
+from offbeat.weight_sync.transports.handle_wire import HandleUnusable, HandleWire
+from offbeat.weight_sync.transports.messages import DevicePlace
+from offbeat.weight_sync.transports.wire import BucketWire, machine_name
+
+Named = tuple[int, int, int]
+"""Process, file of that process, bytes."""
+
+
+class SharedMemory:
+    """Main memory under the protocol of CUDA-IPC."""
+
+    def __init__(self, device: str = "GPU-0", machine: str = "") -> None:
+        self.place = DevicePlace(machine or machine_name(), device)
+        self._files = dict[int, int]()  # by address
+
+    def sees(self, device: str) -> bool:
+        return device == self.place.device
+
+    def allocate(self, nbytes: int) -> Tensor:
+        file = os.memfd_create("bucket", os.MFD_CLOEXEC)
+        os.ftruncate(file, nbytes)
+        mapped = mmap.mmap(file, nbytes)
+        tensor = torch.frombuffer(mapped, dtype=torch.uint8)
+        self._files[tensor.data_ptr()] = file
+        weakref.finalize(mapped, os.close, file).atexit = False
+        return tensor
+
+    def handle(self, tensor: Tensor) -> bytes:
+        named = os.getpid(), self._files[tensor.data_ptr()], tensor.nbytes
+        return msgspec.msgpack.encode(named)
+
+    def copy(self, handle: bytes, into: Tensor) -> None:
+        process, file, nbytes = msgspec.msgpack.decode(handle, type=Named)
+        try:
+            with Path(f"/proc/{process}/fd/{file}").open("r+b") as opened:
+                mapped = mmap.mmap(opened.fileno(), nbytes)
+        except OSError as error:
+            raise HandleUnusable(
+                f"memory of process {process} cannot be opened: {error}"
+            ) from error
+        into.copy_(torch.frombuffer(mapped, dtype=torch.uint8))
+
+
+def doubled(name: str, device: str) -> BucketWire:
+    """Make one end of a wire, as ``make_wire`` does on a machine with GPUs."""
+    if name == "tcp":
+        return tcp_wire()
+    if name == "cuda_ipc":
+        return HandleWire(name, SharedMemory())
+    place = DevicePlace(machine_name(), device)
+    return GroupWire(name, lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), Device, place)

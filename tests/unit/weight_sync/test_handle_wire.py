@@ -1,0 +1,196 @@
+"""Buckets that are copied out of the sender's memory: when that may change, and what if it does."""
+
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+from broadcast_bench import HASTY, together
+from reshard_bench import ReshardBench, ReshardEnd, reshard_end, serves
+from torch import Tensor
+from weight_models import Model, equal, weights
+
+from offbeat.rendezvous.frames import SharedKey
+from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.transports.group import BrokenLink, Rendezvous, meet
+from offbeat.weight_sync.transports.handle_wire import (
+    BucketHandle,
+    CopyReceipt,
+    HandleLink,
+    HandleUnusable,
+    HandleWire,
+)
+from offbeat.weight_sync.transports.messages import RoundPlan, Route
+from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets, ReshardReceiver
+from tests.support.wire_doubles import SharedMemory
+
+PLAN = RoundPlan(0, ("g0",))
+
+
+class Halted(SharedMemory):
+    """Memory whose copies wait: ``began`` says that one has begun, ``go`` lets it begin to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.go = threading.Event(), threading.Event()
+
+    def copy(self, handle: bytes, into: Tensor) -> None:
+        self.began.set()
+        self.go.wait(60.0)
+        super().copy(handle, into)
+
+
+def receiving(memory: SharedMemory, model: Model) -> ReshardEnd:
+    """An engine that copies with this memory."""
+    found = reshard_end("g0", model)
+    found.transport = ReshardReceiver("g0", wires=lambda name, _: HandleWire(name, memory))
+    return found
+
+
+def addresses(bench: ReshardBench) -> set[int]:
+    """Memory of the buckets that are offered."""
+    offered = bench.servers[0]._offered  # noqa: SLF001
+    assert offered is not None
+    return {each.data_ptr() for each in offered.buckets.values() if isinstance(each, Tensor)}
+
+
+def free(bench: ReshardBench) -> set[int]:
+    """Memory that the sender may pack into."""
+    wire = bench.servers[0].wire
+    assert isinstance(wire, HandleWire)
+    return {each.data_ptr() for some in wire._pool._free.values() for each in some}  # noqa: SLF001
+
+
+def over(bench: ReshardBench) -> None:
+    """Wait until nothing is being sent: it is done, or its limit is over."""
+    for stream in list(bench.servers[0]._streams.values()):  # noqa: SLF001
+        stream.join(60.0)
+
+
+def test_memory_is_packed_into_again_after_the_receipt_and_not_before() -> None:
+    bench, memory, model = ReshardBench(1, wire="cuda_ipc"), Halted(), Model(5)
+    engine = receiving(memory, model)
+    published, before = bench.publish(1), addresses(bench)
+    taking = threading.Thread(target=partial(engine.take, published, 1))
+    taking.start()
+    assert memory.began.wait(60.0)
+    bench.publish(2)
+    assert not addresses(bench) & before, "still being copied"
+    memory.go.set()
+    taking.join()
+    assert isinstance(engine.outcome, ReceivedBuckets), engine.outcome
+    assert serves(model, bench)
+    over(bench)
+    assert before <= free(bench), "nobody refers to the first release any more"
+    bench.close()
+
+
+def test_what_is_copied_after_the_sender_gave_up_reaches_no_parameter() -> None:
+    """A stopped engine goes on when the memory holds another release."""
+    bench = ReshardBench(1, wire="cuda_ipc", timeouts=HASTY)
+    memory, model = Halted(), Model(5)
+    engine, served = receiving(memory, model), weights(model)
+    published, before = bench.publish(1), addresses(bench)
+    taking = threading.Thread(target=partial(engine.take, published, 1))
+    taking.start()
+    assert memory.began.wait(60.0)
+    over(bench)
+    bench.train()
+    bench.publish(2)
+    assert addresses(bench) & before, "the memory holds the next release"
+    memory.go.set()
+    taking.join()
+    assert isinstance(engine.outcome, TransferFailed)
+    assert "with digest" in str(engine.outcome) or "has closed" in str(engine.outcome)
+    assert equal(weights(model), served)
+    engine.take(bench.publish(3), 9)
+    assert serves(model, bench)
+    bench.close()
+
+
+def test_memory_that_cannot_be_opened_ends_the_fetch_by_name() -> None:
+    class Unusable(SharedMemory):
+        def copy(self, handle: bytes, into: Tensor) -> None:
+            raise HandleUnusable("memory of GPU-0 cannot be opened: invalid argument")
+
+    bench, model = ReshardBench(1, wire="cuda_ipc", timeouts=HASTY), Model(5)
+    engine, served = receiving(Unusable(), model), weights(model)
+    engine.take(bench.publish(1), 1)
+    assert "sender rank 0: memory of GPU-0 cannot be opened" in str(engine.outcome)
+    assert equal(weights(model), served)
+    bench.close()
+
+
+def test_an_engine_on_another_machine_is_refused_before_it_connects() -> None:
+    bench, model = ReshardBench(1, wire="cuda_ipc"), Model(5)
+    engine = receiving(SharedMemory(machine="another"), model)
+    engine.take(bench.publish(1), 1)
+    assert isinstance(engine.outcome, TransferFailed)
+    assert "works within a machine; the sender is on machine" in str(engine.outcome)
+    bench.close()
+
+
+class Links:
+    """Both ends of a link."""
+
+    def __init__(self) -> None:
+        key, host = SharedKey.random(), "127.0.0.1"
+        self.store, self.memory = Rendezvous(host, key, 5.0), SharedMemory()
+        route = Route(host, 0, self.store.port, key, "rank-0", 0, "", HASTY)
+        wire = HandleWire("cuda_ipc", self.memory)
+        made: dict[int, HandleLink] = {}
+
+        def connect(rank: int) -> None:
+            place = meet(route, "session", PLAN, rank)
+            made[rank] = wire.link(place, route, host)  # type: ignore[assignment]
+
+        together(partial(connect, 0), partial(connect, 1))
+        self.sender, self.receiver, self.wire = made[0], made[1], wire
+
+    def close(self) -> None:
+        for each in (self.sender, self.receiver, self.store):
+            each.close()
+
+
+@pytest.mark.parametrize("message", [CopyReceipt(7), BucketHandle(0, 99, b"")])
+def test_a_message_out_of_turn_breaks_the_link(message: CopyReceipt | BucketHandle) -> None:
+    links = Links()
+    links.sender.send(links.wire.memory_to_send(64), 0)
+    links.receiver._post(message)  # noqa: SLF001
+    with pytest.raises(BrokenLink, match="is no receipt of message 0"):
+        links.sender.wait(5.0)
+    links.receiver.receive(links.wire.memory_to_receive(64), 1)
+    with pytest.raises(BrokenLink, match="is not the handle of message 1"):
+        links.receiver.wait(5.0)
+    links.close()
+
+
+def test_a_silent_end_breaks_the_link_at_the_limit_and_a_closed_one_at_once() -> None:
+    links = Links()
+    links.sender.send(links.wire.memory_to_send(64), 0)
+    with pytest.raises(BrokenLink, match=r"has not answered for 0\.01 s"):
+        links.sender.wait(0.01)
+    links.receiver.close()
+    with pytest.raises(BrokenLink, match="has closed"):
+        links.sender.wait(60.0)
+    links.close()
+
+
+def test_a_process_without_the_key_breaks_the_link() -> None:
+    links = Links()
+    links.sender.send(links.wire.memory_to_send(64), 0)
+    links.receiver._socket.sendall(SharedKey.random().frame(b"x"))  # noqa: SLF001
+    with pytest.raises(BrokenLink, match="without the key"):
+        links.sender.wait(5.0)
+    links.close()
+
+
+def test_memory_that_nothing_refers_to_leaves_no_file_open() -> None:
+    def opened() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before, memory = opened(), SharedMemory()
+    lent = [memory.allocate(64) for _ in range(9)]
+    assert opened() > before
+    del lent
+    assert opened() == before
