@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
-from offbeat.config.limits import lora_of
+from offbeat.config.limits import lora_of, trainer_device, trainer_resources
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.sync import BUCKETS_AT_ONCE
+from offbeat.config.sections.sync import BUCKETS_AT_ONCE, wire_of
 
 
 def sync_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -36,6 +36,7 @@ def wire_clashes(config: RunConfig) -> Iterator[Clash]:
             "Set sync.transport to object_store or gloo.",
         )
     yield from _delta_clashes(config)
+    yield from _device_clashes(config)
     # Embedded engines hold the type of the recipe's model, and take no other.
     wire, served = config.sync.wire_dtype, config.model.dtype
     if config.generator.backend == "embedded" and wire not in (None, served):
@@ -110,4 +111,75 @@ def _delta_clashes(config: RunConfig) -> Iterator[Clash]:
             "sync.delta=true saves nothing with trainer.lora: a step changes nearly every value of an "
             "adapter, and a large part of the matrices that it is merged into",
             "Leave sync.delta out.",
+        )
+
+
+def _device_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield wires between devices that ranks and engines do not have."""
+    wire, generator = wire_of(config.sync), config.generator
+    if wire == "tcp":
+        return
+    if not generator.has_engines:
+        yield Clash(
+            ("sync.wire", "generator.backend"),
+            f"sync.wire={wire} has no effect with generator.backend={generator.backend}, which has no "
+            "engines",
+            "Leave sync.wire out.",
+        )
+        return
+    served = "cpu" if generator.backend == "stub" else generator.device
+    devices = {"trainer": trainer_device(config.trainer), "generator": served}
+    for section, device in devices.items():
+        if not device.startswith("cuda"):
+            yield Clash(
+                ("sync.wire", f"{section}.device"),
+                f"sync.wire={wire} carries device memory, and {section}.device={device}",
+                f"Set sync.wire to tcp, or {section}.device to cuda.",
+            )
+            return
+    yield from _sharing_clashes(config, wire)
+    yield from _recording_clashes(config, wire)
+
+
+def _sharing_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
+    """Yield GPUs that are shared where the wire needs one each, or are not where it needs one.
+
+    Ray shows a process only the GPUs that it reserves, and fractions of one GPU to several.
+    """
+    ranks, generator = trainer_resources(config), config.generator
+    reserved = sum(each.gpus for each in ranks) + generator.gpus * generator.engines
+    if wire == "cuda_ipc" and reserved > 1:
+        yield Clash(
+            ("sync.wire", "trainer.gpus", "generator.gpus"),
+            f"sync.wire=cuda_ipc opens memory of a GPU that both processes see, and {len(ranks)} trainer "
+            f"ranks and {generator.engines} engines that reserve {reserved:g} GPUs together do not share one",
+            "Lower trainer.gpus and generator.gpus until all of them together are 1 or less, or set "
+            "sync.wire to nccl.",
+        )
+    if wire == "nccl" and min(generator.gpus, *(each.gpus for each in ranks)) < 1:
+        yield Clash(
+            ("sync.wire", "trainer.gpus", "generator.gpus"),
+            "sync.wire=nccl needs a GPU of its own for every trainer rank and engine, and fractions of "
+            "trainer.gpus or generator.gpus may share one",
+            "Set both to 1 or more, or sync.wire to cuda_ipc for one GPU, or to tcp.",
+        )
+
+
+def _recording_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
+    """Yield vLLM engines whose workers cannot receive: only those whose layout is recorded do."""
+    if config.generator.backend != "vllm":
+        return
+    vllm = config.generator.vllm
+    unrecorded = {
+        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
+        "generator.vllm.expert_parallel": vllm.expert_parallel,
+        "generator.vllm.engine_args": bool(vllm.engine_args.get("quantization")),
+        "sync.quantize": config.sync.quantize is not None,
+    }
+    for key in (key for key, is_set in unrecorded.items() if is_set):
+        yield Clash(
+            ("sync.wire", key),
+            f"sync.wire={wire} ends in the workers of an engine, which receive only with a recorded layout, "
+            f"and {key} has none",
+            "Set sync.wire to tcp.",
         )

@@ -35,6 +35,7 @@ from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
 from offbeat.launch.own_session import in_own_session
 from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token
+from offbeat.launch.wire_room import check_one_machine
 from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line
 from offbeat.run_files.shared_directory import RunDirToken
@@ -176,8 +177,10 @@ def check_room(spec: RunSpec) -> None:
 
     Raises:
         NoRoom: An actor fits no machine; names it, the resource and the key to change.
+        MachinesApart: Engines may be where weights of the trainer do not reach them.
     """
     nodes = _alive()
+    check_one_machine(spec.config, _gpu_machines())
     ranks, generator = trainer_resources(spec.config), spec.config.generator
     largest_rank = (max(each.cpus for each in ranks), max(each.gpus for each in ranks))
     for section, (cpus, gpus) in (
@@ -231,6 +234,11 @@ def check_alive() -> None:
 def _alive() -> list[dict[str, float]]:
     """Return the resources of each machine."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _gpu_machines() -> list[str]:
+    nodes = (node for node in ray.nodes() if node["Alive"])
+    return [node["NodeManagerAddress"] for node in nodes if node["Resources"].get("GPU")]
 
 
 def make_actors(spec: RunSpec) -> Actors:

@@ -27,6 +27,7 @@ from offbeat.config.limits import max_group_bytes
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.mixture import key_in
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.sync import sends_regions
 from offbeat.controller.controller import Controller
 from offbeat.controller.events import Opened
 from offbeat.controller.journal import FileJournal, open_journal
@@ -173,7 +174,7 @@ def _trainer(spec: RunSpec, actors: Actors) -> Trainer:
 
 def _layouts(config: RunConfig, actors: Actors) -> EngineLayouts | None:
     """Return the layouts of engines whose ranks fetch what they need; None: they take all of it."""
-    by_region = config.sync.transport == "reshard" and len(actors.ranks) > 1
+    by_region = sends_regions(config.sync, len(actors.ranks))
     if not by_region or config.generator.backend != "vllm":
         return None
     return layouts_of(actors.engines, config.sync.deadline_s)

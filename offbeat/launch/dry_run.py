@@ -77,6 +77,7 @@ def dry(config: RunConfig) -> RunConfig:
             "cpus": 0.0,
             "gpus": 0.0,
         },
+        "sync": {"wire": "tcp"} if config.sync.transport == "reshard" else {},
         "wandb": {"mode": "disabled" if config.wandb.mode == "disabled" else "offline"},
     }
     values["generator"] = _kept(values["generator"], StubGeneratorConfig)

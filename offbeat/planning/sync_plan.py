@@ -11,6 +11,7 @@ import msgspec
 
 from offbeat.config.limits import encoder_ranks, lora_of
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.sync import wire_of
 from offbeat.messages.failures import OffbeatError
 from offbeat.planning.grid_text import describe_grid
 from offbeat.planning.model_tensors import model_tensors
@@ -75,6 +76,8 @@ class SyncLayouts:
     """Whether every sender receives the whole model before rank 0 sends it, encoder ranks too: those of
     the megatron trainer do. Else each receives its side, and rank 0 both."""
 
+    wire: str = "tcp"  # what carries the buckets
+
 
 @dataclass(frozen=True, slots=True)
 class SyncPlanReport:
@@ -96,6 +99,7 @@ class SyncPlanReport:
     stored: int  # bytes out of rank 0 if it sends the model once to each machine of receivers
     broadcast: int  # bytes into receivers if each receives the whole model
     gathered_everywhere: bool  # whether ``gathered`` is the whole model on every trainer rank
+    wire: str = "tcp"
 
     def to_json(self) -> str:
         """Return the report as one JSON object; sizes are bytes."""
@@ -134,6 +138,13 @@ class SyncPlanReport:
             if self.recorded
             else "declared by the names of tensors, not recorded from engines"
         )
+        if self.wire != "tcp":
+            sender, receiver = said(max(found.held)), said(max(found.received))
+            apart = "" if self.wire == "nccl" else " All of it stays within one GPU."
+            yield (
+                f"sync.wire {self.wire}: in device memory besides, up to {sender} on a sender and {receiver} on "
+                f"a receiver.{apart}"
+            )
         yield ""
         yield f"{unit:<14}" + "".join(f"{link:>14}" for link in _LINKS)
         kinds = list(dict.fromkeys(kind for kind, _ in found.moved))
@@ -205,6 +216,7 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
         ranks_per_machine,
         round(config.sync.chunk_mib * MIB),
         gathers_everywhere=config.trainer.backend == "megatron",
+        wire=wire_of(config.sync),
     )
 
 
@@ -245,6 +257,7 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
         stored=found.model * len(set(machines.receivers)),
         broadcast=found.model * target.ranks,
         gathered_everywhere=layouts.gathers_everywhere,
+        wire=layouts.wire,
     )
     return plan, report
 

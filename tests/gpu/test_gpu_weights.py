@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.precision import is_quantized
@@ -14,26 +14,11 @@ from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource, named_weights
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 from tests.gpu.conftest import Measured
+from tests.support.device_sender import Layers
 
 WIDTH: Final = {"cuda": 2048, "cpu": 256}
 CHUNK_BYTES: Final = 64 * 2**20
 MIB: Final = 2**20
-
-
-class Layers(nn.Module):
-    """Four gated layers in bfloat16, with names of a decoder."""
-
-    def __init__(self, width: int, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.layers = nn.ModuleList()
-        for _ in range(4):
-            layer = nn.Module()
-            for name in ("gate_proj", "up_proj", "down_proj"):
-                layer.add_module(name, nn.Linear(width, width))
-            self.layers.append(layer)
-        self.norm = nn.LayerNorm(width)
-        self.to(torch.bfloat16)
 
 
 def synchronise(device: str) -> float:

@@ -91,10 +91,15 @@ class GlooSyncConfig(_OverTcpSync):
 
 
 class ReshardSyncConfig(_OverTcpSync):
-    """From every trainer rank what it holds, over TCP: nothing is gathered, and no rank sends the whole model."""
+    """From every trainer rank what it holds: nothing is gathered, and no rank sends the whole model."""
 
     transport: Literal["reshard"] = "reshard"
     """Path of the bytes."""
+
+    wire: Literal["tcp", "cuda_ipc", "nccl"] = "tcp"
+    """What carries them. tcp: main memory, between any machines; cuda_ipc: device memory that engines open where
+    it lies, for ranks and engines that share one GPU; nccl: from device to device, for GPUs of their own. Both
+    keep what a rank sends or receives once more in device memory; neither has been run on a GPU."""
 
 
 SyncConfig = Annotated[
@@ -102,3 +107,16 @@ SyncConfig = Annotated[
     Field(discriminator="transport"),
     default_choice("transport", "object_store"),
 ]
+
+
+def wire_of(sync: SyncConfig) -> Literal["tcp", "cuda_ipc", "nccl"]:
+    """Return what carries the buckets of a reshard; tcp for transports that have none."""
+    return sync.wire if sync.transport == "reshard" else "tcp"
+
+
+def sends_regions(sync: SyncConfig, ranks: int) -> bool:
+    """Return whether releases of so many trainer ranks are cut into regions of tensors.
+
+    A single rank sends whole tensors over tcp; over the other wires what a worker of an engine needs.
+    """
+    return sync.transport == "reshard" and (ranks > 1 or sync.wire != "tcp")

@@ -61,6 +61,7 @@ from offbeat.launch.checks.verifiers import check_verifiers
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
 from offbeat.launch.checks.weights import check_weights
+from offbeat.launch.checks.wire import check_wire, find_devices
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded
 
@@ -133,6 +134,7 @@ def find(
         check_shared_memory(config, machine, model) if model else (),
         check_gpus(config, count_gpus(config)),
         check_weight_sync(config),
+        check_wire(config, find_devices(config), os.environ),
         check_not_a_uri(run_dir),
         check_run_dir(
             folder,

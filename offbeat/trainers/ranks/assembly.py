@@ -8,6 +8,7 @@ import msgspec
 
 from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.sync import sends_regions
 from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.trainers.expert_names import ExpertNames, Meta, Named
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
@@ -90,7 +91,7 @@ def shards_of(
     held: Callable[[], list[TensorRegion]],
     peers: Peers,
 ) -> HeldShards | None:
-    """Build the weight source of a rank that sends what it holds; None where rank 0 sends.
+    """Build the weight source of a rank that sends what it holds; None where rank 0 sends for all.
 
     All ranks call it together. They exchange what they hold, as names and regions, and each makes
     the same plan from that, and another one when the layout of the engines is known.
@@ -108,7 +109,7 @@ def shards_of(
         UnalignedBlocks: A rank holds part of a block that is quantized as a whole.
     """
     sync = spec.config.sync
-    if sync.transport != "reshard" or peers.size == 1:
+    if not sends_regions(sync, peers.size):
         return None
     weight_metas, policy = list(metas), policy_of(sync)
     names = _names_of(spec, weight_metas)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from offbeat.config.limits import trainer_device
 from offbeat.config.sections.sync import ReshardSyncConfig
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
@@ -56,7 +57,8 @@ def sender_of(
     """
     config = spec.config.sync
     if config.transport == "reshard":
-        return _reshard_sender(config, source, host(), incarnation, peers)
+        device = trainer_device(spec.config.trainer)
+        return _reshard_sender(config, source, host(), incarnation, peers, device)
     if spec.rank:
         return NullSender(cast("SharedSource", source))
     return make_sender(config, cast("Source", source), host, incarnation)
@@ -70,12 +72,19 @@ def publish(sender: Sender, version: int, layout: EngineLayout | None) -> Publis
 
 
 def _reshard_sender(
-    config: ReshardSyncConfig, source: WeightSource, host: str, incarnation: str, peers: Peers
+    config: ReshardSyncConfig,
+    source: WeightSource,
+    host: str,
+    incarnation: str,
+    peers: Peers,
+    device: str,
 ) -> Sender:
     from offbeat.trainers.ranks.shard_sender import ReshardSender  # noqa: PLC0415 -- loads torch
     from offbeat.weight_sync.reshard.shards import WholeShards  # noqa: PLC0415
+    from offbeat.weight_sync.transports.choose_wire import make_wire  # noqa: PLC0415
     from offbeat.weight_sync.transports.reshard_server import ReshardServer  # noqa: PLC0415
 
     shards = source if isinstance(source, ShardSource) else WholeShards(source)
-    server = ReshardServer(host=host, incarnation=incarnation, timeouts=timeouts_of(config))
+    wire, timeouts = make_wire(config.wire, device), timeouts_of(config)
+    server = ReshardServer(host=host, incarnation=incarnation, timeouts=timeouts, wire=wire)
     return ReshardSender(shards, server, peers)

@@ -112,3 +112,59 @@ def test_deltas_are_refused_over_a_reshard_and_of_adapters() -> None:
     assert "sync.delta=true has no effect on sync.transport=reshard" in text
     (text,) = adapters(sync={"delta": True}, trainer={"lora": {}})
     assert "sync.delta=true saves nothing with trainer.lora" in text
+
+
+SHARED = {"device": "cuda", "gpus": 0.4}
+OWN = {"device": "cuda", "gpus": 1}
+
+
+def over(wire: str, trainer: dict[str, Any], generator: dict[str, Any], **sync: Any) -> list[str]:
+    sync = {"transport": "reshard", "wire": wire} | sync
+    return adapters(sync=sync, trainer=trainer, generator=generator)
+
+
+def test_wires_between_devices_fit_gpus_that_are_shared_or_apart() -> None:
+    assert over("cuda_ipc", SHARED, SHARED) == []
+    assert over("nccl", OWN, OWN) == []
+    assert over("nccl", OWN | {"data_parallel": 2}, OWN | {"engines": 3}) == []
+
+
+@pytest.mark.parametrize("wire", ["cuda_ipc", "nccl"])
+def test_a_wire_between_devices_needs_a_device_at_both_ends(wire: str) -> None:
+    (text,) = over(wire, {}, OWN)
+    assert f"sync.wire={wire} carries device memory, and trainer.device=cpu" in text
+    (text,) = over(wire, OWN, {})
+    assert "and generator.device=cpu. Set sync.wire to tcp" in text
+
+
+def test_handles_of_memory_need_one_gpu_for_all() -> None:
+    (text,) = over("cuda_ipc", SHARED, SHARED | {"engines": 2})
+    assert "1 trainer ranks and 2 engines that reserve 1.2 GPUs together do not share one" in text
+    assert "set sync.wire to nccl" in text
+
+
+def test_nccl_needs_a_gpu_for_each() -> None:
+    (text,) = over("nccl", OWN, SHARED)
+    assert "sync.wire=nccl needs a GPU of its own for every trainer rank and engine" in text
+    assert "or sync.wire to cuda_ipc for one GPU" in text
+
+
+@pytest.mark.parametrize(
+    ("vllm", "key"),
+    [
+        ({"expert_parallel": True}, "generator.vllm.expert_parallel"),
+        ({"engine_args": {"quantization": "fp8"}}, "generator.vllm.engine_args"),
+    ],
+)
+def test_vllm_workers_without_a_recorded_layout_receive_over_tcp_alone(
+    vllm: dict[str, Any], key: str
+) -> None:
+    texts = over("nccl", OWN, OWN | {"backend": "vllm", "vllm": vllm})
+    (text,) = [each for each in texts if "ends in the workers" in each]
+    assert f"{key} has none. Set sync.wire to tcp" in text
+    assert over("nccl", OWN, OWN | {"backend": "vllm"}) == []
+
+
+def test_only_a_reshard_has_a_wire() -> None:
+    with pytest.raises(ValueError, match="wire"):
+        messages({"transport": "gloo", "wire": "nccl"})

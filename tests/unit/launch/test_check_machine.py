@@ -49,6 +49,8 @@ from offbeat.launch.checks.user_code import (
 )
 from offbeat.launch.checks.vllm import check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
+from offbeat.launch.checks.wire import Devices, check_wire
+from offbeat.launch.wire_room import MachinesApart, check_one_machine
 from tests.support.model_families import LONG_ROPES, family_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -157,6 +159,50 @@ def test_deltas_are_announced_and_of_float32_weights_warned_of() -> None:
     finding = one(check_weight_sync(config(sync={"delta": True}, model=served)))
     assert finding.level is Level.OK
     assert "the others the full release" in finding.message
+
+
+OWN = {"device": "cuda", "gpus": 1}
+
+
+def over(wire: str, devices: Devices | None, **environ: str) -> Finding:
+    """What is found about a run of one rank and two engines."""
+    sync = {"transport": "reshard", "wire": wire}
+    run = config(sync=sync, trainer=OWN, generator=OWN | {"engines": 2})
+    return one(check_wire(run, devices, environ))
+
+
+def test_a_wire_between_devices_is_refused_where_there_are_none() -> None:
+    finding = over("nccl", Devices("2.13.0+cpu", 0, has_nccl=False))
+    assert finding.level is Level.ERROR
+    assert "sync.wire=nccl carries device memory, and torch 2.13.0+cpu sees no" in finding.message
+    assert "Set sync.wire to tcp" in finding.fix
+    assert not list(check_wire(config(), None, {}))
+
+
+def test_nccl_is_refused_without_its_library_and_with_fewer_devices_than_ends() -> None:
+    assert "torch x has none" in over("nccl", Devices("x", 3, has_nccl=False)).message
+    finding = over("nccl", Devices("x", 2, has_nccl=True))
+    assert finding.level is Level.ERROR
+    assert "needs 3 devices" in finding.message
+    assert "torch sees 2" in finding.message
+
+
+def test_a_wire_that_no_gpu_has_carried_is_warned_of() -> None:
+    finding = over("nccl", Devices("x", 3, has_nccl=True))
+    assert finding.level is Level.WARNING
+    assert "has not been run on a GPU" in finding.message
+    joined = over("cuda_ipc", Devices("x", 1, has_nccl=True), RAY_ADDRESS="head:6379")
+    assert "a cluster in which several have GPUs is refused at the start" in joined.message
+
+
+def test_a_cluster_of_several_gpu_machines_is_refused_for_a_wire_within_one() -> None:
+    run = config(sync={"transport": "reshard", "wire": "cuda_ipc"}, trainer=OWN, generator=OWN)
+    check_one_machine(run, ["10.0.0.1"])
+    with pytest.raises(
+        MachinesApart, match=r"2 of the cluster have GPUs: 10\.0\.0\.1, 10\.0\.0\.2"
+    ):
+        check_one_machine(run, ["10.0.0.1", "10.0.0.2"])
+    check_one_machine(config(), ["10.0.0.1", "10.0.0.2"])
 
 
 def test_stub_backends_take_no_cores() -> None:

@@ -71,3 +71,8 @@ def test_a_small_recipe_stays_small() -> None:
     assert (dried.steps, dried.generator.engines) == (2, small.generator.engines)
     assert dried.generator.sampling == small.generator.sampling
     assert dried.wandb.mode == "disabled"
+
+
+def test_a_dry_run_needs_no_device_for_its_wire() -> None:
+    values = {"steps": 1, "model": {"path": "x"}, "sync": {"transport": "reshard", "wire": "nccl"}}
+    assert dry(RunConfig.model_validate(values)).sync.model_dump()["wire"] == "tcp"

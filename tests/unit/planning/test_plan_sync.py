@@ -72,6 +72,17 @@ def test_a_recipe_s_plan_moves_the_model_once_to_its_machine_of_engines() -> Non
     assert found["receivers"] == "3 ranks: data 3"
 
 
+def test_a_wire_between_devices_is_planned_with_the_device_memory_that_it_takes() -> None:
+    own = [
+        f"{each}.{key}" for each in ("trainer", "generator") for key in ("device=cuda", "gpus=1")
+    ]
+    done = plan_sync(QUICKSTART, "sync.transport=reshard", "sync.wire=nccl", *own)
+    assert done.exit_code == 0, done.output
+    moved = next(line.split()[2] for line in done.stdout.splitlines() if line.startswith("in all"))
+    assert f"sync.wire nccl: in device memory besides, up to {moved} MB on a sender" in done.stdout
+    assert "sync.wire" not in plan_sync(QUICKSTART, "sync.transport=reshard").stdout
+
+
 def test_a_megatron_recipe_of_vllm_engines_is_planned_by_its_own_sizes() -> None:
     args = ["trainer.backend=megatron", "trainer.tensor_parallel=2", "trainer.data_parallel=2"]
     args += ["generator.backend=vllm", "generator.vllm.tensor_parallel=2"]
