@@ -254,6 +254,31 @@ def logprobs(path: Path, cut: Cut, step: JobStep, temperature: float) -> list[Ar
     )
 
 
+def asked_in_between(
+    path: Path, cut: Cut, step: JobStep, prompts: Sequence[Sequence[int]]
+) -> tuple[list[Told], list[list[str]]]:
+    """A step that computes logprobs and canaries behind each chunk, and one without; two steps each.
+
+    Returns:
+        The steps, and what differed behind those calls from before them.
+    """
+    outcomes, changed = list[Told](), list[list[str]]()
+    for asks in (True, False):
+        trainer = make(path, cut)
+        own = [step.groups[i] for i in mine(trainer, step, range(len(step.groups)))]
+        for number in (1, 2):
+            *calls, finish = calls_of(trainer, step, 3, StepKey(number, number, 0))
+            for call in calls:
+                call()
+                if asks:
+                    before = witness(trainer)
+                    trainer.prepare_logprobs(own, policy=True, reference=True, temperature=1.0)
+                    trainer.top_logprobs(prompts, 4)
+                    changed.append(differences(before, witness(trainer)))
+            outcomes.append(outcome(trainer, finish()))
+    return outcomes, changed
+
+
 def top_logprobs(path: Path, cut: Cut, prompts: Sequence[Sequence[int]]) -> Any:
     return make(path, cut).top_logprobs(prompts, 8)
 
