@@ -50,6 +50,7 @@ from offbeat.sampler.build import build_sampler
 from offbeat.sampler.policy import Sampler
 from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.evaluation_files import EvaluationFiles
+from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.trace import TRACE_FILE, TraceFile
@@ -89,27 +90,14 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         RunDirNotShared: This process does not see the directory of the driver.
         InputChanged: A prompt file, or the sampler's source, has changed since the run began.
     """
-    config, run_dir = spec.config, spec.run_dir
-    if spec.sharing is not None:
-        os.environ.update(spec.sharing.secrets)
-        check_sees("controller", run_dir, spec.sharing.token)
-    redactor = Redactor.from_environment(config=config)
-    configure_logging("controller", run_dir / "logs", run_id=spec.run_id, redactor=redactor)
+    redactor = _enter_process(spec)
     ledger, journal = await _journal_of(spec)
     prompts, evaluation = await _prompts_of(spec)
-    incarnation = ledger.incarnation + 1
-    trace = TraceFile(run_dir / TRACE_FILE, asyncio.get_running_loop().time)
-    telemetry = run_telemetry(
-        config.wandb,
-        tensorboard=config.tensorboard,
-        samples_per_step=config.groups_per_step * config.samples_per_group,
-        run_dir=run_dir,
-        run_id=spec.run_id,
-        run_name=config.name,
-        recipe=yaml.safe_load(to_yaml(config, os.environ)),
-    )
-    spool = RaySpool(run_dir / FOLDER, segments_needed(ledger))
-    scores = EvaluationFiles(run_dir)
+    fence = Fence(spec.run_id, ledger.incarnation + 1)
+    trace = TraceFile(spec.run_dir / TRACE_FILE, asyncio.get_running_loop().time)
+    telemetry = _telemetry(spec)
+    spool = RaySpool(spec.run_dir / FOLDER, segments_needed(ledger))
+    scores = EvaluationFiles(spec.run_dir)
     rollouts = RayRollouts(actors.workers, spool.hold)
     ports = Ports(
         prompts=prompts,
@@ -124,9 +112,52 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         scores=scores,
         cpu_s=time.process_time,
     )
-    controller = Controller(
+    controller = _controller(spec, fence, ports, ledger)
+    _report_workers(rollouts, controller)
+    if fence.incarnation > 1:
+        journal.past.take(Opened(spec.run_id, fence.incarnation, spec.driver))
+        controller.progress.go_on_from(journal.past)
+    return ControllerHost(
+        controller,
+        run_id=spec.run_id,
+        run_dir=spec.run_dir,
+        journal=journal,
+        telemetry=telemetry,
+        trace=trace,
+        spool=spool,
+        scores=scores,
+        redactor=redactor,
+    )
+
+
+def _enter_process(spec: RunSpec) -> Redactor:
+    """Take up the run's secrets, check that its directory is seen here, and begin to log."""
+    if spec.sharing is not None:
+        os.environ.update(spec.sharing.secrets)
+        check_sees("controller", spec.run_dir, spec.sharing.token)
+    redactor = Redactor.from_environment(config=spec.config)
+    configure_logging("controller", spec.run_dir / "logs", run_id=spec.run_id, redactor=redactor)
+    return redactor
+
+
+def _telemetry(spec: RunSpec) -> Telemetry:
+    config = spec.config
+    return run_telemetry(
+        config.wandb,
+        tensorboard=config.tensorboard,
+        samples_per_step=config.groups_per_step * config.samples_per_group,
+        run_dir=spec.run_dir,
+        run_id=spec.run_id,
+        run_name=config.name,
+        recipe=yaml.safe_load(to_yaml(config, os.environ)),
+    )
+
+
+def _controller(spec: RunSpec, fence: Fence, ports: Ports, ledger: Ledger) -> Controller:
+    config = spec.config
+    return Controller(
         config,
-        Fence(spec.run_id, incarnation),
+        fence,
         ports,
         sampler=_sampler(spec),
         advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
@@ -137,23 +168,13 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         driver=spec.driver,
         evaluates_only=spec.evaluates_only,
     )
+
+
+def _report_workers(rollouts: RayRollouts, controller: Controller) -> None:
+    """Let the controller know what becomes of workers."""
     rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
     rollouts.report_lost(controller.state.worker_lost)
     rollouts.report_to(controller.state.worker_reported)
-    if incarnation > 1:
-        journal.past.take(Opened(spec.run_id, incarnation, spec.driver))
-        controller.progress.go_on_from(journal.past)
-    return ControllerHost(
-        controller,
-        run_id=spec.run_id,
-        run_dir=run_dir,
-        journal=journal,
-        telemetry=telemetry,
-        trace=trace,
-        spool=spool,
-        scores=scores,
-        redactor=redactor,
-    )
 
 
 def _generators(spec: RunSpec, actors: Actors) -> Mapping[str, Generator]:
