@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from freeze_jobs import FROZEN
-from parity_cases import BOUND, Cut, Step, worst_relative_error
+from parity_cases import BALANCED, BOUND, SEVERAL, TOKENS, Cut, Step, worst_relative_error
 from world import World
 
 
@@ -47,3 +47,39 @@ def test_two_ranks_freeze_as_one_does_and_go_on_from_its_state(
     for seen in world.run(2, "freeze_jobs:trained", load=load, root=tmp_path / "on", **given):
         assert seen["loaded"] == one["digest"]
         assert seen["moved"] == trained
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tensor"), [(2, 1), (2, 2), (4, 2)], ids=["data", "tensor", "both"]
+)
+def test_several_optimizer_steps_over_ranks_leave_what_is_frozen_and_are_those_of_one(
+    world: World, models: Callable[[str], Path], step: Step, ranks: int, tensor: int
+) -> None:
+    given: dict[str, Any] = {"path": models("qwen3"), "step": step, "loss": SEVERAL}
+    ((one, moved),) = world.run(1, "freeze_jobs:stepped", cut=Cut(), **given)
+    trained = {n for n in one.weights if not any(fnmatchcase(n, each) for each in FROZEN)}
+    assert moved == trained
+    for got, moved_there in world.run(
+        ranks, "freeze_jobs:stepped", cut=Cut(tensor=tensor), **given
+    ):
+        assert moved_there == trained
+        assert got.result.grad_norm == pytest.approx(one.result.grad_norm, rel=BOUND)
+        assert got.result.metrics == pytest.approx(one.result.metrics, rel=BOUND)
+        assert worst_relative_error(got.weights, one.weights) <= BOUND
+
+
+def test_over_two_ranks_a_frozen_router_keeps_its_bias_while_others_are_balanced(
+    world: World, models: Callable[[str], Path], step: Step
+) -> None:
+    cut = Cut(moe=BALANCED)
+    given: dict[str, Any] = {"path": models("glm4-moe"), "cut": cut, "step": step}
+    given["loss"] = replace(TOKENS, minibatches=2, epochs=2)
+    (one,) = world.run(1, "freeze_jobs:balanced_steps", **given)
+    ((start, _),) = world.run(1, "torch_jobs:initial", path=models("glm4-moe"), cut=cut)
+    bias = "model.layers.{}.mlp.gate.e_score_correction_bias"
+    for outcomes in world.run(2, "freeze_jobs:balanced_steps", **given):
+        for got, want in zip(outcomes, one, strict=True):
+            assert worst_relative_error(got.weights, want.weights) <= BOUND
+        last = outcomes[-1].weights
+        assert (last[bias.format(1)] == start[bias.format(1)]).all()
+        assert (last[bias.format(2)] != start[bias.format(2)]).any()

@@ -8,6 +8,7 @@ import torch
 from parity_cases import (
     BOUND,
     CHUNKS,
+    SEVERAL,
     TENSOR_MODELS,
     TENSOR_RANKS,
     TOKENS,
@@ -60,6 +61,18 @@ def test_a_step_over_tensor_ranks_is_that_of_one_rank(
         assert (got.tokens, got.sequences) == (right.tokens, right.sequences)
         error = worst_relative_error(moved(each.weights, start), moved(single.weights, start))
         assert error <= 10 * BOUND
+
+
+@pytest.mark.parametrize("ranks", [2, 4], ids=["tp2", "tp2 x dp2"])
+def test_several_optimizer_steps_over_tensor_ranks_are_those_of_one_rank(
+    world: World, models: Models, step: Step, ranks: int
+) -> None:
+    given = {"path": models("qwen3"), "step": step, "loss": SEVERAL}
+    (want,) = world.run(1, "torch_jobs:single", cut=Cut(), **given)
+    for got in world.run(ranks, "torch_jobs:single", cut=Cut(tensor=2), **given):
+        assert got.result.metrics == pytest.approx(want.result.metrics, rel=BOUND)
+        assert got.result.grad_norm == pytest.approx(want.result.grad_norm, rel=BOUND)
+        assert worst_relative_error(got.weights, want.weights) <= BOUND
 
 
 def test_layers_that_are_computed_again_give_tensor_ranks_the_same_bits(

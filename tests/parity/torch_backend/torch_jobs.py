@@ -137,9 +137,16 @@ def trained(
     return [outcome(trainer, trainer.train(groups, advantages, loss), {}) for _ in range(count)]
 
 
-def balanced(peers: Peers, path: Path, cut: Cut, step: Step, loss: LossSpec) -> list[Outcome]:
+def balanced(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    loss: LossSpec,
+    kind: type[TorchTrainer] = Exact,
+) -> list[Outcome]:
     """Three steps in two chunks each, their groups alternating between the minibatches."""
-    trainer, outcomes = make(peers, path, cut), list[Outcome]()
+    trainer, outcomes = make(peers, path, cut, kind), list[Outcome]()
     for number in range(1, 4):
         key = feed(trainer, step, loss, 2, StepKey(number, number, 0))
         outcomes.append(outcome(trainer, trainer.finish_train_step(key), {}))
