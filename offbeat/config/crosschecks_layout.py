@@ -27,14 +27,10 @@ def layout_clashes(config: RunConfig) -> Iterator[Clash]:
 def _torch_divides_plain_models(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[Clash]:
     views = environment_views(config).values()
     unlike = {
-        "trainer.encoder": (
-            trainer.encoder is not None,
-            "encoder ranks serve whole language ranks",
-        ),
         "trainer.moe": (moe_of(config) is not None, "experts are not divided"),
         "environment.images": (
-            any(view.environment.images is not None for view in views),
-            "a vision tower is not divided",
+            trainer.encoder is None and any(view.environment.images is not None for view in views),
+            "a vision tower is divided on ranks of its own alone (trainer.encoder)",
         ),
     }
     for key, (is_set, why) in unlike.items():

@@ -130,7 +130,7 @@ def encoder_of(trainer: TrainerConfig) -> EncoderConfig | None:
 def encoder_ranks(trainer: TrainerConfig) -> int:
     """Return the number of ranks that hold the vision tower alone. They are the last of the world."""
     encoder = encoder_of(trainer)
-    return 0 if encoder is None else encoder.data_parallel
+    return 0 if encoder is None else encoder.data_parallel * encoder.tensor_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def rank_resources(trainer: TrainerConfig, rank: int, ranks: int) -> RankResourc
     """Return the resources of a rank of a world of so many."""
     threads = 1 if trainer.backend == "stub" else trainer.threads
     encoder = encoder_of(trainer)
-    if encoder is None or rank < ranks - encoder.data_parallel:
+    if encoder is None or rank < ranks - encoder_ranks(trainer):
         return RankResources(trainer.cpus, trainer.gpus, threads)
     cpus = trainer.cpus if encoder.cpus is None else encoder.cpus
     gpus = trainer.gpus if encoder.gpus is None else encoder.gpus

@@ -5,6 +5,7 @@
 # transformers leaves its configs and its loading functions untyped.
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,9 @@ from transformers import AutoConfig, PreTrainedModel
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.multimodal.auto_class import auto_class_of
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import metas_apart
+from offbeat.trainers.grid.tower_plan import tower_division
 from offbeat.trainers.torch.tensor_parallel import cut_axis, tensor_plan
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy
 from offbeat.weight_sync.precision import wire_metas
@@ -39,7 +42,7 @@ class UnreadableModelConfig(OffbeatError):
 
 
 def model_tensors(
-    path: Path, policy: WirePolicy, *, tensor_ranks: int = 1
+    path: Path, policy: WirePolicy, *, tensor_ranks: int = 1, holds_tower: bool = True
 ) -> tuple[list[DeclaredTensor], ModelSizes]:
     """List the tensors of a model as its files name them, without allocating one.
 
@@ -47,6 +50,7 @@ def model_tensors(
         path: ``config.json``, or the directory that contains it.
         policy: Wire types; without one of its own, tensors travel in the config's type.
         tensor_ranks: Ranks of the torch trainer that divide matrices by the model's own plan.
+        holds_tower: Whether those hold the vision tower, too, if the model has one.
 
     Raises:
         UnreadableModelConfig: No such file, or a model that transformers does not know.
@@ -79,18 +83,33 @@ def model_tensors(
     ]
     text = config.get_text_config(decoder=True)
     sizes = _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)
-    return tensors, replace(
-        sizes, tower=_tower(module), tensor_axes=_tensor_axes(module, tensor_ranks)
-    )
+    axes = _tensor_axes(module, tensor_ranks, holds_tower=holds_tower)
+    return tensors, replace(_with_tower(sizes, module), tensor_axes=axes)
 
 
-def _tensor_axes(module: PreTrainedModel, ranks: int) -> dict[str, int] | None:
+def _tensor_axes(
+    module: PreTrainedModel, ranks: int, *, holds_tower: bool
+) -> dict[str, int] | None:
     """Return the axis by name of each tensor that ranks of the torch trainer divide; None for one."""
     if ranks == 1:
         return None
-    plan = tensor_plan(module, ranks)
+    return _axes(module, tensor_plan(module, ranks, holds_tower=holds_tower))
+
+
+def _axes(module: PreTrainedModel, plan: Mapping[str, str]) -> dict[str, int]:
     axes = ((name, cut_axis(plan, name, each.ndim)) for name, each in module.named_parameters())
     return {name: axis for name, axis in axes if axis is not None}
+
+
+def _with_tower(sizes: ModelSizes, module: PreTrainedModel) -> ModelSizes:
+    """Add what ranks hold of a vision tower; a tower of an unknown family is divided by none."""
+    if not (tower := _tower(module)):
+        return sizes
+    try:
+        plan, heads = tower_division(module)
+    except UntrainableModel:
+        return replace(sizes, tower=tower)
+    return replace(sizes, tower=tower, tower_axes=_axes(module, plan), tower_heads=heads)
 
 
 def _tower(module: Any) -> frozenset[str]:  # noqa: ANN401 -- transformers types it as a union of unknowns

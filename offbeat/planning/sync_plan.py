@@ -9,14 +9,14 @@ from typing import Final
 
 import msgspec
 
-from offbeat.config.limits import encoder_ranks, lora_of
+from offbeat.config.limits import lora_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sync import wire_of
 from offbeat.messages.failures import OffbeatError
 from offbeat.planning.grid_text import describe_grid
 from offbeat.planning.model_tensors import model_tensors
 from offbeat.trainers.megatron.layout import grid_of
-from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.reshard.account import ByteAccount, account
@@ -38,6 +38,7 @@ TRAINER_KEYS: Final = {
     "expert_tensor": "trainer.expert_tensor_parallel",
     "expert x expert_tensor": "trainer.expert_parallel x trainer.expert_tensor_parallel",
     "encoders": "trainer.encoder.data_parallel",
+    "encoder_tensor": "trainer.encoder.tensor_parallel",
     "fsdp": "trainer.data_parallel",
 }
 """Keys of a recipe's trainer by the names of sizes in errors."""
@@ -230,7 +231,10 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
     """
     source, target = layouts.senders, layouts.receivers
     tensors, sizes = model_tensors(
-        layouts.model, layouts.policy, tensor_ranks=divided_by_plan(source)
+        layouts.model,
+        layouts.policy,
+        tensor_ranks=divided_by_plan(source),
+        holds_tower=not source.encoders,
     )
     machines = RankMachines.of_size(source.ranks, target.ranks, layouts.ranks_per_machine)
     started = time.process_time()
@@ -246,14 +250,23 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
         senders=describe_grid(source),
         receivers=describe_grid(target),
         recorded=layouts.recorded is not None,
-        encoders=source.encoders,
+        encoders=source.encoder_ranks,
         ranks_per_machine=layouts.ranks_per_machine,
         bytes=found,
         pieces=len(plan.pieces),
         transfers=len(plan),
         seconds=seconds,
         digest=plan.digest,
-        gathered=_gathered(found, source, everywhere=layouts.gathers_everywhere),
+        gathered=_gathered(
+            found.model,
+            sum(
+                each.nbytes
+                for each in plan.tensors
+                if each.name.removesuffix(SCALE_SUFFIX) in sizes.tower
+            ),
+            source,
+            everywhere=layouts.gathers_everywhere,
+        ),
         stored=found.model * len(set(machines.receivers)),
         broadcast=found.model * target.ranks,
         gathered_everywhere=layouts.gathers_everywhere,
@@ -302,27 +315,29 @@ def divided_by_plan(senders: ModelGrid) -> int:
 def sender_grid(config: RunConfig) -> ModelGrid:
     """Return the parallel sizes of a recipe's trainer."""
     trainer = config.trainer
-    if trainer.backend == "megatron":
-        return replace(grid_of(trainer), encoders=encoder_ranks(trainer))
     if trainer.backend == "stub":
         return ModelGrid()
+    encoder = trainer.encoder
+    encoders = 0 if encoder is None else encoder.data_parallel
+    encoder_tensor = 1 if encoder is None else encoder.tensor_parallel
+    if trainer.backend == "megatron":
+        return replace(grid_of(trainer), encoders=encoders, encoder_tensor=encoder_tensor)
     return ModelGrid(
         shards=trainer.data_parallel,
         tensor=trainer.tensor_parallel,
         whole_vocabulary=int(trainer.tensor_parallel > 1),
-        encoders=encoder_ranks(trainer),
+        encoders=encoders,
+        encoder_tensor=encoder_tensor,
     )
 
 
-def _gathered(found: ByteAccount, source: ModelGrid, *, everywhere: bool) -> int:
-    """Return the bytes into trainer ranks before rank 0 has the whole model."""
+def _gathered(model: int, tower: int, source: ModelGrid, *, everywhere: bool) -> int:
+    """Return the bytes into trainer ranks before rank 0 has the whole model, and of it the tower."""
     if everywhere or not source.encoders:
-        return found.model * (source.ranks - 1)
-    # Shards of one side are disjoint, so that they add up to it. Its ranks gather it together, and
-    # the first encoder rank sends the tower to rank 0.
-    tower = sum(found.held[source.ranks_without_encoders :])
-    language = found.model - tower
-    return language * (source.shards - 1) + tower * source.encoders
+        return model * (source.ranks - 1)
+    # The ranks of a side gather it together, and the first encoder rank sends the tower to rank 0.
+    language = model - tower
+    return language * (source.ranks_without_encoders - 1) + tower * source.encoder_ranks
 
 
 def _receivers(config: RunConfig) -> ModelGrid:

@@ -64,6 +64,7 @@ class Cut:
     dtype: str = "float64"
     recompute: bool = False
     tensor: int = 1  # ranks that divide each matrix
+    encoder_tensor: int = 1  # encoder ranks that divide each matrix of a vision tower
     moe: dict[str, float] = field(default_factory=dict[str, float])  # balance of the experts
     picture_tokens: int | None = None  # that an encoder rank computes at once
     # A large eps makes a step proportional to its gradient: errors stay as large as they are.

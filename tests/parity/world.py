@@ -134,6 +134,7 @@ def run_job(rank: int, at: WorldRendezvous | None, job: str, arguments: dict[str
     Without a place to meet, its module is imported and nothing else.
     """
     import torch.distributed as dist  # noqa: PLC0415
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415
 
     from offbeat.trainers.ranks.peers import SingleRank  # noqa: PLC0415
     from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415
@@ -149,3 +150,6 @@ def run_job(rank: int, at: WorldRendezvous | None, job: str, arguments: dict[str
         return function(peers, **arguments)
     finally:
         dist.destroy_process_group()
+        # torch keeps how DTensors are computed with by the ranks of their mesh alone, and would find
+        # the mesh of an earlier world by the number that one of its groups had.
+        _clear_sharding_prop_cache()

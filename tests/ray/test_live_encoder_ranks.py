@@ -53,6 +53,19 @@ def test_a_run_of_which_a_rank_is_killed_rewinds_and_trains_all_its_groups(
         rewinds_and_trains_all_its_groups(run)
 
 
+@pytest.mark.parametrize("backend", ["torch", "megatron"])
+def test_a_run_whose_sides_are_divided_by_two_ranks_each_loses_one_and_trains_all_its_groups(
+    start: Start, backend: str
+) -> None:
+    recipe = ROOT / "recipes" / "quickstart-images.yaml"
+    axes = ("trainer.tensor_parallel=2", "trainer.encoder.tensor_parallel=2")
+    with start(f"divided{backend}", recipe, f"trainer.backend={backend}", *axes, *SMALL) as run:
+        run.logged("trainer.ready", within_s=400)
+        run.trained_steps(5)
+        run.holding("trainer-rank3.log").kill()
+        rewinds_and_trains_all_its_groups(run)
+
+
 def test_a_run_whose_encoder_rank_hangs_rewinds_and_trains_all_its_groups(start: Start) -> None:
     recipe = ROOT / "recipes" / "quickstart-images.yaml"
     short = ("trainer.encoder.data_parallel=1", "trainer.step_deadline_s=40")

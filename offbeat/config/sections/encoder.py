@@ -14,6 +14,10 @@ class EncoderConfig(Config):
     """Encoder ranks, beside those of `trainer.data_parallel`, of which it has to be a divisor: each encodes the
     pictures of as many of those ranks. More make encoding shorter and cut the tower over them."""
 
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Ranks that each of `data_parallel` becomes: they encode the same pictures, and divide the matrices of the
+    tower's layers among themselves (docs/encoder-ranks.md)."""
+
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
     """Tokens of pictures that the tower computes at once; null: those of a whole chunk. It bounds the memory of a
     pass, and changes no gradient. A picture is never cut: one of more tokens is computed alone. Of several microbatches

@@ -4,7 +4,7 @@ torch and transformers, whose import takes seconds, are imported only if a recip
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from offbeat.config.limits import (
     encoder_of,
@@ -16,6 +16,8 @@ from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from offbeat.trainers.grid.layout import Grid, Side
     from offbeat.trainers.grid.sides import Inventory
     from offbeat.trainers.rank_bytes import RankBytes
@@ -56,34 +58,44 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
     if trainer.backend == "stub" or trainer.encoder is None:
         return
     from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.grid.layout import Grid, Side
+    from offbeat.trainers.grid.layout import Side, torch_grid
     from offbeat.trainers.megatron_grid.layout import side_grid
 
+    grid = side_grid(trainer) if trainer.backend == "megatron" else torch_grid(trainer)
     try:
-        inventory = _inventory(config)
+        model = _model(config)
+        sides = None if model is None else _Sides.of(model, grid)
     except UntrainableModel as refused:
         yield error(_MODEL, f"{refused.model} {refused.problem}", f"{refused.fix}.")
         return
-    if inventory is None:
+    if sides is None:
         return
-    if trainer.backend == "megatron":
-        yield _of_side(config, inventory, side_grid(trainer), Side.TOWER, gpu)
-        return
-    grid = Grid(trainer.data_parallel, trainer.encoder.data_parallel)
     for side in Side:
-        yield _of_side(config, inventory, grid, side, gpu)
+        if trainer.backend == "torch" or side is Side.TOWER:
+            yield _of_side(config, sides, side, gpu)
 
 
-def _inventory(config: RunConfig) -> "Inventory | None":
-    """Return the tensors of the model; None if ``check_model_proof`` says what is wrong with it.
+class _Sides(NamedTuple):
+    """The two sides of a model, and the ranks that hold them."""
 
-    Raises:
-        UntrainableModel: It has no tower that could be held apart.
-    """
+    grid: "Grid"
+    inventory: "Inventory"
+    plans: dict["Side", dict[str, str]]  # how ranks of either divide matrices
+
+    @classmethod
+    def of(cls, model: "PreTrainedModel", grid: "Grid") -> "_Sides":
+        """Raise ``UntrainableModel`` for a model without a tower that can be held apart, or divided so."""
+        from offbeat.trainers.grid.sides import inventory_of
+        from offbeat.trainers.grid.tower_plan import plans_of
+
+        return cls(grid, inventory_of(model), plans_of(model, grid))
+
+
+def _model(config: RunConfig) -> "PreTrainedModel | None":
+    """Return the model without memory; None if ``check_model_proof`` says what is wrong with it."""
     from offbeat.model_proof.loading import model_without_memory
     from offbeat.multimodal.picture_rules import picture_rules
     from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.grid.sides import inventory_of
     from offbeat.trainers.torch.freezing import frozen_parameters
 
     path, trust = config.model.path, config.model.trust_remote_code
@@ -99,12 +111,10 @@ def _inventory(config: RunConfig) -> "Inventory | None":
         return None
     for each in frozen:
         each.requires_grad = False
-    return inventory_of(model)
+    return model
 
 
-def _of_side(
-    config: RunConfig, inventory: "Inventory", grid: "Grid", side: "Side", gpu: int | None
-) -> Finding:
+def _of_side(config: RunConfig, sides: _Sides, side: "Side", gpu: int | None) -> Finding:
     import torch
 
     from offbeat.trainers.grid.layout import Side
@@ -112,8 +122,10 @@ def _of_side(
 
     dtype = getattr(torch, config.model.dtype)
     references = int(config.algorithm.loss.needs_reference_logprobs)
-    held = largest_of_side(inventory, grid, side, dtype, references=references)
-    ranks = grid.ranks_of(side)
+    held = largest_of_side(
+        sides.inventory, sides.grid, side, dtype, references=references, plan=sides.plans[side]
+    )
+    ranks = sides.grid.ranks_of(side)
     first, last = min(ranks), max(ranks)
     of = "vision tower" if side is Side.TOWER else "language model"
     seen = (

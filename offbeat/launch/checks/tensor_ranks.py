@@ -15,9 +15,14 @@ _SUBJECT: Final = "tensor ranks"
 
 
 def check_tensor_ranks(config: RunConfig) -> Iterator[Finding]:
-    """Check the model's plan against ``trainer.tensor_parallel``; nothing without it."""
+    """Check the model's plan against ``trainer.tensor_parallel``; nothing without it.
+
+    ``check_encoder`` does so for a model whose tower has ranks of its own.
+    """
     trainer = config.trainer
     if not isinstance(trainer, TorchTrainerConfig) or trainer.tensor_parallel == 1:
+        return
+    if trainer.encoder is not None:
         return
     import torch
 

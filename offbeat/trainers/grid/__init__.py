@@ -6,6 +6,8 @@ the same sides beside megatron-core, and shares all that knows no backend.
 layout          language ranks, encoder ranks, lanes                                        (pure)
 provenance      which pictures a lane reads, by digest; merging those of several lanes      (pure)
 bridge          messages between two ranks: header, features, gradients
+tower_plan      how encoder ranks divide the matrices of a tower, by family
+tower_proof     proof of a cut tower at the start
 sides           which tensors of a model are tower or language; drops the other side's modules
 stacking        features as one tensor; a picture for a pass that no prompt needs
 exchange        what trainers of both sides share, of any backend: rounds of messages

@@ -29,6 +29,7 @@ from offbeat.trainers.grid.tower_passes import TowerPasses
 from offbeat.trainers.model_trainer import TrainedGroups
 from offbeat.trainers.ranks.peers import run_and_reduce_max, run_on_all_ranks
 from offbeat.trainers.step_sums import StepSums
+from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.sharding import settle
 from offbeat.trainers.torch.split_step import settled
 from offbeat.transfer_queue.schema import (
@@ -42,6 +43,8 @@ from offbeat.transfer_queue.schema import (
 class EncodingTrainer(ExchangingTrainer):
     """Trainer of one rank of the vision tower, for the groups of its lanes."""
 
+    _mesh: RankMesh  # of the encoder ranks
+
     @abstractmethod
     def _tower_of(self, name: str) -> PreTrainedModel:
         """Return the tower of the model whose logprobs a column holds."""
@@ -50,6 +53,15 @@ class EncodingTrainer(ExchangingTrainer):
     @abstractmethod
     def _max_tokens(self) -> int | None:
         """Return the most tokens of pictures that the tower computes at once; None: no bound."""
+
+    @property
+    def _is_sender(self) -> bool:
+        """Return whether this rank exchanges messages for those that share its tower's matrices."""
+        return self._grid.sender_of(self.peers.rank) == self.peers.rank
+
+    def _share(self, gradient: Tensor) -> None:
+        """Give the gradient of features that one rank has received to all that share its matrices."""
+        self._mesh.equalise([gradient])
 
     @property
     def _is_replica_leader(self) -> bool:
@@ -139,7 +151,7 @@ class EncodingTrainer(ExchangingTrainer):
             made = self._pass_on_all_ranks("the tower", lambda: passes.forward(trained=trained))
             parts = self._parts(batch, made)
             for lane, part in zip(lanes, parts, strict=True):
-                if part.shape[1]:
+                if part.shape[1] and self._is_sender:
                     to = self._grid.receiver_of(lane)
                     self._bridge.send(self._header(Kind.FEATURES, lane, named), part, to)
             self._wait_for_all("the features")
@@ -148,6 +160,7 @@ class EncodingTrainer(ExchangingTrainer):
                 gradient = run_on_all_ranks(
                     self.peers, "the gradients", lambda: self._gradient(made, parts, named)
                 )
+                self._share(gradient)
                 self._pass_on_all_ranks("the tower's backward", lambda: passes.backward(gradient))
             settle(model)
 
@@ -182,16 +195,16 @@ class EncodingTrainer(ExchangingTrainer):
     def _gradient(
         self, made: Tensor, parts: Sequence[Tensor], named: Sequence[Sequence[str]]
     ) -> Tensor:
-        """Return the gradient [blocks, F, H] of the features, as the lanes send it.
+        """Return the gradient [blocks, F, H] of the features, as the lanes send it to this rank.
 
-        All messages are received before a wrong one is raised: a lane whose message nobody takes
+        Zeros on a rank that exchanges no messages. All messages are received before a wrong one is raised: a lane whose message nobody takes
         would wait for its timeout.
         """
         gradient, wrong = torch.zeros_like(made), list[BridgeMismatch]()
         at = 0
         for lane, part in zip(self._grid.lanes_of(self.peers.rank), parts, strict=True):
             blocks, count, hidden = part.shape
-            if count:
+            if count and self._is_sender:
                 due = replace(
                     self._header(Kind.GRADIENTS, lane, named),
                     blocks=blocks,

@@ -13,8 +13,10 @@ from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.trainers.grid.bridge import Bridge, Header, Kind, Traffic
 from offbeat.trainers.grid.layout import Grid
 from offbeat.trainers.grid.provenance import list_digest
+from offbeat.trainers.grid.tower_plan import SETTING
 from offbeat.trainers.model_trainer import ModelTrainer
 from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
+from offbeat.trainers.torch.tensor_proof import check_copies
 
 T = TypeVar("T")
 _NAMES: Final = msgspec.msgpack.Decoder(list[str])
@@ -31,6 +33,19 @@ class ExchangingTrainer(ModelTrainer):
     def _join_grid(self, grid: Grid, rank: int, device: torch.device) -> None:
         """Take a place in a grid, before the first exchange."""
         self._grid, self._bridge, self._exchanges = grid, Bridge(rank, device), 0
+
+    def _prove_cut_sides(self, model: str, prove: Callable[[], tuple[float, str]]) -> None:
+        """Prove what the ranks of both sides have cut. All of them call it together.
+
+        Args:
+            model: Name of the model's class.
+            prove: Proves what this rank holds; returns what ``copies_gap`` does.
+
+        Raises:
+            UntrainableModel: Ranks compute something else than the whole model; on all ranks.
+        """
+        apart = run_on_all_ranks(self.peers, "the proof of the cut", prove)
+        check_copies(model, apart, self.peers, f"trainer.tensor_parallel or {SETTING}")
 
     @property
     @abstractmethod

@@ -101,6 +101,12 @@ class LaneTrainer(ExchangingTrainer):
             # A failure is named here: encoder ranks would wait for gradients until their timeout.
             self._pass_on_all_ranks("microbatch", lambda: add(microbatches, loss_of, temperature))
 
+    @property
+    def _is_receiver(self) -> bool:
+        """Return whether this rank exchanges messages for its lane."""
+        rank = self.peers.rank
+        return rank == self._grid.receiver_of(self._grid.lane_of(rank))
+
     def _use(self, received: LaneFeatures | None) -> None:
         """Let passes read these features; None: passes that follow read no pictures."""
         self._received = received
@@ -108,8 +114,11 @@ class LaneTrainer(ExchangingTrainer):
     def _received_values(
         self, counts: dict[str, int], named: Sequence[Sequence[str]]
     ) -> Tensor | None:
-        """Return the features [blocks, F, H] of this rank's lane, as they come; None without any."""
-        if not counts:
+        """Return the features [blocks, F, H] of this rank's lane, as they come.
+
+        None without any, and on a rank that exchanges no messages.
+        """
+        if not counts or not self._is_receiver:
             return None
         lane = self._grid.lane_of(self.peers.rank)
         due = replace(self._header(Kind.FEATURES, lane, named), features=sum(counts.values()))
@@ -121,7 +130,9 @@ class LaneTrainer(ExchangingTrainer):
         return values
 
     def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
-        """Send the gradients [blocks, F, H] of the features of this rank's lane."""
+        """Send the gradients [blocks, F, H] of the features of this rank's lane, if it is to."""
+        if not self._is_receiver:
+            return
         lane = self._grid.lane_of(self.peers.rank)
         header = self._header(Kind.GRADIENTS, lane, named)
         self._bridge.send(header, gradient, self._grid.encoder_of(lane))

@@ -1,13 +1,15 @@
-"""Trainer of a language rank of the torch trainer, which is one lane."""
+"""Trainer of a language rank of the torch trainer."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from offbeat.multimodal.canary_pictures import canary_media
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
+from offbeat.trainers.grid.bridge import shared_values
 from offbeat.trainers.grid.lane import LaneFeatures, LaneTrainer
 from offbeat.trainers.grid.provenance import pictures_read
 from offbeat.trainers.grid.sides import no_features
@@ -15,7 +17,11 @@ from offbeat.trainers.grid.trainer import GridTrainer
 
 
 class LanguageTrainer(LaneTrainer, GridTrainer):
-    """Trainer of one rank of the language model, which is one lane."""
+    """Trainer of one rank of the language model; the ranks of a replica are one lane.
+
+    Ranks that share its matrices read the same features, which one of them receives, and each has the
+    whole gradient of them.
+    """
 
     def top_logprobs(
         self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
@@ -30,6 +36,12 @@ class LanguageTrainer(LaneTrainer, GridTrainer):
         self._model_of(name)  # loaded before the exchange, on all ranks
         with self._exchanged(pictures_read(microbatches), trained=False):
             return super()._logprobs(name, count, microbatches, temperature)
+
+    def _shared(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:
+        if not counts or self._mesh.tensor is None:
+            return values
+        receiver = self._grid.receiver_of(self._grid.lane_of(self.peers.rank))
+        return shared_values(values, receiver, self._mesh.tensor.get_group(), self._device)
 
     def _use(self, received: LaneFeatures | None) -> None:
         super()._use(received)

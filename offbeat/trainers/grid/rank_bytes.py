@@ -1,6 +1,8 @@
 """Bytes that a rank of either side holds throughout a step, from the inventory of a model alone."""
 
+from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
 
 import torch
 
@@ -8,12 +10,20 @@ from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.sides import Inventory
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.sharding import HALF
+from offbeat.trainers.torch.tensor_parallel import cut_axis
 
 _MOMENTS = 2
+_WHOLE: Mapping[str, str] = MappingProxyType({})
 
 
 def largest_of_side(
-    inventory: Inventory, grid: Grid, side: Side, dtype: torch.dtype, *, references: int = 0
+    inventory: Inventory,
+    grid: Grid,
+    side: Side,
+    dtype: torch.dtype,
+    *,
+    references: int = 0,
+    plan: Mapping[str, str] = _WHOLE,
 ) -> RankBytes:
     """Return the bytes of the rank that holds most of a side, which is its first one.
 
@@ -27,8 +37,10 @@ def largest_of_side(
         side: Which of them.
         dtype: Of the weights that passes compute with.
         references: Frozen copies of the model beside it.
+        plan: Kind of division by module name of the side's matrices, where its ranks divide any.
     """
-    ranks = len(grid.ranks_of(side))
+    tensor = grid.tensor_ranks_of(side)
+    data = len(grid.ranks_of(side)) // tensor
     buffers = {each.name: each for each in inventory.buffers if each.side is side}
     whole = sum(prod(each.shape) * each.dtype.itemsize for each in buffers.values())
     trained_names = {name for name, each in inventory.trained if each is side}
@@ -36,7 +48,10 @@ def largest_of_side(
     for each in inventory.weights:
         if each.side is not side or each.name in buffers:
             continue
-        elements = -(-each.shape[0] // ranks) * prod(each.shape[1:])
+        shape = list(each.shape)
+        if (axis := cut_axis(plan, each.name, len(shape))) is not None:
+            shape[axis] //= tensor
+        elements = -(-shape[0] // data) * prod(shape[1:])
         if each.name in trained_names:
             trained += elements
         else:

@@ -13,22 +13,23 @@ from torch import Tensor
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
-from offbeat.model_proof.plain import TOLERANCES
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.multimodal.picture_rules import PictureRules, picture_rules
-from offbeat.multimodal.tower import features
-from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.grid.exchange import ExchangingTrainer
-from offbeat.trainers.grid.layout import Grid, Side
+from offbeat.trainers.grid.layout import Side, torch_grid
 from offbeat.trainers.grid.sides import Inventory, inventory_of, keep_side, no_features
-from offbeat.trainers.grid.stacking import example, stacked
+from offbeat.trainers.grid.tower_plan import plans_of
+from offbeat.trainers.grid.tower_proof import NOT_APART, example_features, prove_tower
 from offbeat.trainers.grid.weights import GridWeights, side_mesh, spread_sides
 from offbeat.trainers.ranks.peers import run_on_all_ranks
+from offbeat.trainers.torch.forward import packed_logprobs
 from offbeat.trainers.torch.optimizer import STEPS
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_sharding
-from offbeat.trainers.torch.sharding import ShardedWeights, Weights, settle
+from offbeat.trainers.torch.sharding import ShardedWeights, Weights, class_name, settle
 from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.trainers.torch.spreading import make_room
+from offbeat.trainers.torch.tensor_parallel import divide
+from offbeat.trainers.torch.tensor_proof import copies_gap
 from offbeat.trainers.weights import weights_digest
 
 _TEXT: Final = msgspec.msgpack.Decoder(str)
@@ -46,11 +47,10 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
 
     def _prepare(self) -> None:
         trainer, rank = self._config, self.peers.rank
-        assert trainer.encoder is not None  # noqa: S101 -- chosen by the same setting
-        grid = Grid(trainer.data_parallel, trainer.encoder.data_parallel)
+        grid = torch_grid(trainer)
         self._join_grid(grid, rank, torch.device(trainer.device))
         self._side = grid.side_of(rank)
-        self._mesh = side_mesh(trainer.device, grid, rank, self.peers.timeout_s)
+        self._mesh = self._axes = side_mesh(trainer.device, grid, self.peers.timeout_s)
         self._inventory: Inventory | None = None  # of the model that is trained
 
     @property
@@ -89,7 +89,6 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
         self._example_features = self._features_of_example(whole)
         return proved
 
-    @torch.no_grad()
     def _features_of_example(self, whole: PreTrainedModel | None) -> Tensor:
         """Return [blocks, F, H]: what the whole model makes of an example, on all ranks."""
 
@@ -99,7 +98,7 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
             if (rules := picture_rules(whole.config)) is None:
                 inventory_of(whole)  # refuses it
                 raise AssertionError("unreachable: a model without pictures is refused")
-            return stacked(features(whole, (example(rules),)))
+            return example_features(whole, rules)
 
         made = run_on_all_ranks(self.peers, "the proof of the tower", compute)
         shape = (0, 0, 0) if made is None else (made.shape[0], made.shape[1], made.shape[2])
@@ -114,8 +113,16 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
         device = self._config.device
         # The reference is a copy of the model that is trained, and has its names
         inventory = self._inventory = self._inventory or inventory_of(model)
+        plan = plans_of(model, self._grid)[
+            self._side
+        ]  # of both sides: all ranks refuse a model together
         keep_side(model, self._side)
-        held = ShardedWeights(model, self._mesh, lambda cut: make_room(cut, device))
+
+        def divided(cut: PreTrainedModel) -> None:
+            if self._mesh.tensor is not None:
+                divide(cut, self._mesh.tensor, plan)
+
+        held = ShardedWeights(model, self._mesh.data, lambda cut: make_room(cut, device), divided)
         if self._side is Side.TOWER:
             register_fsdp_forward_method(model, "get_image_features")
         weights = GridWeights(inventory, held, self._grid, self.peers.rank)
@@ -132,25 +139,22 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
 
     def _prove_cut(self, witness: Witness) -> None:
         prove = self._prove_tower if self._side is Side.TOWER else self._prove_language
-        run_on_all_ranks(self.peers, "the proof of the cut", lambda: prove(witness))
+        self._prove_cut_sides(class_name(self._model), lambda: prove(witness))
         settle(self._model)
 
-    def _prove_language(self, witness: Witness) -> None:
+    def _prove_language(self, witness: Witness) -> tuple[float, str]:
         prove_sharding(self._model, witness, self._dtype, no_features)
+        settle(self._model)
+        if self._mesh.tensor is None:
+            return NOT_APART
+        packed = witness.packed(self._model)
+        made = packed_logprobs(self._model, packed, 1.0, self._dtype, features_of=no_features)
+        return copies_gap(self._model, made.sum(), self._mesh)
 
-    @torch.no_grad()
-    def _prove_tower(self, _: Witness) -> None:
-        want = self._example_features.double()
-        got = stacked(features(self._model, (example(self._rules),))).double()
-        allowed = TOLERANCES[self._dtype]
-        is_shaped = got.shape == want.shape
-        gap = float((got - want).abs().max() / want.abs().max()) if is_shaped else float("inf")
-        if not gap <= allowed:
-            problem = (
-                f"computes features of a picture {gap:.2g} of the largest off on encoder ranks, more than "
-                f"{allowed:g}"
-            )
-            raise UntrainableModel(type(self._model).__name__, problem, "Leave trainer.encoder out")
+    def _prove_tower(self, _: Witness) -> tuple[float, str]:
+        return prove_tower(
+            self._model, self._rules, self._example_features, self._dtype, self._mesh
+        )
 
     # --- weights and state -------------------------------------------------------------------------
 

@@ -4,17 +4,16 @@
 # torch declares some functions without types.
 
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.sides import Inventory
+from offbeat.trainers.torch.rank_mesh import RankMesh, mesh_of_side
 from offbeat.trainers.torch.sharding import Weights, own, part_of
 from offbeat.trainers.torch.spreading import from_first
 from offbeat.weight_sync.source import named_weights
@@ -22,17 +21,14 @@ from offbeat.weight_sync.source import named_weights
 _FIRST: Final = 0
 
 
-def side_mesh(device: str, grid: Grid, rank: int, timeout_s: float) -> DeviceMesh:
-    """Return the mesh of the ranks that hold the same side as ``rank``. All ranks call it together.
+def side_mesh(device: str, grid: Grid, timeout_s: float) -> RankMesh:
+    """Return the axes of the ranks that hold the same side as this one. All ranks call it together.
 
     ``timeout_s``: how long a collective of a side waits for a rank. torch's own default, half an hour,
     does not follow that of the world.
     """
-    patience = timedelta(seconds=timeout_s)
-    groups: dict[Side, Any] = {
-        side: dist.new_group(list(grid.ranks_of(side)), timeout=patience) for side in Side
-    }
-    return DeviceMesh.from_group(groups[grid.side_of(rank)], device.partition(":")[0])
+    sides = [(grid.ranks_of(each), grid.tensor_ranks_of(each)) for each in Side]
+    return mesh_of_side(device, sides, timeout_s)
 
 
 class GridWeights(Weights):

@@ -19,10 +19,14 @@ from transformers import PreTrainedModel
 from offbeat.config.limits import picture_tokens
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
+from offbeat.model_proof.loading import model_without_memory
 from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
+from offbeat.trainers.grid.bridge import shared_values
 from offbeat.trainers.grid.encoding import EncodingTrainer
+from offbeat.trainers.grid.tower_plan import tower_plan
+from offbeat.trainers.grid.tower_proof import example_features, prove_tower
 from offbeat.trainers.grid.weights import side_mesh
 from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer, OptimizerState
 from offbeat.trainers.megatron.groups import start_groups
@@ -36,6 +40,7 @@ from offbeat.trainers.model_trainer import LossOf
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.torch.sharding import ShardedWeights, local_region, own
+from offbeat.trainers.torch.tensor_parallel import divide
 from offbeat.trainers.weights import weights_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 from offbeat.weight_sync.receiver import TensorRegion
@@ -84,17 +89,27 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         )
         self._config = trainer
         self.architecture = architecture_with_tower(model_path)
-        run_on_all_ranks(self.peers, "its start", lambda: None)  # the first rank checks the files
         grid, rank = side_grid(trainer), self.peers.rank
+        # Meanwhile the first rank checks the files.
+        self._plan = run_on_all_ranks(
+            self.peers, "its start", lambda: self._planned(grid.encoder_tensor)
+        )
         # First, whatever groups the layout has: torch keeps what it knows of shards by the ranks of
         # their mesh alone, and finds the mesh of an earlier world in this process by its group's number.
-        self._mesh = side_mesh(trainer.device, grid, rank, self.peers.timeout_s)
+        self._mesh = side_mesh(trainer.device, grid, self.peers.timeout_s)
         start_groups(trainer, self.peers)
         self._join_grid(grid, rank, torch.device(trainer.device))
         self._tower = self._build(trained=True)
         self._meet(self._tower.boxes)
+        if grid.encoder_tensor > 1:
+            self._prove_cut_sides(self.architecture.name, self._proved)
         self.optimizer = TowerOptimizer(
-            self._tower.model, self._tower.shards, trainer.optimizer, self._dtype, self.peers
+            self._tower.model,
+            self._tower.shards,
+            trainer.optimizer,
+            self._dtype,
+            self.peers,
+            self._mesh,
         )
         self.initial_digest = self.weights_digest()
 
@@ -168,6 +183,23 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
     def _read_files(self) -> None:
         self._fill(self._tower)
 
+    def _proved(self) -> tuple[float, str]:
+        """Prove the divided tower against the whole one, which the first rank of each encoder reads."""
+        tensor = self._mesh.tensor
+        assert tensor is not None  # noqa: S101 -- else there is nothing to prove
+        whole = unfilled_tower(self.model_path, self._dtype) if self._is_sender else None
+        if whole is not None:
+            parameters = dict(whole.named_parameters())
+            regions = {name: Region.whole(tuple(each.shape)) for name, each in parameters.items()}
+            boxes = [
+                TensorBox(name, each.shape, each, name, each) for name, each in regions.items()
+            ]
+            load_boxes(parameters, boxes, self.model_path, self._file_names)
+        made = None if whole is None else example_features(whole, self._rules)
+        sender, group = self._grid.sender_of(self.peers.rank), tensor.get_group()
+        want = shared_values(made, sender, group, self._device)
+        return prove_tower(self._tower.model, self._rules, want, self._dtype, self._mesh)
+
     @torch.no_grad()
     def _fill(self, tower: _Tower) -> None:
         """Fill shards from the files, rounded to the weights' dtype as on every other rank."""
@@ -176,9 +208,20 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         for name, each in tower.shards.items():
             each.copy_(read[name])
 
+    def _planned(self, ranks: int) -> dict[str, str]:
+        """Return how so many ranks divide the matrices of the tower."""
+        if ranks == 1:
+            return {}
+        return tower_plan(model_without_memory(self.model_path, trust_remote_code=False), ranks)
+
     def _build(self, *, trained: bool) -> _Tower:
         model = unfilled_tower(self.model_path, self._dtype).requires_grad_(trained)
-        held = ShardedWeights(model, self._mesh).local_tensors()
+
+        def divided(cut: PreTrainedModel) -> None:
+            if self._mesh.tensor is not None:
+                divide(cut, self._mesh.tensor, self._plan)
+
+        held = ShardedWeights(model, self._mesh.data, divide=divided).local_tensors()
         register_fsdp_forward_method(model, "get_image_features")
         boxes = [
             TensorBox(name, tuple(each.shape), region, f"{TOWER}{name}", Region.whole(region.shape))

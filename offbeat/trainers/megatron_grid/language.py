@@ -26,10 +26,12 @@ from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import shared_values
 from offbeat.trainers.grid.lane import LaneTrainer
 from offbeat.trainers.grid.provenance import pictures_read
+from offbeat.trainers.grid.tower_proof import NOT_APART
 from offbeat.trainers.grid.weights import side_mesh
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.groups import embedding_ranks_group
 from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.megatron.tower import FeatureSource
 from offbeat.trainers.megatron_grid.layout import side_grid
@@ -54,10 +56,15 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
     def _start_groups(self) -> ParallelLayout:
         grid = side_grid(self._config)
         # Encoder ranks need it, and every rank of the world takes part in making it.
-        side_mesh(self._config.device, grid, self.peers.rank, self.peers.timeout_s)
+        side_mesh(self._config.device, grid, self.peers.timeout_s)
         self._join_grid(grid, self.peers.rank, torch.device(self._config.device))
         self._use(None)
         return super()._start_groups()
+
+    def _meet(self, boxes: Sequence[TensorBox]) -> None:
+        super()._meet(boxes)
+        if self._grid.encoder_tensor > 1:
+            self._prove_cut_sides(self.architecture.name, lambda: NOT_APART)
 
     def _features_by(self, model: GPTModel) -> FeatureSource | None:
         del model
@@ -104,16 +111,6 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
         assert self._received is not None  # noqa: S101 -- named before the pass
         return self._received.of(media)
 
-    @property
-    def _is_receiver(self) -> bool:
-        rank = self.peers.rank
-        return rank == self._grid.receiver_of(self._grid.lane_of(rank))
-
-    def _received_values(
-        self, counts: dict[str, int], named: Sequence[Sequence[str]]
-    ) -> Tensor | None:
-        return super()._received_values(counts, named) if self._is_receiver else None
-
     def _shared(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:
         if not counts or not self.layout.is_first_stage:
             return None
@@ -122,8 +119,7 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
 
     def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
         self._sum_over_lane(gradient)
-        if self._is_receiver:
-            super()._send_back(gradient, named)
+        super()._send_back(gradient, named)
 
     def _sum_over_lane(self, gradient: Tensor) -> None:
         """Add up the parts of the ranks of a lane: those of their own tokens, or equal shares."""

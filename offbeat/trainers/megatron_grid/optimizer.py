@@ -15,6 +15,7 @@ from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.optimizer import Optimizer
+from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.sharding import HALF, own
 
 
@@ -32,6 +33,7 @@ class TowerOptimizer:
         config: OptimizerConfig,
         dtype: torch.dtype,
         peers: Peers,
+        mesh: RankMesh | None = None,
     ) -> None:
         """Start without moments.
 
@@ -41,9 +43,10 @@ class TowerOptimizer:
             config: Rates and bounds.
             dtype: Of the weights that passes compute with: shards of 16-bit weights are masters.
             peers: All ranks of the world, over which the norm is taken.
+            mesh: The axes over which the tower is sharded; None: data alone.
         """
         self._tower, self._shards = tower, shards
-        self._optimizer, self._has_masters = Optimizer(tower, config, peers), dtype in HALF
+        self._optimizer, self._has_masters = Optimizer(tower, config, peers, mesh), dtype in HALF
 
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
         """Divide the summed gradients, clip them by the norm of both sides, update the weights."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
-from offbeat.config.limits import encoder_ranks, trainer_replicas
+from offbeat.config.limits import encoder_of, trainer_replicas
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TrainerConfig
 
 T = TypeVar("T")
@@ -75,19 +75,23 @@ class Replicas:
     """Partition of a world into replicas: sets of ranks that hold one copy of the model together.
 
     Ranks are numbered with the tensor-parallel place fastest, then the context-parallel one, then the
-    data-parallel one, then the pipeline stage. Encoder ranks, which hold no language model, follow them.
+    data-parallel one, then the pipeline stage. Encoder ranks, which hold no language model, follow them,
+    with their own tensor-parallel place fastest.
     """
 
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
-    encoders: int = 0
+    encoders: int = 0  # sets of encoder ranks that hold one copy of the vision tower together
+    encoder_tensor: int = 1  # encoder ranks of such a set that divide its matrices
 
     @classmethod
     def of(cls, trainer: TrainerConfig) -> "Replicas":
         """Return the replicas of a recipe's trainer."""
-        data, encoders = trainer_replicas(trainer), encoder_ranks(trainer)
+        data, encoder = trainer_replicas(trainer), encoder_of(trainer)
+        encoders = 0 if encoder is None else encoder.data_parallel
+        encoder_tensor = 1 if encoder is None else encoder.tensor_parallel
         if isinstance(trainer, MegatronTrainerConfig):
             return cls(
                 data,
@@ -95,14 +99,15 @@ class Replicas:
                 trainer.pipeline_parallel,
                 trainer.context_parallel,
                 encoders,
+                encoder_tensor,
             )
         tensor = 1 if trainer.backend == "stub" else trainer.tensor_parallel
-        return cls(data, tensor, encoders=encoders)
+        return cls(data, tensor, encoders=encoders, encoder_tensor=encoder_tensor)
 
     @property
     def ranks(self) -> int:
         """Return the number of ranks of the whole world."""
-        return self._language_ranks + self.encoders
+        return self._language_ranks + self.encoders * self.encoder_tensor
 
     @property
     def _language_ranks(self) -> int:
@@ -120,12 +125,13 @@ class Replicas:
     def shares_of(self, rank: int) -> tuple[int, ...]:
         """Return the indices of the data shares whose groups ``rank`` gets, in their order.
 
-        A rank of the language model gets its own; encoder rank ``e`` those of ``data / encoders`` of
-        them, from ``e * data / encoders`` on: it encodes the pictures of their groups.
+        A rank of the language model gets its own; the encoder ranks of set ``e`` those of
+        ``data / encoders`` of them, from ``e * data / encoders`` on: they encode the pictures of their
+        groups.
         """
-        encoder = rank - self._language_ranks
-        if encoder < 0:
+        if rank < self._language_ranks:
             return (self.share_of(rank),)
+        encoder = (rank - self._language_ranks) // self.encoder_tensor
         lanes = self.data // self.encoders
         return tuple(range(encoder * lanes, (encoder + 1) * lanes))
 

@@ -63,14 +63,38 @@ def rank_mesh(device: str, ranks: int, tensor: int, timeout_s: float) -> RankMes
         timeout_s: How long a collective along an axis waits for a rank. torch's own default, half an
             hour, does not follow that of the world.
     """
-    kind = device.partition(":")[0]
     if tensor == 1:
-        return RankMesh(init_device_mesh(kind, (ranks,)))
-    replicas = [list(range(first, first + tensor)) for first in range(0, ranks, tensor)]
-    alike = [list(range(place, ranks, tensor)) for place in range(tensor)]
+        return RankMesh(init_device_mesh(_kind(device), (ranks,)))
+    return mesh_of_side(device, [(range(ranks), tensor)], timeout_s)
+
+
+def mesh_of_side(
+    device: str, sides: Sequence[tuple[Sequence[int], int]], timeout_s: float
+) -> RankMesh:
+    """Return the axes of the side that holds this rank. All ranks of the world call it together.
+
+    Args:
+        device: Device of the ranks.
+        sides: By side its ranks, and how many consecutive ones of them are tensor-parallel.
+        timeout_s: As of ``rank_mesh``.
+    """
+    meshes = [_mesh(device, ranks, tensor, timeout_s) for ranks, tensor in sides]
+    return next(each for each in meshes if each is not None)
+
+
+def _mesh(device: str, ranks: Sequence[int], tensor: int, timeout_s: float) -> RankMesh | None:
+    """Make the process groups of a side; return its axes if this rank is one of it."""
+    replicas = [list(ranks[first : first + tensor]) for first in range(0, len(ranks), tensor)]
+    alike = [list(ranks[place::tensor]) for place in range(tensor)]
+    data = _own_group(alike, timeout_s)
+    if tensor == 1:
+        return None if data is None else RankMesh(DeviceMesh.from_group(data, _kind(device)))
+    replica = _own_group(replicas, timeout_s)
+    if data is None:
+        return None
     mesh = DeviceMesh.from_group(
-        [_own_group(alike, timeout_s), _own_group(replicas, timeout_s)],
-        kind,
+        [data, replica],
+        _kind(device),
         mesh=torch.tensor(replicas),
         mesh_dim_names=(DATA, TENSOR),
     )
@@ -78,7 +102,11 @@ def rank_mesh(device: str, ranks: int, tensor: int, timeout_s: float) -> RankMes
 
 
 def _own_group(groups: Sequence[list[int]], timeout_s: float) -> Any:  # noqa: ANN401 -- torch does not type it
-    """Make a process group of each list of ranks; return the one with this rank."""
+    """Make a process group of each list of ranks; return the one with this rank, or None."""
     patience, rank = timedelta(seconds=timeout_s), dist.get_rank()
     made = [(ranks, dist.new_group(ranks, timeout=patience)) for ranks in groups]
-    return next(group for ranks, group in made if rank in ranks)
+    return next((group for ranks, group in made if rank in ranks), None)
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]

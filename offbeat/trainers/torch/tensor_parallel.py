@@ -12,12 +12,14 @@ matrix: of one that is divided by columns the matrix B, of one divided by rows t
 
 import re
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import accumulate, chain, islice
 from math import gcd
 from typing import Final
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -34,6 +36,8 @@ from offbeat.trainers.torch.lora import base_of, side_of
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"
 HEADS: Final = "replicated_with_grad_allreduce"
+GATHERED: Final = "colwise_gather_output"
+SPLIT: Final = "rowwise_split_input"
 _KINDS: Final = (COLUMNS, ROWS, HEADS)
 _EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
 """Keys of configs with layers of experts, which a plan may leave out: they would be whole on each rank."""
@@ -46,50 +50,91 @@ Where a model swaps it with the tokens nothing changes: a norm reduces the last 
 _FIX: Final = "Set trainer.tensor_parallel to 1"
 
 
-def tensor_plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
+def tensor_plan(model: PreTrainedModel, ranks: int, *, holds_tower: bool = True) -> dict[str, str]:
     """Return the kind of division by module name. Reads names and sizes only: no memory is needed.
 
     ``COLUMNS`` divides the outputs of a matrix, ``ROWS`` its inputs; ``HEADS`` is a norm of queries or
     keys, whole on every rank, each of which has the gradient of its own heads.
+
+    Args:
+        model: A causal LM.
+        ranks: Number of tensor ranks.
+        holds_tower: Whether its ranks hold the vision tower, too, if it has one.
 
     Raises:
         UntrainableModel: The model has no plan, one of other kinds, or sizes that ``ranks`` do not
             divide.
     """
     name = type(model).__name__
+    if holds_tower and picture_rules(model.config) is not None:
+        problem = "cannot be divided over tensor ranks that hold its vision tower, too"
+        raise UntrainableModel(
+            name, problem, f"{_FIX}, or give the tower ranks of its own: trainer.encoder"
+        )
     for problem in chain(_problems(model), _left_out(model)):
         raise UntrainableModel(name, f"cannot be divided over tensor ranks: {problem}", _FIX)
     kinds = dict(_parts(model))
-    sizes = list(_sizes(model, kinds))
-    common = gcd(*(count for _, count in sizes))
-    for what, count in sizes:
-        if count % ranks:
-            problem = f"has {count} {what}, which trainer.tensor_parallel={ranks} does not divide"
-            fitting = ", ".join(str(each) for each in range(1, common + 1) if not common % each)
-            raise UntrainableModel(
-                name, problem, f"Set trainer.tensor_parallel to one of {fitting}"
-            )
+    config = model.config.get_text_config(decoder=True)
+    heads: int = config.num_attention_heads
+    counts = {
+        "attention heads": heads,
+        "key-value heads": getattr(config, "num_key_value_heads", None) or heads,
+    }
+    check_divided(name, counts | widths(model, kinds), ranks, "trainer.tensor_parallel")
     return kinds
+
+
+def check_divided(model: str, counts: Mapping[str, int], ranks: int, setting: str) -> None:
+    """Check that ranks have equal parts of everything that is counted.
+
+    Args:
+        model: Name of the model's class.
+        counts: How many there are of what.
+        ranks: Number of tensor ranks.
+        setting: Key of the recipe that says so.
+
+    Raises:
+        UntrainableModel: ``ranks`` does not divide one of the counts.
+    """
+    common = gcd(*counts.values())  # zero is divided by all
+    for what, count in counts.items():
+        if count % ranks:
+            fitting = ", ".join(str(each) for each in range(1, common + 1) if not common % each)
+            problem = f"has {count} {what}, which {setting}={ranks} does not divide"
+            raise UntrainableModel(model, problem, f"Set {setting} to one of {fitting}")
+
+
+def widths(model: PreTrainedModel, plan: Mapping[str, str]) -> dict[str, int]:
+    """Return how many columns or rows of each matrix of a plan are divided."""
+    found = dict[str, int]()
+    for name, kind in plan.items():
+        module = model.get_submodule(name)
+        if isinstance(module, nn.Linear) and kind != HEADS:
+            is_columns = kind in (COLUMNS, GATHERED)
+            wide = module.out_features if is_columns else module.in_features
+            found[f"{'columns' if is_columns else 'rows'} in {name}"] = wide
+    return found
 
 
 def cut_axis(plan: Mapping[str, str], weight: str, axes: int) -> int | None:
     """Return the axis along which tensor ranks divide a weight or bias; None: each has it whole."""
     kind = plan.get(weight.rpartition(".")[0])
-    if kind == COLUMNS:
+    if kind in (COLUMNS, GATHERED):
         return 0
-    return 1 if kind == ROWS and axes > 1 else None
+    return 1 if kind in (ROWS, SPLIT) and axes > 1 else None
 
 
 def divide(model: PreTrainedModel, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
     """Divide the matrices of a plan over the ranks of a mesh, in place. All of its ranks call it.
 
-    Divided matrices become DTensors. What goes into a pair of them, and what comes out, is whole and
-    equal on all ranks, as is its gradient. Call it before the model is sharded over data ranks.
+    Divided matrices become DTensors. What goes into a pair of ``COLUMNS`` and ``ROWS``, and what comes
+    out, is whole and equal on all ranks, as is its gradient; so is what goes into, and comes out of, a
+    matrix of ``GATHERED`` or ``SPLIT``. Call it before the model is sharded over data ranks.
 
     Args:
         model: Its weights are without memory, or whole and equal on all ranks.
         mesh: The tensor ranks.
-        plan: Of ``tensor_plan``.
+        plan: Kind of division by module name, as ``tensor_plan`` returns it.
     """
     is_trained = {name: each.requires_grad for name, each in model.named_parameters()}
     parallelize_module(
@@ -104,24 +149,26 @@ def _style(kind: str) -> ParallelStyle:
         return ColwiseParallel()
     if kind == ROWS:
         return RowwiseParallel()
+    if kind == GATHERED:
+        return ColwiseParallel(output_layouts=Replicate())
+    if kind == SPLIT:
+        return RowwiseParallel(input_layouts=Replicate())
     return SequenceParallel(sequence_dim=_HEADS_AXIS, use_local_output=True)
 
 
 def _problems(model: PreTrainedModel) -> Iterator[str]:
     """Yield why no number of ranks divides a model; nothing if some do."""
-    if picture_rules(model.config) is not None:
-        yield "it reads pictures, and no rule divides its vision tower"
     config = model.config.get_text_config(decoder=True)
     for key in _EXPERTS:
         if count := getattr(config, key, None):
             yield f"its config has {key}={count}, and experts are not divided"
-    plan = _plan(model)
+    plan, names = _plan(model), _names_in_decoder(model)
     if not plan:
         yield "its config has no base_model_tp_plan"
     for pattern, kind in plan.items():
         if kind not in _KINDS:
             yield f"base_model_tp_plan has {kind} for {pattern}, and {', '.join(_KINDS)} are known"
-        modules = [name for name, _ in model.named_modules() if _is_named(model, name, pattern)]
+        modules = [name for name, within in names.items() if _is_named(within, pattern)]
         if not modules:
             yield f"base_model_tp_plan has {pattern}, and no module is named so"
         for each in modules:
@@ -132,7 +179,12 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
 
 def _left_out(model: PreTrainedModel) -> Iterator[str]:
     """Yield what a plan leaves out inside an attention or feed-forward layer that it divides."""
-    named = {name for name, _ in _divided(model)}
+    for name in beside_plan(model, {name for name, _ in _divided(model)}):
+        yield f"{name} reads what base_model_tp_plan divides beside it, and is not in that plan"
+
+
+def beside_plan(model: PreTrainedModel, named: AbstractSet[str]) -> Iterator[str]:
+    """Yield the parameters of a layer of divided modules that are in none of them."""
     around = {name.rpartition(".")[0] for name in named}
     for name, _ in model.named_parameters():
         module = name.rpartition(".")[0]
@@ -140,22 +192,22 @@ def _left_out(model: PreTrainedModel) -> Iterator[str]:
         # A decoder layer, whose name is a number, has norms of the hidden state, which is whole.
         is_beside = any(each in around and not each.rpartition(".")[2].isdigit() for each in within)
         if is_beside and named.isdisjoint(within):
-            yield f"{name} reads what base_model_tp_plan divides beside it, and is not in that plan"
+            yield name
 
 
 def _plan(model: PreTrainedModel) -> dict[str, str]:
     """Return the kinds by pattern that the config names, without the embedding, which stays whole."""
-    plan: dict[str, str] = model.config.base_model_tp_plan or {}
-    embedding = model.get_input_embeddings()
-    (name,) = (name for name, each in model.named_modules() if each is embedding)
-    return {pattern: kind for pattern, kind in plan.items() if not _is_named(model, name, pattern)}
+    plan: dict[str, str] = model.config.get_text_config(decoder=True).base_model_tp_plan or {}
+    embedding, decoder = model.get_input_embeddings(), model.get_decoder()
+    (name,) = (name for name, each in decoder.named_modules() if each is embedding)
+    return {pattern: kind for pattern, kind in plan.items() if not _is_named(name, pattern)}
 
 
 def _divided(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yield name and kind of the modules that the plan names, in the order of the model."""
     plan = _plan(model)
-    for name, _ in model.named_modules():
-        kinds = (kind for pattern, kind in plan.items() if _is_named(model, name, pattern))
+    for name, within in _names_in_decoder(model).items():
+        kinds = (kind for pattern, kind in plan.items() if _is_named(within, pattern))
         for kind in islice(kinds, 1):
             yield name, kind
 
@@ -169,20 +221,13 @@ def _parts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
             yield side_of(name, "B" if kind == COLUMNS else "A"), kind
 
 
-def _is_named(model: PreTrainedModel, name: str, pattern: str) -> bool:
-    """Return whether a module has a name of the plan, whose ``*`` is the index of a layer."""
-    within = name.removeprefix(f"{model.base_model_prefix}.")
+def _names_in_decoder(model: PreTrainedModel) -> dict[str, str]:
+    """Return the name within the decoder, which plans are of, by name in the whole model."""
+    decoder = model.get_decoder()
+    prefix = next(name for name, each in model.named_modules() if each is decoder)
+    return {f"{prefix}.{name}": name for name, _ in decoder.named_modules() if name}
+
+
+def _is_named(within: str, pattern: str) -> bool:
+    """Return whether a module has a name of a plan, whose ``*`` is the index of a layer."""
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), within) is not None
-
-
-def _sizes(model: PreTrainedModel, kinds: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Yield what every rank has to have an equal part of, and how many there are."""
-    config = model.config.get_text_config(decoder=True)
-    heads: int = config.num_attention_heads
-    yield "attention heads", heads
-    yield "key-value heads", getattr(config, "num_key_value_heads", None) or heads
-    for name, kind in kinds.items():
-        module = model.get_submodule(name)
-        if isinstance(module, nn.Linear) and kind != HEADS:
-            wide = module.out_features if kind == COLUMNS else module.in_features
-            yield f"{'columns' if kind == COLUMNS else 'rows'} in {name}", wide

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import torch
 import xxhash
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.messages.failures import OffbeatError
@@ -81,7 +82,21 @@ def prove_copies(
     Raises:
         UntrainableModel: The gradients of a weight's copies differ; on all ranks.
     """
-    packed_logprobs(model, witness.packed(model), 1.0, dtype).sum().backward()
+    total = packed_logprobs(model, witness.packed(model), 1.0, dtype).sum()
+    check_copies(class_name(model), copies_gap(model, total, mesh), peers)
+
+
+def copies_gap(model: PreTrainedModel, total: Tensor, mesh: RankMesh) -> tuple[float, str]:
+    """Return how far copies of a gradient are apart at most, over its largest value, and of what.
+
+    All ranks of the mesh call it together, before there is an optimizer; it leaves no gradient.
+
+    Args:
+        model: Divided over the tensor ranks of ``mesh``.
+        total: What ``model`` has computed, as one number.
+        mesh: The ranks.
+    """
+    total.backward()
     worst = (0.0, "")
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and mesh.is_copied(parameter):
@@ -94,10 +109,27 @@ def prove_copies(
                 worst = max(worst, (math.inf if math.isnan(gap) else gap, name))
     for parameter in model.parameters():
         parameter.grad = None
+    return worst
+
+
+def check_copies(
+    model: str, worst: tuple[float, str], peers: Peers, setting: str = "trainer.tensor_parallel"
+) -> None:
+    """Check what ``copies_gap`` returned on every rank. All ranks of the world call it together.
+
+    Args:
+        model: Name of the model's class.
+        worst: On this rank; nothing is apart on one that has no copies.
+        peers: The ranks of the world.
+        setting: Key of the recipe that divides the model.
+
+    Raises:
+        UntrainableModel: The gradients of a weight's copies differ; on all ranks.
+    """
     gap, name = max(peers.all_gather(worst, _GAPS))
     if not gap <= _TOLERANCE:
         problem = (
             f"is divided by a plan that gives tensor ranks other gradients of {name}, {gap:.2g} of its "
             "largest value apart"
         )
-        raise UntrainableModel(class_name(model), problem, "Set trainer.tensor_parallel to 1")
+        raise UntrainableModel(model, problem, f"Set {setting} to 1")

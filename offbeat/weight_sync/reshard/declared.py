@@ -12,7 +12,8 @@ not exist yet has names and shapes alone, so it declares how trainers and engine
     whole       every rank                                      norms, routers, what MLA compresses to
     no rule     every rank                                      whatever else a model has
     tower       every rank of the first stage, or first axis    what turns pictures into features
-                over encoder ranks
+                over encoder ranks, of which tensor ranks
+                divide the matrices of layers first
     expert      one of these, for one expert, over expert and expert-tensor ranks
 
 What no rule knows is whole on every receiver: that costs bytes and is never wrong, and the bytes are
@@ -52,6 +53,7 @@ _RULES: Final[tuple[tuple[str, Cut], ...]] = (
 _CUTS: Final[tuple[tuple[re.Pattern[str], Cut], ...]] = tuple(
     (re.compile(rf"(?:.*\.)?{pattern}"), cut) for pattern, cut in _RULES
 )
+_ALONG: Final[dict[int | None, Cut]] = {None: "whole", 0: "rows", 1: "columns"}
 _EXPERT: Final = re.compile(r".*\.experts\.(\d+)\.(?:gate|up|down)_proj\.weight")
 _LAYER: Final = re.compile(r"(?:.*\.)?layers\.(\d+)\..*")
 _FIRST_STAGE: Final = re.compile(r"(?:.*\.)?(embed_tokens|embeddings)\.weight")
@@ -75,6 +77,9 @@ class ModelSizes:
     # Axis by name that tensor ranks with a whole vocabulary divide, as the model's own plan has it;
     # None: by the rules of names
     tensor_axes: Mapping[str, int] | None = field(default=None, compare=False)
+    # Axis by name of what encoder ranks divide; empty: no rule divides this tower
+    tower_axes: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
+    tower_heads: int = 0  # attention heads of which tensor ranks have a share; 0: each computes all
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +198,7 @@ def placement(
     if grid.encoders:
         _check_apart(sizes, grid)
         if tensor.name in sizes.tower:
-            return _on_encoders(tensor.shape, grid)
+            return _on_encoders(tensor.shape, _ALONG[sizes.tower_axes.get(tensor.name)], grid)
     if grid.whole_vocabulary:
         return _divided(tensor.shape, _divided_cut(tensor.name, cut, sizes), grid, sizes)
     if grid.shards > 1:
@@ -215,8 +220,7 @@ def _divided_cut(name: str, cut: Cut, sizes: ModelSizes) -> Cut:
     """Return how tensor ranks cut a tensor whose vocabulary they have whole."""
     if sizes.tensor_axes is None:
         return "whole" if cut == "vocabulary" else cut
-    axis = sizes.tensor_axes.get(name)
-    return "whole" if axis is None else ("rows", "columns")[axis]
+    return _ALONG[sizes.tensor_axes.get(name)]
 
 
 def _cut_of(name: str) -> Cut:
@@ -250,6 +254,12 @@ def _check_apart(sizes: ModelSizes, grid: ModelGrid) -> None:
         raise LayoutRefused("encoders", str(grid.encoders), "0 for a model without a vision tower")
     if sizes.experts:
         raise LayoutRefused("encoders", str(grid.encoders), "0 for a model with experts")
+    if grid.encoder_tensor > 1 and not sizes.tower_axes:
+        want = "1 for a vision tower that no rule divides"
+        raise LayoutRefused("encoder_tensor", str(grid.encoder_tensor), want)
+    if sizes.tower_heads % grid.encoder_tensor:
+        want = f"a divisor of {sizes.tower_heads} attention heads of the vision tower"
+        raise LayoutRefused("encoder_tensor", str(grid.encoder_tensor), want)
 
 
 @cache
@@ -258,8 +268,27 @@ def _sharded(shape: Shape, grid: ModelGrid) -> Placement:
 
 
 @cache
-def _on_encoders(shape: Shape, grid: ModelGrid) -> Placement:
-    return _cut_by_rows(shape, [grid.encoder(at) for at in range(grid.encoders)])
+def _on_encoders(shape: Shape, cut: Cut, grid: ModelGrid) -> Placement:
+    """Place a tensor of a tower that tensor ranks divide first, and whose parts encoders share."""
+    ranks, parts = grid.encoder_tensor, list[tuple[Region, list[Ranks]]]()
+    for at in range(ranks):
+        outer = Region.whole(shape)
+        if cut != "whole":
+            axis = 1 if cut == "columns" else 0
+            outer = part_of(shape, axis, _equal_cuts("encoder_tensor", shape[axis], ranks), at)
+        parts.append((outer, [grid.encoder(part, at) for part in range(grid.encoders)]))
+    return _sharded_parts(parts)
+
+
+def _sharded_parts(parts: Iterable[tuple[Region, Sequence[Ranks]]]) -> Placement:
+    """Cut each region of a tensor by rows over its holders; equal regions have all their holders."""
+    merged = dict[Region, tuple[int, ...]]()
+    for outer, holders in parts:
+        for inner, ranks in _cut_by_rows(outer.shape, holders).parts:
+            start = tuple(map(sum, zip(outer.start, inner.start, strict=True)))
+            region = Region.at(start, inner.shape)
+            merged[region] = tuple(sorted({*merged.get(region, ()), *ranks}))
+    return Placement(tuple(merged.items()))
 
 
 def _cut_by_rows(shape: Shape, holders: Sequence[Ranks]) -> Placement:
@@ -277,15 +306,11 @@ def _divided(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes) -> Plac
     """Place a tensor that tensor ranks divide first, and that FSDP ranks shard each part of."""
     if sizes.experts:
         raise LayoutRefused("whole_vocabulary", "1", "0 for a model with experts")
-    merged = dict[Region, tuple[int, ...]]()
+    parts = list[tuple[Region, list[Ranks]]]()
     for at in range(grid.tensor):
         (outer,) = _regions(shape, cut, grid, sizes, at)
-        holders = [grid.shard(part, at) for part in range(grid.shards)]
-        for inner, ranks in _cut_by_rows(outer.shape, holders).parts:
-            start = tuple(map(sum, zip(outer.start, inner.start, strict=True)))
-            region = Region.at(start, inner.shape)
-            merged[region] = tuple(sorted({*merged.get(region, ()), *ranks}))
-    return Placement(tuple(merged.items()))
+        parts.append((outer, [grid.shard(part, at) for part in range(grid.shards)]))
+    return _sharded_parts(parts)
 
 
 @cache

@@ -37,6 +37,7 @@ class ModelGrid:
     stages: tuple[int, ...] = ()  # layers of each pipeline stage; empty: equal numbers
     whole_vocabulary: int = 0  # 1: tensor-parallel ranks have embedding and output head whole
     encoders: int = 0  # ranks behind all others that share the vision tower, cut as by ``shards``
+    encoder_tensor: int = 1  # ranks that each of these becomes, which divide the tower's matrices
 
     def __post_init__(self) -> None:
         if self.whole_vocabulary not in (0, 1):
@@ -56,6 +57,9 @@ class ModelGrid:
             raise LayoutRefused("fsdp", got, want)
         if self.encoders:
             self._check_encoders()
+        elif self.encoder_tensor > 1:
+            got = f"{self.encoder_tensor} without encoders"
+            raise LayoutRefused("encoder_tensor", got, "encoders beside it")
         if self.stage_ranks % (self.expert * self.expert_tensor_ranks):
             raise LayoutRefused(
                 "expert x expert_tensor",
@@ -67,9 +71,8 @@ class ModelGrid:
             raise LayoutRefused("stages", str(list(self.stages)), want)
 
     def _check_encoders(self) -> None:
-        if self.whole_vocabulary or (self.shards > 1 and self.data > 1):
-            what = "whole_vocabulary" if self.whole_vocabulary else "copies of shards"
-            got = f"{self.encoders} beside {what}"
+        if self.data > 1 and (self.shards > 1 or self.whole_vocabulary):
+            got = f"{self.encoders} beside copies of shards"
             raise LayoutRefused("encoders", got, "0: no trainer has both")
         of, lanes = ("shards", self.shards) if self.shards > 1 else ("data", self.data)
         if lanes % self.encoders:
@@ -97,7 +100,12 @@ class ModelGrid:
 
     @property
     def ranks(self) -> int:
-        return self.ranks_without_encoders + self.encoders
+        return self.ranks_without_encoders + self.encoder_ranks
+
+    @property
+    def encoder_ranks(self) -> int:
+        """Ranks that hold the vision tower alone."""
+        return self.encoders * self.encoder_tensor
 
     def dense(self, tensor_rank: int, stage: int) -> Ranks:
         """Return the ranks that hold the same part of the dense weights of a stage."""
@@ -115,9 +123,9 @@ class ModelGrid:
         first, step = part * self.tensor + tensor_rank, self.shards * self.tensor
         return tuple(range(first, self.ranks_without_encoders, step))
 
-    def encoder(self, part: int) -> Ranks:
-        """Return the encoder rank that holds a part of the vision tower."""
-        return (self.ranks_without_encoders + part,)
+    def encoder(self, part: int, tensor_rank: int = 0) -> Ranks:
+        """Return the encoder rank that holds a part of a tensor rank's share of the vision tower."""
+        return (self.ranks_without_encoders + part * self.encoder_tensor + tensor_rank,)
 
     def stage_of(self, layer: int, layers: int) -> int:
         """Return the pipeline stage of a layer.

@@ -91,7 +91,7 @@ def make(peers: Peers, path: Path, cut: Cut, encoders: int, bug: str = "") -> An
         shared_prompt=cut.shared_prompt,
         activation_checkpointing=cut.recompute,
         optimizer=OptimizerConfig.model_validate(cut.optimizer),
-        encoder=EncoderConfig(data_parallel=encoders) if encoders else None,
+        encoder=_encoder(encoders, cut),
     )
     given: dict[str, Any] = {
         "trainer": config,
@@ -108,11 +108,19 @@ def make(peers: Peers, path: Path, cut: Cut, encoders: int, bug: str = "") -> An
     return trainer
 
 
+def _encoder(encoders: int, cut: Cut) -> EncoderConfig | None:
+    if not encoders:
+        return None
+    return EncoderConfig(data_parallel=encoders, tensor_parallel=cut.encoder_tensor)
+
+
 def dealt(step: JobStep, prompt_indices: Sequence[int], rank: int, cut: Cut, encoders: int) -> Any:
     """This rank's groups of a chunk, dealt as in production."""
     sizes = {each: len(step.groups[each]["response_ids"]) for each in prompt_indices}
     parts = shares(sizes, cut.data)
-    replicas = Replicas(cut.data, cut.tensor, cut.pipeline, cut.context, encoders)
+    replicas = Replicas(
+        cut.data, cut.tensor, cut.pipeline, cut.context, encoders, cut.encoder_tensor
+    )
     return [each for share in replicas.shares_of(rank) for each in parts[share]]
 
 

@@ -27,6 +27,7 @@ from tests.support.image_text_models import make, picture_groups
 BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7}
 ONE, TENSOR, PIPELINE, DATA = Cut(), Cut(tensor=2), Cut(pipeline=2), Cut(data=2)
 SEQUENCE = Cut(tensor=2, sequence=True)
+TOWER_DIVIDED, BOTH_DIVIDED = Cut(encoder_tensor=2), replace(SEQUENCE, encoder_tensor=2)
 MIXED, TEXT, FIRST, EQUAL = (1, 2, 0, 1, 3, 0, 1), (0, 0, 0), (1, 0, 0, 0), (1, 1, 1, 1)
 GRIDS = [
     (ONE, 1),
@@ -34,8 +35,20 @@ GRIDS = [
     (SEQUENCE, 1),
     (PIPELINE, 1),
     (DATA, 2),
+    (TOWER_DIVIDED, 1),
+    (BOTH_DIVIDED, 1),
+    (replace(DATA, encoder_tensor=2), 1),
 ]
-NAMES = ["1 + 1", "tp2 + 1", "tp2 with sequence parallelism + 1", "pp2 + 1", "dp2 + 2"]
+NAMES = [
+    "1 + 1",
+    "tp2 + 1",
+    "tp2 with sequence parallelism + 1",
+    "pp2 + 1",
+    "dp2 + 2",
+    "1 + tp2",
+    "tp2 with sequence parallelism + tp2",
+    "dp2 + tp2",
+]
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +101,13 @@ def on_ranks(world: World, ranks: int, name: str, **arguments: Any) -> list[dict
     return world.run(ranks, "megatron_grid_jobs:run", name=name, arguments=arguments)
 
 
+def on_grid(
+    world: World, name: str, cut: Cut, encoders: int, **arguments: Any
+) -> list[dict[str, Any]]:
+    ranks = cut.ranks + encoders * cut.encoder_tensor
+    return on_ranks(world, ranks, name, cut=cut, encoders=encoders, **arguments)
+
+
 def worst(got: dict[str, Any], want: dict[str, Any]) -> float:
     """The largest difference of any tensor, over the largest value of all: some gradients are zero."""
     largest = max(np.abs(each).max() for each in want.values())
@@ -112,7 +132,7 @@ def test_a_step_on_pictures_and_text_is_that_of_the_torch_trainer_in_one_process
 ) -> None:
     step, want = JobStep.of(step_of(MIXED), TOKENS), one_process(MIXED)
     given = {"path": families("idefics3"), "step": step, "chunks": chunks}
-    ranks = on_ranks(world, cut.ranks + encoders, "stepped", cut=cut, encoders=encoders, **given)
+    ranks = on_grid(world, "stepped", cut, encoders, **given)
     (whole,) = on_ranks(world, 1, "stepped", cut=ONE, encoders=0, **given)
     for seen in ranks:
         assert gradient_error(seen, want) <= BOUND
@@ -134,7 +154,11 @@ def test_a_step_on_pictures_and_text_is_that_of_the_torch_trainer_in_one_process
 
 
 @pytest.mark.parametrize("counts", [TEXT, FIRST, EQUAL], ids=["text", "one lane alone", "equal"])
-@pytest.mark.parametrize(("cut", "encoders"), [(SEQUENCE, 1), (DATA, 1)], ids=["tp2", "dp2"])
+@pytest.mark.parametrize(
+    ("cut", "encoders"),
+    [(SEQUENCE, 1), (DATA, 1), (BOTH_DIVIDED, 1)],
+    ids=["tp2", "dp2", "tp2 + tp2"],
+)
 def test_lanes_may_have_no_pictures_or_as_many_as_all_others(
     world: World,
     families: Callable[[str], Path],
@@ -144,20 +168,23 @@ def test_lanes_may_have_no_pictures_or_as_many_as_all_others(
     encoders: int,
 ) -> None:
     given = {"path": families("idefics3"), "step": JobStep.of(step_of(counts), TOKENS)}
-    for seen in on_ranks(
-        world, cut.ranks + encoders, "stepped", cut=cut, encoders=encoders, chunks=2, **given
-    ):
+    for seen in on_grid(world, "stepped", cut, encoders, chunks=2, **given):
         assert gradient_error(seen, one_process(counts)) <= BOUND
         assert worst(seen["weights"], one_process(counts).weights) <= BOUND
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("cut", [SEQUENCE, BOTH_DIVIDED], ids=["tp2 + 1", "tp2 + tp2"])
 def test_families_with_axes_and_deeper_features_do_so_too(
-    world: World, families: Callable[[str], Path], one_process: Callable[..., Told], family: str
+    world: World,
+    families: Callable[[str], Path],
+    one_process: Callable[..., Told],
+    family: str,
+    cut: Cut,
 ) -> None:
     step, want = JobStep.of(step_of(MIXED, family), TOKENS), one_process(MIXED, family)
     given = {"path": families(family), "step": step, "chunks": 2}
-    for seen in on_ranks(world, 3, "stepped", cut=SEQUENCE, encoders=1, **given):
+    for seen in on_grid(world, "stepped", cut, 1, **given):
         assert gradient_error(seen, want) <= BOUNDS[family]
 
 
@@ -199,8 +226,20 @@ def test_both_sides_clip_by_one_norm(world: World, families: Callable[[str], Pat
 
 @pytest.mark.parametrize(
     ("wrote", "reads"),
-    [((ONE, 1), (ONE, 0)), ((ONE, 0), (SEQUENCE, 1)), ((SEQUENCE, 1), (ONE, 1))],
-    ids=["a grid, then one process", "one process, then a grid", "another grid"],
+    [
+        ((ONE, 1), (ONE, 0)),
+        ((ONE, 0), (SEQUENCE, 1)),
+        ((SEQUENCE, 1), (ONE, 1)),
+        ((BOTH_DIVIDED, 1), (ONE, 0)),
+        ((ONE, 1), (BOTH_DIVIDED, 1)),
+    ],
+    ids=[
+        "a grid, then one process",
+        "one process, then a grid",
+        "another grid",
+        "a divided tower, then one process",
+        "a grid, then a divided tower",
+    ],
 )
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_a_checkpoint_is_taken_up_under_another_grid(
@@ -217,8 +256,7 @@ def test_a_checkpoint_is_taken_up_under_another_grid(
         if save is not None:
             save.mkdir()
         cut, encoders = replace(grid[0], dtype=dtype), grid[1]
-        further = {"cut": cut, "encoders": encoders, "load": load, "save": save}
-        return on_ranks(world, cut.ranks + encoders, "continued", **given, **further)
+        return on_grid(world, "continued", cut, encoders, **given, load=load, save=save)
 
     first = step(wrote, None, tmp_path / "first")
     want = step(wrote, tmp_path / "first", None)[0]["weights"]

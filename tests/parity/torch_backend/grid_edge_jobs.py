@@ -19,7 +19,7 @@ def limits(peers: Peers, path: Path, cut: Cut, *, lanes: int, encoders: int) -> 
     if not encoders:
         return trainer.state_nbytes, peers.timeout_s
     # torch says how long a group waits in no public place.
-    group: Any = trainer._mesh.get_group()  # noqa: SLF001 -- as above
+    group: Any = trainer._mesh.data.get_group()  # noqa: SLF001 -- as above
     backend = group._get_backend(torch.device("cpu"))  # noqa: SLF001 -- as above
     return trainer.state_nbytes, backend.options._timeout.total_seconds()  # noqa: SLF001 -- as above
 
@@ -40,7 +40,7 @@ def trained(
     results = list[Any]()
     for attempt, step in enumerate(steps, start=1):
         key = StepKey(trainer.steps_applied + 1, attempt, 0)
-        end = feed(trainer, step, loss, 2, key, lanes, encoders)
+        end = feed(trainer, step, loss, 2, key)
         results.append(trainer.finish_train_step(end))
     digest, weights = trainer.weights_digest(), dict(trainer.named_weights())
     return {

@@ -58,17 +58,16 @@ def failed_then_retried(
     The first attempt and the third make a step each.
     """
     trainer = faulty(peers, path, cut, lanes, encoders)
-    shape = lanes, encoders
-    trainer.finish_train_step(feed(trainer, step, TOKENS, 2, StepKey(1, 1, 0), *shape))
+    trainer.finish_train_step(feed(trainer, step, TOKENS, 2, StepKey(1, 1, 0)))
     trainer.site = site if peers.rank in on else ""
     raised = ""
     try:
-        feed(trainer, step, TOKENS, 2, StepKey(2, 2, 0), *shape)
+        feed(trainer, step, TOKENS, 2, StepKey(2, 2, 0))
     except (Injected, PeerFailed, BridgeMismatch) as error:
         raised = type(error).__name__
     trainer.abort_train_step(StepKey(2, 2, 0))
     left = any(each.grad is not None for each in trainer.module.parameters())
-    trainer.finish_train_step(feed(trainer, step, TOKENS, 2, StepKey(2, 3, 0), *shape))
+    trainer.finish_train_step(feed(trainer, step, TOKENS, 2, StepKey(2, 3, 0)))
     return raised, left, trainer.weights_digest()
 
 
@@ -87,7 +86,7 @@ def raised(
     trainer = faulty(peers, path, cut, lanes, encoders)
     trainer.site = site if peers.rank in on else ""
     try:
-        feed(trainer, step, TOKENS, 1, StepKey(1, 1, 0), lanes, encoders)
+        feed(trainer, step, TOKENS, 1, StepKey(1, 1, 0))
     except Exception as error:  # noqa: BLE001 -- the test judges it
         if peers.are_lost(error):
             return "lost"
@@ -116,7 +115,7 @@ def refused(
         before = {name: own(each).clone() for name, each in trainer._state().items()}  # noqa: SLF001 -- no public place has it all
         trainer.site = site if attempt == 2 and peers.rank in on else ""
         key = StepKey(trainer.steps_applied + 1, attempt, 0)
-        result = trainer.finish_train_step(feed(trainer, step, TOKENS, 2, key, lanes, encoders))
+        result = trainer.finish_train_step(feed(trainer, step, TOKENS, 2, key))
         outcomes.append((result.applied, result.reason))
         if not result.applied:
             after = {name: own(each) for name, each in trainer._state().items()}  # noqa: SLF001 -- as above

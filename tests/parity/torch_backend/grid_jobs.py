@@ -1,13 +1,17 @@
 """What the ranks of a grid are asked to do: language ranks and encoder ranks. Runs in workers only."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from activations import Activations, recorded
 from parity_cases import TOKENS, Cut, Step, chunked
 from reshard_jobs import resharded
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch_backend.torch_bugs import Exact
 from torch_jobs import as_arrays, gradients
 from transformers import PreTrainedModel
@@ -20,10 +24,11 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.multimodal.canary_pictures import canary_prompts
 from offbeat.trainers.grid.encoder import EncoderTrainer
+from offbeat.trainers.grid.errors import ProvenanceMismatch
 from offbeat.trainers.grid.language import LanguageTrainer
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.dispatch import Replicas, shares
-from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own, sharded_modules
 from offbeat.weight_sync.reshard.region import Region
@@ -73,6 +78,38 @@ class CountsOneLane(ExactEncoder):
         return super()._apply(denominator / self._grid.lanes, rate)
 
 
+class DealsAsLanes(ExactEncoder):
+    """Is dealt groups of its own, apart from those of the ranks that share its matrices."""
+
+
+class KeepsParts(ExactEncoder):
+    """Adds up nowhere the gradients of what the columns of ``fc1`` read."""
+
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Any:
+        weights, mesh = super()._cut(model, whole), self._mesh.tensor
+        for name, module in model.named_modules():
+            if name.endswith("mlp.fc1"):
+                hook = partial(_read_without_a_sum, mesh)
+                module.register_forward_pre_hook(hook, prepend=True)
+        return weights
+
+
+def _read_without_a_sum(mesh: Any, _: Any, inputs: Any) -> Any:
+    return (_OwnPart.apply(inputs[0], mesh), *inputs[1:])
+
+
+class _OwnPart(torch.autograd.Function):
+    """Hands a whole input to divided columns, and this rank's part of its gradient back."""
+
+    @staticmethod
+    def forward(_: Any, whole: Tensor, mesh: Any) -> DTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+
+    @staticmethod
+    def backward(_: Any, gradient: DTensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient.to_local(), None
+
+
 class RoundsFeatures(ExactEncoder):
     """Sends features with eight bits, and has the tower's own right."""
 
@@ -88,6 +125,8 @@ KINDS = {
         AveragesOverTheWorld,
         CountsOneLane,
         RoundsFeatures,
+        DealsAsLanes,
+        KeepsParts,
     )
 }
 
@@ -105,7 +144,7 @@ def make(
     kind: type[Exact] = ExactPictures
     if encoders:
         kind = kinds.get("language", ExactLanguage)
-        if peers.rank >= lanes:
+        if peers.rank >= lanes * cut.tensor:
             kind = kinds.get("encoder", ExactEncoder)
     return kind(
         path,
@@ -116,6 +155,7 @@ def make(
             optimizer=OptimizerConfig.model_validate(cut.optimizer),
             freeze=freeze,
             data_parallel=lanes,
+            tensor_parallel=cut.tensor,
             encoder=encoder_config(cut, encoders),
         ),
         model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
@@ -128,29 +168,31 @@ def make(
 def encoder_config(cut: Cut, encoders: int) -> EncoderConfig | None:
     if not encoders:
         return None
-    return EncoderConfig(data_parallel=encoders, max_tokens_per_microbatch=cut.picture_tokens)
+    return EncoderConfig(
+        data_parallel=encoders,
+        tensor_parallel=cut.encoder_tensor,
+        max_tokens_per_microbatch=cut.picture_tokens,
+    )
 
 
-def dealt(
-    step: Step, prompt_indices: Sequence[int], rank: int, lanes: int, encoders: int
-) -> list[int]:
+def dealt(trainer: Any, step: Step, prompt_indices: Sequence[int]) -> list[int]:
     """This rank's groups of a chunk, dealt as in production."""
     sizes = {
         each: len(step.groups[each]["prompt_ids"]) + len(step.groups[each]["response_ids"])
         for each in prompt_indices
     }
-    parts = shares(sizes, lanes)
-    return [
-        each for lane in Replicas(lanes, encoders=encoders).shares_of(rank) for each in parts[lane]
-    ]
+    replicas = Replicas.of(trainer._config)  # noqa: SLF001 -- said nowhere else
+    if isinstance(trainer, DealsAsLanes):
+        encoders = replicas.encoders * replicas.encoder_tensor
+        replicas = replace(replicas, encoders=encoders, encoder_tensor=1)
+    parts = shares(sizes, replicas.data)
+    return [each for lane in replicas.shares_of(trainer.peers.rank) for each in parts[lane]]
 
 
-def feed(
-    trainer: Any, step: Step, loss: LossSpec, chunks: int, key: StepKey, lanes: int, encoders: int
-) -> StepKey:
+def feed(trainer: Any, step: Step, loss: LossSpec, chunks: int, key: StepKey) -> StepKey:
     trainer.begin_train_step(key, loss)
     for part in chunked(len(step.groups), chunks):
-        key, own = key.next(), dealt(step, part, trainer.peers.rank, lanes, encoders)
+        key, own = key.next(), dealt(trainer, step, part)
         trainer.train_microbatch(
             key,
             [step.groups[i] for i in own],
@@ -175,7 +217,7 @@ def stepped(
 ) -> dict[str, Any]:
     """Logprobs and gradients of a step, in so many chunks, and the weights after it."""
     trainer = make(peers, path, cut, freeze, lanes, encoders, encoder=KINDS[kind])
-    own = dealt(step, range(len(step.groups)), peers.rank, lanes, encoders)
+    own = dealt(trainer, step, range(len(step.groups)))
     groups = [step.groups[each] for each in own]
     seen: dict[str, Any] = {"initial": trainer.weights_digest(), "gradients": {}}
     written = trainer.prepare_logprobs(groups, policy=True, reference=True, temperature=1.0)
@@ -183,7 +225,7 @@ def stepped(
     prompts = canary_prompts(trainer.vocabulary, trainer.picture_rules)
     seen["canary"] = trainer.top_logprobs(prompts, 4)
     for attempt, count in enumerate(chunks, start=1):
-        key = feed(trainer, step, loss, count, StepKey(1, attempt, 0), lanes, encoders)
+        key = feed(trainer, step, loss, count, StepKey(1, attempt, 0))
         seen["gradients"][count] = gradients(trainer)
         if count != chunks[-1]:
             trainer.abort_train_step(key)
@@ -193,6 +235,18 @@ def stepped(
     seen["weights"] = as_arrays(weights) if trainer.is_first else {}
     seen["parameters"], seen["identity"] = trainer.parameters, trainer.identity
     return seen
+
+
+def refusal(
+    peers: Peers, path: Path, cut: Cut, step: Step, *, lanes: int, encoders: int, kind: str
+) -> str:
+    """The name of the error with which this rank ends a step."""
+    trainer = make(peers, path, cut, (), lanes, encoders, encoder=KINDS[kind])
+    try:
+        feed(trainer, step, TOKENS, 1, StepKey(1, 1, 0))
+    except (PeerFailed, ProvenanceMismatch) as error:
+        return type(error).__name__
+    return ""
 
 
 def seen_inside(
@@ -209,7 +263,7 @@ def seen_inside(
     """What the modules that this rank holds return in the passes of a step in one chunk."""
     trainer = make(peers, path, cut, (), lanes, encoders, encoder=KINDS[kind])
     with recorded(trainer.module, names) as found:
-        key = feed(trainer, step, TOKENS, 1, StepKey(1, 1, 0), lanes, encoders)
+        key = feed(trainer, step, TOKENS, 1, StepKey(1, 1, 0))
     trainer.abort_train_step(key)
     return found
 
@@ -233,7 +287,7 @@ def taken(
     rates, digests = list[float](), [trainer.weights_digest()]
     for _ in range(count):
         number = trainer.steps_applied + 1
-        end = feed(trainer, step, TOKENS, 2, StepKey(number, number, 0), lanes, encoders)
+        end = feed(trainer, step, TOKENS, 2, StepKey(number, number, 0))
         rates.append(trainer.finish_train_step(end).learning_rate)
         digests.append(trainer.weights_digest())
     if save is not None:
@@ -259,7 +313,7 @@ def continued(
         trainer.load_state(load)
     number, seen = trainer.steps_applied + 1, {"loaded": trainer.weights_digest()}
     key = StepKey(number, number, 0)
-    trainer.finish_train_step(feed(trainer, step, TOKENS, 2, key, lanes, encoders))
+    trainer.finish_train_step(feed(trainer, step, TOKENS, 2, key))
     if save is not None:
         trainer.save_state(save)
     weights = dict(trainer.named_weights())
@@ -284,10 +338,10 @@ def held(
 ) -> tuple[dict[str, Region], RankBytes]:
     """This rank's regions of the weights, and its bytes in and after a step."""
     trainer = make(peers, path, cut, freeze, lanes, encoders)
-    own_groups = dealt(step, range(len(step.groups)), peers.rank, lanes, encoders)
+    own_groups = dealt(trainer, step, range(len(step.groups)))
     groups = [step.groups[each] for each in own_groups]
     trainer.prepare_logprobs(groups, policy=True, reference=reference, temperature=1.0)
-    key = feed(trainer, step, loss, 1, StepKey(1, 1, 0), lanes, encoders)
+    key = feed(trainer, step, loss, 1, StepKey(1, 1, 0))
     gradients = _nbytes(each.grad for each in trainer.module.parameters() if each.grad is not None)
     trainer.finish_train_step(key)
     kept = [trainer.module]

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parity_cases import SEVERAL, Cut, Step
+from grid_checks import both, gradient_error, random_step, same_outcome
+from parity_cases import SEVERAL, Cut
 from world import World
 
-from tests.support.image_text_models import make, picture_groups
+from tests.support.image_text_models import make
 
 TOWER = ("model.vision_model.*", "model.connector.*")
 WORLDS = [(1, 1), (2, 1), (2, 2)]
@@ -24,54 +25,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         make(family).save_pretrained(paths[family])
         (paths[family] / "tokenizer.json").write_text("{}")
     return paths
-
-
-def random_step(counts: tuple[int, ...], family: str = "idefics3") -> Step:
-    """A step on groups with so many pictures each."""
-    groups, rng = picture_groups(counts, family=family), np.random.default_rng(1)
-    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
-
-
-def both(world: World, lanes: int, encoders: int, **given: Any) -> tuple[Any, list[Any]]:
-    """What one process saw, and what each rank of a grid did."""
-    given = {"cut": Cut(), **given}
-    (one,) = world.run(1, "grid_jobs:stepped", lanes=1, encoders=0, **given)
-    ranks = world.run(
-        lanes + encoders, "grid_jobs:stepped", lanes=lanes, encoders=encoders, **given
-    )
-    return one, ranks
-
-
-def gradient_error(one: Any, ranks: list[Any], lanes: int) -> float:
-    """Largest difference of any gradient, over the largest of all, in any number of chunks."""
-    errors = list[float]()
-    for chunks, want in one["gradients"].items():
-        largest = max(np.abs(each).max() for each in want.values())
-        language, tower = (ranks[rank]["gradients"][chunks] for rank in (0, lanes))
-        assert not language.keys() & tower.keys()
-        got = language | tower
-        assert got.keys() == want.keys()
-        errors += [float(np.abs(got[name] - want[name]).max() / largest) for name in want]
-    return max(errors)
-
-
-def same_outcome(one: Any, ranks: list[Any]) -> None:
-    assert {each["digest"] for each in ranks} == {ranks[0]["digest"]}
-    assert {each["initial"] for each in ranks} == {one["initial"]}
-    assert {each["parameters"] for each in ranks} == {one["parameters"]}
-    assert all(each["identity"] == one["identity"] for each in ranks)
-    for name, weight in one["weights"].items():
-        np.testing.assert_allclose(ranks[0]["weights"][name], weight, atol=1e-9, rtol=0)
-    for each in ranks:
-        result = each["result"]
-        assert result.applied
-        assert (result.tokens, result.sequences) == (one["result"].tokens, one["result"].sequences)
-        assert result.grad_norm == pytest.approx(one["result"].grad_norm, rel=1e-7)
-        for group, columns in each["logprobs"].items():
-            for name, values in columns.items():
-                np.testing.assert_allclose(values, one["logprobs"][group][name], atol=1e-6, rtol=0)
-    assert ranks[0]["canary"][0] == one["canary"][0]
-    np.testing.assert_allclose(ranks[0]["canary"][1], one["canary"][1], atol=1e-6)
 
 
 @pytest.mark.parametrize(("lanes", "encoders"), WORLDS, ids=NAMES)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from offbeat.config.crosschecks import clashes
 from offbeat.config.limits import trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
+from offbeat.planning.sync_plan import sender_grid
 from offbeat.trainers.ranks.dispatch import Replicas
 
 IMAGES: dict[str, Any] = {"environment": {"name": "digits", "images": {}}}
@@ -40,6 +41,21 @@ def test_encoder_ranks_are_further_ranks_with_resources_of_their_own() -> None:
     resources = [(each.cpus, each.gpus, each.threads) for each in trainer_resources(given)]
     assert resources == [(2, 0, 3)] * 4 + [(1, 0, 5)] * 2
     assert refused({"data_parallel": 4, "encoder": {"data_parallel": 2}}) == []
+
+
+@pytest.mark.parametrize("backend", ["torch", "megatron"])
+def test_each_encoder_becomes_as_many_ranks_as_divide_its_matrices(backend: str) -> None:
+    encoder = {"data_parallel": 2, "tensor_parallel": 2, "cpus": 1}
+    trainer = {"data_parallel": 2, "tensor_parallel": 2, "cpus": 2, "encoder": encoder}
+    given = config({"backend": backend, **trainer})
+    assert trainer_ranks(given) == 8
+    assert [each.cpus for each in trainer_resources(given)] == [2] * 4 + [1] * 4
+    replicas = Replicas.of(given.trainer)
+    assert replicas.ranks == 8
+    assert [replicas.shares_of(rank) for rank in range(4, 8)] == [(0,), (0,), (1,), (1,)]
+    assert list(clashes(given)) == []
+    senders = sender_grid(given)
+    assert (senders.encoders, senders.encoder_tensor, senders.ranks) == (2, 2, 8)
 
 
 def test_an_encoder_rank_reserves_what_the_others_do_unless_told() -> None:

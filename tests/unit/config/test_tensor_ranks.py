@@ -35,7 +35,6 @@ def test_a_replica_has_as_many_ranks_as_divide_its_matrices() -> None:
     ("key", "trainer", "sections"),
     [
         ("trainer.moe", {"moe": {"load_balancing_coef": 0.1}}, {}),
-        ("trainer.encoder", {"encoder": {}}, {}),
         ("environment.images", {}, {"environment": {"name": "digits", "images": {}}}),
     ],
 )
@@ -45,3 +44,8 @@ def test_what_is_not_divided_is_refused_by_name(
     (message,) = refused({"tensor_parallel": 2, **trainer}, **sections)
     assert f"trainer.tensor_parallel=2 of trainer.backend=torch does not go with {key}" in message
     assert refused({"tensor_parallel": 1, **trainer}, **sections) == []
+
+
+def test_pictures_go_with_it_where_the_vision_tower_has_ranks_of_its_own() -> None:
+    pictures = {"environment": {"name": "digits", "images": {}}}
+    assert refused({"tensor_parallel": 2, "encoder": {}}, **pictures) == []

@@ -12,11 +12,14 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.launch.checks.encoder import check_encoder, gpu_bytes
 from offbeat.launch.checks.finding import Finding, Level, size
 from offbeat.launch.checks.layout import check_layout
+from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import keep_side
+from offbeat.trainers.grid.tower_plan import tower_plan
 from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.torch.optimizer import Optimizer
+from offbeat.trainers.torch.tensor_parallel import cut_axis
 from offbeat.weight_sync.reshard.grid import ModelGrid
 from tests.support.image_text_models import make
 
@@ -90,6 +93,50 @@ def test_the_tower_is_said_to_compute_all_pictures_of_a_chunk_or_as_many_as_are_
     assert whole.message.endswith("comes on top, for all pictures of a chunk at once")
     assert cut.message.endswith("comes on top, for 64 tokens of pictures at once")
     assert language.message.endswith("comes on top")
+
+
+@pytest.mark.parametrize("backend", ["torch", "megatron"])
+def test_ranks_that_divide_a_side_hold_half_of_its_matrices_and_the_rest_whole(
+    backend: str, tmp_path: Path
+) -> None:
+    encoder = {"data_parallel": 1, "tensor_parallel": 2}
+    given = recipe(saved(tmp_path), encoder, backend=backend, tensor_parallel=2)
+    *language, tower = check_encoder(given, None)
+    whole = sum(held_in_a_step(Side.TOWER))
+    model = make("idefics3")
+    plan = tower_plan(model, 2)
+    matrices = sum(
+        each.nbytes
+        for name, each in model.named_parameters()
+        if cut_axis(plan, name, each.ndim) is not None
+    )
+    assert tower.message.startswith(
+        f"2 of the vision tower, rank 2 to 3; the largest holds {size(whole - 4 * matrices // 2)}"
+    )
+    if backend == "torch":
+        assert language[0].message.startswith("2 of the language model, rank 0 to 1; ")
+        assert not list(check_tensor_ranks(given))
+
+
+@pytest.mark.parametrize(
+    ("family", "trainer", "problem"),
+    [
+        (
+            "idefics3",
+            {"encoder": {"tensor_parallel": 3}},
+            "has 4 attention heads in its vision tower",
+        ),
+        ("idefics3", {"tensor_parallel": 4, "encoder": {}}, "has 2 key-value heads"),
+        ("qwen3_vl", {"tensor_parallel": 2, "encoder": {}}, "its config has no base_model_tp_plan"),
+    ],
+)
+def test_a_side_that_its_ranks_cannot_divide_is_an_error_before_the_start(
+    family: str, trainer: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    (found,) = check_encoder(recipe(saved(tmp_path, make(family)), **trainer), None)
+    assert found.level is Level.ERROR
+    assert problem in found.message
+    assert "tensor_parallel to " in found.fix
 
 
 def test_beside_the_megatron_trainer_the_tower_is_said_apart_from_the_layout(

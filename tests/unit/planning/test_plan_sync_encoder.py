@@ -77,6 +77,25 @@ def test_ranks_hold_and_send_the_bytes_of_their_side(
         assert (sender >= lanes) == (plan.tensors[piece.tensor].name in tower)
 
 
+@pytest.mark.parametrize("backend", ["torch", "megatron"])
+def test_ranks_that_divide_a_tower_hold_and_send_half_of_its_matrices(backend: str) -> None:
+    whole = planned(**{"encoder.data_parallel": 1}, backend=backend)
+    axes = {"tensor_parallel": 2, "encoder.tensor_parallel": 2}
+    found = planned(**axes, backend=backend)
+    assert found["encoders"] == 2
+    assert found["bytes"]["model"] == whole["bytes"]["model"]
+    first, second = found["bytes"]["held"][2:]
+    assert first == second
+    tower = whole["bytes"]["held"][1]
+    # Of two layers: four matrices of attention and two of the MLP, and biases of what they make.
+    matrices = 2 * (4 * 64 * 64 + 2 * 64 * 128 + 3 * 64 + 128)
+    assert first == tower - 4 * matrices // 2
+    assert sum(found["bytes"]["sent"]) == found["bytes"]["model"]  # of copies one is sent
+    # The language model into its second rank; the tower into both of its own, and into rank 0.
+    once = found["bytes"]["model"]
+    assert found["gathered"] == (once + tower if backend == "torch" else 3 * once)
+
+
 def test_whole_weights_are_gathered_side_by_side_and_the_tower_goes_to_rank_0() -> None:
     found = planned(**{"data_parallel": 2, "encoder.data_parallel": 2})
     held = found["bytes"]["held"]
@@ -132,6 +151,11 @@ ENCODER = "trainer.encoder.data_parallel=1"
             "encoders is 1 beside copies of shards",
         ),
         ([IMAGES, "--senders", "shards=3,encoders=2"], "expected a divisor of shards = 3"),
+        (
+            [IMAGES, "--senders", "encoders=1,encoder_tensor=3"],
+            "encoder_tensor is 3, expected a divisor of 4 attention heads of the vision tower",
+        ),
+        ([IMAGES, "--senders", "encoder_tensor=2"], "encoder_tensor is 2 without encoders"),
         ([IMAGES, "--receivers", "encoders=1"], "receivers: encoders is 1, expected 0: engines"),
     ],
 )

@@ -44,6 +44,29 @@ def test_every_lane_has_one_encoder_which_gets_its_share_and_no_other(
     assert world.leaders == grid.ranks_of(Side.LANGUAGE)
 
 
+@given(
+    encoders=st.integers(1, 3),
+    each=st.integers(1, 3),
+    tensor=st.integers(1, 4),
+    embedding=st.integers(1, 4),
+)
+def test_ranks_that_share_matrices_get_the_same_groups_and_the_first_of_them_exchanges_messages(
+    encoders: int, each: int, tensor: int, embedding: int
+) -> None:
+    lanes = encoders * each
+    grid = Grid(lanes, encoders, encoder_tensor=tensor, embedding_ranks=embedding)
+    world = Replicas(lanes, embedding, encoders=encoders, encoder_tensor=tensor)
+    assert world.ranks == grid.ranks == lanes * embedding + encoders * tensor
+    towers = grid.ranks_of(Side.TOWER)
+    for first in towers[::tensor]:
+        alike = range(first, first + tensor)
+        assert {grid.sender_of(rank) for rank in alike} == {first}
+        assert {grid.lanes_of(rank) for rank in alike} == {grid.lanes_of(first)}
+        assert {world.shares_of(rank) for rank in alike} == {grid.lanes_of(first)}
+        assert {grid.encoder_of(lane) for lane in grid.lanes_of(first)} == {first}
+    assert [lane for rank in towers[::tensor] for lane in grid.lanes_of(rank)] == list(range(lanes))
+
+
 def test_pictures_reach_the_lane_that_names_them_in_its_order() -> None:
     first, second, third = (pictures(seed) for seed in range(3))
     named = [[digest_of(third), digest_of(first)], [], [digest_of(second)]]

@@ -1,0 +1,65 @@
+"""Startup proof of a tower that encoder ranks have cut: its features, and the gradients of what is whole."""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from offbeat.model_proof.plain import TOLERANCES
+from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.multimodal.tower import features
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.grid.stacking import example, stacked
+from offbeat.trainers.torch.rank_mesh import RankMesh
+from offbeat.trainers.torch.sharding import class_name, settle
+from offbeat.trainers.torch.tensor_proof import copies_gap
+
+NOT_APART: Final = (0.0, "")
+
+
+@torch.no_grad()
+def example_features(model: PreTrainedModel, rules: PictureRules) -> Tensor:
+    """Return what a model makes of an example picture, [blocks, F, H]."""
+    return stacked(features(model, (example(rules),)))
+
+
+def prove_tower(
+    model: PreTrainedModel, rules: PictureRules, want: Tensor, dtype: torch.dtype, mesh: RankMesh
+) -> tuple[float, str]:
+    """Prove that a tower makes the features of the whole one; return what ``copies_gap`` does.
+
+    All ranks of the mesh call it together, before there is an optimizer; it leaves no gradient.
+
+    Args:
+        model: The tower, cut over the ranks.
+        rules: How the model reads pictures.
+        want: ``example_features`` of the whole tower.
+        dtype: Of the weights that passes compute with.
+        mesh: The encoder ranks.
+
+    Raises:
+        UntrainableModel: The features are others.
+    """
+    with torch.set_grad_enabled(mesh.tensor is not None):
+        made = stacked(features(model, (example(rules),)))
+    apart = NOT_APART
+    if mesh.tensor is not None and made.requires_grad:
+        apart = copies_gap(model, made.square().sum(), mesh)
+    settle(model)
+    _check_features(class_name(model), made.detach().double(), want.double(), TOLERANCES[dtype])
+    return apart
+
+
+def _check_features(model: str, got: Tensor, want: Tensor, allowed: float) -> None:
+    is_shaped = got.shape == want.shape
+    gap = float((got - want).abs().max() / want.abs().max()) if is_shaped else float("inf")
+    if not gap <= allowed:
+        problem = (
+            f"computes features of a picture {gap:.2g} of the largest off on encoder ranks, more than "
+            f"{allowed:g}"
+        )
+        raise UntrainableModel(model, problem, "Leave trainer.encoder out")
