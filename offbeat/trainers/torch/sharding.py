@@ -80,10 +80,18 @@ def settle(model: nn.Module, *, failed: bool = False) -> None:
     Weights that stay gathered would be stale after an optimizer step.
     """
     if isinstance(model, FSDPModule):
-        if failed:
+        if failed and _has_begun(model):
             model.reset_iter_state()
         for each in sharded_modules(model):
             each.reshard()
+
+
+def _has_begun(model: FSDPModule) -> bool:
+    """Return whether a pass through the model has begun: before the first there is nothing to reset.
+
+    torch fails then, and its error would stand in the place of the one that ended the pass.
+    """
+    return fully_shard.state(model)._is_root is not None  # noqa: SLF001  # pyright: ignore -- said nowhere else
 
 
 class Weights:
