@@ -38,6 +38,7 @@ CASES: list[tuple[str, str, Ranks, int]] = [
     ("glm4-moe", "one rank, 1 chunk", Ranks(), 1),
     ("glm4-moe", "one rank, 8 chunks", Ranks(), 8),
     ("glm4-moe", "one rank, recomputed", Ranks(recompute=True), 2),
+    ("glm4-moe", "pp2, recomputed", Ranks(pipeline=2, stages=(2, 1), recompute=True), 8),
     ("glm4-moe", "one rank, padded", Ranks(shared_prompt=False, max_tokens=100), 2),
     ("moe", "ep2", EXPERT_LAYOUTS["experts, ep2"], 8),
     ("moe", "tp2", EXPERT_LAYOUTS["experts, tp2 x etp2, sequence"], 2),
@@ -80,6 +81,31 @@ def test_balanced_steps_are_those_of_the_torch_trainer(
     given = {"path": models(model), "step": JobStep.of(step, LOSSES[loss]), "chunks": chunks}
     cut = replace(cut, moe=OF_MODELS[model])
     for outcomes in megatron_world.run(cut.ranks, "steps", cut=cut, count=COUNT, **given):
+        for got, want in zip(outcomes, wanted, strict=True):
+            assert got.in_step
+            assert got.result.grad_norm == pytest.approx(want.result.grad_norm, rel=BOUND)
+            assert worst_relative_error(got.weights, apart(want.weights)) <= BOUND
+            assert of_moe(got.result.metrics) == pytest.approx(of_moe(want.result.metrics))
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Ranks(data=2, expert=2),
+        Ranks(pipeline=2, stages=(2, 1), recompute=True),
+        Ranks(tensor=2, expert=2, sequence=True),
+        Ranks(context=2, expert=2),
+    ],
+    ids=["ep2", "pp2, recomputed", "ep2 of tp2, sequence", "ep2 of cp2"],
+)
+def test_shares_and_biases_move_with_each_of_several_optimizer_steps(
+    megatron_world: MegatronWorld, world: World, models: Models, step: Step, cut: Ranks
+) -> None:
+    path, loss = models("glm4-moe"), replace(LOSSES["sequences"], minibatches=3, epochs=2)
+    given = {"path": path, "cut": Cut(moe=BALANCED), "step": step, "loss": loss}
+    (wanted,) = world.run(1, "torch_backend.torch_jobs:balanced", **given)
+    given = {"path": path, "step": JobStep.of(step, loss), "chunks": 2, "count": COUNT}
+    for outcomes in megatron_world.run(2, "steps", cut=replace(cut, moe=BALANCED), **given):
         for got, want in zip(outcomes, wanted, strict=True):
             assert got.in_step
             assert got.result.grad_norm == pytest.approx(want.result.grad_norm, rel=BOUND)

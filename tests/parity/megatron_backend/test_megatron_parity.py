@@ -176,7 +176,17 @@ def test_a_split_step_and_the_single_shot_move_the_weights_alike(
         assert worst_relative_error(several.weights, one.weights) <= BOUND
 
 
-@pytest.mark.parametrize("cut", [Ranks(data=2), Ranks(pipeline=2)], ids=["dp2", "pp2"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Ranks(data=2),
+        Ranks(data=2, overlap=True),
+        Ranks(pipeline=2, recompute=True),
+        Ranks(context=2),
+        Ranks(tensor=2, sequence=True),
+    ],
+    ids=["dp2", "dp2, overlap", "pp2, recomputed", "cp2", "tp2, sequence"],
+)
 def test_several_optimizer_steps_are_those_of_the_torch_trainer(
     megatron_world: MegatronWorld, world: World, models: Models, step: Step, cut: Ranks
 ) -> None:
