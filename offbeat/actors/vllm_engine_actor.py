@@ -24,6 +24,7 @@ from offbeat.generators.vllm.calls import CallRefused
 from offbeat.generators.vllm.coverage import coverage_of
 from offbeat.generators.vllm.engine import VllmEngine
 from offbeat.generators.vllm.lazy_import import Library, load_library, vllm_version
+from offbeat.generators.vllm.load_comparison import NotCompared
 from offbeat.generators.vllm.owner_watch import own_engine_processes
 from offbeat.generators.vllm.picture_families import check_family
 from offbeat.generators.vllm.process_environment import prepare_environment
@@ -38,6 +39,7 @@ from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.reshard.layout_file import write_layout
+from offbeat.weight_sync.served import ServedWeights, TensorDifference
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.messages import ReshardRoute
 
@@ -162,6 +164,25 @@ class VllmEngineActor(EngineActor):
         finally:
             if not self._vllm.serving:
                 self._version = self._digest = None
+
+    async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
+        try:
+            found = await self._first_difference(manifest)
+        except (NotCompared, CallRefused, DeadlineExceeded) as problem:
+            return ServedWeights(self._name, version, manifest, problem=str(problem))
+        if self._version is None or self._manifest is None:
+            return ServedWeights(self._name, None)
+        version, manifest = self._version, self._manifest  # another may have come meanwhile
+        differences = () if found is None else (found,)
+        digests = manifest.chunk_digests
+        return ServedWeights(self._name, version, manifest, digests, differences=differences)
+
+    async def _first_difference(self, manifest: Manifest) -> TensorDifference | None:
+        if manifest.adapter is not None:
+            raise NotCompared("adapters were added to its matrices")
+        if await self._updates.layout.get() is None:
+            raise NotCompared(self._whole_because())
+        return await self._updates.first_difference()
 
     def _whole_because(self) -> str:
         return f"the engine's layout is not recorded: {self._updates.layout.problem}"

@@ -62,8 +62,13 @@ def fingerprint_difference(
     return None
 
 
-def tensor_difference(name: str, want: Tensor, got: Tensor) -> TensorDifference | None:
-    """Return the smallest box around all elements whose bits differ, or None if there are none."""
+def tensor_difference(
+    name: str, want: Tensor, got: Tensor, origin: tuple[int, ...] | None = None
+) -> TensorDifference | None:
+    """Return the smallest box around all elements whose bits differ, or None if there are none.
+
+    ``origin``: where the values begin in the tensor; None: they are all of it.
+    """
     forms = ((tuple(each.shape), dtype_name(each)) for each in (want, got))
     if problem := _differing_form(*forms):
         return TensorDifference(name, "", problem)
@@ -83,7 +88,11 @@ def tensor_difference(name: str, want: Tensor, got: Tensor) -> TensorDifference 
         f"{count} of {want.numel()} elements differ; the first is {got[at].item()}, "
         f"expected {want[at].item()}"
     )
-    return TensorDifference(name, str(Region(tuple(start), tuple(stop))), detail)
+    box = Region(tuple(start), tuple(stop))
+    if origin is not None:
+        first = tuple(map(sum, zip(origin, start, strict=True)))
+        box = Region.at(first, box.shape)
+    return TensorDifference(name, str(box), detail)
 
 
 def _regions(shape: tuple[int, ...], dtype: str) -> list[Region]:

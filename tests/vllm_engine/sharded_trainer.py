@@ -1,18 +1,25 @@
-"""An FSDP2 trainer of two processes that send what they hold, and can be struck at a bucket."""
+"""A trainer of two processes that send what they hold, and can be struck at a bucket.
+
+Run as a script, this file is one rank in the environment of another interpreter: megatron-core is not in
+vLLM's. ``python sharded_trainer.py HOST PORT``, with the key of the connection on standard input.
+"""
 
 import multiprocessing as mp
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
-from offbeat.actors.torch_trainer_actor import make
+from offbeat.actors import megatron_trainer_actor, torch_trainer_actor
 from offbeat.config.run import RunConfig
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
@@ -37,13 +44,19 @@ def factor(version: int) -> float:
     return 1 + version / 8
 
 
-def recipe(model: Path, wire_dtype: str | None = None) -> RunConfig:
+FSDP2: dict[str, Any] = {"data_parallel": RANKS}
+MEGATRON: dict[str, Any] = {"backend": "megatron", "tensor_parallel": RANKS}
+
+
+def recipe(
+    model: Path, wire_dtype: str | None = None, trainer: Mapping[str, Any] = FSDP2
+) -> RunConfig:
     return RunConfig.model_validate(
         {
             "steps": 1,
             "model": {"path": str(model)},
             "generator": {"backend": "vllm"},
-            "trainer": {"data_parallel": RANKS},
+            "trainer": dict(trainer),
             "sync": {
                 "transport": "reshard",
                 "chunk_mib": BUCKET_MIB,
@@ -56,21 +69,27 @@ def recipe(model: Path, wire_dtype: str | None = None) -> RunConfig:
 
 
 class ShardedTrainer:
-    """The ranks' processes."""
+    """The ranks' processes. With a ``python`` they are that interpreter's."""
 
-    def __init__(self, model: Path, run_dir: Path, wire_dtype: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        run_dir: Path,
+        wire_dtype: str | None = None,
+        *,
+        trainer: Mapping[str, Any] = FSDP2,
+        python: Path | None = None,
+    ) -> None:
         key = SharedKey.random()
         self._server = StoreServer(HOST, key)
         store = StoreAddress(HOST, self._server.port, key)
         at = WorldRendezvous(f"world-{os.getpid()}", store, RANKS, COLLECTIVE_S)
-        spawn, config = mp.get_context("spawn"), recipe(model, wire_dtype)
+        config = recipe(model, wire_dtype, trainer)
         self._ends, self.processes = list[Connection](), list[Any]()
         for rank in range(RANKS):
-            ours, theirs = spawn.Pipe()
             spec = TrainerSpec(config, str(run_dir), rank, RANKS)
-            process = spawn.Process(target=run_rank, args=(spec, at, theirs), daemon=True)
-            process.start()
-            self._ends.append(ours)
+            end, process = started(spec, at) if python is None else started_by(python, spec, at)
+            self._ends.append(end)
             self.processes.append(process)
         for each in self._ends:
             each.recv()
@@ -97,8 +116,34 @@ class ShardedTrainer:
     def close(self) -> None:
         for each in self.processes:
             each.kill()
-            each.join()
+            each.wait() if isinstance(each, subprocess.Popen) else each.join()
         self._server.close()
+
+
+def started(spec: TrainerSpec, at: WorldRendezvous) -> tuple[Connection, Any]:
+    """A rank in a process like this one."""
+    spawn = mp.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=run_rank, args=(spec, at, theirs), daemon=True)
+    process.start()
+    return ours, process
+
+
+def started_by(python: Path, spec: TrainerSpec, at: WorldRendezvous) -> tuple[Connection, Any]:
+    """A rank in a process of another interpreter."""
+    key = os.urandom(16)
+    with Listener((HOST, 0), authkey=key) as listener:
+        where = [str(each) for each in listener.address]
+        path = {"PYTHONPATH": str(Path(__file__).parents[2])}
+        process = subprocess.Popen(
+            [str(python), __file__, *where], stdin=subprocess.PIPE, env=os.environ | path
+        )
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(key)
+        end = listener.accept()
+    end.send((spec, at))
+    return end, process
 
 
 @dataclass
@@ -130,7 +175,14 @@ def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
     """The main of a rank: releases until the pipe is closed."""
     torch.set_num_threads(1)
     peers = join(at, spec.rank, "cpu", HOST)
-    trainer, source = make(spec, peers)
+    stands_in = ExitStack()  # as long as the process lives
+    if spec.config.trainer.backend == "megatron":
+        from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- not here
+
+        stands_in.enter_context(cpu_stands_in("cpu"))
+        trainer, source = megatron_trainer_actor.make(spec, peers)
+    else:
+        trainer, source = torch_trainer_actor.make(spec, peers)
     sender = sender_of(spec, source, lambda: HOST, f"trainer.{spec.rank}", peers)
     assert isinstance(sender, ReshardSender)
     first = [each.values.clone() for each in trainer.held_regions()]
@@ -155,6 +207,7 @@ def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
         counted = Counted(offered.buckets, striker(strike, turn))
         server.offer(OfferedRelease(offered.layout, offered.digest, counted))
         test.send(released)
+    stands_in.close()
     dist.destroy_process_group()
 
 
@@ -166,3 +219,9 @@ def striker(strike: Strike, at: int) -> Callable[[int], None]:
             os.kill(os.getpid(), sign)
 
     return struck
+
+
+if __name__ == "__main__":
+    connection = Client((sys.argv[1], int(sys.argv[2])), authkey=sys.stdin.buffer.read())
+    spec, rendezvous = connection.recv()
+    run_rank(spec, rendezvous, connection)

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,16 +118,18 @@ class Shared:
         *,
         llm: Any = None,
         in_place: bool = False,
+        keeps_base: bool = False,
         **vllm: Any,
     ) -> None:
         """Tell a story on an actor that has taken over.
 
         ``llm`` stands between the actor and the engine; ``in_place``: weights are never prepared
-        beside decoding.
+        beside decoding; ``keeps_base``: it takes deltas.
         """
 
         async def told() -> None:
             spec = spec_in(Path(self.spec.run_dir), Path(self.spec.model.path), **vllm)
+            spec = replace(spec, keeps_base=keeps_base)
             actor = TakenOver(spec, (self.started[0], llm or self.llm))
             actor.updates.in_place = in_place
             try:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from outcomes import FP32_NATS
 from releases import CHUNK_BYTES, Weights, released
-from sharded_trainer import ShardedTrainer, factor
+from sharded_trainer import MEGATRON, ShardedTrainer, factor
 from shared_engine import (
     FENCE,
     PROMPT,
@@ -36,8 +36,10 @@ from offbeat.messages.weights import WeightsAck
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout, needed_buckets
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import PublishedRelease
+from offbeat.weight_sync.verification import compare_served
 
 FLOAT32_BYTES = 4
+PYTHON = Path(__file__).parents[2] / ".venv" / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,12 @@ async def is_exact(actor: Engine, model: Path, version: int) -> GenerateResult:
     return result
 
 
+async def has_the_bits_of_the_release(actor: Engine) -> None:
+    """In every worker's own matrices, joined, cut and packed as they are."""
+    _, leg = compare_served(await actor.served_weights(), "no checkpoint")
+    assert leg.is_equal, leg
+
+
 async def layout_of(actor: Engine) -> EngineLayout:
     layout = await actor.layout(FENCE)
     assert layout is not None
@@ -110,8 +118,10 @@ def test_workers_fetch_what_the_plan_has_for_them_and_compute_what_whole_tensors
             ack = await fetch(actor, epoch, version, release)
             assert (ack.epoch, ack.version, ack.digest) == (epoch, version, release.digest)
             fetched = await is_exact(actor, model, version)
+            await has_the_bits_of_the_release(actor)
             await load(actor, epoch + 1, weights(model, version).release)
             whole = await is_exact(actor, model, version)
+            await has_the_bits_of_the_release(actor)
             assert np.array_equal(fetched.token_ids, whole.token_ids)
             assert np.array_equal(fetched.logprobs, whole.logprobs)
             manifest, sent = release.manifest, sum(trainer.sent())
@@ -131,6 +141,34 @@ def test_workers_fetch_what_the_plan_has_for_them_and_compute_what_whole_tensors
             )
             assert content == needed if planned else content >= needed
             engine.note(f"{len(ranks)} workers, planned {planned}: {sent=} {content=} {needed=}")
+
+    engine.play(story)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason="megatron-core is in the environment of `make test`"
+)
+def test_tensor_ranks_of_megatron_send_what_workers_load_bit_for_bit(
+    engine: Shared, model: Path
+) -> None:
+    """Two ranks cut matrices by rows and columns; workers fetch from both what each loads."""
+
+    async def story(actor: Engine) -> None:
+        layout = await layout_of(actor)
+        megatron = ShardedTrainer(model, model.parent, trainer=MEGATRON, python=PYTHON)
+        try:
+            for version, planned in ((1, None), (2, layout)):
+                release = await asyncio.to_thread(megatron.publish, version, planned)
+                await fetch(actor, 2 * version, version, release)
+                fetched = await is_exact(actor, model, version)
+                await has_the_bits_of_the_release(actor)
+                assert all(megatron.sent()), "each rank sends"
+                await load(actor, 2 * version + 1, weights(model, version).release)
+                whole = await is_exact(actor, model, version)
+                assert np.array_equal(fetched.logprobs, whole.logprobs)
+        finally:
+            megatron.close()
 
     engine.play(story)
 

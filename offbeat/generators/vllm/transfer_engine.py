@@ -31,7 +31,7 @@ model untouched. Reports go through ``verdicts``: a reply to a call would block 
 
 import mmap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import layerwise
 
+from offbeat.generators.vllm.load_comparison import Comparison, Extent, Placed
+from offbeat.generators.vllm.read_back import NotComparable, WorkerWeights
 from offbeat.generators.vllm.shadow_model import ShadowModel, obstacle, pack_tied
 from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, VerdictSender
 from offbeat.generators.vllm.worker_fetch import Groups, WorkerFetch
@@ -55,9 +57,6 @@ from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 T = TypeVar("T")
 Staged = list[tuple[int, int, str]]
 """Offset, bytes and digest of each chunk in the shared memory."""
-
-Placed = tuple[str, list[int], str, int, int]
-"""Name, shape, dtype, offset and bytes of a tensor in the shared memory."""
 
 _NOBODY: Final = -1  # epoch of no transfer
 
@@ -258,6 +257,32 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
             self._prepared.result()  # the actor has waited for it
             self._twin.result().exchange()
         self.forget()
+
+    # --- what it computes with ----------------------------------------------------------------------
+
+    def compare(self, placed: list[Placed], extent: Extent) -> Comparison:
+        """Compare what the model computes with with a chunk in shared memory."""
+        offset, nbytes, digest = extent
+        if digest_of(self._memory[offset : offset + nbytes].numpy()) != digest:
+            return ["another release has taken the place of the served one in shared memory"]
+        return self._compared(map(self._view, placed))
+
+    def compare_fetched(self, epoch: int, group: int) -> Comparison:
+        """Compare what the model computes with with a group of what this worker has fetched."""
+        tensors = self.worker_fetch.arrived(epoch, group)
+        if tensors is None:
+            return ["the buckets of the served release are not in memory any more"]
+        return self._compared(tensors)
+
+    def _compared(self, tensors: Iterable[tuple[str, Tensor]]) -> Comparison:
+        recording = self.worker_fetch.recording
+        if recording is None:
+            return ["its loader was not recorded"]
+        try:
+            found = WorkerWeights(self.model, recording).first_difference(tensors)
+        except NotComparable as problem:
+            return [str(problem)]
+        return [] if found is None else list(found)
 
     # --- the end of a transfer ----------------------------------------------------------------------
 

@@ -34,6 +34,12 @@ from offbeat.generators.vllm.calls import Calls
 from offbeat.generators.vllm.coverage import Coverage
 from offbeat.generators.vllm.engine import VllmEngine
 from offbeat.generators.vllm.lazy_import import Library
+from offbeat.generators.vllm.load_comparison import (
+    LoadedRelease,
+    NotCompared,
+    first_difference,
+    placed,
+)
 from offbeat.generators.vllm.outputs import NO_VERSION, label_of
 from offbeat.generators.vllm.recorded_layout import RecordedLayout
 from offbeat.generators.vllm.staging import StagingArea, room_for
@@ -46,6 +52,7 @@ from offbeat.weight_sync.chunks import WeightChunk, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 from offbeat.weight_sync.reshard.region_tensors import grouped
+from offbeat.weight_sync.served import TensorDifference
 from offbeat.weight_sync.transports.messages import ReshardRoute
 
 log = structlog.stdlib.get_logger()
@@ -86,6 +93,8 @@ class WeightUpdates:
         self._workers, self._beside = 0, False
         self._planned: Manifest | None = None  # manifest that the workers know
         self._chunks: list[WeightChunk] = []  # what the workers load by one call each
+        self._staged: LoadedRelease | None = None
+        self._loaded: LoadedRelease | None = None  # the last that was loaded whole
         self._reached = _Reached.STAGED
         self._one_at_a_time = asyncio.Lock()
         self._newest = -1
@@ -165,6 +174,17 @@ class WeightUpdates:
             await self._check_named(epoch, label)
             self._engine.serve(version, epoch)
 
+    async def first_difference(self) -> TensorDifference | None:
+        """Compare the served release with what the workers compute with; their loader was recorded.
+
+        Raises:
+            OffbeatError: As ``load_comparison.first_difference``.
+        """
+        async with self._one_at_a_time:
+            if self._loaded is None:
+                raise NotCompared("it has loaded no release")
+            return await first_difference(self._llm, self._call, self._loaded)
+
     async def idle(self) -> None:
         """Wait until no release is being loaded."""
         async with self._one_at_a_time:
@@ -195,6 +215,7 @@ class WeightUpdates:
         offsets = await self._filled(chunks)
         if grown or not known:
             await self._introduce(manifest, offsets)
+        self._staged = LoadedRelease(epoch, manifest, self._chunks, offsets)
         staged = list(zip(offsets, manifest.chunk_nbytes, manifest.chunk_digests, strict=True))
         await self._call("stage", self._llm.collective_rpc("ws_stage", args=(epoch, staged)))
         await self._call("verify", self._verdicts.of(epoch, VERIFIED, self._workers))
@@ -212,6 +233,7 @@ class WeightUpdates:
         got, digests = release_digest(manifest, manifest.chunk_digests), manifest.chunk_digests
         if got != digest:
             raise TransferRefused(epoch, "digest", got, digest)
+        self._staged = LoadedRelease(epoch, manifest, self._chunks, None)
         senders = msgspec.msgpack.encode(route.senders)
         args = epoch, len(self._chunks), list(digests), senders
         try:
@@ -247,13 +269,7 @@ class WeightUpdates:
         self._planned = None
         await self._connect()
         self._chunks = list(walk(manifest))
-        tensors = [
-            [
-                (spec.name, list(spec.shape), spec.dtype, start + spec.offset, spec.nbytes)
-                for spec in chunk.specs
-            ]
-            for start, chunk in zip(offsets, self._chunks, strict=True)
-        ]
+        tensors = [placed(each, start) for start, each in zip(offsets, self._chunks, strict=True)]
         plans = self._llm.collective_rpc("ws_plan", args=(tensors, self.in_place))
         await self._learned(manifest, plans)
 
@@ -289,6 +305,7 @@ class WeightUpdates:
                 self._engine.check_not_gone("take weights")
             raise
         self._engine.open_gate()
+        self._loaded = self._staged
         return pause_s, canary_gap
 
     async def _check(self, canary: Canary, epoch: int, version: int) -> float:

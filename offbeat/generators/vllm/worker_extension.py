@@ -12,8 +12,8 @@ from typing import Any
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from offbeat.generators.vllm.arguments import TRANSFER_BACKEND
+from offbeat.generators.vllm.load_comparison import Comparison, Extent, Placed
 from offbeat.generators.vllm.transfer_engine import (
-    Placed,
     ShmTransferEngine,
     Staged,
     place_back,
@@ -60,6 +60,14 @@ class WorkerExtension:
     def ws_fetch(self, epoch: int, groups: int, digests: list[str], senders: bytes) -> None:
         """Begin to fetch this worker's part of a release, beside decoding."""
         self.weight_transfer_engine.fetch(epoch, groups, digests, senders)
+
+    def ws_compare(self, placed: list[Placed], extent: Extent) -> Comparison:
+        """Compare what this worker computes with with a chunk of the release in shared memory."""
+        return self.weight_transfer_engine.compare(placed, extent)
+
+    def ws_compare_fetched(self, epoch: int, group: int) -> Comparison:
+        """Compare what this worker computes with with a group of the tensors that it has fetched."""
+        return self.weight_transfer_engine.compare_fetched(epoch, group)
 
     def ws_abort(self) -> int:
         """End an update that cannot be finished; the worker stays alive.

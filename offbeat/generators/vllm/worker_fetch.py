@@ -24,10 +24,11 @@ from vllm.config import set_current_vllm_config
 from offbeat.generators.vllm.recording import record_worker
 from offbeat.messages.text import first_line
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.reshard.buckets import BucketRoute
 from offbeat.weight_sync.reshard.engine_layout import needed_buckets, needs_of
 from offbeat.weight_sync.reshard.errors import LayoutNotRecorded
+from offbeat.weight_sync.reshard.recorder import EngineRecording
 from offbeat.weight_sync.reshard.region import Region
 from offbeat.weight_sync.reshard.region_tensors import RegionTensors
 from offbeat.weight_sync.transports.messages import ReshardRoute, Route
@@ -65,6 +66,9 @@ class WorkerFetch:
         self._regions = list[tuple[str, Region]]()
         self._receiver: ReshardReceiver | None = None
         self._introduced: _Introduced | None = None
+        self.recording: EngineRecording | None = None
+        # Epoch and buckets of the last fetch: memory that stays lent until the next one
+        self._arrived: tuple[int, tuple[Bytes, ...]] | None = None
 
     def record(self, vllm_config: Any, checkpoint: Checkpoint) -> Regions | str:  # noqa: ANN401 -- vLLM's VllmConfig
         """Record this worker's loader; return the regions that it reads, or why there are none."""
@@ -79,7 +83,7 @@ class WorkerFetch:
         except Exception as error:  # noqa: BLE001 -- of the model's own code, run without memory
             return f"its loader raised {type(error).__name__}: {first_line(error)}"
         whole = ((name, Region.whole(specs[name][0])) for name in recording.misc)
-        self._names, self._introduced = tuple(specs), None
+        self._names, self._introduced, self.recording = tuple(specs), None, recording
         self._regions = [*recording.regions(), *whole]
         return [(n, list(region.start), list(region.stop)) for n, region in self._regions]
 
@@ -92,6 +96,7 @@ class WorkerFetch:
         layout = _MANIFEST.decode(manifest)
         buckets = needed_buckets(0, layout, needs_of(self._names, self._regions))
         made = RegionTensors(layout, buckets)
+        self._arrived = None
         self._introduced = _Introduced(layout, _BUCKETS.decode(routes), buckets, made)
         if self._receiver is None:
             self._receiver = ReshardReceiver(f"{member}.{self._rank}", self._rank, self._device)
@@ -115,11 +120,19 @@ class WorkerFetch:
         known, receiver = self._introduced, self._receiver
         if known is None or receiver is None:
             raise TransferRefused(epoch, "layout of the release", "unknown", "introduced")
+        self._arrived = None
         addresses = _SENDERS.decode(senders)
         route = ReshardRoute(addresses[0].version, addresses[0].digest, addresses, known.routes)
         sealed = known.manifest.sealed(digests)
         got = receiver.receive(route, epoch, sealed, cancelled, needed=known.buckets)
+        self._arrived = epoch, got.buckets
         return known.made.tensors(got.buckets)
+
+    def arrived(self, epoch: int, group: int) -> Iterator[tuple[str, Tensor]] | None:
+        """Return a group of the tensors that came with the fetch of an epoch; None if it was not the last."""
+        if self._introduced is None or self._arrived is None or self._arrived[0] != epoch:
+            return None
+        return self._introduced.made.tensors(self._arrived[1])[group]
 
 
 def _unrecorded(vllm_config: Any) -> str:  # noqa: ANN401 -- vLLM's VllmConfig

@@ -65,6 +65,8 @@ class EngineRecording:
     copies: tuple[RecordedCopy, ...]
     misc: Mapping[str, str]  # tensors that go whole through the loader, with the reason
     unused: tuple[str, ...]  # tensors of which nothing lands on this rank
+    parameters: Mapping[str, tuple[Shape, torch.dtype]]
+    """Shape and dtype of every parameter, as the loader finds it."""
 
     def regions(self) -> Iterator[tuple[str, Region]]:
         """Yield every box of a tensor that travels to this rank, without tensors that go whole."""
@@ -118,7 +120,9 @@ def record(
             each.check(name)
     copies = tuple(each for each in mode.copies if each.tensor not in misc)
     used = {each.tensor for each in copies} | misc.keys()
-    return EngineRecording(copies, misc, tuple(name for name in checkpoint if name not in used))
+    unused = tuple(name for name in checkpoint if name not in used)
+    forms = {name: (tuple(each.shape), each.dtype) for name, each in mode.parameters.items()}
+    return EngineRecording(copies, misc, unused, forms)
 
 
 class _Recorder(TorchDispatchMode):
