@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 from tiny_models import compute_in_float64
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from offbeat.algorithms.losses import LossSums, LossTokens
@@ -113,12 +115,18 @@ class KeepsPartsOfNorms(Exact):
     """Nobody adds up the gradients of norms of queries and keys, which see some heads each."""
 
     def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        config: Any = (
-            model.config
-        )  # whose class declares the plan, and whose objects may have another
-        plan = config.base_model_tp_plan
-        config.base_model_tp_plan = {each: plan[each] for each in plan if "norm" not in each}
-        return super()._cut(model, whole)
+        weights = super()._cut(model, whole)
+        for name, module in model.named_modules():
+            if name.endswith(("q_norm", "k_norm")):
+                module.forward = partial(of_own_heads, module)
+        return weights
+
+
+def of_own_heads(norm: Any, heads: Any) -> DTensor:
+    """A norm whose weight gets the gradient of this rank's heads, as if it were that of all."""
+    weight, local = norm.weight.to_local(), heads.to_local()
+    normed = nn.functional.rms_norm(local, norm.normalized_shape, weight, norm.eps)
+    return DTensor.from_local(normed, heads.device_mesh, heads.placements, run_check=False)
 
 
 class CountsReplicaTwice(Exact):
