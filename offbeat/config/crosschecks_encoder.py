@@ -58,7 +58,7 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def _axes_without_proof(trainer: MegatronTrainerConfig) -> Iterator[Clash]:
-    for key in ("context_parallel", "expert_parallel", "expert_tensor_parallel"):
+    for key in ("expert_parallel", "expert_tensor_parallel"):
         if (ranks := getattr(trainer, key)) > 1:
             yield Clash(
                 ("trainer.encoder", f"trainer.{key}"),

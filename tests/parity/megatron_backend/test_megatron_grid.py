@@ -26,7 +26,7 @@ from tests.support.image_text_models import make, picture_groups
 # Qwen's tower rounds to float32 inside: pictures in another batch add up otherwise.
 BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7}
 ONE, TENSOR, PIPELINE, DATA = Cut(), Cut(tensor=2), Cut(pipeline=2), Cut(data=2)
-SEQUENCE = Cut(tensor=2, sequence=True)
+SEQUENCE, CONTEXT = Cut(tensor=2, sequence=True), Cut(context=2)
 TOWER_DIVIDED, BOTH_DIVIDED = Cut(encoder_tensor=2), replace(SEQUENCE, encoder_tensor=2)
 MIXED, TEXT, FIRST, EQUAL = (1, 2, 0, 1, 3, 0, 1), (0, 0, 0), (1, 0, 0, 0), (1, 1, 1, 1)
 GRIDS = [
@@ -38,6 +38,7 @@ GRIDS = [
     (TOWER_DIVIDED, 1),
     (BOTH_DIVIDED, 1),
     (replace(DATA, encoder_tensor=2), 1),
+    (CONTEXT, 1),
 ]
 NAMES = [
     "1 + 1",
@@ -48,6 +49,7 @@ NAMES = [
     "1 + tp2",
     "tp2 with sequence parallelism + tp2",
     "dp2 + tp2",
+    "cp2 + 1",
 ]
 
 
@@ -156,8 +158,8 @@ def test_a_step_on_pictures_and_text_is_that_of_the_torch_trainer_in_one_process
 @pytest.mark.parametrize("counts", [TEXT, FIRST, EQUAL], ids=["text", "one lane alone", "equal"])
 @pytest.mark.parametrize(
     ("cut", "encoders"),
-    [(SEQUENCE, 1), (DATA, 1), (BOTH_DIVIDED, 1)],
-    ids=["tp2", "dp2", "tp2 + tp2"],
+    [(SEQUENCE, 1), (DATA, 1), (BOTH_DIVIDED, 1), (CONTEXT, 1), (replace(CONTEXT, data=2), 1)],
+    ids=["tp2", "dp2", "tp2 + tp2", "cp2", "cp2 x dp2"],
 )
 def test_lanes_may_have_no_pictures_or_as_many_as_all_others(
     world: World,
@@ -174,7 +176,9 @@ def test_lanes_may_have_no_pictures_or_as_many_as_all_others(
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-@pytest.mark.parametrize("cut", [SEQUENCE, BOTH_DIVIDED], ids=["tp2 + 1", "tp2 + tp2"])
+@pytest.mark.parametrize(
+    "cut", [SEQUENCE, BOTH_DIVIDED, CONTEXT], ids=["tp2 + 1", "tp2 + tp2", "cp2 + 1"]
+)
 def test_families_with_axes_and_deeper_features_do_so_too(
     world: World,
     families: Callable[[str], Path],
@@ -193,10 +197,11 @@ def test_families_with_axes_and_deeper_features_do_so_too(
     [
         (TENSOR, EQUAL, "KeepsItsPart"),
         (SEQUENCE, MIXED, "KeepsItsPart"),  # placeholders among the tokens of both ranks
+        (CONTEXT, MIXED, "KeepsItsPart"),
         (DATA, EQUAL, "SwapsLanes"),
         (ONE, EQUAL, "CountsItself"),
     ],
-    ids=["an equal share", "own tokens", "another lane", "ranks of both sides"],
+    ids=["an equal share", "own tokens", "part of a row", "another lane", "ranks of both sides"],
 )
 def test_gradients_that_are_not_those_of_one_process_are_seen(
     world: World,
