@@ -13,6 +13,7 @@ from tiny_models import save_tiny_model
 from world import World, a_world
 
 from offbeat.config.loss_spec import LossSpec
+from tests.support.grid_steps import Families
 
 Models = Callable[[str], Path]
 
@@ -48,6 +49,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         return path
 
     return path_of
+
+
+@pytest.fixture(scope="session")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Families:
+    """Directories of tiny image-text models by family."""
+    return Families(tmp_path_factory.mktemp("families"))
+
+
+@pytest.fixture(scope="session")
+def model(families: Families) -> Path:
+    """A directory of one of them."""
+    return families("idefics3")
 
 
 @pytest.fixture(scope="session")

@@ -29,9 +29,10 @@ from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
 from offbeat.trainers.megatron_grid.language import MegatronLanguageTrainer
 from offbeat.trainers.megatron_grid.layout import side_grid
-from offbeat.trainers.ranks.dispatch import Replicas, shares
+from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.sharding import own
+from tests.support import grid_steps
 
 
 def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:
@@ -115,28 +116,19 @@ def _encoder(encoders: int, cut: Cut) -> EncoderConfig | None:
 
 
 def dealt(step: JobStep, prompt_indices: Sequence[int], rank: int, cut: Cut, encoders: int) -> Any:
-    """This rank's groups of a chunk, dealt as in production."""
-    sizes = {each: len(step.groups[each]["response_ids"]) for each in prompt_indices}
-    parts = shares(sizes, cut.data)
-    replicas = Replicas(
-        cut.data, cut.tensor, cut.pipeline, cut.context, encoders, cut.encoder_tensor
-    )
-    return [each for share in replicas.shares_of(rank) for each in parts[share]]
+    """This rank's groups of a chunk."""
+    return grid_steps.dealt(step.groups, prompt_indices, replicas_of(cut, encoders), rank)
+
+
+def replicas_of(cut: Cut, encoders: int) -> Replicas:
+    return Replicas(cut.data, cut.tensor, cut.pipeline, cut.context, encoders, cut.encoder_tensor)
 
 
 def feed(
     trainer: Any, step: JobStep, chunks: int, key: StepKey, cut: Cut, encoders: int
 ) -> StepKey:
-    trainer.begin_train_step(key, step.loss)
-    for part in chunked(len(step.groups), chunks):
-        key, mine = key.next(), dealt(step, part, trainer.peers.rank, cut, encoders)
-        trainer.train_microbatch(
-            key,
-            [step.groups[i] for i in mine],
-            [step.advantages[i] for i in mine],
-            [i % step.loss.minibatches for i in mine],
-        )
-    return key.next()
+    parts = chunked(len(step.groups), chunks)
+    return grid_steps.feed(trainer, step, step.loss, parts, key, replicas_of(cut, encoders))
 
 
 class Watched:

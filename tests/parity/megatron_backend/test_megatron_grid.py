@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
-from megatron_cases import JobStep, Told, told
-from parity_cases import BOUND, TOKENS, Outcome, Step
-from parity_cases import Cut as TorchCut
+from megatron_cases import JobStep, Told
+from megatron_grid_cases import gradient_error, of_torch, on_grid, on_ranks, step_of, worst
+from parity_cases import BOUND, TOKENS
 from parity_cases import MegatronCut as Cut
 from world import World
 
@@ -21,7 +21,7 @@ from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.rank_bytes import rank_parameters
 from offbeat.weight_sync.reshard.grid import ModelGrid
-from tests.support.image_text_models import make, picture_groups
+from tests.support.grid_steps import Families
 
 # Qwen's tower rounds to float32 inside: pictures in another batch add up otherwise.
 BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7}
@@ -54,79 +54,23 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directories of tiny image-text models by family."""
-    root = tmp_path_factory.mktemp("families")
-
-    def path_of(family: str) -> Path:
-        path = root / family
-        if not path.exists():
-            make(family).save_pretrained(path)
-            (path / "tokenizer.json").write_text("{}")
-        return path
-
-    return path_of
-
-
-def step_of(counts: tuple[int, ...], family: str = "idefics3") -> Step:
-    """A step on groups with so many pictures each."""
-    groups, rng = picture_groups(counts, family=family), np.random.default_rng(1)
-    for group in groups:  # transformers gives the embedding of the padding token, 0, no gradient
-        group["response_ids"] = np.maximum(group["response_ids"], 1)
-    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
-
-
-@pytest.fixture(scope="module")
-def one_process(world: World, families: Callable[[str], Path]) -> Callable[..., Told]:
+def one_process(world: World, families: Families) -> Callable[..., Told]:
     """What the torch trainer makes of a step in one process that holds tower and decoder."""
     made = dict[tuple[str, tuple[int, ...]], Told]()
 
     def of(counts: tuple[int, ...], family: str = "idefics3") -> Told:
         if (family, counts) not in made:
-            (outcome,) = world.run(
-                1,
-                "torch_backend.torch_jobs:split",
-                path=families(family),
-                cut=TorchCut(),
-                step=step_of(counts, family),
-                loss=TOKENS,
-                chunks=(1,),
-            )
-            whole = Outcome(outcome.result, outcome.gradients, outcome.weights, outcome.digest)
-            made[family, counts] = told(whole, TOKENS)
+            made[family, counts] = of_torch(world, families(family), step_of(counts, family))
         return made[family, counts]
 
     return of
-
-
-def on_ranks(world: World, ranks: int, name: str, **arguments: Any) -> list[dict[str, Any]]:
-    return world.run(ranks, "megatron_grid_jobs:run", name=name, arguments=arguments)
-
-
-def on_grid(
-    world: World, name: str, cut: Cut, encoders: int, **arguments: Any
-) -> list[dict[str, Any]]:
-    ranks = cut.ranks + encoders * cut.encoder_tensor
-    return on_ranks(world, ranks, name, cut=cut, encoders=encoders, **arguments)
-
-
-def worst(got: dict[str, Any], want: dict[str, Any]) -> float:
-    """The largest difference of any tensor, over the largest value of all: some gradients are zero."""
-    largest = max(np.abs(each).max() for each in want.values())
-    return max(float(np.abs(got[n] - want[n]).max() / largest) for n in want)
-
-
-def gradient_error(seen: dict[str, Any], want: Told) -> float:
-    zeros = {n: np.zeros(1) for n in want.weights.keys() - want.gradients.keys()}
-    assert seen["gradients"].keys() == want.weights.keys()
-    return worst(seen["gradients"], want.gradients | zeros)
 
 
 @pytest.mark.parametrize(("cut", "encoders"), GRIDS, ids=NAMES)
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_a_step_on_pictures_and_text_is_that_of_the_torch_trainer_in_one_process(
     world: World,
-    families: Callable[[str], Path],
+    families: Families,
     one_process: Callable[..., Told],
     cut: Cut,
     encoders: int,
@@ -163,7 +107,7 @@ def test_a_step_on_pictures_and_text_is_that_of_the_torch_trainer_in_one_process
 )
 def test_lanes_may_have_no_pictures_or_as_many_as_all_others(
     world: World,
-    families: Callable[[str], Path],
+    families: Families,
     one_process: Callable[..., Told],
     counts: tuple[int, ...],
     cut: Cut,
@@ -181,7 +125,7 @@ def test_lanes_may_have_no_pictures_or_as_many_as_all_others(
 )
 def test_families_with_axes_and_deeper_features_do_so_too(
     world: World,
-    families: Callable[[str], Path],
+    families: Families,
     one_process: Callable[..., Told],
     family: str,
     cut: Cut,
@@ -205,7 +149,7 @@ def test_families_with_axes_and_deeper_features_do_so_too(
 )
 def test_gradients_that_are_not_those_of_one_process_are_seen(
     world: World,
-    families: Callable[[str], Path],
+    families: Families,
     one_process: Callable[..., Told],
     cut: Cut,
     counts: tuple[int, ...],
@@ -217,7 +161,7 @@ def test_gradients_that_are_not_those_of_one_process_are_seen(
     assert worst(first["weights"], one_process(counts).weights) > 1e-6
 
 
-def test_both_sides_clip_by_one_norm(world: World, families: Callable[[str], Path]) -> None:
+def test_both_sides_clip_by_one_norm(world: World, families: Families) -> None:
     options = {"learning_rate": 1e-2, "eps": 1.0, "max_grad_norm": 0.01}
     cut, step = replace(ONE, optimizer=options), JobStep.of(step_of(EQUAL), TOKENS)
     given = {"path": families("idefics3"), "cut": cut, "step": step, "chunks": 1}
@@ -249,7 +193,7 @@ def test_both_sides_clip_by_one_norm(world: World, families: Callable[[str], Pat
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_a_checkpoint_is_taken_up_under_another_grid(
     world: World,
-    families: Callable[[str], Path],
+    families: Families,
     tmp_path: Path,
     wrote: tuple[Cut, int],
     reads: tuple[Cut, int],
@@ -273,7 +217,7 @@ def test_a_checkpoint_is_taken_up_under_another_grid(
 
 
 def test_language_ranks_hold_no_tower_and_encoder_ranks_nothing_else(
-    world: World, families: Callable[[str], Path]
+    world: World, families: Families
 ) -> None:
     given = {"path": families("idefics3"), "step": JobStep.of(step_of(TEXT), TOKENS), "chunks": 1}
     *language, first, second = on_ranks(world, 4, "stepped", cut=DATA, encoders=2, **given)

@@ -30,7 +30,8 @@ from offbeat.trainers.torch.sharding import Weights
 from offbeat.transfer_queue.media_columns import media_of
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.reshard.grid import ModelGrid
-from tests.support.image_text_models import make, picture_groups, pictures, plain_logprobs
+from tests.support.grid_steps import Families, pictured
+from tests.support.image_text_models import make, pictures, plain_logprobs
 
 # Qwen's tower rounds to float32 inside: parts of a step that are cut otherwise add up otherwise.
 BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7}
@@ -39,31 +40,13 @@ SEQUENCE, CONTEXT = Cut(tensor=2, sequence=True), Cut(context=2)
 MIXED, TEXT = (1, 2, 0, 1, 3, 0, 1), (0, 0, 0)
 
 
-@pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directories of tiny image-text models by family."""
-    root = tmp_path_factory.mktemp("families")
-
-    def path_of(family: str) -> Path:
-        path = root / family
-        if not path.exists():
-            make(family).save_pretrained(path)
-            (path / "tokenizer.json").write_text("{}")
-        return path
-
-    return path_of
-
-
 def step_of(family: str, counts: tuple[int, ...]) -> Step:
     """A step on groups with so many pictures each."""
-    groups, rng = picture_groups(counts, family=family), np.random.default_rng(1)
-    for group in groups:  # transformers gives the embedding of the padding token, 0, no gradient
-        group["response_ids"] = np.maximum(group["response_ids"], 1)
-    return Step(groups, [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups])
+    return Step(*pictured(counts, family, least_id=1))
 
 
 @pytest.fixture(scope="module")
-def torch_step(world: World, families: Callable[[str], Path]) -> Callable[..., Told]:
+def torch_step(world: World, families: Families) -> Callable[..., Told]:
     """What the torch trainer makes of a step on one rank that holds tower and decoder."""
     made = dict[tuple[str, tuple[int, ...]], Told]()
 
@@ -128,7 +111,7 @@ def assert_alike(got: Told, want: Told, bound: float = BOUND) -> None:
 )
 def test_a_step_on_pictures_in_any_chunks_under_any_layout_is_the_torch_trainers(
     megatron_world: MegatronWorld,
-    families: Callable[[str], Path],
+    families: Families,
     torch_step: Callable[..., Told],
     family: str,
     cut: Cut,
@@ -154,7 +137,7 @@ def test_a_step_on_pictures_in_any_chunks_under_any_layout_is_the_torch_trainers
     ids=["sequence", "pp2", "three axes, tp2"],
 )
 def test_log_probabilities_behind_pictures_are_those_of_transformers(
-    megatron_world: MegatronWorld, families: Callable[[str], Path], family: str, cut: Cut
+    megatron_world: MegatronWorld, families: Families, family: str, cut: Cut
 ) -> None:
     step, model = step_of(family, (1, 0, 2)), make(family)
     replies = megatron_world.run(
@@ -179,7 +162,7 @@ def test_log_probabilities_behind_pictures_are_those_of_transformers(
 @pytest.mark.parametrize("cut", [ONE, SEQUENCE, PIPELINE], ids=["one", "sequence", "pp2"])
 @pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl"])
 def test_canaries_with_pictures_are_those_of_the_torch_trainer(
-    megatron_world: MegatronWorld, families: Callable[[str], Path], family: str, cut: Cut
+    megatron_world: MegatronWorld, families: Families, family: str, cut: Cut
 ) -> None:
     model = make(family)
     prompts = canary_prompts(64, picture_rules(model.config))
@@ -197,7 +180,7 @@ def test_canaries_with_pictures_are_those_of_the_torch_trainer(
 
 @pytest.mark.parametrize("family", ["idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_weights_have_the_torch_trainers_names_and_values_and_files_those_of_the_model(
-    megatron_world: MegatronWorld, families: Callable[[str], Path], tmp_path: Path, family: str
+    megatron_world: MegatronWorld, families: Families, tmp_path: Path, family: str
 ) -> None:
     path = families(family)
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
@@ -227,7 +210,7 @@ def test_weights_have_the_torch_trainers_names_and_values_and_files_those_of_the
 )
 def test_a_state_with_a_tower_is_taken_up_under_another_layout(
     megatron_world: MegatronWorld,
-    families: Callable[[str], Path],
+    families: Families,
     tmp_path: Path,
     written: Cut,
     read: Cut,
@@ -247,7 +230,7 @@ def test_a_state_with_a_tower_is_taken_up_under_another_layout(
 
 
 def test_a_state_with_a_tower_is_taken_up_bit_for_bit_under_its_own_layout(
-    megatron_world: MegatronWorld, families: Callable[[str], Path], tmp_path: Path
+    megatron_world: MegatronWorld, families: Families, tmp_path: Path
 ) -> None:
     path, step = families("idefics3"), JobStep.of(step_of("idefics3", MIXED), TOKENS)
     given = {"path": path, "cut": replace(SEQUENCE, dtype="bfloat16"), "step": step}
@@ -261,14 +244,14 @@ def test_a_state_with_a_tower_is_taken_up_bit_for_bit_under_its_own_layout(
 
 @pytest.mark.parametrize("cut", [TENSOR, PIPELINE], ids=["tp2", "pp2"])
 def test_sharded_receivers_get_the_tower_from_ranks_that_hold_it(
-    megatron_world: MegatronWorld, families: Callable[[str], Path], cut: Cut
+    megatron_world: MegatronWorld, families: Families, cut: Cut
 ) -> None:
     answers = megatron_world.run(2, "sent", path=families("idefics3"), cut=cut)
     assert [same for same, _ in answers] == [True, True]
 
 
 def test_an_embedded_engine_computes_pictures_with_the_tower_it_received(
-    megatron_world: MegatronWorld, families: Callable[[str], Path], tmp_path: Path
+    megatron_world: MegatronWorld, families: Families, tmp_path: Path
 ) -> None:
     path, step = families("idefics3"), step_of("idefics3", MIXED)
     ((manifest, chunks, digest), *_) = megatron_world.run(
@@ -296,7 +279,7 @@ def test_an_embedded_engine_computes_pictures_with_the_tower_it_received(
 
 @pytest.mark.parametrize("cut", [SEQUENCE, PIPELINE], ids=["sequence", "pp2"])
 def test_a_rank_holds_the_bytes_of_the_tower_that_are_declared(
-    megatron_world: MegatronWorld, families: Callable[[str], Path], cut: Cut
+    megatron_world: MegatronWorld, families: Families, cut: Cut
 ) -> None:
     path, step = families("idefics3"), JobStep.of(step_of("idefics3", (1, 0)), TOKENS)
     replies = megatron_world.run(2, "held", path=path, cut=cut, step=step)
@@ -307,7 +290,7 @@ def test_a_rank_holds_the_bytes_of_the_tower_that_are_declared(
 
 
 def test_the_optimizer_of_cuda_ends_three_clipped_steps_where_the_other_ends(
-    megatron_world: MegatronWorld, families: Callable[[str], Path]
+    megatron_world: MegatronWorld, families: Families
 ) -> None:
     options = {"learning_rate": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.5, "eps": 1e-2}
     cut = Cut(tensor=2, data=2, dtype="float32", optimizer=options)

@@ -1,0 +1,88 @@
+"""Set-up of tests of encoder ranks: tiny models on disk, steps with pictures, groups dealt to ranks."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offbeat.config.loss_spec import LossSpec
+from offbeat.messages.fences import StepKey
+from offbeat.trainers.ranks.dispatch import Replicas, shares
+from tests.support.image_text_models import make, picture_groups
+
+
+class Families:
+    """Directories of tiny image-text models; each is written when it is first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __call__(self, family: str) -> Path:
+        path = self._root / family
+        if not path.exists():
+            make(family).save_pretrained(path)
+            (path / "tokenizer.json").write_text("{}")
+        return path
+
+
+def advantages_of(groups: Sequence[Any]) -> list[tuple[float, ...]]:
+    """Random advantages of groups of three samples."""
+    rng = np.random.default_rng(1)
+    return [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups]
+
+
+def pictured(
+    counts: Sequence[int], family: str = "idefics3", seed: int = 0, least_id: int = 0
+) -> tuple[list[dict[str, Any]], list[tuple[float, ...]]]:
+    """Groups with so many pictures each, and their advantages.
+
+    ``least_id``: lowest token of a response. transformers gives the embedding of the padding token, 0,
+    no gradient, and megatron-core does.
+    """
+    groups = picture_groups(counts, seed=seed, family=family)
+    for group in groups:
+        group["response_ids"] = np.maximum(group["response_ids"], least_id)
+    return groups, advantages_of(groups)
+
+
+def dealt(
+    groups: Sequence[dict[str, Any]], prompt_indices: Iterable[int], replicas: Replicas, rank: int
+) -> list[int]:
+    """A rank's groups of a chunk, dealt as in production."""
+    sizes = {
+        each: len(groups[each]["prompt_ids"]) + len(groups[each]["response_ids"])
+        for each in prompt_indices
+    }
+    parts = shares(sizes, replicas.data)
+    return [each for share in replicas.shares_of(rank) for each in parts[share]]
+
+
+def feed(
+    trainer: Any,
+    step: Any,
+    loss: LossSpec,
+    parts: Iterable[Sequence[int]],
+    key: StepKey,
+    replicas: Replicas,
+) -> StepKey:
+    """Begin a step and train its chunks; return the key of the call that follows.
+
+    Args:
+        trainer: Of one rank.
+        step: ``groups`` and their ``advantages``.
+        loss: What is trained.
+        parts: Indices of the groups of each chunk.
+        key: Of the step's first call.
+        replicas: The ranks of the world.
+    """
+    trainer.begin_train_step(key, loss)
+    for part in parts:
+        key, own = key.next(), dealt(step.groups, part, replicas, trainer.peers.rank)
+        trainer.train_microbatch(
+            key,
+            [step.groups[i] for i in own],
+            [step.advantages[i] for i in own],
+            [i % loss.minibatches for i in own],
+        )
+    return key.next()
