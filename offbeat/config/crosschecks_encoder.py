@@ -6,7 +6,6 @@ from offbeat.config.clash import Clash
 from offbeat.config.limits import encoder_of, lora_of
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.trainer import MegatronTrainerConfig
 
 
 def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -46,8 +45,6 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
             "trainer.encoder does not go with a teacher, whose tower no encoder rank holds",
             "Leave trainer.encoder out.",
         )
-    if isinstance(config.trainer, MegatronTrainerConfig):
-        yield from _axes_without_proof(config.trainer)
     if encoder.gpus is not None and (encoder.gpus > 0) != (config.trainer.gpus > 0):
         yield Clash(
             ("trainer.encoder.gpus", "trainer.gpus"),
@@ -55,14 +52,3 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
             f"on trainer.device={config.trainer.device}",
             "Leave trainer.encoder.gpus out.",
         )
-
-
-def _axes_without_proof(trainer: MegatronTrainerConfig) -> Iterator[Clash]:
-    for key in ("expert_parallel", "expert_tensor_parallel"):
-        if (ranks := getattr(trainer, key)) > 1:
-            yield Clash(
-                ("trainer.encoder", f"trainer.{key}"),
-                f"trainer.encoder does not go with trainer.{key}={ranks}: no test holds such a step against "
-                "that of one process",
-                f"Leave trainer.encoder out, or set trainer.{key} to 1.",
-            )

@@ -21,7 +21,7 @@ Tokens = Sequence[int] | NDArray[np.generic]
 
 _PIXELS: Final = ("idefics3", "smolvlm")
 _OPENED: Final = ("gemma3",)
-_PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 FAMILIES: Final = (*_PIXELS, *_PATCHES, *_OPENED)
 """Values of ``model_type`` of the families whose pictures trainer and embedded engine compute."""
 

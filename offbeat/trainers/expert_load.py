@@ -47,7 +47,12 @@ class ExpertLoad:
     """
 
     def __init__(
-        self, layers: int, experts: int, config: MoeConfig, device: torch.device | str
+        self,
+        layers: int,
+        experts: int,
+        config: MoeConfig,
+        device: torch.device | str,
+        ranks: dist.ProcessGroup | None = None,
     ) -> None:
         """Start with equal shares.
 
@@ -56,8 +61,9 @@ class ExpertLoad:
             experts: Number of experts of each.
             config: Weights of the losses, and rate of the biases.
             device: Where routers compute.
+            ranks: Those that hold the model; None: all of the world.
         """
-        self.config = config
+        self.config, self._ranks = config, ranks
         self._shares_LE = torch.full(
             (layers, experts), 1 / experts, dtype=torch.float64, device=device
         )
@@ -82,8 +88,8 @@ class ExpertLoad:
             biases: Index of the layer and bias [E] of every router of this rank that has one.
         """
         if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(self._tokens_LE)
-            dist.all_reduce(self._sums_LM)
+            dist.all_reduce(self._tokens_LE, group=self._ranks)
+            dist.all_reduce(self._sums_LM, group=self._ranks)
         mean_L1 = self._tokens_LE.mean(-1, keepdim=True)
         is_counted_L = mean_L1[:, 0] > 0  # in a step of one-token responses nothing is
         if bool(is_counted_L.all()):

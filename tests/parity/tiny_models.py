@@ -26,6 +26,7 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRMSNorm
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextRMSNorm
 
 NORMS = (
     Dots1RMSNorm,
@@ -36,6 +37,7 @@ NORMS = (
     Qwen2MoeRMSNorm,
     Qwen3RMSNorm,
     Qwen3MoeRMSNorm,
+    Qwen3VLMoeTextRMSNorm,
     Qwen3VLTextRMSNorm,
 )
 SIGMOID: dict[str, Any] = {
@@ -138,5 +140,5 @@ def compute_in_float64(model: Any) -> None:
                 setattr(parent, name, exact)
             if hasattr(norm, "top_k") and hasattr(norm, "weight"):
                 norm.forward = MethodType(unrounded(type(norm).forward), norm)
-    if model.config.model_type in ("qwen2_moe", "qwen3_moe", "glm4_moe", "dots1"):
+    if model.config.model_type in ("qwen2_moe", "qwen3_moe", "glm4_moe", "dots1", "qwen3_vl_moe"):
         model.set_experts_implementation("eager")

@@ -22,6 +22,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -145,6 +147,32 @@ def qwen3_vl() -> PreTrainedModel:
     )
 
 
+def qwen3_vl_moe() -> PreTrainedModel:
+    return Qwen3VLMoeForConditionalGeneration(
+        Qwen3VLMoeConfig(
+            text_config={
+                **_TEXT,
+                "head_dim": 8,
+                "rope_parameters": _AXES,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+            },
+            vision_config={
+                **_PATCHES,
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_heads": 4,
+                "out_hidden_size": 32,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+            **_QWEN,
+        )
+    )
+
+
 def gemma3() -> PreTrainedModel:
     model: Any = Gemma3ForConditionalGeneration(
         Gemma3Config(
@@ -171,6 +199,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
+    "qwen3_vl_moe": qwen3_vl_moe,
     "gemma3": gemma3,
 }
 

@@ -64,7 +64,11 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
     grid = side_grid(trainer) if trainer.backend == "megatron" else torch_grid(trainer)
     try:
         model = _model(config)
-        sides = None if model is None else _Sides.of(model, grid)
+        sides = (
+            None
+            if model is None
+            else _Sides.of(model, grid, has_experts=trainer.backend == "megatron")
+        )
     except UntrainableModel as refused:
         yield error(_MODEL, f"{refused.model} {refused.problem}", f"{refused.fix}.")
         return
@@ -83,12 +87,13 @@ class _Sides(NamedTuple):
     plans: dict["Side", dict[str, str]]  # how ranks of either divide matrices
 
     @classmethod
-    def of(cls, model: "PreTrainedModel", grid: "Grid") -> "_Sides":
+    def of(cls, model: "PreTrainedModel", grid: "Grid", *, has_experts: bool) -> "_Sides":
         """Raise ``UntrainableModel`` for a model without a tower that can be held apart, or divided so."""
         from offbeat.trainers.grid.sides import inventory_of
         from offbeat.trainers.grid.tower_plan import plans_of
 
-        return cls(grid, inventory_of(model), plans_of(model, grid))
+        inventory = inventory_of(model, has_experts=has_experts)
+        return cls(grid, inventory, plans_of(model, grid))
 
 
 def _model(config: RunConfig) -> "PreTrainedModel | None":

@@ -74,8 +74,12 @@ class Inventory:
         return any(each is side for _, each in self.trained)
 
 
-def inventory_of(model: PreTrainedModel) -> Inventory:
+def inventory_of(model: PreTrainedModel, *, has_experts: bool = False) -> Inventory:
     """Return the inventory of a whole model, which may be without memory.
+
+    Args:
+        model: The model.
+        has_experts: Whether it may have experts, whose load the ranks of the language model count.
 
     Raises:
         UntrainableModel: It has no tower that could be held apart, or something that both sides hold.
@@ -83,9 +87,9 @@ def inventory_of(model: PreTrainedModel) -> Inventory:
     kind = type(model).__name__
     if picture_rules(model.config) is None:
         raise UntrainableModel(kind, "reads no pictures, so that it has no vision tower", _FIX)
-    if routers_of(model):
-        problem = "has experts, whose load is counted over all ranks of one kind"
-        raise UntrainableModel(kind, problem, _FIX)
+    if routers_of(model) and not has_experts:
+        problem = "has experts, whose load the torch trainer counts over all ranks of one kind"
+        raise UntrainableModel(kind, problem, f"{_FIX}, or set trainer.backend to megatron")
     towers = tower_modules(model)
 
     def side_of(name: str) -> Side:

@@ -52,6 +52,10 @@ class _Layers:
     divides_heads: bool = False  # whether a rank computes a share of the attention heads
 
 
+_THIRD_QWEN: Final = _Layers(
+    r"model\.visual\.blocks\.\d+",
+    {**_IN_ONE, "mlp.linear_fc1": COLUMNS, "mlp.linear_fc2": ROWS},
+)
 _FAMILIES: Final = {
     "idefics3": _Layers(r"model\.vision_model\.encoder\.layers\.\d+", _APART, divides_heads=True),
     "smolvlm": _Layers(r"model\.vision_model\.encoder\.layers\.\d+", _APART, divides_heads=True),
@@ -65,10 +69,8 @@ _FAMILIES: Final = {
         r"model\.visual\.blocks\.\d+",
         {**_IN_ONE, "mlp.gate_proj": COLUMNS, "mlp.up_proj": COLUMNS, "mlp.down_proj": ROWS},
     ),
-    "qwen3_vl": _Layers(
-        r"model\.visual\.blocks\.\d+",
-        {**_IN_ONE, "mlp.linear_fc1": COLUMNS, "mlp.linear_fc2": ROWS},
-    ),
+    "qwen3_vl": _THIRD_QWEN,
+    "qwen3_vl_moe": _THIRD_QWEN,
 }
 
 

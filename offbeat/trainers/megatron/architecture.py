@@ -24,10 +24,12 @@ from offbeat.weight_sync.reshard.region import Shape
 
 _FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe", "glm4_moe", "dots1")
 _EVERY: Final = ", ".join((*_FAMILIES, *IMAGE_TEXT_FAMILIES))
-_DECODERS: Final = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")  # of image-text models
+_DECODERS: Final = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text")
+"""Decoders of image-text models."""
+
 _WITH_QKV_BIAS: Final = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
-_WITH_QK_NORM: Final = ("qwen3", "qwen3_moe", "dots1", "qwen3_vl_text")
-_SOFTMAX_ROUTERS: Final = ("qwen2_moe", "qwen3_moe")
+_WITH_QK_NORM: Final = ("qwen3", "qwen3_moe", "dots1", "qwen3_vl_text", "qwen3_vl_moe_text")
+_SOFTMAX_ROUTERS: Final = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text")
 _SIGMOID_ROUTERS: Final = ("glm4_moe", "dots1")
 _ROPES: Final = ("default", "linear", "llama3", "yarn")  # the same angles in rows of any length
 _TORCH: Final = "Train it with trainer.backend: torch"

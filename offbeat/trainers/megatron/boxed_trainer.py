@@ -25,6 +25,7 @@ from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.expert_load import SHARES
 from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.fused_experts import as_in_files
 from offbeat.trainers.megatron.gathering import TensorGather
 from offbeat.trainers.megatron.hf_directory import save_directory
 from offbeat.trainers.megatron.hf_files import load_boxes, view_of
@@ -32,6 +33,7 @@ from offbeat.trainers.megatron.mapping import TensorBox, is_router_bias
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.trainers.megatron.tower import names_in_files
 from offbeat.trainers.model_trainer import ModelTrainer
+from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.precision import is_quantized
 from offbeat.weight_sync.quantize import rounded
 from offbeat.weight_sync.receiver import TensorRegion
@@ -169,7 +171,10 @@ class BoxedTrainer(ModelTrainer):
         )
 
     def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
-        return ((self._file_names.get(name, name), each) for name, each in self.named_weights())
+        named = ((self._file_names.get(name, name), each) for name, each in self.named_weights())
+        if not self.architecture.experts:
+            return named
+        return as_in_files(named, file_shapes(self.model_path))
 
     @cached_property
     def _file_names(self) -> dict[str, str]:

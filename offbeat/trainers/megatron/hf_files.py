@@ -17,7 +17,9 @@ from torch import Tensor
 
 from offbeat.trainers.checkpoints.weight_files import INDEX, SINGLE
 from offbeat.trainers.megatron.errors import IncompleteWeights
+from offbeat.trainers.megatron.fused_experts import fused_place, is_fused
 from offbeat.trainers.megatron.mapping import TensorBox
+from offbeat.weight_sync.reshard.region import Shape
 
 NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -27,6 +29,11 @@ class HfWeights:
 
     def __init__(self, path: Path, opened: dict[str, Any], file_names: Mapping[str, str]) -> None:
         self._path, self._opened, self._file_names = path, opened, file_names
+        self._fused: dict[str, Shape] = {
+            name: tuple(handle.get_slice(name).get_shape())
+            for name, handle in opened.items()
+            if is_fused(name)
+        }
 
     def read(self, box: TensorBox) -> Tensor:
         """Return the elements of a box, on the CPU, in the file's dtype.
@@ -35,6 +42,9 @@ class HfWeights:
             IncompleteWeights: The tensor is missing or has another shape.
         """
         name = self._file_names.get(box.tensor, box.tensor)
+        fused = fused_place(name, box.whole, box.region, self._fused)
+        if fused is not None:
+            return fused.of(self._opened[fused.tensor].get_slice(fused.tensor)[fused.region.slices])
         if name not in self._opened:
             raise IncompleteWeights(str(self._path), box.tensor, "is missing")
         view = self._opened[name].get_slice(name)

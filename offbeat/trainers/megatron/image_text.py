@@ -16,8 +16,15 @@ from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import keep_side
 from offbeat.weight_sync.reshard.region import Shape
 
-IMAGE_TEXT_FAMILIES: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-_INTERLEAVED: Final = ("qwen3_vl",)  # the axes of neighbouring pairs take turns
+IMAGE_TEXT_FAMILIES: Final = (
+    "idefics3",
+    "smolvlm",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+)
+_INTERLEAVED: Final = ("qwen3_vl", "qwen3_vl_moe")  # the axes of neighbouring pairs take turns
 _AXES: Final = 3
 
 

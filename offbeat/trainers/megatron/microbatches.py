@@ -17,7 +17,7 @@ from offbeat.multimodal.canary_pictures import canary_media
 from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.multimodal.placing import RowSpan, placed
 from offbeat.trainers.batches.packing import PADDING, Ints, PackedRows, rows_of
-from offbeat.trainers.megatron.groups import expert_group
+from offbeat.trainers.megatron.groups import expert_group, layout_group
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.token_share import PARTS_PER_RANK
 
@@ -41,8 +41,8 @@ def aligned(
     count, rows, tokens = len(shapes), 1, 1
     if has_experts:
         every_rows, every_tokens = zip(*shapes or [(1, 1)], strict=True)
-        # Replicas that are linked through others wait for those as well: all ranks, then.
-        group = expert_group() if layout.experts_fill_replicas else None
+        # Replicas that are linked through others wait for those as well: all ranks of the layout.
+        group = expert_group() if layout.experts_fill_replicas else layout_group()
         count, rows, tokens = _most([count, max(every_rows), max(every_tokens)], group)
     even: list[PackedRows] = []
     for each in [*microbatches, *[_EMPTY] * (count - len(shapes))]:
@@ -63,8 +63,8 @@ def canary_rows(prompts: Sequence[Sequence[int]], rules: PictureRules | None) ->
     return replace(rows, pictures=placed(rules, prompts, media, spans, rows.positions_RT))
 
 
-def _most(values: Sequence[int], group: ProcessGroup | None) -> list[int]:
-    """Return the elementwise maximum over the ranks of a group; None: over all."""
+def _most(values: Sequence[int], group: ProcessGroup) -> list[int]:
+    """Return the elementwise maximum over the ranks of a group."""
     most = torch.tensor(values).to(torch.cuda.current_device())
     dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
     return most.tolist()

@@ -37,7 +37,7 @@ from offbeat.trainers.megatron.architecture import (
 )
 from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer, OptimizerState
 from offbeat.trainers.megatron.forward import Forward
-from offbeat.trainers.megatron.groups import pipeline_group, start_groups
+from offbeat.trainers.megatron.groups import layout_group, pipeline_group, start_groups
 from offbeat.trainers.megatron.hf_files import load_boxes
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TensorBox, boxes_of, is_router_bias
@@ -275,7 +275,8 @@ class MegatronTrainer(BoxedTrainer):
         a = self.architecture
         if not a.experts:
             return
-        load = ExpertLoad(len(a.expert_layers), a.experts, self._config.moe, self._device)
+        layers, ranks = len(a.expert_layers), layout_group()
+        load = ExpertLoad(layers, a.experts, self._config.moe, self._device, ranks)
         for index, router in self._routers():
             router.load = load.layer(index)
         self.expert_load = load

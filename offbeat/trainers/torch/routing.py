@@ -27,6 +27,7 @@ _HAS_SIGMOID_SCORES: Final = {
     "OlmoeTopKRouter": False,
     "Qwen2MoeTopKRouter": False,
     "Qwen3MoeTopKRouter": False,
+    "Qwen3VLMoeTextTopKRouter": False,
     "DeepseekV3TopkRouter": True,
     "Dots1TopkRouter": True,
     "Glm4MoeTopkRouter": True,

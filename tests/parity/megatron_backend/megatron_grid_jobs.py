@@ -17,6 +17,7 @@ from torch import Tensor
 
 from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.fences import StepKey
@@ -87,6 +88,10 @@ def make(peers: Peers, path: Path, cut: Cut, encoders: int, bug: str = "") -> An
         tensor_parallel=cut.tensor,
         pipeline_parallel=cut.pipeline,
         context_parallel=cut.context,
+        expert_parallel=cut.expert,
+        expert_tensor_parallel=cut.expert_tensor,
+        layers_per_stage=cut.stages,
+        moe=MoeConfig.model_validate(cut.moe),
         sequence_parallel=cut.sequence,
         max_tokens_per_microbatch=cut.max_tokens,
         shared_prompt=cut.shared_prompt,

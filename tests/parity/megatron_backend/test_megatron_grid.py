@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ pytest.importorskip("megatron.core", reason="needs the extra megatron")
 from megatron_cases import JobStep, Told
 from megatron_grid_cases import gradient_error, of_torch, on_grid, on_ranks, step_of, worst
 from parity_cases import BOUND, TOKENS
+from parity_cases import Cut as TorchCut
 from parity_cases import MegatronCut as Cut
 from world import World
 
@@ -24,10 +26,11 @@ from offbeat.weight_sync.reshard.grid import ModelGrid
 from tests.support.grid_steps import Families
 
 # Qwen's tower rounds to float32 inside: pictures in another batch add up otherwise.
-BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7}
+BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7, "qwen3_vl_moe": 1e-7}
 ONE, TENSOR, PIPELINE, DATA = Cut(), Cut(tensor=2), Cut(pipeline=2), Cut(data=2)
 SEQUENCE, CONTEXT = Cut(tensor=2, sequence=True), Cut(context=2)
 TOWER_DIVIDED, BOTH_DIVIDED = Cut(encoder_tensor=2), replace(SEQUENCE, encoder_tensor=2)
+EXPERTS, LOSSES = Cut(data=2, expert=2), {"load_balancing_coef": 0.5, "z_loss_coef": 0.1}
 MIXED, TEXT, FIRST, EQUAL = (1, 2, 0, 1, 3, 0, 1), (0, 0, 0), (1, 0, 0, 0), (1, 1, 1, 1)
 GRIDS = [
     (ONE, 1),
@@ -134,6 +137,61 @@ def test_families_with_axes_and_deeper_features_do_so_too(
     given = {"path": families(family), "step": step, "chunks": 2}
     for seen in on_grid(world, "stepped", cut, 1, **given):
         assert gradient_error(seen, want) <= BOUNDS[family]
+
+
+@pytest.fixture(scope="module")
+def balanced(world: World, families: Families) -> Callable[[], Told]:
+    """What the torch trainer makes of a step with losses of its routers in one process."""
+    family, cut = "qwen3_vl_moe", TorchCut(moe=LOSSES)
+    return cache(lambda: of_torch(world, families(family), step_of(MIXED, family), cut))
+
+
+def load_of(metrics: dict[str, float]) -> dict[str, float]:
+    found = {name: value for name, value in metrics.items() if name.startswith("moe/")}
+    assert len(found) == 6
+    return found
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize(
+    ("cut", "encoders"),
+    [
+        (EXPERTS, 1),
+        (Cut(tensor=2, expert=2, sequence=True), 1),
+        (Cut(context=2, expert=2), 1),
+        (Cut(tensor=2, expert=2, expert_tensor=1, pipeline=2, sequence=True), 1),
+        (Cut(data=4, expert=2), 2),
+        (replace(EXPERTS, encoder_tensor=2), 1),
+    ],
+    ids=[
+        "ep2 of dp2",
+        "ep2 of tp2",
+        "ep2 of cp2",
+        "ep2 of tp2 x pp2",
+        "ep2 of dp4 + 2",
+        "ep2 of dp2 + tp2",
+    ],
+)
+def test_a_step_of_a_language_model_with_experts_is_that_of_one_process(
+    world: World,
+    families: Families,
+    balanced: Callable[[], Told],
+    cut: Cut,
+    encoders: int,
+    chunks: int,
+) -> None:
+    family, want = "qwen3_vl_moe", balanced()
+    step = JobStep.of(step_of(MIXED, family), TOKENS)
+    given = {"path": families(family), "step": step, "chunks": chunks}
+    (whole,) = on_ranks(world, 1, "stepped", cut=ONE, encoders=0, **given)
+    ranks = on_grid(world, "stepped", replace(cut, moe=LOSSES), encoders, **given)
+    for seen in ranks[: cut.ranks]:
+        assert load_of(seen["result"].metrics) == pytest.approx(load_of(want.result.metrics))
+    for seen in ranks:
+        assert gradient_error(seen, want) <= BOUNDS[family]
+        assert worst(seen["weights"], want.weights) <= BOUNDS[family]
+        assert seen["result"].grad_norm == pytest.approx(want.result.grad_norm, rel=BOUNDS[family])
+        assert (seen["initial"], seen["identity"]) == (whole["initial"], whole["identity"])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Image-text models over megatron-core: the torch trainer's step, states, names and values."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -11,12 +12,12 @@ import torch
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
-from megatron_cases import JobStep, Told, told
+from megatron_cases import JobStep, Told, apart, told
 from megatron_world import MegatronWorld
 from parity_cases import BOUND, CHUNKS, TOKENS, Outcome, Step
 from parity_cases import Cut as TorchCut
 from parity_cases import MegatronCut as Cut
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 from world import World
 
@@ -34,9 +35,10 @@ from tests.support.grid_steps import Families, pictured
 from tests.support.image_text_models import make, pictures, plain_logprobs
 
 # Qwen's tower rounds to float32 inside: parts of a step that are cut otherwise add up otherwise.
-BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7}
+BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7, "qwen3_vl_moe": 1e-7}
 ONE, DATA, TENSOR, PIPELINE = Cut(), Cut(data=2), Cut(tensor=2), Cut(pipeline=2)
 SEQUENCE, CONTEXT = Cut(tensor=2, sequence=True), Cut(context=2)
+EXPERTS = Cut(tensor=2, expert=2, sequence=True)
 MIXED, TEXT = (1, 2, 0, 1, 3, 0, 1), (0, 0, 0)
 
 
@@ -100,13 +102,17 @@ def assert_alike(got: Told, want: Told, bound: float = BOUND) -> None:
         ("qwen3_vl", TENSOR, MIXED),
         ("qwen3_vl", Cut(tensor=2, pipeline=2, sequence=True), MIXED),
         ("qwen3_vl", CONTEXT, MIXED),
+        ("qwen3_vl_moe", ONE, MIXED),
+        ("qwen3_vl_moe", Cut(data=2, expert=2), (1, 0, 0)),  # one rank has no picture
+        ("qwen3_vl_moe", EXPERTS, MIXED),
+        ("qwen3_vl_moe", Cut(context=2, pipeline=2, expert=2), MIXED),
     ],
     ids=lambda each: (
         each
         if isinstance(each, str)
         else "-".join(map(str, each))
         if isinstance(each, tuple)
-        else f"t{each.tensor}p{each.pipeline}c{each.context}d{each.data}"
+        else f"t{each.tensor}p{each.pipeline}c{each.context}d{each.data}e{each.expert}"
     ),
 )
 def test_a_step_on_pictures_in_any_chunks_under_any_layout_is_the_torch_trainers(
@@ -133,8 +139,13 @@ def test_a_step_on_pictures_in_any_chunks_under_any_layout_is_the_torch_trainers
 
 @pytest.mark.parametrize(
     ("family", "cut"),
-    [("idefics3", SEQUENCE), ("idefics3", PIPELINE), ("qwen2_5_vl", TENSOR)],
-    ids=["sequence", "pp2", "three axes, tp2"],
+    [
+        ("idefics3", SEQUENCE),
+        ("idefics3", PIPELINE),
+        ("qwen2_5_vl", TENSOR),
+        ("qwen3_vl_moe", EXPERTS),
+    ],
+    ids=["sequence", "pp2", "three axes, tp2", "experts, ep2 of tp2"],
 )
 def test_log_probabilities_behind_pictures_are_those_of_transformers(
     megatron_world: MegatronWorld, families: Families, family: str, cut: Cut
@@ -160,7 +171,7 @@ def test_log_probabilities_behind_pictures_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("cut", [ONE, SEQUENCE, PIPELINE], ids=["one", "sequence", "pp2"])
-@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def test_canaries_with_pictures_are_those_of_the_torch_trainer(
     megatron_world: MegatronWorld, families: Families, family: str, cut: Cut
 ) -> None:
@@ -178,15 +189,17 @@ def test_canaries_with_pictures_are_those_of_the_torch_trainer(
         np.testing.assert_allclose(got[1], logprobs, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", ["idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "family", ["idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
+)
 def test_weights_have_the_torch_trainers_names_and_values_and_files_those_of_the_model(
     megatron_world: MegatronWorld, families: Families, tmp_path: Path, family: str
 ) -> None:
     path = families(family)
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
-    want = {name: each.numpy() for name, each in Weights(model).named()}
+    want = apart({name: each.numpy() for name, each in Weights(model).named()})
     digests = set[str]()
-    for cut in (ONE, TENSOR, PIPELINE):
+    for cut in (ONE, SEQUENCE, PIPELINE):
         target = tmp_path / f"{cut.tensor}-{cut.pipeline}"
         for weights, digest, parameters in megatron_world.run(
             cut.ranks, "exported", path=path, cut=replace(cut, dtype="float32"), target=target
@@ -201,6 +214,29 @@ def test_weights_have_the_torch_trainers_names_and_values_and_files_those_of_the
         assert all(torch.equal(again[name], files[name]) for name in files)
         AutoModelForImageTextToText.from_pretrained(target)
     assert len(digests) == 1, "the digest depends on the layout"
+
+
+def test_experts_are_read_and_exported_in_the_form_of_the_models_files(
+    megatron_world: MegatronWorld, families: Families, tmp_path: Path
+) -> None:
+    """transformers reads both forms; the hub's files have the last two axes in reverse."""
+    path, turned = families("qwen3_vl_moe"), tmp_path / "turned"
+    shutil.copytree(path, turned)
+    files = load_file(path / "model.safetensors")
+    fused = {name for name in files if ".experts." in name}
+    assert len(fused) == 4
+    files |= {name: files[name].mT.contiguous() for name in fused}
+    save_file(files, turned / "model.safetensors", {"format": "pt"})
+    cut = replace(EXPERTS, dtype="float32")
+    got = [
+        megatron_world.run(2, "exported", path=each, cut=cut, target=tmp_path / f"{index}")
+        for index, each in enumerate((path, turned))
+    ]
+    assert {digest for replies in got for _, digest, _ in replies} == {got[0][0][1]}
+    again = load_file(tmp_path / "1" / "model.safetensors")
+    assert again.keys() == files.keys()
+    assert all(torch.equal(again[name], files[name]) for name in files)
+    AutoModelForImageTextToText.from_pretrained(tmp_path / "1")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ def without_sampled_placeholders(
 ) -> PreTrainedModel:
     """A model that never samples a placeholder, so that transformers can check every sample."""
     model = make(family, dtype)
+    if family == "qwen3_vl_moe":  # torch multiplies groups of rows in at most 32 bits
+        model.set_experts_implementation("eager")
     head: Any = model.get_output_embeddings()
     bias = torch.zeros(len(head.weight), dtype=dtype)
     bias[PLACEHOLDER] = -1e4
@@ -69,7 +71,7 @@ def assert_samples_are_those_of(
             np.testing.assert_allclose(logprobs, want.numpy(), atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-8)])
 def test_logprobs_behind_pictures_equal_the_plain_forward_pass_of_each_sample(
     dtype: torch.dtype,

@@ -53,7 +53,7 @@ def test_a_family_whose_pictures_are_not_supported_is_an_error_that_names_those_
 ) -> None:
     told = str(finding_about_the_tower(llava(), tmp_path))
     assert "(llava): its pictures are not supported" in told
-    assert "Take a model of idefics3, qwen2_vl, qwen2_5_vl, qwen3_vl, gemma3" in told
+    assert "Take a model of idefics3, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, gemma3" in told
 
 
 def test_one_of_several_environments_with_pictures_needs_a_tower_too(tmp_path: Path) -> None:

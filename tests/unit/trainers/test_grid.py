@@ -199,7 +199,7 @@ def test_features_of_another_number_are_an_error() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_two_sides_of_a_model_have_all_its_names_and_none_in_common(family: str) -> None:
     model = make(family)
-    inventory = inventory_of(model)
+    inventory = inventory_of(model, has_experts=True)
     whole = set(model.state_dict())
     held = dict[Side, set[str]]()
     for side in Side:
@@ -228,6 +228,11 @@ def test_a_language_side_that_is_asked_for_features_says_what_it_is() -> None:
     keep_side(model, Side.LANGUAGE)
     with pytest.raises(AbsentModule, match=r"model.vision_model was called.*language"):
         features(model, (pictures(0),))
+
+
+def test_a_model_with_experts_is_refused_where_all_ranks_would_count_their_load() -> None:
+    with pytest.raises(UntrainableModel, match=r"has experts, .*trainer\.backend to megatron"):
+        inventory_of(make("qwen3_vl_moe"))
 
 
 def test_a_language_model_that_is_frozen_as_a_whole_is_refused() -> None:

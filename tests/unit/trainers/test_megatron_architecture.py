@@ -167,6 +167,7 @@ def test_a_family_that_is_not_mapped_is_refused(tmp_path: Path) -> None:
         ("idefics3", "model.text_model", None),
         ("qwen2_5_vl", "model.language_model", (0, 1, 2, 2)),
         ("qwen3_vl", "model.language_model", (0, 1, 2, 0)),
+        ("qwen3_vl_moe", "model.language_model", (0, 1, 2, 0)),
     ],
 )
 def test_what_is_not_decoder_or_head_of_an_image_text_model_is_its_tower(
@@ -178,7 +179,9 @@ def test_what_is_not_decoder_or_head_of_an_image_text_model_is_its_tower(
     assert (read.layers, read.vocabulary, read.tied) == (2, 64, False)
     assert (read.decoder, read.axis_of_pair) == (decoder, axes)
     assert read.qkv_bias == (family == "qwen2_5_vl")
-    assert (read.qk_norm, read.deep_layers) == ((True, 1) if family == "qwen3_vl" else (False, 0))
+    is_third = family.startswith("qwen3_vl")
+    assert (read.qk_norm, read.deep_layers) == ((True, 1) if is_third else (False, 0))
+    assert read.expert_layers == ((0, 1) if family == "qwen3_vl_moe" else ())
     assert dict(read.tower) == {
         name: tuple(each.shape)
         for name, each in model.named_parameters()
