@@ -9,6 +9,7 @@ Needs the extra ``megatron``; nothing but this room and ``megatron_grid`` import
     microbatches  microbatches of a chunk, aligned between ranks
     optimizer     AdamW over the gradient buffers
     sharded_optimizer   AdamW sharded over data-parallel ranks by the library, on CUDA
+    distributed_adamw   the library's optimizers, from groups of parameters that need no collective
     parts         replaceable parts of a trainer
     model         architecture -> GPTModel
     layers        layer specification of the model

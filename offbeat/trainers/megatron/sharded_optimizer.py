@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Final, cast
 import torch
 import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer_config import OptimizerConfig as LibraryConfig
 from torch import Tensor, nn
 
 from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.trainers.megatron.distributed_adamw import distributed_adamw
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS, RankOptimizer
 from offbeat.trainers.movement import Movement, MovementProbe
@@ -55,7 +55,9 @@ class ShardedAdamW(RankOptimizer):
         super().__init__(ddp, config, owned)
         dtype = next(iter(self._parameters.values())).dtype
         beta1, beta2 = config.betas
-        library = get_megatron_optimizer(
+        # One for matrices and vectors of dense layers, possibly one for experts
+        self._library = distributed_adamw(
+            ddp,
             LibraryConfig(
                 optimizer="adam",
                 lr=config.learning_rate,
@@ -68,13 +70,8 @@ class ShardedAdamW(RankOptimizer):
                 bf16=dtype == torch.bfloat16,
                 params_dtype=dtype,
             ),
-            [ddp],
-            use_gloo_process_groups=False,
         )
-        # One for matrices, possibly one for experts
-        self._library = cast("ChainedOptimizer", library)
-        chained = cast("list[DistributedOptimizer]", self._library.chained_optimizers)
-        self._chained = [each for each in chained if not each.is_stub_optimizer]
+        self._chained = cast("list[DistributedOptimizer]", self._library.chained_optimizers)
         self._places = dict(self._all_places())
         self._steps = 0
 

@@ -232,6 +232,27 @@ def test_both_sides_clip_by_one_norm(world: World, families: Families) -> None:
 
 
 @pytest.mark.parametrize(
+    ("cut", "encoders"),
+    [(ONE, 1), (SEQUENCE, 1), (PIPELINE, 1), (DATA, 2)],
+    ids=["1 + 1", "tp2 + 1", "pp2 + 1", "dp2 + 2"],
+)
+def test_language_ranks_may_deal_their_optimizer_as_they_do_on_cuda(
+    world: World, families: Callable[[str], Path], cut: Cut, encoders: int
+) -> None:
+    """Encoder ranks, which have no part of it, need not be there when it is made, measured or applied."""
+    options = {"learning_rate": 1e-2, "weight_decay": 0.1, "eps": 1e-4, "max_grad_norm": 0.01}
+    whole = replace(cut, dtype="float32", optimizer=options)
+    given = {"path": families("idefics3"), "step": JobStep.of(step_of(MIXED), TOKENS), "chunks": 2}
+    want, *_ = on_grid(world, "stepped", whole, encoders, **given)
+    assert want["result"].grad_norm > 0.01, "nothing was clipped"
+    dealt = replace(whole, updates="ShardedAdamW")
+    for seen in on_grid(world, "stepped", dealt, encoders, **given):
+        assert seen["result"].applied
+        assert seen["result"].grad_norm == pytest.approx(want["result"].grad_norm, rel=2e-5)
+        assert worst(seen["weights"], want["weights"]) <= 2e-5
+
+
+@pytest.mark.parametrize(
     ("wrote", "reads"),
     [
         ((ONE, 1), (ONE, 0)),
