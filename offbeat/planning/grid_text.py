@@ -7,7 +7,7 @@ from offbeat.weight_sync.reshard.errors import LayoutRefused
 from offbeat.weight_sync.reshard.grid import ModelGrid
 
 _STAGES: Final = "stages"
-_MAY_BE_ZERO: Final = ("whole_vocabulary", "encoders")
+_MAY_BE_ZERO: Final = ("own_plan", "encoders")
 _DIGITS: Final = 9  # of a size: more are no number of ranks, layers or rows
 _NAMES: Final = tuple(field.name for field in fields(ModelGrid))
 

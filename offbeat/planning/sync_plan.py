@@ -309,7 +309,7 @@ def _as_recorded(
 
 def divided_by_plan(senders: ModelGrid) -> int:
     """Return the tensor ranks that divide a model by its own plan: those of the torch trainer."""
-    return senders.tensor if senders.whole_vocabulary else 1
+    return senders.tensor if senders.own_plan else 1
 
 
 def sender_grid(config: RunConfig) -> ModelGrid:
@@ -325,7 +325,7 @@ def sender_grid(config: RunConfig) -> ModelGrid:
     return ModelGrid(
         shards=trainer.data_parallel,
         tensor=trainer.tensor_parallel,
-        whole_vocabulary=int(trainer.tensor_parallel > 1),
+        own_plan=int(trainer.tensor_parallel > 1),
         encoders=encoders,
         encoder_tensor=encoder_tensor,
     )

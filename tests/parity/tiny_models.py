@@ -87,6 +87,8 @@ CONFIGS: dict[str, Any] = {
         mlp_bias=True,
         tie_word_embeddings=False,
     ),
+    # A token whose row of the embedding is not trained, among those of the second of two ranks
+    "llama-padded": LlamaConfig(**SIZES, pad_token_id=40, tie_word_embeddings=False),
     "qwen3-yarn": Qwen3Config(**SIZES, rope_parameters=YARN, tie_word_embeddings=False),
     "qwen2-moe": Qwen2MoeConfig(
         **{name: value for name, value in SIZES.items() if name != "head_dim"}

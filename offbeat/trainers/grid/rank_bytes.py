@@ -50,7 +50,7 @@ def largest_of_side(
             continue
         shape = list(each.shape)
         if (axis := cut_axis(plan, each.name, len(shape))) is not None:
-            shape[axis] //= tensor
+            shape[axis] = -(-shape[axis] // tensor)
         elements = -(-shape[0] // data) * prod(shape[1:])
         if each.name in trained_names:
             trained += elements

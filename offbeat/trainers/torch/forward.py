@@ -32,6 +32,7 @@ from offbeat.trainers.torch.logprobs import (
 from offbeat.trainers.torch.model import vocabulary
 from offbeat.trainers.torch.sharding import settle
 from offbeat.trainers.torch.split_attention import SPLIT
+from offbeat.trainers.torch.vocabulary_rows import share_of
 
 
 def packed_logprobs(
@@ -51,10 +52,12 @@ def packed_logprobs(
     masked out, the logits of all places would be most of the memory and much of the work. With a
     ``plain_head``, whose output are the logits, those of many places are computed chunk by chunk.
     ``features_of`` gives features of pictures; None: the model's own tower computes them.
+    Tensor-parallel ranks that divide the rows of the head call it together.
     """
+    share = share_of(output_head(model))
 
     def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor]:
-        return (token_logprobs(logits_UV, which_N, target_N, temperature),)
+        return (token_logprobs(logits_UV, which_N, target_N, temperature, share),)
 
     (logprobs_N,) = _through_head(model, packed, compute, dtype, plain_head, features_of)
     return logprobs_N
@@ -70,9 +73,10 @@ def packed_logprobs_and_entropies(
     features_of: FeaturesOf | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``packed_logprobs``, and the entropies [N] of what the tokens were drawn from."""
+    share = share_of(output_head(model))
 
     def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-        return token_logprobs_and_entropies(logits_UV, which_N, target_N, temperature)
+        return token_logprobs_and_entropies(logits_UV, which_N, target_N, temperature, share)
 
     logprobs_N, entropy_N = _through_head(model, packed, compute, dtype, plain_head, features_of)
     return logprobs_N, entropy_N
@@ -88,7 +92,8 @@ def _through_head(
 ) -> tuple[Tensor, ...]:
     """Return what ``compute`` makes of the logits [U, V], and of each token's place in U and id."""
     head, device = output_head(model), model.device
-    places = chunk_places(vocabulary(model), device)
+    share = share_of(head)  # whose ranks have equal numbers of chunks
+    places = chunk_places(vocabulary(model) if share is None else share.most_rows, device)
     rules, pictures = picture_rules(model.config), packed.pictures
     computes = features_of is None and rules is not None and isinstance(model, FSDPModule)
     if pictures is None and rules is not None and computes:
@@ -170,7 +175,7 @@ def top_logprobs(
         settle(model, failed=True)
         raise
     settle(model)
-    return largest_logprobs(logits_UV, count)
+    return largest_logprobs(logits_UV, count, share_of(output_head(model)))
 
 
 def output_head(model: PreTrainedModel) -> nn.Module:

@@ -1,6 +1,11 @@
 """Log-probabilities of given tokens from logits, and entropies of what they were drawn from.
 
-Legend: U positions with logits, V vocabulary, N tokens, each predicted by one of the positions.
+Where tensor-parallel ranks divide the rows of an output head, each has the logits of its own tokens
+(``VocabularyShare``), and all of them call a function together: results are equal on all ranks, and
+each gets the gradient of its logits.
+
+Legend: U positions with logits, V vocabulary, or this rank's share of it, N tokens, each predicted by
+one of the positions.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -13,6 +18,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from offbeat.trainers.torch.vocabulary_rows import VocabularyShare, largest_of_all
+
 _IN_A_CACHE: Final = 1 << 20
 _ON_A_GPU: Final = 1 << 26
 """Number of logits that are processed at a time."""
@@ -22,7 +29,11 @@ NEVER: Final = -1e4
 
 
 def token_logprobs(
-    logits_UV: Tensor, which_N: Tensor, target_N: Tensor, temperature: float
+    logits_UV: Tensor,
+    which_N: Tensor,
+    target_N: Tensor,
+    temperature: float,
+    share: VocabularyShare | None = None,
 ) -> Tensor:
     """Compute ``log softmax(logits / temperature)[which, target]`` in natural logs.
 
@@ -34,15 +45,20 @@ def token_logprobs(
         which_N: [N] int64: index of the position that predicts each token; positions may repeat.
         target_N: [N] int64: token ids.
         temperature: Temperature of the softmax.
+        share: The tokens whose logits these are; None: all.
 
     Returns:
         [N] float32, or float64 for float64 logits.
     """
-    return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature, False)[0]  # noqa: FBT003 -- apply takes no names  # pyright: ignore[reportIndexIssue, reportOptionalSubscript, reportReturnType]
+    return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature, False, share)[0]  # noqa: FBT003 -- apply takes no names  # pyright: ignore[reportIndexIssue, reportOptionalSubscript, reportReturnType]
 
 
 def token_logprobs_and_entropies(
-    logits_UV: Tensor, which_N: Tensor, target_N: Tensor, temperature: float
+    logits_UV: Tensor,
+    which_N: Tensor,
+    target_N: Tensor,
+    temperature: float,
+    share: VocabularyShare | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``token_logprobs``, and the entropy of the distribution of each token.
 
@@ -50,19 +66,23 @@ def token_logprobs_and_entropies(
     of the logits that the logprobs are computed from: no further buffer of their size, forward or
     backward. Both results have a gradient.
     """
-    return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature, True)  # noqa: FBT003 -- as above  # pyright: ignore[reportReturnType]
+    return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature, True, share)  # noqa: FBT003 -- as above  # pyright: ignore[reportReturnType]
 
 
 def largest_logprobs(
-    logits_UV: Tensor, count: int
+    logits_UV: Tensor, count: int, share: VocabularyShare | None = None
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """Return the ``count`` most probable tokens of each row of [U, V] logits, and their logprobs.
 
     Tokens are in falling order of their natural logprobs, which are returned in the same order.
     """
     wide_UV = logits_UV.to(torch.promote_types(logits_UV.dtype, torch.float32))
-    kept = torch.log_softmax(wide_UV, -1).topk(min(count, logits_UV.shape[-1]), -1)
-    tokens, logprobs = kept.indices.tolist(), kept.values.tolist()
+    if share is None:
+        kept = torch.log_softmax(wide_UV, -1).topk(min(count, logits_UV.shape[-1]), -1)
+        tokens, logprobs = kept.indices.tolist(), kept.values.tolist()
+    else:
+        largest_UK, tokens_UK = largest_of_all(wide_UV, count, share)
+        tokens, logprobs = tokens_UK.tolist(), largest_UK.tolist()
     return tuple(map(tuple, tokens)), tuple(map(tuple, logprobs))
 
 
@@ -75,6 +95,7 @@ class _TokenLogprobs(torch.autograd.Function):
         target_N: Tensor,
         temperature: float,
         with_entropies: bool,  # noqa: FBT001 -- apply takes no names
+        share: VocabularyShare | None,
     ) -> tuple[Tensor, Tensor | None]:
         parts_U = [
             _total_and_entropy(_scaled(logits_UV[rows], temperature), with_entropies=with_entropies)
@@ -84,18 +105,25 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy_U = None
         if with_entropies:
             entropy_U = torch.cat([each_U for _, each_U in parts_U if each_U is not None])
-        ctx.save_for_backward(logits_UV, total_U, which_N, target_N, entropy_U)
+        is_own_N = None
+        if share is not None:
+            total_U, entropy_U = share.of_all(total_U, entropy_U)
+            is_own_N, target_N = share.own(target_N)
+        ctx.save_for_backward(logits_UV, total_U, which_N, target_N, entropy_U, is_own_N)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
-        logprobs_N = _scaled(logits_UV[which_N, target_N], temperature) - total_U[which_N]
+        wanted_N = _scaled(logits_UV[which_N, target_N], temperature)
+        if share is not None and is_own_N is not None:
+            wanted_N = share.added_up(torch.where(is_own_N, wanted_N, 0))
+        logprobs_N = wanted_N - total_U[which_N]
         return logprobs_N, None if entropy_U is None else entropy_U[which_N]
 
     @staticmethod
     def backward(
         ctx: Any,  # noqa: ANN401 -- as above
         *grads: Tensor | None,
-    ) -> tuple[Tensor, None, None, None, None]:
-        logits_UV, total_U, which_N, target_N, entropy_U = ctx.saved_tensors
+    ) -> tuple[Tensor, None, None, None, None, None]:
+        logits_UV, total_U, which_N, target_N, entropy_U, is_own_N = ctx.saved_tensors
         grad_N, entropy_grad_N = grads
         if grad_N is None:
             grad_N = total_U.new_zeros(len(which_N))
@@ -103,6 +131,8 @@ class _TokenLogprobs(torch.autograd.Function):
         if entropy_grad_N is not None:
             pull_U = torch.zeros_like(total_U).index_add_(0, which_N, entropy_grad_N)
         grad_U = torch.zeros_like(total_U).index_add_(0, which_N, grad_N)
+        if is_own_N is not None:  # the logits of others' tokens are elsewhere
+            grad_N = torch.where(is_own_N, grad_N, 0)
         grad_UV = torch.empty_like(logits_UV)
         is_wide = grad_UV.dtype == total_U.dtype
         for rows in _rows(logits_UV):
@@ -128,7 +158,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 part_UV.div_(ctx.temperature)
             if not is_wide:
                 grad_UV[rows] = part_UV
-        return grad_UV, None, None, None, None
+        return grad_UV, None, None, None, None, None
 
 
 def _total_and_entropy(scaled_UV: Tensor, *, with_entropies: bool) -> tuple[Tensor, Tensor | None]:

@@ -48,7 +48,7 @@ def largest_rank(
     for name, each in model.named_parameters():
         shape, axis = list(each.shape), cut_axis(plan, name, each.ndim)
         if axis is not None:
-            shape[axis] //= tensor
+            shape[axis] = -(-shape[axis] // tensor)
         elements = -(-shape[0] // data) * prod(shape[1:])
         if id(each) in still:
             others += elements

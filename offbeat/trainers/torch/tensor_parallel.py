@@ -1,9 +1,10 @@
 """Tensor parallelism of a transformers model: matrices that several ranks divide among themselves.
 
 Which matrices, and how, is what the model's own config says (``base_model_tp_plan``). A model without
-such a plan, or with a plan of other kinds, is refused by name. What the plan leaves out is whole on
-every rank: embedding, output head, and norms of the hidden state. An adapter is divided with its
-matrix: of one that is divided by columns the matrix B, of one divided by rows the matrix A.
+such a plan, or with a plan of other kinds, is refused by name. Embedding and output head are divided
+by rows (``vocabulary_rows``). What is left out is whole on every rank: norms of the hidden state, and
+a vocabulary that cannot be divided. An adapter is divided with its matrix: of one that is divided by
+columns the matrix B, of one divided by rows the matrix A.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -32,12 +33,14 @@ from transformers import PreTrainedModel
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.lora import base_of, side_of
+from offbeat.trainers.torch.vocabulary_rows import divide_vocabulary, vocabulary_modules
 
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"
 HEADS: Final = "replicated_with_grad_allreduce"
 GATHERED: Final = "colwise_gather_output"
 SPLIT: Final = "rowwise_split_input"
+VOCABULARY: Final = "vocabulary"
 _KINDS: Final = (COLUMNS, ROWS, HEADS)
 _EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
 """Keys of configs with layers of experts, which a plan may leave out: they would be whole on each rank."""
@@ -54,7 +57,8 @@ def tensor_plan(model: PreTrainedModel, ranks: int, *, holds_tower: bool = True)
     """Return the kind of division by module name. Reads names and sizes only: no memory is needed.
 
     ``COLUMNS`` divides the outputs of a matrix, ``ROWS`` its inputs; ``HEADS`` is a norm of queries or
-    keys, whole on every rank, each of which has the gradient of its own heads.
+    keys, whole on every rank, each of which has the gradient of its own heads. ``VOCABULARY`` divides
+    embedding and output head by tokens, in parts that may differ by some rows.
 
     Args:
         model: A causal LM.
@@ -81,7 +85,7 @@ def tensor_plan(model: PreTrainedModel, ranks: int, *, holds_tower: bool = True)
         "key-value heads": getattr(config, "num_key_value_heads", None) or heads,
     }
     check_divided(name, counts | widths(model, kinds), ranks, "trainer.tensor_parallel")
-    return kinds
+    return kinds | dict.fromkeys(vocabulary_modules(model, ranks), VOCABULARY)
 
 
 def check_divided(model: str, counts: Mapping[str, int], ranks: int, setting: str) -> None:
@@ -119,7 +123,7 @@ def widths(model: PreTrainedModel, plan: Mapping[str, str]) -> dict[str, int]:
 def cut_axis(plan: Mapping[str, str], weight: str, axes: int) -> int | None:
     """Return the axis along which tensor ranks divide a weight or bias; None: each has it whole."""
     kind = plan.get(weight.rpartition(".")[0])
-    if kind in (COLUMNS, GATHERED):
+    if kind in (COLUMNS, GATHERED, VOCABULARY):
         return 0
     return 1 if kind in (ROWS, SPLIT) and axes > 1 else None
 
@@ -137,9 +141,10 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh, plan: Mapping[str, str]) ->
         plan: Kind of division by module name, as ``tensor_plan`` returns it.
     """
     is_trained = {name: each.requires_grad for name, each in model.named_parameters()}
-    parallelize_module(
-        model, mesh, {name: _style(kind) for name, kind in plan.items()}, src_data_rank=None
-    )
+    rows = [name for name, kind in plan.items() if kind == VOCABULARY]
+    styles = {name: _style(kind) for name, kind in plan.items() if kind != VOCABULARY}
+    parallelize_module(model, mesh, styles, src_data_rank=None)
+    divide_vocabulary(model, mesh, rows)
     for name, each in model.named_parameters():
         each.requires_grad_(is_trained[name])  # torch's style of norms makes trained parameters
 
@@ -196,7 +201,7 @@ def beside_plan(model: PreTrainedModel, named: AbstractSet[str]) -> Iterator[str
 
 
 def _plan(model: PreTrainedModel) -> dict[str, str]:
-    """Return the kinds by pattern that the config names, without the embedding, which stays whole."""
+    """Return the kinds by pattern that the config names, without the embedding: it has other rules."""
     plan: dict[str, str] = model.config.get_text_config(decoder=True).base_model_tp_plan or {}
     embedding, decoder = model.get_input_embeddings(), model.get_decoder()
     (name,) = (name for name, each in decoder.named_modules() if each is embedding)

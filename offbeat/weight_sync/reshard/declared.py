@@ -74,8 +74,7 @@ class ModelSizes:
     state_space_groups: int = 1
     attention_heads: int = 0  # 0: unknown
     tower: frozenset[str] = frozenset()  # names of the tensors of a vision tower
-    # Axis by name that tensor ranks with a whole vocabulary divide, as the model's own plan has it;
-    # None: by the rules of names
+    # Axis by name that tensor ranks divide, as the model's own plan has it; None: by rules of names
     tensor_axes: Mapping[str, int] | None = field(default=None, compare=False)
     # Axis by name of what encoder ranks divide; empty: no rule divides this tower
     tower_axes: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
@@ -105,9 +104,9 @@ def placed(
     if target.encoders:
         want = "0: engines hold the whole model"
         raise LayoutRefused("encoders", str(target.encoders), want).of("receivers")
-    if target.whole_vocabulary:
+    if target.own_plan:
         want = "0: engines divide the vocabulary, or have one tensor rank"
-        raise LayoutRefused("whole_vocabulary", "1", want).of("receivers")
+        raise LayoutRefused("own_plan", "1", want).of("receivers")
     if source.expert > 1 and not sizes.experts:
         want = "1 for a model without experts"
         raise LayoutRefused("expert", str(source.expert), want).of("senders")
@@ -199,7 +198,7 @@ def placement(
         _check_apart(sizes, grid)
         if tensor.name in sizes.tower:
             return _on_encoders(tensor.shape, _ALONG[sizes.tower_axes.get(tensor.name)], grid)
-    if grid.whole_vocabulary:
+    if grid.own_plan:
         return _divided(tensor.shape, _divided_cut(tensor.name, cut, sizes), grid, sizes)
     if grid.shards > 1:
         return (
@@ -217,10 +216,13 @@ def placement(
 
 
 def _divided_cut(name: str, cut: Cut, sizes: ModelSizes) -> Cut:
-    """Return how tensor ranks cut a tensor whose vocabulary they have whole."""
+    """Return how tensor ranks cut a tensor that the model's own plan may have."""
     if sizes.tensor_axes is None:
-        return "whole" if cut == "vocabulary" else cut
-    return _ALONG[sizes.tensor_axes.get(name)]
+        return cut
+    axis = sizes.tensor_axes.get(name)
+    if axis == 0 and not _LAYER.fullmatch(name):  # outside of layers: embedding and output head
+        return "vocabulary"
+    return _ALONG[axis]
 
 
 def _cut_of(name: str) -> Cut:
@@ -305,11 +307,11 @@ def _cut_by_rows(shape: Shape, holders: Sequence[Ranks]) -> Placement:
 def _divided(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes) -> Placement:
     """Place a tensor that tensor ranks divide first, and that FSDP ranks shard each part of."""
     if sizes.experts:
-        raise LayoutRefused("whole_vocabulary", "1", "0 for a model with experts")
+        raise LayoutRefused("own_plan", "1", "0 for a model with experts")
     parts = list[tuple[Region, list[Ranks]]]()
     for at in range(grid.tensor):
-        (outer,) = _regions(shape, cut, grid, sizes, at)
-        parts.append((outer, [grid.shard(part, at) for part in range(grid.shards)]))
+        holders = [grid.shard(part, at) for part in range(grid.shards)]
+        parts += [(outer, holders) for outer in _regions(shape, cut, grid, sizes, at)]
     return _sharded_parts(parts)
 
 
@@ -362,7 +364,7 @@ def _regions(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes, at: int
         raise LayoutRefused("tensor", str(grid.tensor), want)
     if cut == "heads":
         heads = sizes.key_value_heads
-        if grid.whole_vocabulary and heads % grid.tensor:
+        if grid.own_plan and heads % grid.tensor:
             raise LayoutRefused("tensor", str(grid.tensor), f"a divisor of {heads} key-value heads")
         if max(heads, grid.tensor) % min(heads, grid.tensor):
             want = f"a multiple or a divisor of {heads} key-value heads"

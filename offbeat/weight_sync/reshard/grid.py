@@ -35,25 +35,24 @@ class ModelGrid:
     shards: int = 1  # FSDP ranks: each tensor in parts along its first axis, as torch.chunk cuts it
     vocabulary_multiple: int = 1  # rows of embeddings are padded to a multiple of this times tensor
     stages: tuple[int, ...] = ()  # layers of each pipeline stage; empty: equal numbers
-    whole_vocabulary: int = 0  # 1: tensor-parallel ranks have embedding and output head whole
+    own_plan: int = 0  # 1: tensor ranks divide by the model's own plan, as the torch trainer's do
     encoders: int = 0  # ranks behind all others that share the vision tower, cut as by ``shards``
     encoder_tensor: int = 1  # ranks that each of these becomes, which divide the tower's matrices
 
     def __post_init__(self) -> None:
-        if self.whole_vocabulary not in (0, 1):
-            raise LayoutRefused("whole_vocabulary", str(self.whole_vocabulary), "0 or 1")
+        self._check_own_plan()
         if self.ranks > MOST_RANKS:
             raise LayoutRefused("their product", f"{self.ranks} ranks", f"at most {MOST_RANKS}")
-        # Shards of divided matrices are the torch trainer's, which divides nothing of the vocabulary.
+        # Shards of divided matrices are the torch trainer's, which divides by the model's own plan.
         beside = self.model_ranks * self.expert
-        if self.whole_vocabulary:
+        if self.own_plan:
             beside //= self.tensor
             if beside > 1:
                 got = "1 beside pipeline, context or expert parallelism"
-                raise LayoutRefused("whole_vocabulary", got, "tensor and shards alone beside it")
+                raise LayoutRefused("own_plan", got, "tensor and shards alone beside it")
         if self.shards > 1 and beside > 1:
             got = f"{self.shards} beside tensor, pipeline, context or expert parallelism"
-            want = "1, or the only kind of parallelism but tensor with whole_vocabulary=1"
+            want = "1, or the only kind of parallelism but tensor with own_plan=1"
             raise LayoutRefused("fsdp", got, want)
         if self.encoders:
             self._check_encoders()
@@ -70,8 +69,15 @@ class ModelGrid:
             want = f"{self.pipeline} numbers, one for each pipeline stage"
             raise LayoutRefused("stages", str(list(self.stages)), want)
 
+    def _check_own_plan(self) -> None:
+        if self.own_plan not in (0, 1):
+            raise LayoutRefused("own_plan", str(self.own_plan), "0 or 1")
+        if self.own_plan and self.vocabulary_multiple > 1:
+            want = "1 beside own_plan: the torch trainer pads no rows"
+            raise LayoutRefused("vocabulary_multiple", str(self.vocabulary_multiple), want)
+
     def _check_encoders(self) -> None:
-        if self.data > 1 and (self.shards > 1 or self.whole_vocabulary):
+        if self.data > 1 and (self.shards > 1 or self.own_plan):
             got = f"{self.encoders} beside copies of shards"
             raise LayoutRefused("encoders", got, "0: no trainer has both")
         of, lanes = ("shards", self.shards) if self.shards > 1 else ("data", self.data)

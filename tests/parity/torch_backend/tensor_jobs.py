@@ -2,13 +2,21 @@
 
 from pathlib import Path
 
-from parity_cases import TOKENS, Cut, Step
-from torch_jobs import feed, make, nbytes
+import torch
+from parity_cases import TOKENS, Arrays, Cut, Step
+from torch import Tensor
+from torch_jobs import feed, gradients, make, nbytes
+from transformers import PreTrainedModel
 
 from offbeat.messages.fences import StepKey
+from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.torch import forward
+from offbeat.trainers.torch.chunked_head import chunked_head
+from offbeat.trainers.torch.logprobs import token_logprobs_and_entropies
 from offbeat.trainers.torch.sharding import own
+from offbeat.trainers.torch.vocabulary_rows import share_of
 from offbeat.weight_sync.reshard.region import Region
 
 
@@ -39,3 +47,31 @@ def rounded_otherwise(peers: Peers, path: Path, cut: Cut, step: Step) -> tuple[f
             own(each.grad).mul_(1 + 1e-12 * peers.rank)
     result = trainer.finish_train_step(key)
     return result.grad_norm, trainer.weights_digest()
+
+
+def heads_whole_and_in_chunks(peers: Peers, path: Path, cut: Cut, step: Step) -> list[Arrays]:
+    """Gradients of logprobs and entropies, read of all places at once, and of three at a time."""
+    trainer, seen = make(peers, path, cut), list[Arrays]()
+    _, microbatches = trainer._planner.cut(step.groups, only_trained=True)  # noqa: SLF001 -- as the trainer does
+    for compute in (forward.packed_logprobs_and_entropies, in_chunks):
+        for packed in microbatches:
+            logprobs_N, entropy_N = compute(trainer.module, packed, 0.7, torch.float64)
+            weight_N = torch.arange(len(logprobs_N)) / len(logprobs_N)
+            (logprobs_N * weight_N + entropy_N.square()).sum().backward()
+        seen.append(gradients(trainer))
+        trainer._discard_gradients()  # noqa: SLF001 -- no step is open
+    return seen
+
+
+def in_chunks(
+    model: PreTrainedModel, packed: PackedRows, temperature: float, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    head = forward.output_head(model)
+
+    def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        return token_logprobs_and_entropies(
+            logits_UV, which_N, target_N, temperature, share_of(head)
+        )
+
+    with chunked_head(head, packed, compute, places=3) as unpack:
+        return unpack(forward._logits(model, packed, dtype))  # noqa: SLF001 -- the pass itself

@@ -162,7 +162,7 @@ def test_ranks_hold_the_regions_that_a_plan_declares_and_the_bytes_that_check_sa
     declared = ModelGrid(
         shards=lanes,
         tensor=cut.tensor,
-        whole_vocabulary=int(cut.tensor > 1),
+        own_plan=int(cut.tensor > 1),
         encoders=encoders,
         encoder_tensor=cut.encoder_tensor,
     )

@@ -22,6 +22,7 @@ from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepTotals
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.sharding import Weights, sharded_modules
+from offbeat.trainers.torch.vocabulary_rows import VocabularyShare
 
 
 class Exact(TorchTrainer):
@@ -129,6 +130,40 @@ def of_own_heads(norm: Any, heads: Any) -> DTensor:
     return DTensor.from_local(normed, heads.device_mesh, heads.placements, run_check=False)
 
 
+class KeepsPartsOfHidden(Exact):
+    """Nobody adds up the gradients that the ranks' rows of the output head give the hidden states."""
+
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        weights = super()._cut(model, whole)
+        head: Any = model.get_output_embeddings()
+        head.share = OwnGradients(head.share.cuts, head.share.rank, head.share.group)
+        return weights
+
+
+class OwnGradients(VocabularyShare):
+    """A share whose head's gradient is that of its own tokens."""
+
+    def added_up(self, values: Tensor) -> Tensor:
+        return values if values.ndim > 1 else super().added_up(values)
+
+
+class KeepsPartsOfTotals(Exact):
+    """Each rank divides by the sum over its own tokens."""
+
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        weights = super()._cut(model, whole)
+        head: Any = model.get_output_embeddings()
+        head.share = OwnTotals(head.share.cuts, head.share.rank, head.share.group)
+        return weights
+
+
+class OwnTotals(VocabularyShare):
+    """A share that is taken for the whole vocabulary, but for the tokens that are asked for."""
+
+    def of_all(self, total_U: Tensor, entropy_U: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return total_U, entropy_U
+
+
 class CountsReplicaTwice(Exact):
     """Every tensor rank adds the tokens of its replica to those of the step."""
 
@@ -150,6 +185,8 @@ KINDS = {
         Scattered,
         CountsCopies,
         KeepsPartsOfNorms,
+        KeepsPartsOfHidden,
+        KeepsPartsOfTotals,
         CountsReplicaTwice,
     )
 }

@@ -26,7 +26,7 @@ def test_a_replica_has_as_many_ranks_as_divide_its_matrices() -> None:
     given = config({"data_parallel": 3, "tensor_parallel": 2})
     assert trainer_ranks(given) == 6
     assert Replicas.of(given.trainer) == Replicas(data=3, tensor=2)
-    assert sender_grid(given) == ModelGrid(shards=3, tensor=2, whole_vocabulary=1)
+    assert sender_grid(given) == ModelGrid(shards=3, tensor=2, own_plan=1)
     assert refused({"data_parallel": 3, "tensor_parallel": 2}) == []
     assert refused({"tensor_parallel": 2, "lora": {}}) == []
 
@@ -47,5 +47,5 @@ def test_what_is_not_divided_is_refused_by_name(
 
 
 def test_pictures_go_with_it_where_the_vision_tower_has_ranks_of_its_own() -> None:
-    pictures = {"environment": {"name": "digits", "images": {}}}
+    pictures: dict[str, Any] = {"environment": {"name": "digits", "images": {}}}
     assert refused({"tensor_parallel": 2, "encoder": {}}, **pictures) == []

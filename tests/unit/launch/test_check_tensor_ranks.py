@@ -39,8 +39,8 @@ def test_ranks_are_said_with_the_bytes_that_the_largest_holds(tmp_path: Path) ->
     model = LlamaConfig(**SIZES, tie_word_embeddings=False)
     (found,) = findings(tmp_path, model, tensor_parallel=2, data_parallel=2)
     matrices = 2 * (48 * 16 * (4 + 2 + 2 + 4) + 3 * 48 * 80) // 2
-    whole = 2 * 64 * 48 + 5 * 48
-    weights = (matrices + whole) // 2 * 4
+    vocabulary, norms = 2 * 64 * 48 // 2, 5 * 48
+    weights = (matrices + vocabulary + norms) // 2 * 4
     assert found.level is Level.OK
     assert found.message.startswith(f"4 ranks; the largest holds {size(4 * weights + 32)}")
     assert f"gradients {size(weights)}, optimizer {size(2 * weights)}" in found.message
@@ -52,7 +52,7 @@ def test_of_adapters_the_base_is_frozen_and_one_side_of_each_is_whole(tmp_path: 
     lora = {"rank": 4, "target_modules": ["q_proj", "down_proj"]}
     (found,) = findings(tmp_path, model, tensor_parallel=2, lora=lora)
     matrices = 2 * (48 * 16 * (4 + 2 + 2 + 4) + 3 * 48 * 80) // 2
-    base = matrices + 2 * 64 * 48 + 5 * 48
+    base = matrices + 2 * 64 * 48 // 2 + 5 * 48
     adapters = 2 * 4 * (48 + 64 // 2 + 80 // 2 + 48)
     assert found.message.startswith(
         f"2 ranks; the largest holds {size(4 * base + 16 * adapters + 32)}"

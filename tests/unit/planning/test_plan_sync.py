@@ -117,8 +117,12 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
         ([QUICKSTART, "--receivers", "tensor=3"], "tensor is 3, expected a divisor of"),
         ([QUICKSTART, "--receivers", "tensor=3"], "receivers, model.layers.0."),
         (
-            [QUICKSTART, "--senders", "tensor=2,whole_vocabulary=7"],
-            "--senders: whole_vocabulary is 7, expected 0 or 1",
+            [QUICKSTART, "--senders", "tensor=2,own_plan=7"],
+            "--senders: own_plan is 7, expected 0 or 1",
+        ),
+        (
+            [QUICKSTART, "--senders", "tensor=2,own_plan=1,vocabulary_multiple=64"],
+            "--senders: vocabulary_multiple is 64, expected 1 beside own_plan",
         ),
         ([QUICKSTART, "--senders", "tensor=0"], "tensor is '0', expected a positive number"),
         ([QUICKSTART, "--senders", "data=-1"], "data is '-1', expected a positive number"),
@@ -132,8 +136,8 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
             "senders: expert is 4, expected 1 for a model without experts",
         ),
         (
-            [QUICKSTART, "--receivers", "tensor=2,whole_vocabulary=1"],
-            "receivers: whole_vocabulary is 1, expected 0: engines divide the vocabulary",
+            [QUICKSTART, "--receivers", "tensor=2,own_plan=1"],
+            "receivers: own_plan is 1, expected 0: engines divide the vocabulary",
         ),
         (
             [QUICKSTART, "trainer.tensor_parallel=3"],
@@ -167,15 +171,17 @@ def test_tensor_ranks_of_the_torch_trainer_are_planned_by_the_plan_of_the_model(
     config["base_model_tp_plan"] = {**attention, "layers.*.self_attn.o_proj": "rowwise"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     tensors, sizes = model_tensors(tmp_path, WirePolicy(), tensor_ranks=2)
-    grid = parse_grid("tensor=2,whole_vocabulary=1")
+    grid = parse_grid("tensor=2,own_plan=1")
     held = {
         each.name: [region.shape for region in placement(each, sizes, grid).at(1)]
         for each in tensors
     }
     layer, shapes = "model.layers.0.", {each.name: each.shape for each in tensors}
     for name, shape in shapes.items():
-        if name.startswith(f"{layer}mlp.") or "embed" in name or "norm" in name:
+        if name.startswith(f"{layer}mlp.") or "norm" in name:
             assert held[name] == [shape]
+        if "embed" in name or "lm_head" in name:
+            assert held[name] == [(shape[0] // 2, shape[1])]
     rows, columns = shapes[f"{layer}self_attn.o_proj.weight"]
     assert held[f"{layer}self_attn.o_proj.weight"] == [(rows, columns // 2)]
     rows, columns = shapes[f"{layer}self_attn.k_proj.weight"]
@@ -184,7 +190,7 @@ def test_tensor_ranks_of_the_torch_trainer_are_planned_by_the_plan_of_the_model(
 
 def test_a_model_that_tensor_ranks_cannot_divide_has_no_plan_for_them() -> None:
     model = str(CONFIGS / "qwen3-30b-a3b.json")
-    sides = ["--senders", "tensor=2,whole_vocabulary=1", "--receivers", "tensor=2"]
+    sides = ["--senders", "tensor=2,own_plan=1", "--receivers", "tensor=2"]
     done = plan_sync("--model", model, *sides)
     assert done.exit_code == 2
     assert "cannot be divided over tensor ranks: its config has num_experts=128" in done.stderr

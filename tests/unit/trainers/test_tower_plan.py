@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.grid.sides import tower_modules
 from offbeat.trainers.grid.tower_plan import tower_plan
-from offbeat.trainers.torch.tensor_parallel import cut_axis
+from offbeat.trainers.torch.tensor_parallel import VOCABULARY, cut_axis, tensor_plan
 from tests.support.image_text_models import MODELS
 
 FAMILIES = sorted(MODELS)
@@ -35,6 +35,13 @@ def test_every_matrix_of_the_layers_of_a_tower_is_divided_and_nothing_else(famil
     assert layers
     assert tower_plan(model, 2).keys() == layers
     assert tower_plan(model, 1) == {}
+
+
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_vl", "qwen2_5_vl", "gemma3"])
+def test_language_ranks_beside_an_encoder_have_the_vocabulary_whole(family: str) -> None:
+    plan = tensor_plan(shell(family), 2, holds_tower=False)
+    assert plan
+    assert VOCABULARY not in plan.values()
 
 
 @pytest.mark.parametrize(
