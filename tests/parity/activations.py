@@ -4,7 +4,7 @@ Two steps whose losses agree may differ inside, and two that differ say nothing 
 first activation that is apart does.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from offbeat.trainers.batches.packing import PackedRows
 
 Activations = dict[str, NDArray[np.float64]]
 
@@ -70,3 +72,51 @@ def _gap(name: str, got: NDArray[np.float64], want: NDArray[np.float64]) -> Gap:
     assert got.shape == want.shape, f"{name} has {got.size} elements, not {want.size}"
     lengths = float(np.linalg.norm(got) * np.linalg.norm(want))
     return Gap(float(got @ want) / lengths, float(np.abs(got - want).max() / np.abs(want).max()))
+
+
+@contextmanager
+def recorded_of_tokens(
+    trainer: Any,
+    layers: Mapping[str, nn.Module],
+    heads: Mapping[str, nn.Module],
+    flat: Callable[[str, Tensor], Tensor],
+) -> Generator[Activations]:
+    """Record what modules return where a wanted token is predicted, in the order of the tokens.
+
+    So it is the same however a trainer packs a chunk into rows, pads them and divides them over ranks.
+
+    Args:
+        trainer: It makes the passes of one chunk in the block.
+        layers: By the name of their entry, modules that return hidden states of all places.
+        heads: Modules that return logits of the places that predict, in their order.
+        flat: What a module returned, of its entry, as [places, width], whole.
+    """
+    calls, found = dict[str, list[Tensor]](), Activations()
+    chunk, add = list[PackedRows](), trainer._add_gradients  # noqa: SLF001 -- watched
+
+    def watched(microbatches: Sequence[PackedRows], *further: Any) -> None:
+        chunk.extend(microbatches)
+        add(microbatches, *further)
+
+    def note(name: str, _: nn.Module, __: Any, returned: Any) -> None:
+        made = returned if isinstance(returned, Tensor) else returned[0]
+        calls.setdefault(name, []).append(flat(name, made.detach()).double())
+
+    trainer._add_gradients = watched  # noqa: SLF001 -- as above
+    handles = [
+        module.register_forward_hook(partial(note, name))
+        for name, module in (*layers.items(), *heads.items())
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+        trainer._add_gradients = add  # noqa: SLF001 -- as above
+    order = np.argsort(np.concatenate([each.source_N for each in chunk]))
+    for name, made in calls.items():
+        parts = [
+            each[packed.which_N if name in heads else packed.predicts_U[packed.which_N]].numpy()
+            for each, packed in zip(made, chunk, strict=True)
+        ]
+        found[name] = np.concatenate(parts)[order].ravel()

@@ -3,7 +3,7 @@
 Runs in workers only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from megatron_jobs import TRAINERS, as_arrays, forget_groups, take_apart
 from parity_cases import MegatronCut as Cut
 from parity_cases import chunked
 from torch import Tensor
+from torch_backend.grid_jobs import encoder_config
 
-from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
@@ -37,9 +37,14 @@ from tests.support import grid_steps
 
 
 def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:
+    return with_library(peers, globals()[name], arguments)
+
+
+def with_library(peers: Peers, job: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """What a job makes of its arguments, with megatron-core on the CPU."""
     with cpu_stands_in("cpu"):
         try:
-            return globals()[name](peers, **arguments)
+            return job(peers, **arguments)
         finally:
             forget_groups()
             take_apart()
@@ -68,6 +73,13 @@ class CountsItself(MegatronEncoderTrainer):
         return super()._apply(denominator * self.peers.size, rate)
 
 
+class RoundsFeatures(MegatronEncoderTrainer):
+    """Sends features with eight bits, and has the tower's own right."""
+
+    def _parts(self, batch: Any, made: Any) -> Any:
+        return [each.bfloat16().to(each.dtype) for each in super()._parts(batch, made)]
+
+
 class NormOfItsOwn(MegatronLanguageTrainer):
     """Clips the language model by the norm of its own gradients."""
 
@@ -77,10 +89,20 @@ class NormOfItsOwn(MegatronLanguageTrainer):
 
 
 LANGUAGE = {each.__name__: each for each in (MegatronLanguageTrainer, KeepsItsPart, NormOfItsOwn)}
-ENCODER = {each.__name__: each for each in (MegatronEncoderTrainer, SwapsLanes, CountsItself)}
+ENCODER = {
+    each.__name__: each
+    for each in (MegatronEncoderTrainer, SwapsLanes, CountsItself, RoundsFeatures)
+}
 
 
-def make(peers: Peers, path: Path, cut: Cut, encoders: int, bug: str = "") -> Any:
+def make(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    encoders: int,
+    language: type[MegatronTrainer] = MegatronLanguageTrainer,
+    encoder: type[MegatronEncoderTrainer] = MegatronEncoderTrainer,
+) -> Any:
     """A trainer of one rank; without encoders of a world whose ranks hold both sides."""
     forget_groups()
     config = MegatronTrainerConfig(
@@ -97,7 +119,7 @@ def make(peers: Peers, path: Path, cut: Cut, encoders: int, bug: str = "") -> An
         shared_prompt=cut.shared_prompt,
         activation_checkpointing=cut.recompute,
         optimizer=OptimizerConfig.model_validate(cut.optimizer),
-        encoder=_encoder(encoders, cut),
+        encoder=encoder_config(cut, encoders),
     )
     given: dict[str, Any] = {
         "trainer": config,
@@ -106,18 +128,12 @@ def make(peers: Peers, path: Path, cut: Cut, encoders: int, bug: str = "") -> An
         "peers": peers,
     }
     if encoders and side_grid(config).side_of(peers.rank) is Side.TOWER:
-        return ENCODER.get(bug, MegatronEncoderTrainer)(path, **given)
-    kind = LANGUAGE.get(bug, MegatronLanguageTrainer) if encoders else MegatronTrainer
+        return encoder(path, **given)
+    kind = language if encoders else MegatronTrainer
     parts = BackendParts(Recording, OPTIMIZERS[cut.updates], cut.overlap)
     trainer = kind(path, **given, parts=parts)
     TRAINERS.append(trainer)
     return trainer
-
-
-def _encoder(encoders: int, cut: Cut) -> EncoderConfig | None:
-    if not encoders:
-        return None
-    return EncoderConfig(data_parallel=encoders, tensor_parallel=cut.encoder_tensor)
 
 
 def dealt(step: JobStep, prompt_indices: Sequence[int], rank: int, cut: Cut, encoders: int) -> Any:
@@ -163,7 +179,9 @@ def stepped(
     peers: Peers, path: Path, cut: Cut, step: JobStep, encoders: int, chunks: int, bug: str = ""
 ) -> dict[str, Any]:
     """Logprobs and gradients of a step, and the weights after it."""
-    trainer = make(peers, path, cut, encoders, bug)
+    language = LANGUAGE.get(bug, MegatronLanguageTrainer)
+    encoder = ENCODER.get(bug, MegatronEncoderTrainer)
+    trainer = make(peers, path, cut, encoders, language, encoder)
     mine = dealt(step, range(len(step.groups)), peers.rank, cut, encoders)
     seen: dict[str, Any] = {"initial": trainer.weights_digest()}
     written = trainer.prepare_logprobs(

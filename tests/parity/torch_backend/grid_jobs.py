@@ -13,7 +13,7 @@ from reshard_jobs import resharded
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch_backend.torch_bugs import Exact
-from torch_jobs import as_arrays, gradients
+from torch_backend.torch_jobs import as_arrays, gradients
 from transformers import PreTrainedModel
 
 from offbeat.config.loss_spec import LossSpec

@@ -1,0 +1,142 @@
+"""What ranks of a grid beside megatron-core hold and send, and what plans and ``offbeat check`` say."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("megatron.core", reason="needs the extra megatron")
+
+from megatron_cases import JobStep
+from numpy.typing import NDArray
+from parity_cases import TOKENS, Step
+from parity_cases import MegatronCut as Cut
+from world import World
+
+from offbeat.model_proof.loading import model_without_memory
+from offbeat.planning.model_tensors import model_tensors
+from offbeat.trainers.grid.layout import Grid, Side
+from offbeat.trainers.grid.rank_bytes import largest_of_side
+from offbeat.trainers.grid.sides import inventory_of
+from offbeat.trainers.megatron.architecture import read_architecture
+from offbeat.trainers.megatron.rank_bytes import largest_rank
+from offbeat.trainers.rank_bytes import RankBytes
+from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.reshard.declared import placement
+from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.reshard.region import Region
+from tests.support.image_text_models import make, picture_groups
+
+FAMILIES = ["idefics3", "qwen2_5_vl"]
+GRIDS = [(Cut(), 1), (Cut(tensor=2, sequence=True), 1), (Cut(pipeline=2), 1), (Cut(data=2), 2)]
+NAMES = ["1 + 1", "tp2 + 1", "pp2 + 1", "dp2 + 2"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    paths = dict[str, Path]()
+    for family in FAMILIES:
+        paths[family] = tmp_path_factory.mktemp(family)
+        make(family).save_pretrained(paths[family])
+        (paths[family] / "tokenizer.json").write_text("{}")
+    return paths
+
+
+def on_ranks(world: World, job: str, cut: Cut, encoders: int, **given: Any) -> list[Any]:
+    arguments = {"cut": cut, "encoders": encoders, **given}
+    ranks = cut.ranks + encoders
+    return world.run(ranks, "megatron_grid_weight_jobs:run", name=job, arguments=arguments)
+
+
+def after_a_step(
+    world: World,
+    path: Path,
+    family: str,
+    cut: Cut,
+    encoders: int,
+    *,
+    reference: bool = False,
+) -> list[tuple[dict[str, list[Region]], RankBytes]]:
+    """The regions and bytes of each rank, with pictures for every lane."""
+    groups = picture_groups((1, 2, 1, 1), family=family)
+    step = JobStep.of(Step(groups, [(1.0, -0.5, -0.5)] * len(groups)), TOKENS)
+    return on_ranks(world, "held", cut, encoders, path=path, step=step, reference=reference)
+
+
+def times_held(shape: tuple[int, ...], regions: Sequence[Region]) -> NDArray[np.int64]:
+    """How often each element of a tensor is in one of the regions."""
+    counts = np.zeros(shape, np.int64)
+    for each in regions:
+        counts[each.slices] += 1
+    return counts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("cut", "encoders"), GRIDS, ids=NAMES)
+def test_sharded_receivers_get_the_whole_model_each_tensor_from_the_side_that_holds_it(
+    world: World, models: dict[str, Path], family: str, cut: Cut, encoders: int
+) -> None:
+    at = replace(cut, dtype="float32")
+    answers = on_ranks(world, "sent", at, encoders, path=models[family])
+    assert [same for same, _ in answers] == [True] * (cut.ranks + encoders)
+    inventory = inventory_of(model_without_memory(models[family], trust_remote_code=False))
+    tower = {each.name for each in inventory.weights if each.side is Side.TOWER}
+    language = {each.name for each in inventory.weights} - tower
+    assert set().union(*(held for _, held in answers[: cut.ranks])) == language
+    assert set().union(*(held for _, held in answers[cut.ranks :])) == tower
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("cut", "encoders"), GRIDS, ids=NAMES)
+def test_ranks_hold_the_regions_that_a_plan_declares_and_the_bytes_that_check_says(
+    world: World, models: dict[str, Path], family: str, cut: Cut, encoders: int
+) -> None:
+    """A plan knows no heads within a matrix: adjacent regions of a rank are one there."""
+    path = models[family]
+    seen = after_a_step(world, path, family, replace(cut, dtype="float32"), encoders)
+    tensors, sizes = model_tensors(path, WirePolicy())
+    declared = ModelGrid(tensor=cut.tensor, pipeline=cut.pipeline, data=cut.data, encoders=encoders)
+    placed = {each.name: placement(each, sizes, declared) for each in tensors}
+    for rank, (regions, _) in enumerate(seen):
+        assert regions.keys() == {name for name, each in placed.items() if each.at(rank)}
+        for each in tensors:
+            got, want = regions.get(each.name, []), placed[each.name].at(rank)
+            assert (times_held(each.shape, got) == times_held(each.shape, want)).all(), each.name
+    check_bytes(path, [held for _, held in seen], cut, encoders, "float32")
+
+
+@pytest.mark.parametrize("reference", [False, True], ids=["alone", "with a reference"])
+def test_weights_of_16_bits_have_the_masters_that_check_counts(
+    world: World, models: dict[str, Path], reference: bool
+) -> None:
+    cut, path = Cut(tensor=2, sequence=True, dtype="bfloat16"), models["idefics3"]
+    seen = after_a_step(world, path, "idefics3", cut, 1, reference=reference)
+    held = [each for _, each in seen]
+    check_bytes(path, held, cut, 1, "bfloat16", references=int(reference))
+
+
+def check_bytes(
+    path: Path,
+    held: Sequence[RankBytes],
+    cut: Cut,
+    encoders: int,
+    dtype: Any,
+    *,
+    references: int = 0,
+) -> None:
+    """The largest rank of each side holds what ``offbeat check`` says of it."""
+    architecture = replace(read_architecture(path), tower=())
+    layout = ModelGrid(tensor=cut.tensor, pipeline=cut.pipeline, data=cut.data)
+    language = max(held[: cut.ranks], key=lambda each: each.total)
+    assert largest_rank(architecture, layout, dtype, sharded=False) == language
+    inventory = inventory_of(model_without_memory(path, trust_remote_code=False))
+    grid = Grid(cut.data, encoders, cut.tensor, cut.pipeline)
+    tower = max(held[cut.ranks :], key=lambda each: each.total)
+    said = largest_of_side(
+        inventory, grid, Side.TOWER, getattr(torch, dtype), references=references
+    )
+    assert said == tower
