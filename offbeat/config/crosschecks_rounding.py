@@ -19,7 +19,7 @@ def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
             f"{key}=stochastic is of trainer.backend=torch; {trainer.backend} rounds weights by itself",
             f"Set {key} to nearest, or trainer.backend to torch.",
         )
-    elif ranks > 1:
+    if ranks > 1:
         yield Clash(
             (key, "trainer.data_parallel"),
             f"{key}=stochastic does not go with {ranks} trainer ranks: each gathers float32 weights and "

@@ -116,6 +116,8 @@ def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
     if not file_shapes(target):
         raise NoSavedWeights(str(target), "holds no *.safetensors")
     between = f"{run.checkpoint} and {target}"
+    if problem := _rounded_at_random(run, run.checkpoint):
+        return [LegResult(Leg.EXPORT, between, problem=problem)]
     if not saved.has_adapters:
         return [_export(between, target, saved.named_like(file_shapes(target)))]
     folder = target if (target / _ADAPTER_FILE).is_file() else target / ADAPTER_FOLDER
@@ -151,6 +153,19 @@ def _intact(path: Path) -> SavedWeights:
     return saved_weights(path)
 
 
+def _rounded_at_random(run: VerifiedRun, checkpoint: Path) -> str | None:
+    """Say why float32 masters cannot be compared with what was made of them; None: they can."""
+    config = run.config()
+    if config is None or config.trainer.backend == "stub" or not checkpoint.name.startswith(_STATE):
+        return None
+    if config.trainer.optimizer.rounding == "nearest":
+        return None
+    return (
+        f"{checkpoint} holds float32 masters, of which trainer.optimizer.rounding=stochastic made bfloat16 "
+        f"weights at random. Compare from an exported model (checkpoints/{_STEP}N)"
+    )
+
+
 def _reference(
     run: VerifiedRun, version: int | None
 ) -> Callable[[Manifest], Iterator[tuple[str, Tensor]]] | str:
@@ -160,6 +175,8 @@ def _reference(
             f"no checkpoint of version {version} below {run.root}. Pause the run after a checkpoint "
             f"(offbeat control {run.run_dir} pause), or lower checkpoint.interval"
         )
+    if problem := _rounded_at_random(run, path):
+        return problem
     try:
         saved = _intact(path)
     except (NoSavedWeights, CheckpointCorrupt) as refused:

@@ -207,6 +207,24 @@ def test_the_adapters_of_an_export_are_compared_with_those_of_the_state(
     assert f"{QUERY} [1:2, 1:2]" in result.output
 
 
+def test_masters_whose_weights_were_rounded_at_random_are_not_compared(
+    tiny: Path, tmp_path: Path, trained: MakeTrainer
+) -> None:
+    trainer = trained()
+    state = checkpoints_of(trainer, tmp_path)
+    (tmp_path / CONFIG).write_text(
+        f"steps: 3\nmodel: {{path: {tiny}, dtype: bfloat16}}\n"
+        "trainer: {backend: torch, optimizer: {rounding: stochastic}}\n"
+        "generator: {backend: embedded}\n"
+    )
+    result = verify(state)
+    assert result.exit_code == 2, result.output
+    assert "not compared" in result.output
+    assert "DIFFERS" not in result.output
+    wire = results_by_leg(tmp_path, served_after(trainer, tiny, tmp_path))[Leg.WIRE]
+    assert "trainer.optimizer.rounding=stochastic" in wire.problem
+
+
 def test_the_shares_of_several_megatron_ranks_are_one_state(tmp_path: Path) -> None:
     weight = torch.arange(24.0).view(6, 4)
     state, export = tmp_path / "checkpoints" / "state_3", tmp_path / "checkpoints" / "step_3"
