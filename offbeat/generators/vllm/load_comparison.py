@@ -5,13 +5,15 @@ that a worker fetched itself. Chunk by chunk, so that decoding goes on in betwee
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.generators.vllm.calls import Calls
 from offbeat.messages.failures import OffbeatError
-from offbeat.weight_sync.chunks import WeightChunk
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.served import TensorDifference
+
+if TYPE_CHECKING:  # it imports torch, which a process that gets a handle does without
+    from offbeat.weight_sync.chunks import WeightChunk
 
 Placed = tuple[str, list[int], str, int, int]
 """Name, shape, dtype, offset and bytes of a tensor in the shared memory."""
@@ -37,7 +39,7 @@ class LoadedRelease(NamedTuple):
 
     epoch: int
     manifest: Manifest
-    chunks: Sequence[WeightChunk]  # by which the workers loaded it
+    chunks: "Sequence[WeightChunk]"  # by which the workers loaded it
     offsets: (
         Sequence[int] | None
     )  # of the chunks in the shared memory; None: fetched by each worker
@@ -69,7 +71,7 @@ async def first_difference(llm: Any, call: Calls, loaded: LoadedRelease) -> Tens
     return None
 
 
-def placed(chunk: WeightChunk, start: int) -> list[Placed]:
+def placed(chunk: "WeightChunk", start: int) -> list[Placed]:
     """Return where the tensors of a chunk lie that begins at ``start``."""
     return [
         (spec.name, list(spec.shape), spec.dtype, start + spec.offset, spec.nbytes)
