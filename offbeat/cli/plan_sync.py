@@ -48,9 +48,12 @@ def plan_or_exit(
             layouts = with_recorded(layouts, read_layout(recorded))
         _, report = plan_of(layouts)
     except LayoutRefused as refused:
-        keys = {"senders": not senders and TRAINER_KEYS, "receivers": not receivers and ENGINE_KEYS}
+        of_recipe = {
+            "senders": {} if senders else TRAINER_KEYS,
+            "receivers": {} if receivers else ENGINE_KEYS,
+        }
         side = refused.where.partition(",")[0]
-        found = refused.named((recipe is not None and keys.get(side)) or {})
+        found = refused.named({} if recipe is None else of_recipe.get(side, {}))
         typer.echo(str(found), err=True)
         raise typer.Exit(REFUSED) from None
     except OffbeatError as error:

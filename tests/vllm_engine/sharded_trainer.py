@@ -27,7 +27,7 @@ from offbeat.trainers.ranks.process_group import join
 from offbeat.trainers.ranks.sender import publish, sender_of
 from offbeat.trainers.ranks.shard_sender import ReshardSender
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
-from offbeat.weight_sync.chunks import Bytes
+from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.reshard_server import OfferedRelease, ReshardServer
@@ -147,15 +147,15 @@ def started_by(python: Path, spec: TrainerSpec, at: WorldRendezvous) -> tuple[Co
 
 
 @dataclass
-class Counted(Mapping[int, Bytes]):
+class Counted(Mapping[int, BucketMemory]):
     """Buckets of a release; what is sent is counted, and strikes this process at a turn."""
 
-    buckets: Mapping[int, Bytes]
+    buckets: Mapping[int, BucketMemory]
     strike: Callable[[int], None]
     nbytes: int = 0
     turns: int = 0
 
-    def __getitem__(self, bucket: int) -> Bytes:
+    def __getitem__(self, bucket: int) -> BucketMemory:
         self.strike(self.turns)
         self.turns += 1
         self.nbytes += self.buckets[bucket].nbytes

@@ -23,8 +23,9 @@ from vllm.config import set_current_vllm_config
 
 from offbeat.generators.vllm.recording import record_worker
 from offbeat.messages.text import first_line
+from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.reshard.buckets import BucketRoute
 from offbeat.weight_sync.reshard.engine_layout import needed_buckets, needs_of
 from offbeat.weight_sync.reshard.errors import LayoutNotRecorded
@@ -68,7 +69,7 @@ class WorkerFetch:
         self._introduced: _Introduced | None = None
         self.recording: EngineRecording | None = None
         # Epoch and buckets of the last fetch: memory that stays lent until the next one
-        self._arrived: tuple[int, tuple[Bytes, ...]] | None = None
+        self._arrived: tuple[int, tuple[BucketMemory, ...]] | None = None
 
     def record(self, vllm_config: Any, checkpoint: Checkpoint) -> Regions | str:  # noqa: ANN401 -- vLLM's VllmConfig
         """Record this worker's loader; return the regions that it reads, or why there are none."""

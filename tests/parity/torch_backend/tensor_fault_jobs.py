@@ -34,6 +34,7 @@ class Spoiled(Exact):
         found = dict(self._model.named_parameters()).get(self.place)
         self.place = ""
         if found is not None:
+            assert found.grad is not None
             own(found.grad).view(-1)[-1] = self.value
         return super()._apply(denominator, rate)
 

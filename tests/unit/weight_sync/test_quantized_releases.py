@@ -235,6 +235,7 @@ def test_ranks_that_quantize_their_own_rows_send_the_release_of_one_rank() -> No
             return wire_regions(ranks.held[rank], ranks.shapes, BLOCKS)
 
         for each in HeldShards(plan, rank, held).packed(lambda _, n: np.empty(n, np.uint8)):
+            assert isinstance(each.data, np.ndarray)
             buckets[each.bucket], digests[each.bucket] = each.data, each.digest
     sealed = plan.manifest.sealed([digests[index] for index in sorted(digests)])
     digest = release_digest(sealed, sealed.chunk_digests)

@@ -35,6 +35,7 @@ def packed(plan: BucketPlan) -> tuple[Manifest, str, list[Bytes]]:
         held = [TensorRegion("w", region, W[region.slices])]
         source = HeldShards(plan, rank, lambda held=held: held)
         for bucket, data, _ in source.packed(lambda _, nbytes: np.zeros(nbytes, np.uint8)):
+            assert isinstance(data, np.ndarray)
             buckets[bucket] = data
     chunks = [buckets[index] for index in range(len(buckets))]
     manifest = plan.manifest.sealed([digest_of(data) for data in chunks])

@@ -83,6 +83,7 @@ class Case:
             ]
             source = HeldShards(plan, rank, lambda own=own: own)
             for bucket, data, _ in source.packed(lambda _, nbytes: np.empty(nbytes, np.uint8)):
+                assert isinstance(data, np.ndarray)
                 assert bucket not in buckets or np.array_equal(buckets[bucket], data)
                 buckets[bucket] = data
         chunks = [buckets[index] for index in range(len(plan.routes))]
