@@ -357,7 +357,7 @@ def _regions(shape: Shape, cut: Cut, grid: ModelGrid, sizes: ModelSizes, at: int
         rows = shape[0]
         block = grid.vocabulary_multiple * grid.tensor
         each = -(-rows // block) * grid.vocabulary_multiple
-        region = part_of(shape, 0, [min(rows, each * part) for part in range(grid.tensor + 1)], at)
+        region = part_of(shape, 0, [min(rows, each * at), min(rows, each * (at + 1))], 0)
         return [region] if region.elements else []
     if cut == "queries" and sizes.attention_heads % grid.tensor:
         want = f"a divisor of {sizes.attention_heads} attention heads"
