@@ -25,22 +25,26 @@ def layout_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def _torch_divides_plain_models(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[Clash]:
+    ranks = f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch"
+    if moe_of(config) is not None:
+        yield Clash(
+            ("trainer.tensor_parallel", "trainer.moe"),
+            f"{ranks} does not go with trainer.moe: experts are not divided",
+            "Set trainer.tensor_parallel to 1, or leave trainer.moe out.",
+        )
     views = environment_views(config).values()
-    unlike = {
-        "trainer.moe": (moe_of(config) is not None, "experts are not divided"),
-        "environment.images": (
-            trainer.encoder is None and any(view.environment.images is not None for view in views),
-            "a vision tower is divided on ranks of its own alone (trainer.encoder)",
-        ),
-    }
-    for key, (is_set, why) in unlike.items():
-        if is_set:
-            yield Clash(
-                ("trainer.tensor_parallel", key),
-                f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch does not go "
-                f"with {key}: {why}",
-                f"Set trainer.tensor_parallel to 1, or leave {key} out.",
+    if trainer.encoder is None and any(view.environment.images is not None for view in views):
+        fixes = ["Set trainer.tensor_parallel to 1"]
+        if trainer.lora is None and config.algorithm.loss.teacher_path is None:
+            fixes.append(
+                "or give the tower ranks of its own, beside which the language model may be divided: "
+                "trainer.encoder.data_parallel=1"
             )
+        yield Clash(
+            ("trainer.tensor_parallel", "environment.images"),
+            f"{ranks} does not go with environment.images: a vision tower is divided on ranks of its own alone",
+            f"{', '.join(fixes)}.",
+        )
 
 
 def _tensor_parallel_ranks_share_the_tokens(trainer: MegatronTrainerConfig) -> Iterator[Clash]:

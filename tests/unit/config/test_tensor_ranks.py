@@ -49,3 +49,14 @@ def test_what_is_not_divided_is_refused_by_name(
 def test_pictures_go_with_it_where_the_vision_tower_has_ranks_of_its_own() -> None:
     pictures: dict[str, Any] = {"environment": {"name": "digits", "images": {}}}
     assert refused({"tensor_parallel": 2, "encoder": {}}, **pictures) == []
+    (found,) = clashes(config({"tensor_parallel": 2}, **pictures))
+    assert "trainer.encoder.data_parallel=1" in found.hint
+    followed = {"tensor_parallel": 2, "encoder": {"data_parallel": 1}}
+    assert list(clashes(config(followed, **pictures))) == []
+
+
+def test_encoder_ranks_are_no_advice_where_they_would_be_refused_in_turn() -> None:
+    pictures: dict[str, Any] = {"environment": {"name": "digits", "images": {}}}
+    found = clashes(config({"tensor_parallel": 2, "lora": {}}, **pictures))
+    (hint,) = [each.hint for each in found if "environment.images" in each.keys]
+    assert hint == "Set trainer.tensor_parallel to 1."
