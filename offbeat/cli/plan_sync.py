@@ -13,6 +13,7 @@ from offbeat.planning.grid_text import parse_grid
 from offbeat.planning.sync_plan import (
     ENGINE_KEYS,
     MIB,
+    OPTION_NAMES,
     TRAINER_KEYS,
     NothingToPlan,
     SyncLayouts,
@@ -74,12 +75,14 @@ def _layouts(
         if model is None or not senders or not receivers:
             raise NothingToPlan("give a RECIPE, or all of --model, --senders and --receivers")
         grids = _grid("--senders", senders), _grid("--receivers", receivers)
-        return SyncLayouts(model, WirePolicy(), *grids, per_machine, _PIECE_BYTES)
+        return SyncLayouts(
+            model, WirePolicy(), *grids, per_machine, _PIECE_BYTES, names=OPTION_NAMES
+        )
     found = layouts_of(read_or_exit(recipe, overrides).config, per_machine)
     if model is not None:
         found = replace(found, model=model, policy=WirePolicy())
     if senders:
-        found = replace(found, senders=_grid("--senders", senders))
+        found = replace(found, senders=_grid("--senders", senders), names=OPTION_NAMES)
     return replace(found, receivers=_grid("--receivers", receivers)) if receivers else found
 
 

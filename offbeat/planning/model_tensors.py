@@ -19,7 +19,12 @@ from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import metas_apart
 from offbeat.trainers.grid.tower_plan import tower_division
-from offbeat.trainers.torch.tensor_parallel import cut_axis, tensor_plan
+from offbeat.trainers.torch.tensor_parallel import (
+    RECIPE_NAMES,
+    SizeNames,
+    cut_axis,
+    tensor_plan,
+)
 from offbeat.weight_sync.dtypes import ITEMSIZE, WirePolicy
 from offbeat.weight_sync.precision import wire_metas
 from offbeat.weight_sync.reshard.declared import DeclaredTensor, ModelSizes
@@ -42,7 +47,12 @@ class UnreadableModelConfig(OffbeatError):
 
 
 def model_tensors(
-    path: Path, policy: WirePolicy, *, tensor_ranks: int = 1, holds_tower: bool = True
+    path: Path,
+    policy: WirePolicy,
+    *,
+    tensor_ranks: int = 1,
+    holds_tower: bool = True,
+    names: SizeNames = RECIPE_NAMES,
 ) -> tuple[list[DeclaredTensor], ModelSizes]:
     """List the tensors of a model as its files name them, without allocating one.
 
@@ -51,6 +61,7 @@ def model_tensors(
         policy: Wire types; without one of its own, tensors travel in the config's type.
         tensor_ranks: Ranks of the torch trainer that divide matrices by the model's own plan.
         holds_tower: Whether those hold the vision tower, too, if the model has one.
+        names: Names of the sizes that are to be changed, where these ranks do not divide it.
 
     Raises:
         UnreadableModelConfig: No such file, or a model that transformers does not know.
@@ -83,17 +94,17 @@ def model_tensors(
     ]
     text = config.get_text_config(decoder=True)
     sizes = _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)
-    axes = _tensor_axes(module, tensor_ranks, holds_tower=holds_tower)
+    axes = _tensor_axes(module, tensor_ranks, names, holds_tower=holds_tower)
     return tensors, replace(_with_tower(sizes, module), tensor_axes=axes)
 
 
 def _tensor_axes(
-    module: PreTrainedModel, ranks: int, *, holds_tower: bool
+    module: PreTrainedModel, ranks: int, names: SizeNames, *, holds_tower: bool
 ) -> dict[str, int] | None:
     """Return the axis by name of each tensor that ranks of the torch trainer divide; None for one."""
     if ranks == 1:
         return None
-    return _axes(module, tensor_plan(module, ranks, holds_tower=holds_tower))
+    return _axes(module, tensor_plan(module, ranks, holds_tower=holds_tower, names=names))
 
 
 def _axes(module: PreTrainedModel, plan: Mapping[str, str]) -> dict[str, int]:

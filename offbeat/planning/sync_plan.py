@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -16,12 +16,14 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.planning.grid_text import describe_grid
 from offbeat.planning.model_tensors import model_tensors
 from offbeat.trainers.megatron.layout import grid_of
+from offbeat.trainers.torch.tensor_parallel import RECIPE_NAMES, SizeNames
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.reshard.account import ByteAccount, account
 from offbeat.weight_sync.reshard.declared import placed
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout
+from offbeat.weight_sync.reshard.errors import LayoutRefused
 from offbeat.weight_sync.reshard.grid import ModelGrid
 from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement
 from offbeat.weight_sync.reshard.plan import RankMachines, ReshardPlan, plan_reshard
@@ -60,6 +62,11 @@ class NothingToPlan(OffbeatError):
         return f"no weight sync to plan: {self.problem}"
 
 
+Trainer = Literal["torch", "megatron"]
+OPTION_NAMES: Final = SizeNames("--senders tensor", "--senders encoders")
+"""Names of sizes in errors, where the option gives them."""
+
+
 @dataclass(frozen=True, slots=True)
 class SyncLayouts:
     """The two sides of a sync."""
@@ -73,10 +80,10 @@ class SyncLayouts:
     recorded: EngineLayout | None = None
     """Regions that each rank of an engine loads, as its own loader was recorded; None: ``receivers``
     says it by the names of tensors."""
-    gathers_everywhere: bool = False
-    """Whether every sender receives the whole model before rank 0 sends it, encoder ranks too: those of
-    the megatron trainer do. Else each receives its side, and rank 0 both."""
+    trainer: Trainer = "torch"
+    """Trainer of the senders, where their sizes alone do not say it."""
 
+    names: SizeNames = RECIPE_NAMES  # of the senders' sizes, in what is refused
     wire: str = "tcp"  # what carries the buckets
 
 
@@ -216,7 +223,7 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
         _receivers(config),
         ranks_per_machine,
         round(config.sync.chunk_mib * MIB),
-        gathers_everywhere=config.trainer.backend == "megatron",
+        trainer=config.trainer.backend,
         wire=wire_of(config.sync),
     )
 
@@ -230,12 +237,18 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
         LayoutRefused: The layouts do not divide the model.
     """
     source, target = layouts.senders, layouts.receivers
+    # Every sender of the megatron trainer gathers the whole model, encoder ranks too
+    everywhere = (trainer_of(source) or layouts.trainer) == "megatron"
     tensors, sizes = model_tensors(
         layouts.model,
         layouts.policy,
         tensor_ranks=divided_by_plan(source),
         holds_tower=not source.encoders,
+        names=layouts.names,
     )
+    if source.encoders and sizes.experts and not everywhere:
+        want = "0 for a model with experts beside the torch trainer"
+        raise LayoutRefused("encoders", str(source.encoders), want).of("senders")
     machines = RankMachines.of_size(source.ranks, target.ranks, layouts.ranks_per_machine)
     started = time.process_time()
     both = placed(tensors, sizes, source, target)
@@ -265,14 +278,21 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
                 if each.name.removesuffix(SCALE_SUFFIX) in sizes.tower
             ),
             source,
-            everywhere=layouts.gathers_everywhere,
+            everywhere=everywhere,
         ),
         stored=found.model * len(set(machines.receivers)),
         broadcast=found.model * target.ranks,
-        gathered_everywhere=layouts.gathers_everywhere,
+        gathered_everywhere=everywhere,
         wire=layouts.wire,
     )
     return plan, report
+
+
+def trainer_of(senders: ModelGrid) -> Trainer | None:
+    """Return the trainer whose ranks are laid out like this; None if both have such ranks."""
+    if senders.shards > 1 or senders.own_plan:
+        return "torch"
+    return "megatron" if senders.ranks_without_encoders > 1 else None
 
 
 def with_recorded(layouts: SyncLayouts, recorded: EngineLayout) -> SyncLayouts:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import accumulate, chain, islice
 from math import gcd
-from typing import Final
+from typing import Final, NamedTuple
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -50,10 +50,25 @@ _HEADS_AXIS: Final = 2
 
 Where a model swaps it with the tokens nothing changes: a norm reduces the last axis only.
 """
-_FIX: Final = "Set trainer.tensor_parallel to 1"
 
 
-def tensor_plan(model: PreTrainedModel, ranks: int, *, holds_tower: bool = True) -> dict[str, str]:
+class SizeNames(NamedTuple):
+    """Names under which a reader of an error sets the parallel sizes."""
+
+    tensor: str
+    encoders: str
+
+
+RECIPE_NAMES: Final = SizeNames("trainer.tensor_parallel", "trainer.encoder")
+
+
+def tensor_plan(
+    model: PreTrainedModel,
+    ranks: int,
+    *,
+    holds_tower: bool = True,
+    names: SizeNames = RECIPE_NAMES,
+) -> dict[str, str]:
     """Return the kind of division by module name. Reads names and sizes only: no memory is needed.
 
     ``COLUMNS`` divides the outputs of a matrix, ``ROWS`` its inputs; ``HEADS`` is a norm of queries or
@@ -64,19 +79,20 @@ def tensor_plan(model: PreTrainedModel, ranks: int, *, holds_tower: bool = True)
         model: A causal LM.
         ranks: Number of tensor ranks.
         holds_tower: Whether its ranks hold the vision tower, too, if it has one.
+        names: Names of the sizes that are to be changed.
 
     Raises:
         UntrainableModel: The model has no plan, one of other kinds, or sizes that ``ranks`` do not
             divide.
     """
-    name = type(model).__name__
+    name, fix = type(model).__name__, f"Set {names.tensor} to 1"
     if holds_tower and picture_rules(model.config) is not None:
         problem = "cannot be divided over tensor ranks that hold its vision tower, too"
         raise UntrainableModel(
-            name, problem, f"{_FIX}, or give the tower ranks of its own: trainer.encoder"
+            name, problem, f"{fix}, or give the tower ranks of its own: {names.encoders}"
         )
     for problem in chain(_problems(model), _left_out(model)):
-        raise UntrainableModel(name, f"cannot be divided over tensor ranks: {problem}", _FIX)
+        raise UntrainableModel(name, f"cannot be divided over tensor ranks: {problem}", fix)
     kinds = dict(_parts(model))
     config = model.config.get_text_config(decoder=True)
     heads: int = config.num_attention_heads
@@ -84,7 +100,7 @@ def tensor_plan(model: PreTrainedModel, ranks: int, *, holds_tower: bool = True)
         "attention heads": heads,
         "key-value heads": getattr(config, "num_key_value_heads", None) or heads,
     }
-    check_divided(name, counts | widths(model, kinds), ranks, "trainer.tensor_parallel")
+    check_divided(name, counts | widths(model, kinds), ranks, names.tensor)
     return kinds | dict.fromkeys(vocabulary_modules(model, ranks), VOCABULARY)
 
 

@@ -53,6 +53,7 @@ _RULES: Final[tuple[tuple[str, Cut], ...]] = (
 _CUTS: Final[tuple[tuple[re.Pattern[str], Cut], ...]] = tuple(
     (re.compile(rf"(?:.*\.)?{pattern}"), cut) for pattern, cut in _RULES
 )
+_FOR_ANY_RANKS: Final = ("vocabulary", "whole")  # cuts that leave no number of ranks over
 _ALONG: Final[dict[int | None, Cut]] = {None: "whole", 0: "rows", 1: "columns"}
 _EXPERT: Final = re.compile(r".*\.experts\.(\d+)\.(?:gate|up|down)_proj\.weight")
 _LAYER: Final = re.compile(r"(?:.*\.)?layers\.(\d+)\..*")
@@ -111,23 +112,20 @@ def placed(
         want = "1 for a model without experts"
         raise LayoutRefused("expert", str(source.expert), want).of("senders")
     order = sorted(
-        enumerate(tensors),
-        key=lambda each: (
-            _first_stage(each[1].name.removesuffix(SCALE_SUFFIX), sizes, source),
-            each[0],
-        ),
+        tensors, key=lambda each: _first_stage(each.name.removesuffix(SCALE_SUFFIX), sizes, source)
     )
-    shapes = {each.name: each.shape for _, each in order}
-    return [
-        PlacedTensor(
-            each.name,
-            each.shape,
-            each.itemsize,
+    shapes = {each.name: each.shape for each in order}
+    # What has to be divided comes first: it refuses a million ranks before others are cut for each
+    on_both = {
+        each.name: (
             _on_side("senders", each, shapes, sizes, source),
             _on_side("receivers", each, shapes, sizes, target),
             kind_of(each.name.removesuffix(SCALE_SUFFIX)),
         )
-        for _, each in order
+        for each in sorted(order, key=lambda each: _cut_of(each.name) in _FOR_ANY_RANKS)
+    }
+    return [
+        PlacedTensor(each.name, each.shape, each.itemsize, *on_both[each.name]) for each in order
     ]
 
 
@@ -229,6 +227,7 @@ def _cut_of(name: str) -> Cut:
     return _known_cut(name) or "whole"
 
 
+@cache
 def _known_cut(name: str) -> Cut | None:
     """Return the cut of a tensor that some rule knows."""
     return next((cut for pattern, cut in _CUTS if pattern.fullmatch(name)), None)
@@ -251,11 +250,9 @@ def _stages(name: str, sizes: ModelSizes, grid: ModelGrid) -> tuple[int, ...]:
 
 
 def _check_apart(sizes: ModelSizes, grid: ModelGrid) -> None:
-    """Refuse encoder ranks for a model that has nothing for them, or experts beside it."""
+    """Refuse encoder ranks for a model that has nothing for them, or a tower that they do not divide."""
     if not sizes.tower:
         raise LayoutRefused("encoders", str(grid.encoders), "0 for a model without a vision tower")
-    if sizes.experts:
-        raise LayoutRefused("encoders", str(grid.encoders), "0 for a model with experts")
     if grid.encoder_tensor > 1 and not sizes.tower_axes:
         want = "1 for a vision tower that no rule divides"
         raise LayoutRefused("encoder_tensor", str(grid.encoder_tensor), want)

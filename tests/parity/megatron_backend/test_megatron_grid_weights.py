@@ -32,6 +32,7 @@ from offbeat.weight_sync.reshard.region import Region
 from tests.support.image_text_models import make, picture_groups
 
 FAMILIES = ["idefics3", "qwen2_5_vl"]
+EXPERTS = "qwen3_vl_moe"
 GRIDS = [(Cut(), 1), (Cut(tensor=2, sequence=True), 1), (Cut(pipeline=2), 1), (Cut(data=2), 2)]
 NAMES = ["1 + 1", "tp2 + 1", "pp2 + 1", "dp2 + 2"]
 
@@ -39,7 +40,7 @@ NAMES = ["1 + 1", "tp2 + 1", "pp2 + 1", "dp2 + 2"]
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = dict[str, Path]()
-    for family in FAMILIES:
+    for family in (*FAMILIES, EXPERTS):
         paths[family] = tmp_path_factory.mktemp(family)
         make(family).save_pretrained(paths[family])
         (paths[family] / "tokenizer.json").write_text("{}")
@@ -98,15 +99,39 @@ def test_ranks_hold_the_regions_that_a_plan_declares_and_the_bytes_that_check_sa
     """A plan knows no heads within a matrix: adjacent regions of a rank are one there."""
     path = models[family]
     seen = after_a_step(world, path, family, replace(cut, dtype="float32"), encoders)
-    tensors, sizes = model_tensors(path, WirePolicy())
     declared = ModelGrid(tensor=cut.tensor, pipeline=cut.pipeline, data=cut.data, encoders=encoders)
+    check_regions(path, [regions for regions, _ in seen], declared)
+    check_bytes(path, [held for _, held in seen], cut, encoders, "float32")
+
+
+@pytest.mark.parametrize(
+    ("cut", "declared"),
+    [
+        (Cut(data=2, expert=2), ModelGrid(data=2, expert=2, expert_tensor=1, encoders=1)),
+        (
+            Cut(tensor=2, expert_tensor=2, sequence=True),
+            ModelGrid(tensor=2, expert_tensor=2, encoders=1),
+        ),
+    ],
+    ids=["ep2 of dp2 + 1", "tp2 x etp2 + 1"],
+)
+def test_ranks_with_experts_hold_the_regions_that_a_plan_declares(
+    world: World, models: dict[str, Path], cut: Cut, declared: ModelGrid
+) -> None:
+    path = models[EXPERTS]
+    seen = after_a_step(world, path, EXPERTS, replace(cut, dtype="float32"), 1)
+    check_regions(path, [regions for regions, _ in seen], declared)
+
+
+def check_regions(path: Path, seen: Sequence[dict[str, list[Region]]], declared: ModelGrid) -> None:
+    """Every rank holds what a plan of the layout says."""
+    tensors, sizes = model_tensors(path, WirePolicy())
     placed = {each.name: placement(each, sizes, declared) for each in tensors}
-    for rank, (regions, _) in enumerate(seen):
+    for rank, regions in enumerate(seen):
         assert regions.keys() == {name for name, each in placed.items() if each.at(rank)}
         for each in tensors:
             got, want = regions.get(each.name, []), placed[each.name].at(rank)
             assert (times_held(each.shape, got) == times_held(each.shape, want)).all(), each.name
-    check_bytes(path, [held for _, held in seen], cut, encoders, "float32")
 
 
 @pytest.mark.parametrize("reference", [False, True], ids=["alone", "with a reference"])

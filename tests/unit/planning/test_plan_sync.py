@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = ROOT / "tests" / "data" / "model_configs"
 TINY = ROOT / "models" / "tiny-addition"
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+PICTURES = str(ROOT / "recipes" / "quickstart-images.yaml")
 LORA = str(ROOT / "recipes" / "lora.yaml")
 STUB = str(ROOT / "tests" / "ray" / "stub.yaml")
 
@@ -151,6 +152,14 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
             [QUICKSTART, "generator.backend=vllm", "generator.vllm.tensor_parallel=3"],
             "generator.vllm.tensor_parallel is 3, expected a divisor of",
         ),
+        (
+            [QUICKSTART, "--senders", "tensor=3,own_plan=1"],
+            "attention heads, which --senders tensor=3 does not divide. Set --senders tensor to one of",
+        ),
+        (
+            [PICTURES, "--senders", "tensor=2,own_plan=1"],
+            "Set --senders tensor to 1, or give the tower ranks of its own: --senders encoders",
+        ),
         ([QUICKSTART, "--model", "nowhere/config.json"], "nowhere/config.json: cannot be read"),
     ],
 )
@@ -158,6 +167,8 @@ def test_what_cannot_be_planned_is_refused_in_one_sentence(args: list[str], sent
     done = plan_sync(*args)
     assert done.exit_code == 2
     assert sentence in done.stderr
+    if "--senders" in args:
+        assert "trainer." not in done.stderr  # a key that the reader has not used
 
 
 def test_tensor_ranks_of_the_torch_trainer_are_planned_by_the_plan_of_the_model(
@@ -194,6 +205,7 @@ def test_a_model_that_tensor_ranks_cannot_divide_has_no_plan_for_them() -> None:
     done = plan_sync("--model", model, *sides)
     assert done.exit_code == 2
     assert "cannot be divided over tensor ranks: its config has num_experts=128" in done.stderr
+    assert "Set --senders tensor to 1" in done.stderr
 
 
 def recording(path: Path, ranks: int) -> Path:

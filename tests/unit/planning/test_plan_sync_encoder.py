@@ -1,6 +1,8 @@
 """Plans of weight syncs whose senders have encoder ranks: who holds and sends what."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
+from offbeat.planning.grid_text import parse_grid
 from offbeat.planning.model_tensors import model_tensors
 from offbeat.planning.sync_plan import SyncLayouts, plan_of
 from offbeat.trainers.grid.layout import Grid, Side
@@ -167,7 +170,91 @@ def test_what_encoder_ranks_do_not_go_with_is_refused_by_name(
     assert sentence in done.stderr
 
 
-def test_encoder_ranks_of_a_model_of_experts_are_refused() -> None:
+def test_encoder_ranks_of_a_text_model_of_experts_are_refused() -> None:
     layouts = SyncLayouts(Path(EXPERTS), WirePolicy(), ModelGrid(encoders=1), ModelGrid(), 8, PIECE)
     with pytest.raises(LayoutRefused, match="encoders is 1, expected 0 for a model without"):
+        plan_of(replace(layouts, trainer="megatron"))
+
+
+@pytest.fixture(scope="module")
+def pictured_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3_vl_moe")
+    make("qwen3_vl_moe").save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("senders", ["data=2,expert=2,encoders=1", "tensor=2,encoders=2,data=2"])
+def test_experts_are_planned_beside_encoder_ranks_of_the_megatron_trainer(
+    pictured_experts: Path, senders: str
+) -> None:
+    model = str(pictured_experts)
+    done = plan_sync("--model", model, "--senders", senders, "--receivers", "data=1", "--json")
+    assert done.exit_code == 0, done.output
+    found, grid = json.loads(done.stdout), parse_grid(senders)
+    tower = sum(found["bytes"]["held"][-grid.encoders :])
+    (alone,) = plan_of(on_one_rank(pictured_experts))[1].bytes.held
+    weights = inventory_of(make("qwen3_vl_moe"), has_experts=True).weights
+    elements = sum(int(np.prod(each.shape)) for each in weights if each.side is Side.TOWER)
+    assert tower == elements * 4  # in float32
+    assert sum(found["bytes"]["sent"]) == found["bytes"]["model"] == alone
+
+
+def on_one_rank(path: Path) -> SyncLayouts:
+    return SyncLayouts(path, WirePolicy(), ModelGrid(), ModelGrid(), 8, PIECE)
+
+
+@pytest.mark.parametrize(
+    "senders",
+    [
+        ModelGrid(shards=2, encoders=1),
+        ModelGrid(encoders=1),
+        ModelGrid(shards=2, encoders=1, encoder_tensor=2),
+    ],
+    ids=["shards", "one rank of each", "a divided tower"],
+)
+def test_experts_beside_encoder_ranks_of_the_torch_trainer_are_refused(
+    pictured_experts: Path, senders: ModelGrid
+) -> None:
+    layouts = replace(on_one_rank(pictured_experts), senders=senders)
+    with pytest.raises(LayoutRefused, match="with experts beside the torch trainer") as refused:
         plan_of(layouts)
+    assert (refused.value.where, refused.value.what) == ("senders", "encoders")
+
+
+MEGATRON = "trainer.backend=megatron"
+EVERYWHERE, SIDES = "the model into each other rank", "each side into the ranks that hold it"
+
+
+@pytest.mark.parametrize(
+    ("args", "into"),
+    [
+        ([ENCODER], SIDES),
+        ([MEGATRON, ENCODER], EVERYWHERE),
+        (["--senders", "tensor=2,encoders=1"], EVERYWHERE),
+        ([MEGATRON, "--senders", "shards=2,encoders=1"], SIDES),
+        ([MEGATRON, "--senders", "encoders=1"], EVERYWHERE),
+        (["--senders", "encoders=1"], SIDES),
+    ],
+)
+def test_weights_through_rank_0_are_gathered_as_the_trainer_of_the_layout_does(
+    args: list[str], into: str
+) -> None:
+    """Where both trainers have such ranks it is the recipe's."""
+    done = plan_sync(IMAGES, *args)
+    assert done.exit_code == 0, done.output
+    (line,) = [each for each in done.stdout.splitlines() if "into trainer ranks" in each]
+    assert into in line
+    (model,) = [each for each in done.stdout.splitlines() if "into receivers" in each]
+    ranks = int(re.findall(r"senders +(\d+) ranks", done.stdout)[0])
+    gathered, whole = (float(re.findall(r"([\d.,]+) MB", each)[0]) for each in (line, model))
+    if into is EVERYWHERE:
+        assert gathered == pytest.approx(whole * (ranks - 1), rel=0.01)
+    else:
+        assert gathered < whole * (ranks - 1)
+
+
+def test_layouts_without_a_recipe_are_gathered_as_their_trainer_does() -> None:
+    model = str(ROOT / "models" / "tiny-digits")
+    for senders, into in (("pipeline=2,encoders=1", EVERYWHERE), ("shards=2,encoders=1", SIDES)):
+        done = plan_sync("--model", model, "--senders", senders, "--receivers", "data=1")
+        assert into in done.stdout, done.output

@@ -1,5 +1,7 @@
 """Placements that are declared by name, beside what the trainer and torch really hold."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -196,3 +198,28 @@ def test_what_no_rule_knows_is_whole_on_every_receiver() -> None:
 )
 def test_bytes_are_counted_by_class(name: str, kind: str) -> None:
     assert kind_of(name) == kind
+
+
+class NeverCut(tuple[int, ...]):
+    """A shape of which nobody may ask for a length."""
+
+    __slots__ = ()
+
+    def __getitem__(self, _: Any) -> Any:
+        raise AssertionError("cut for every rank, before heads refused them all")
+
+
+@pytest.mark.parametrize(
+    ("senders", "receivers"), [(1_000_000, 1), (1, 1_000_000)], ids=["senders", "receivers"]
+)
+def test_more_ranks_than_heads_are_refused_before_embeddings_and_norms_are_cut_for_each(
+    senders: int, receivers: int
+) -> None:
+    sizes = ModelSizes(layers=1, key_value_heads=2, attention_heads=4)
+    tensors = [
+        DeclaredTensor("model.embed_tokens.weight", NeverCut((64, 32)), 2),
+        DeclaredTensor("model.layers.0.input_layernorm.weight", NeverCut((32,)), 2),
+        DeclaredTensor("model.layers.0.self_attn.q_proj.weight", (32, 32), 2),
+    ]
+    with pytest.raises(LayoutRefused, match=r"q_proj\.weight: tensor is 1000000, expected"):
+        placed(tensors, sizes, ModelGrid(tensor=senders), ModelGrid(tensor=receivers))
