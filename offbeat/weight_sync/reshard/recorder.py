@@ -7,7 +7,7 @@ say which box of which checkpoint tensor lands in which elements of which parame
 
     bulk    a box that lands unchanged, or cast: a sender may send it alone
     misc    any other use of a tensor: arithmetic, packing, a shape that is no box. The whole tensor
-            goes through the engine's own loader, after bulk
+            is one more region of the same fetch, and goes through the engine's own loader
 
 The recording is also a proof of coverage: each element of each parameter is written once, or by
 nobody and on a list of those that are filled, tied or computed by the engine itself.
