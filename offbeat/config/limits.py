@@ -180,7 +180,7 @@ def lora_of(config: RunConfig) -> LoraConfig | None:
 def freeze_patterns(config: RunConfig) -> tuple[str, ...]:
     """Return the patterns of names of parameters that are not trained; empty: all are trained."""
     trainer = config.trainer
-    return trainer.freeze if isinstance(trainer, TorchTrainerConfig) else ()
+    return () if trainer.backend == "stub" else trainer.freeze
 
 
 def moe_of(config: RunConfig) -> MoeConfig | None:

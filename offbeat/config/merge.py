@@ -8,10 +8,10 @@ from offbeat.config.tree import Leaf, Node, Section
 OPTIONS_BELONG_TO: Final = {"environment": ("options", ("name", "target"))}
 """Free-form options belong to what these keys name: another name does not inherit them."""
 
-REFUSED_BY: Final = {"trainer.lora": ("megatron",), "trainer.freeze": ("megatron",)}
-"""Keys that stay where another choice lacks them, unless empty, so that the choice is refused by name.
+REFUSED_BY: Final = {"trainer.lora": ("megatron",)}
+"""Keys that stay where another choice lacks them, unless null, so that the choice is refused by name.
 
-Without them, the whole model would be trained, where the recipe says which part is.
+Without them, the whole model would be trained, where the recipe says that adapters are.
 """
 
 SHORTHAND: Final = {"algorithm": "preset"}
@@ -74,8 +74,8 @@ def _forget_other_choice(base: Section, top: Section, section: str, dropped: lis
 
 
 def _is_set(node: Node) -> bool:
-    """Return whether ``node`` is more than null or an empty list."""
-    return isinstance(node, Section) or node.value not in (None, [])
+    """Return whether ``node`` is more than null."""
+    return isinstance(node, Section) or node.value is not None
 
 
 def _known(section: str, name: str) -> bool:

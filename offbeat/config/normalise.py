@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 from offbeat.config import schema
-from offbeat.config.merge import REFUSED_BY, SHORTHAND
+from offbeat.config.merge import SHORTHAND
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
 from offbeat.config.tree import Leaf, Node, Section
@@ -72,15 +72,10 @@ def _known(key: schema.Key, place: str, node: Node, parent: Section) -> Problem 
 
 
 def _is_absent(key: str, node: Node) -> bool:
-    """Return whether ``node`` says what holds anyway of a key that another choice has.
-
-    That is null of a section, and an empty list of a key that the choice is refused by.
-    """
-    if not isinstance(node, Leaf):
-        return False
+    """Return whether ``node`` is null for a section that another choice has: that holds anyway."""
     known = schema.known(key)
     is_section = known is not None and bool(known.sections)
-    return (is_section and node.value is None) or (key in REFUSED_BY and node.value == [])
+    return is_section and isinstance(node, Leaf) and node.value is None
 
 
 def value_hint(key: schema.Key, suggestion: str = "") -> str:

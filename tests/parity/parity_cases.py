@@ -85,6 +85,7 @@ class MegatronCut(Cut):
     stages: tuple[int, ...] | None = None  # layers of each
     sequence: bool = False
     overlap: bool = False
+    freeze: tuple[str, ...] = ()
     updates: str = "FaultyAdamW"  # the optimizer, by its name in ``megatron_bugs.OPTIMIZERS``
 
     @property

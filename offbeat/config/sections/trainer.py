@@ -83,6 +83,12 @@ class _ModelTrainer(_Trainer):
     encoder: EncoderConfig | None = None
     """Ranks of their own for the vision tower (docs/encoder-ranks.md)."""
 
+    freeze: tuple[str, ...] = ()
+    """Patterns of names of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`; `*` matches
+    dots, too. A frozen parameter keeps every bit and needs no gradient and no moments: less memory, and less that
+    a step can change. Each pattern has to match a name of the model (docs/recipes.md); beside the megatron backend
+    names of a vision tower alone (docs/megatron.md)."""
+
 
 class TorchTrainerConfig(_ModelTrainer):
     """Any Hugging Face causal LM, cut over data-parallel (FSDP2) and tensor-parallel ranks (DTensor)."""
@@ -92,11 +98,6 @@ class TorchTrainerConfig(_ModelTrainer):
 
     lora: LoraConfig | None = None
     """Train adapters, not the model: smaller releases and less memory (docs/lora.md)."""
-
-    freeze: tuple[str, ...] = ()
-    """Patterns of names of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`; `*` matches
-    dots, too. A frozen parameter keeps every bit and needs no gradient and no moments: less memory, and less that
-    a step can change. Each pattern has to match a name of the model (docs/recipes.md)."""
 
 
 class MegatronTrainerConfig(_ModelTrainer):

@@ -3,7 +3,7 @@
 transformers, whose import takes seconds, is imported only if a recipe needs it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -50,13 +50,28 @@ def check_layout(config: RunConfig) -> Iterator[Finding]:
     sharded = trainer.device != "cpu" and dtype != "float64"
     apart = trainer.encoder is not None  # then encoder ranks hold the tower, of which they say it
     held = largest_rank(
-        replace(architecture, tower=()) if apart else architecture, grid, dtype, sharded=sharded
+        replace(architecture, tower=()) if apart else architecture,
+        grid,
+        dtype,
+        sharded=sharded,
+        frozen=_frozen(config.model.path, trainer),
     )
     yield ok(
         _LAYOUT,
         f"{grid.ranks} ranks{' of the language model' if apart else ''}; the largest holds {size(held.total)}: weights {size(held.weights)}, "
         f"gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; activations come on top",
     )
+
+
+def _frozen(path: str, trainer: MegatronTrainerConfig) -> Collection[str]:
+    """Return the weights that are not trained; none if ``check_model_proof`` refuses the patterns."""
+    from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.megatron.freezing import frozen_weights
+
+    try:
+        return frozen_weights(path, trainer.freeze).names
+    except UntrainableModel:
+        return ()
 
 
 def _alone(want: str) -> str:

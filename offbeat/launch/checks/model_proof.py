@@ -57,7 +57,8 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
     if (lora := lora_of(config)) is not None:
         yield _adapters(model, lora)
     if patterns := freeze_patterns(config):
-        yield _trained(model, patterns)
+        in_tower = config.trainer.backend == "megatron"
+        yield _trained(model, patterns, in_tower=in_tower)
     if config.trainer.backend == "torch" and (moe := moe_of(config)) is not None:
         yield _balanced(model, moe)
     yield from _pictures(config, model)
@@ -107,12 +108,18 @@ def _balanced(model: "PreTrainedModel", moe: MoeConfig) -> Finding:
     return ok(_EXPERTS, f"{len(routers_of(model))} routers are balanced by {chosen}")
 
 
-def _trained(model: "PreTrainedModel", patterns: Sequence[str]) -> Finding:
-    """Say how much of the model is trained; what the patterns match is marked in it as frozen."""
+def _trained(model: "PreTrainedModel", patterns: Sequence[str], *, in_tower: bool) -> Finding:
+    """Say how much of the model is trained; what the patterns match is marked in it as frozen.
+
+    ``in_tower``: whether the trainer freezes weights of a vision tower alone.
+    """
     from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.megatron.freezing import frozen_in_tower
     from offbeat.trainers.torch.freezing import freeze
 
     try:
+        if in_tower:
+            frozen_in_tower(model, patterns)
         freeze(model, patterns)
     except UntrainableModel as refused:
         return error(_TRAINED, f"{refused.model} {refused.problem}", f"{refused.fix}.")

@@ -25,6 +25,7 @@ from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.expert_load import SHARES
 from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.freezing import FrozenWeights
 from offbeat.trainers.megatron.fused_experts import as_in_files
 from offbeat.trainers.megatron.gathering import TensorGather
 from offbeat.trainers.megatron.hf_directory import save_directory
@@ -42,7 +43,7 @@ _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
 
 
 class OptimizerState(Protocol):
-    """State of the optimizer of a rank's parameters, by kind, then by the parameter's name."""
+    """State of the optimizer of a rank's trained parameters, by kind, then by the parameter's name."""
 
     @property
     def steps(self) -> int:
@@ -51,7 +52,7 @@ class OptimizerState(Protocol):
 
     @property
     def bytes_a_weight(self) -> int:
-        """Return the bytes of ``state`` per weight, once there are moments."""
+        """Return the bytes of ``state`` per trained weight, once there are moments."""
         ...
 
     def state(self) -> dict[str, dict[str, Tensor]]:
@@ -79,6 +80,7 @@ class BoxedTrainer(ModelTrainer):
     """Trainer of a rank that holds boxes of a model's tensors."""
 
     architecture: Architecture
+    frozen: FrozenWeights
     boxes: list[TensorBox]  # that this rank holds
     gathering: TensorGather
 
@@ -186,18 +188,25 @@ class BoxedTrainer(ModelTrainer):
 
     @property
     def identity(self) -> Identity:
-        """Return an identity that is equal under every layout: a state may be loaded under another."""
+        """Return an identity that is equal under every layout: a state may be loaded under another.
+
+        It follows from names, shapes and dtypes of the weights, and from which are frozen.
+        """
         digest = xxhash.xxh3_128()
         for name, shape, dtype in self.metas():
-            digest.update(f"{name} {shape} {dtype}\n".encode())
+            mark = " frozen" if name in self.frozen.names else ""
+            digest.update(f"{name} {shape} {dtype}{mark}\n".encode())
         dtype = str(self._dtype).removeprefix("torch.")
         about = f"{self.architecture.name} of {self.parameters:,} {dtype} weights"
+        about += f", {self.frozen.elements:,} of them frozen" if self.frozen.names else ""
         return Identity("megatron", about, digest.hexdigest())
 
     @property
     def state_nbytes(self) -> int:
         """Return the bytes of all ranks' shares together."""
-        return self.parameters * (self._dtype.itemsize + self._optimizer_state.bytes_a_weight)
+        trained = self.parameters - self.frozen.elements
+        states = trained * self._optimizer_state.bytes_a_weight
+        return self.parameters * self._dtype.itemsize + states
 
     def _save(self, directory: Path) -> None:
         state = self._optimizer_state
@@ -232,5 +241,9 @@ class BoxedTrainer(ModelTrainer):
 
     @property
     def _trained(self) -> list[TensorBox]:
-        """Return the boxes of parameters: a router's bias has no gradient."""
-        return [box for box in self.boxes if not is_router_bias(box.tensor)]
+        """Return the boxes of parameters that are trained."""
+        return [box for box in self.boxes if self._is_trained(box)]
+
+    def _is_trained(self, box: TensorBox) -> bool:
+        """Return whether a box has a gradient: a router's bias and frozen weights have none."""
+        return not is_router_bias(box.tensor) and box.tensor not in self.frozen.names

@@ -35,7 +35,7 @@ def has_master(parameter: Tensor) -> bool:
 
 
 class RankOptimizer(ABC):
-    """AdamW of one rank's share of a model. Weight decay applies to matrices only.
+    """AdamW of what is trained of one rank's share of a model. Weight decay applies to matrices only.
 
     The form of its state is the same for all subclasses; its size is that of this rank's share.
     """
@@ -49,12 +49,14 @@ class RankOptimizer(ABC):
         """Start without moments, from the current weights.
 
         Args:
-            ddp: A module whose parameters have a ``main_grad`` each.
+            ddp: A module whose trained parameters have a ``main_grad`` each; it updates no others.
             config: Rates and bounds.
-            owned: Boxes this rank owns: every element of the model is in one box of one rank.
+            owned: Boxes of them that this rank owns: every element is in one box of one rank.
         """
         self._config, self._owned = config, owned
-        self._parameters: dict[str, nn.Parameter] = dict(ddp.module.named_parameters())
+        self._parameters: dict[str, nn.Parameter] = {
+            name: each for name, each in ddp.module.named_parameters() if each.requires_grad
+        }
 
     @abstractmethod
     def grad_norm(self) -> float:
@@ -111,7 +113,7 @@ class RankOptimizer(ABC):
 
 
 class MainGradAdamW(RankOptimizer):
-    """torch's AdamW on all of this rank's parameters."""
+    """torch's AdamW on all of this rank's trained parameters."""
 
     sharded: ClassVar[bool] = False
 

@@ -1,5 +1,6 @@
 """Shapes of the parameters that one rank holds of a model, and their bytes by kind. Pure."""
 
+from collections.abc import Collection
 from math import prod
 from typing import Literal
 
@@ -19,6 +20,7 @@ def largest_rank(
     dtype: Literal["float32", "bfloat16", "float64"],
     *,
     sharded: bool,
+    frozen: Collection[str] = (),
 ) -> RankBytes:
     """Return the bytes of the rank that holds most; ranks of one stage hold equally much.
 
@@ -27,27 +29,35 @@ def largest_rank(
         grid: The parallel sizes, which fit it.
         dtype: Dtype of the weights.
         sharded: Whether copies of a weight share its optimizer state, as on CUDA.
+        frozen: Hugging Face names of weights of the vision tower that are not trained.
     """
     stages = (ParallelLayout(grid, stage * grid.stage_ranks) for stage in range(grid.pipeline))
     return max(
-        (_rank_bytes(architecture, layout, dtype, sharded=sharded) for layout in stages),
+        (
+            _rank_bytes(architecture, layout, dtype, sharded=sharded, frozen=frozen)
+            for layout in stages
+        ),
         key=lambda each: each.total,
     )
 
 
-def _rank_bytes(a: Architecture, layout: ParallelLayout, dtype: str, *, sharded: bool) -> RankBytes:
+def _rank_bytes(
+    a: Architecture, layout: ParallelLayout, dtype: str, *, sharded: bool, frozen: Collection[str]
+) -> RankBytes:
     grid, shapes = layout.grid, rank_parameters(a, layout)
+    total = sum(map(prod, shapes.values()))
+    trained = total - sum(prod(shapes.get(f"{TOWER}{name}", (0,))) for name in frozen)
     experts = sum(prod(shape) for name, shape in shapes.items() if ".local_experts." in name)
-    dense = sum(map(prod, shapes.values())) - experts
+    dense = trained - experts
     wide = 8 if dtype == "float64" else _FLOAT32
     each = 2 if dtype == "bfloat16" else wide
     states = (3 if each < wide else 2) * wide  # a master, if the weights have 16 bits, two moments
-    held = float(dense + experts)
+    held = float(trained)
     if sharded:
         held = dense / (grid.context * grid.data)
         held += experts * grid.expert * grid.expert_tensor_ranks / grid.stage_ranks
-    total, biases = dense + experts, sum(map(prod, rank_buffers(a, layout).values()))
-    return RankBytes(total * each + biases * _FLOAT32, total * wide, round(held * states))
+    biases = sum(map(prod, rank_buffers(a, layout).values()))
+    return RankBytes(total * each + biases * _FLOAT32, trained * wide, round(held * states))
 
 
 def rank_parameters(a: Architecture, layout: ParallelLayout) -> dict[str, Shape]:

@@ -37,10 +37,11 @@ from offbeat.trainers.megatron.architecture import (
 )
 from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer, OptimizerState
 from offbeat.trainers.megatron.forward import Forward
+from offbeat.trainers.megatron.freezing import freeze_weights, frozen_weights
 from offbeat.trainers.megatron.groups import layout_group, pipeline_group, start_groups
 from offbeat.trainers.megatron.hf_files import load_boxes
 from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.mapping import TensorBox, boxes_of, is_router_bias
+from offbeat.trainers.megatron.mapping import TOWER, TensorBox, boxes_of
 from offbeat.trainers.megatron.microbatches import aligned, canary_rows
 from offbeat.trainers.megatron.model import (
     build_model,
@@ -88,7 +89,8 @@ class MegatronTrainer(BoxedTrainer):
             parts: Replacements of the default parts.
 
         Raises:
-            UntrainableModel: This kind of model has no mapping here.
+            UntrainableModel: This kind of model has no mapping here, or not all that ``trainer.freeze``
+                matches is of its vision tower.
             WeightsMismatch: The files are not those of their config's model.
             UnsupportedLayout: The model or the world cannot be partitioned like this.
         """
@@ -219,6 +221,7 @@ class MegatronTrainer(BoxedTrainer):
     def _enter_layout(self) -> None:
         """Read the sizes of the model, refuse what cannot be trained, and create the process groups."""
         self.architecture = self._read_architecture()
+        self.frozen = frozen_weights(self.model_path, self._config.freeze)
         run_on_all_ranks(
             self.peers, "its start", lambda: self.is_first and check_files(self.model_path)
         )
@@ -231,6 +234,7 @@ class MegatronTrainer(BoxedTrainer):
         """Build this rank's share of the model and load its weights."""
         self.transformer = self._description()
         self.model = self._build(self.transformer)
+        freeze_weights(self.model, {f"{TOWER}{name}" for name in self.frozen.names})
         self._watch_routers()
 
     def _train_share(self) -> None:
@@ -245,7 +249,7 @@ class MegatronTrainer(BoxedTrainer):
         self._forward = self._forward_of(self.ddp, self.model)
         self.gradients = self._parts.gradients(self.ddp, self.transformer)
         self._meet(self._boxes_of(self.model))
-        owned = [box for box in self.gathering.owned() if not is_router_bias(box.tensor)]
+        owned = [box for box in self.gathering.owned() if self._is_trained(box)]
         self.optimizer = optimizer(self.ddp, self._config.optimizer, owned)
 
     def _planner_of_rows(self) -> MicrobatchPlanner:

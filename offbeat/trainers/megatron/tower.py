@@ -2,8 +2,7 @@
 
 Every rank that embeds tokens holds the tower whole. Ranks that share matrices, or the tokens of a row,
 compute the same features. Each has a part of the gradient of the loss with respect to them: those of
-its own tokens, or an equal share of all. The parts are summed once per step.
-
+its own tokens, or an equal share of all. The parts are summed once per step. Frozen weights have none.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
@@ -94,6 +93,8 @@ def sum_tower_gradients(model: GPTModel, group: ProcessGroup) -> None:
     if tower is None or dist.get_world_size(group) == 1:
         return
     gradients = list(_gradients(tower))
+    if not gradients:
+        return
     flat = torch.cat([each.reshape(-1) for each in gradients])
     dist.all_reduce(flat, group=group)
     parts = flat.split([each.numel() for each in gradients])
@@ -103,7 +104,8 @@ def sum_tower_gradients(model: GPTModel, group: ProcessGroup) -> None:
 
 def _gradients(tower: PreTrainedModel) -> Iterator[Tensor]:
     for parameter in tower.parameters():
-        yield parameter.main_grad  # pyright: ignore[reportAttributeAccessIssue] -- the library's
+        if parameter.requires_grad:
+            yield parameter.main_grad  # pyright: ignore[reportAttributeAccessIssue] -- the library's
 
 
 def names_in_files(path: Path) -> dict[str, str]:

@@ -29,6 +29,7 @@ from offbeat.trainers.grid.tower_plan import tower_plan
 from offbeat.trainers.grid.tower_proof import example_features, prove_tower
 from offbeat.trainers.grid.weights import side_mesh
 from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer, OptimizerState
+from offbeat.trainers.megatron.freezing import freeze_weights, frozen_weights
 from offbeat.trainers.megatron.groups import start_groups
 from offbeat.trainers.megatron.hf_files import load_boxes
 from offbeat.trainers.megatron.mapping import TOWER, TensorBox
@@ -75,7 +76,8 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         All ranks of the world make their trainers together.
 
         Raises:
-            UntrainableModel: The model has no tower, or this kind has no mapping here.
+            UntrainableModel: The model has no tower, this kind has no mapping here, or not all that
+                ``trainer.freeze`` matches is of the tower.
             WeightsMismatch: The files are not those of their config's model.
             UnsupportedLayout: The world cannot be partitioned like this.
         """
@@ -89,6 +91,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         )
         self._config = trainer
         self.architecture = architecture_with_tower(model_path)
+        self.frozen = frozen_weights(model_path, trainer.freeze)
         grid, rank = side_grid(trainer), self.peers.rank
         # Meanwhile the first rank checks the files.
         self._plan = run_on_all_ranks(
@@ -167,7 +170,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
 
     @property
     def local_weights(self) -> dict[str, Tensor]:
-        """Return this rank's share of the weights: of 16 bits as copies of the masters it holds."""
+        """Return this rank's share of the weights: trained ones of 16 bits as copies of their masters."""
         return self._weights_in(self._tower.shards)
 
     def held_regions(self) -> list[TensorRegion]:
@@ -216,6 +219,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
 
     def _build(self, *, trained: bool) -> _Tower:
         model = unfilled_tower(self.model_path, self._dtype).requires_grad_(trained)
+        freeze_weights(model, self.frozen.names)
 
         def divided(cut: PreTrainedModel) -> None:
             if self._mesh.tensor is not None:
@@ -247,7 +251,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
 
     @property
     def _trains_tower(self) -> bool:
-        return True
+        return not self.frozen.is_whole_tower
 
 
 def _never(what: str) -> NoReturn:

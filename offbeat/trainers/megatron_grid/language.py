@@ -78,7 +78,7 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
 
     @property
     def _trains_tower(self) -> bool:
-        return True
+        return not self.frozen.is_whole_tower
 
     # --- passes ------------------------------------------------------------------------------------
 

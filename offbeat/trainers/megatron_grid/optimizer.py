@@ -20,10 +20,11 @@ from offbeat.trainers.torch.sharding import HALF, own
 
 
 class TowerOptimizer:
-    """AdamW of this rank's shards of a tower; all ranks of the world make the same calls.
+    """AdamW of this rank's trained shards of a tower; all ranks of the world make the same calls.
 
-    It updates the tower in every step, also in one without pictures, as megatron-core's optimizer does
-    on ranks that hold both sides: one number of updates is that of all weights.
+    It updates them in every step, also in one without pictures, as megatron-core's optimizer does on
+    ranks that hold both sides: one number of updates is that of all weights, also on a rank that trains
+    none of its own.
     """
 
     def __init__(
@@ -38,22 +39,28 @@ class TowerOptimizer:
         """Start without moments.
 
         Args:
-            tower: Sharded.
+            tower: Sharded. Frozen parameters have no part in the state.
             shards: This rank's part of each of its parameters, in the memory that is updated.
             config: Rates and bounds.
             dtype: Of the weights that passes compute with: shards of 16-bit weights are masters.
             peers: All ranks of the world, over which the norm is taken.
             mesh: The axes over which the tower is sharded; None: data alone.
         """
-        self._tower, self._shards = tower, shards
-        self._optimizer, self._has_masters = Optimizer(tower, config, peers, mesh), dtype in HALF
+        self._tower, self._optimizer = tower, Optimizer(tower, config, peers, mesh)
+        names = [f"{TOWER}{name}" for name in self._optimizer.names]
+        self._shards = {name: shards[name] for name in names}
+        self._has_masters = dtype in HALF
+        self._wide = torch.float32.itemsize if self._has_masters else dtype.itemsize
+        self._steps = 0
 
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
         """Divide the summed gradients, clip them by the norm of both sides, update the weights."""
         for each in self._tower.parameters():
-            if each.grad is None:
+            if each.requires_grad and each.grad is None:
                 each.grad = torch.zeros_like(each)
-        return self._optimizer.step(denominator, learning_rate)
+        result = self._optimizer.step(denominator, learning_rate)
+        self._steps += result.applied
+        return result
 
     def drop_gradients(self) -> None:
         """Discard the accumulated gradients; weights and moments stay."""
@@ -63,12 +70,11 @@ class TowerOptimizer:
 
     @property
     def steps(self) -> int:
-        return int(self._optimizer.steps().max())
+        return self._steps
 
     @property
     def bytes_a_weight(self) -> int:
-        wide = next(iter(self._shards.values())).element_size()
-        return wide * (len(MOMENTS) + self._has_masters)
+        return self._wide * (len(MOMENTS) + self._has_masters)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         kinds = self._moments()
@@ -87,9 +93,11 @@ class TowerOptimizer:
             for name, each in self._shards.items():
                 each.copy_(kinds[MASTER][name])
         self._optimizer.filled(torch.full((len(self._optimizer.names),), float(steps)))
+        self._steps = steps
 
     def reset(self) -> None:
         self._optimizer.reset()
+        self._steps = 0
 
     def kinds(self, steps: int) -> tuple[str, ...]:
         masters = (MASTER,) if self._has_masters else ()

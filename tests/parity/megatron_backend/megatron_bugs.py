@@ -22,7 +22,9 @@ from offbeat.trainers.schedule import learning_rate
 
 
 def main_grads(module: Any) -> dict[str, Tensor]:
-    return {name: each.main_grad for name, each in module.named_parameters()}
+    """Frozen parameters have none."""
+    named = module.named_parameters()
+    return {name: each.main_grad for name, each in named if each.requires_grad}
 
 
 class Recording(Gradients):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch.distributed as dist
 from megatron_bugs import OPTIMIZERS, Recording
 from megatron_cases import JobStep
@@ -22,6 +23,7 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.multimodal.canary_pictures import canary_prompts
+from offbeat.trainers.grid.bridge import gradient_dtype
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.trainers.megatron.mapping import TOWER
@@ -88,6 +90,7 @@ class NormOfItsOwn(MegatronLanguageTrainer):
         return norm
 
 
+NAMES = msgspec.msgpack.Decoder(list[str])
 LANGUAGE = {each.__name__: each for each in (MegatronLanguageTrainer, KeepsItsPart, NormOfItsOwn)}
 ENCODER = {
     each.__name__: each
@@ -119,6 +122,7 @@ def make(
         shared_prompt=cut.shared_prompt,
         activation_checkpointing=cut.recompute,
         optimizer=OptimizerConfig.model_validate(cut.optimizer),
+        freeze=cut.freeze,
         encoder=encoder_config(cut, encoders),
     )
     given: dict[str, Any] = {
@@ -156,23 +160,35 @@ class Watched:
     """Takes the gradients of a step when they are complete, and before they are applied."""
 
     def __init__(self, trainer: Any) -> None:
-        self.trainer, self.kept = trainer, {}
+        self.trainer = trainer
+        self.kept: dict[str, Tensor] = {}
         self._apply = trainer._apply  # noqa: SLF001 -- watched
         trainer._apply = self  # noqa: SLF001 -- as above
 
     def __call__(self, denominator: float, rate: float) -> Any:
-        trainer, kept = self.trainer, {}
+        trainer, kept = self.trainer, dict[str, Tensor]()
         if isinstance(trainer, MegatronEncoderTrainer):
             for name, each in trainer._tower.model.named_parameters():  # noqa: SLF001 -- as above
-                part = None if each.grad is None else own(each.grad) / denominator
-                kept[f"{TOWER}{name}"] = part if part is not None else own(each.detach()) * 0
+                if each.requires_grad or each.grad is not None:
+                    part = own(each.detach()) * 0 if each.grad is None else own(each.grad)
+                    kept[f"{TOWER}{name}"] = part / denominator
         result = self._apply(denominator, rate)
         if isinstance(trainer, MegatronTrainer):
             recording = trainer.gradients
             assert isinstance(recording, Recording)
-            kept = recording.reduced
+            kept = recording.reduced or {}
         self.kept = kept
         return result
+
+
+def gathered(trainer: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Whole gradients; what no rank has one of is left out."""
+    dtype = gradient_dtype(next(iter(trainer.local_weights.values())).dtype)
+    zeros = {name: each.to(dtype) * 0 for name, each in trainer.local_weights.items()}
+    names = {box.tensor for box in trainer.boxes if box.parameter in gradients}
+    everywhere = set().union(*trainer.peers.all_gather(sorted(names), NAMES))
+    whole = trainer.gathering.all_tensors(zeros | gradients)
+    return {name: each for name, each in whole if name in everywhere}
 
 
 def stepped(
@@ -195,7 +211,7 @@ def stepped(
     seen["result"] = trainer.finish_train_step(
         feed(trainer, step, chunks, StepKey(1, 1, 0), cut, encoders)
     )
-    seen["gradients"] = as_arrays(dict(trainer.gathering.all_tensors(watched.kept)))
+    seen["gradients"] = as_arrays(gathered(trainer, watched.kept))
     seen["weights"] = as_arrays(dict(trainer.named_weights()))
     seen["digest"], seen["parameters"] = trainer.weights_digest(), trainer.parameters
     seen["identity"] = trainer.identity

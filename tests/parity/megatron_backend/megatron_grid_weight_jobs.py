@@ -50,7 +50,7 @@ def held(
     weights = _nbytes(trainer.local_weights.values())
     if not isinstance(trainer, MegatronTrainer):
         # Its masters are the weights that passes compute with, in 16 bits while they do.
-        kinds = {kind: kinds[kind] for kind in MOMENTS}
+        kinds = {kind: kinds.get(kind, {}) for kind in MOMENTS}  # a frozen tower has none
         towers = [trainer._tower]  # noqa: SLF001 -- no public place has them
         if reference:
             towers.append(trainer._reference)  # noqa: SLF001 -- as above

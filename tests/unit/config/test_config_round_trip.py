@@ -148,7 +148,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
         0.0
     ),  # this one and the next go with a loss over tokens
     "trainer.moe.z_loss_coef": st.just(0.0),
-    "trainer.freeze": st.just(()),  # not with adapters, and refused by the megatron backend
+    "trainer.freeze": st.sampled_from([(), ("model.visual.*",)]),
     "sync.interval": st.integers(1, 4),
     "sync.deadline_s": st.floats(500, 999),
     "sync.chunk_mib": st.floats(1, 64),

@@ -132,14 +132,10 @@ def test_a_backend_without_adapters_is_refused_where_a_recipe_below_sets_them(wr
 FROZEN = f"{SMALL}trainer: {{backend: torch, freeze: [lm_head.*]}}\n"
 
 
-def test_a_backend_that_freezes_nothing_is_refused_where_a_recipe_below_freezes(
-    write: Write,
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load_recipe(write(FROZEN), ["trainer.backend=megatron"])
-    assert "trainer.backend=megatron has no `freeze`" in str(refused.value)
-    whole = load_recipe(write(FROZEN), ["trainer.backend=megatron", "trainer.freeze=[]"])
-    assert isinstance(whole.config.trainer, MegatronTrainerConfig)
+def test_another_backend_freezes_what_a_recipe_below_freezes(write: Write) -> None:
+    trainer = load_recipe(write(FROZEN), ["trainer.backend=megatron"]).config.trainer
+    assert isinstance(trainer, MegatronTrainerConfig)
+    assert trainer.freeze == ("lm_head.*",)
 
 
 def test_the_same_choice_again_drops_nothing(write: Write) -> None:
