@@ -12,7 +12,7 @@ from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
 from offbeat.config.crosschecks_data import data_clashes
 from offbeat.config.crosschecks_demonstrations import demonstration_clashes
-from offbeat.config.crosschecks_encoder import encoder_clashes
+from offbeat.config.crosschecks_encoder import encoder_clashes, encoder_device_clashes
 from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_images import image_clashes
@@ -373,6 +373,7 @@ _ALWAYS = (
     schedule_clashes,
     _adapters_leave_nothing_to_freeze,
     moe_clashes,
+    encoder_clashes,
     run_dir_clashes,
     mixture_clashes,
     in_each_environment(_user_code_is_named),
@@ -391,7 +392,7 @@ _REAL_RUNS = (
     in_each_environment(_stubs_come_together),
     vllm_clashes,
     layout_clashes,
-    encoder_clashes,
+    encoder_device_clashes,
     _devices_and_gpus_agree,
     rounding_clashes,
 )

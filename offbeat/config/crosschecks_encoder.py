@@ -9,12 +9,12 @@ from offbeat.config.run import RunConfig
 
 
 def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield what cannot work where the vision tower has ranks of its own.
+    """Yield what cannot work where the vision tower has ranks of its own, in a dry run neither.
 
     Whether the model has a tower is known when its config is read: by the trainer, at its start.
     """
     encoder = encoder_of(config.trainer)
-    if encoder is None or config.trainer.backend == "stub":
+    if encoder is None:
         return
     lanes, encoders = config.trainer.data_parallel, encoder.data_parallel
     if lanes % encoders:
@@ -45,7 +45,14 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
             "trainer.encoder does not go with a teacher, whose tower no encoder rank holds",
             "Leave trainer.encoder out.",
         )
-    if encoder.gpus is not None and (encoder.gpus > 0) != (config.trainer.gpus > 0):
+
+
+def encoder_device_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield GPUs of encoder ranks that are on another device than the language ranks."""
+    encoder = encoder_of(config.trainer)
+    if encoder is None or encoder.gpus is None:
+        return
+    if (encoder.gpus > 0) != (config.trainer.gpus > 0):
         yield Clash(
             ("trainer.encoder.gpus", "trainer.gpus"),
             f"trainer.encoder.gpus={encoder.gpus:g} with trainer.gpus={config.trainer.gpus:g}: all ranks are "

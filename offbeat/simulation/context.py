@@ -10,6 +10,7 @@ from offbeat.simulation.machines import Machines
 from offbeat.simulation.network import SimulatedNetwork
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import WorldRecord
+from offbeat.simulation.source_layout import SourceLayout
 
 
 class SimulationContext:
@@ -32,8 +33,7 @@ class SimulationContext:
         self.disk = SimulatedDisk(records, config.checkpoint.keep)
         self.out_of_service_until = 0.0  # of all environments
         self.poison: dict[int, str] = {}  # effect of poison prompts, by prompt index
-        # Shards of the trainer's weights, and copies of each
-        self.source_layout: tuple[int, int] = (2, 2)
+        self.source_layout = SourceLayout()
         self.lost_controllers: set[int] = set()  # incarnations whose memory is lost
 
     def is_gone(self, payload: SimulatedPayload) -> bool:

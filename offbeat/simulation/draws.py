@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from offbeat.config.limits import lora_of, max_group_bytes
+from offbeat.config.limits import max_group_bytes
 from offbeat.config.reward_calls import max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
@@ -15,12 +15,13 @@ from offbeat.simulation.faults import (
     draw_machine_faults,
     draw_outage,
     draw_poison,
-    draw_reshard_faults,
     draw_rewind_crash,
     draw_step_end_crash,
 )
 from offbeat.simulation.machines import FIRST
 from offbeat.simulation.schedule import PlannedFault
+from offbeat.simulation.source_layout import SourceLayout
+from offbeat.simulation.transport_draws import draw_senders, draw_transport
 
 MIN_STEPS: Final = 12
 MIN_GROUPS_PER_STEP: Final = 8
@@ -37,15 +38,6 @@ independently, these settings rarely coincide.
 """
 BUDGET_SHARE: Final = 0.1
 """Share of the episodes whose rewards have a budget of calls."""
-
-DELTA_SHARE: Final = 0.5
-"""Share of the episodes in which engines get what a release changes of the one before."""
-
-RESHARD_SHARE: Final = 0.2
-"""Share of the episodes in which every trainer rank sends what it holds."""
-
-LAYOUTS: Final = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (2, 2), (1, 3))
-"""Shards of the trainer's weights, and copies of each, in such an episode."""
 
 AGENTS_SHARE: Final = 0.4
 ENVIRONMENTS_SHARE: Final = 0.2
@@ -69,7 +61,7 @@ class EpisodePlan(msgspec.Struct, frozen=True):
     groups_per_turn: int = GROUPS_PER_TURN  # groups that a rewind returns at a time
     sample_failures: float = 0.0  # share of the tries of a sample that fail
     several_turns: bool = False  # whether samples may have several turns, and branches
-    source_layout: tuple[int, int] = (2, 2)  # shards of the trainer's weights, and copies of each
+    source_layout: SourceLayout = SourceLayout()
 
 
 def draw_plan(
@@ -96,7 +88,7 @@ def draw_plan(
     fails, failures = _sample_failures(random.Random(f"{seed}/samples"), profile)
     changes["rollout"] |= failures
     ranks = random.Random(f"{seed}/ranks")
-    changes["sync"] |= _transport(ranks, seed, base)
+    changes["sync"] |= draw_transport(ranks, seed, base)
     changes["algorithm"] = _updates(random.Random(f"{seed}/updates"))
     environments = _environments(random.Random(f"{seed}/environments"), base)
     if environments:  # each has an evaluation set of its own
@@ -119,13 +111,15 @@ def draw_plan(
     names += ["trainer", *(f"environment-{index}" for index in range(workers))]
     dice = random.Random(f"{seed}/machines")
     machines = _placed(dice, names) | corner.machines(names[-workers:])
+    drawn_profile = profile if planned_faults is None else "none"
+    layout, sender_faults = draw_senders(ranks, seed, drawn_profile, config)
     if planned_faults is None:
         planned_faults = _faults(rng, profile, config, workers, surplus=surplus, corner=corner)
         planned_faults += draw_machine_faults(dice, profile, steps=config.steps, machines=machines)
         planned_faults += draw_rewind_crash(random.Random(f"{seed}/rewinds"), profile)
         planned_faults += poison
         planned_faults += draw_outage(random.Random(f"{seed}/outage"), profile, steps=config.steps)
-        planned_faults += _reshard_faults(ranks, profile, config)
+        planned_faults += sender_faults
     spools = rng.random() < 0.5 or surplus  # noqa: PLR2004
     spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
     groups_per_turn = random.Random(f"{seed}/turns").choice((1, 8, 20, GROUPS_PER_TURN))
@@ -140,7 +134,7 @@ def draw_plan(
         groups_per_turn,
         fails,
         several_turns=random.Random(f"{seed}/agents").random() < AGENTS_SHARE,
-        source_layout=ranks.choice(LAYOUTS),
+        source_layout=layout,
     )
 
 
@@ -172,22 +166,6 @@ def _with_engines(base: RunConfig) -> dict[str, Any]:
         sampling = generator.sampling.model_dump()
         values["generator"] |= {"backend": "stub", "sampling": sampling}
     return values
-
-
-def _transport(ranks: random.Random, seed: int, base: RunConfig) -> dict[str, Any]:
-    """Return how weights travel: from every rank, in one episode of five, or as the recipe says."""
-    if lora_of(base) is not None:
-        return {}
-    if base.sync.transport == "reshard" or ranks.random() < RESHARD_SHARE:
-        return {"transport": "reshard", "delta": False, **_RESHARD}
-    return {"delta": random.Random(f"{seed}/delta").random() < DELTA_SHARE}
-
-
-def _reshard_faults(ranks: random.Random, profile: str, config: RunConfig) -> list[PlannedFault]:
-    if config.sync.transport != "reshard":
-        return []
-    engines = config.generator.engines
-    return draw_reshard_faults(ranks, profile, steps=config.steps, engines=engines)
 
 
 def _sample_failures(rng: random.Random, profile: str) -> tuple[float, dict[str, Any]]:
@@ -246,9 +224,6 @@ def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:
     placed[dice.choice(actors)] = machines[1]
     return {actor: machine for actor, machine in placed.items() if machine != FIRST}
 
-
-_RESHARD: Final = {"chunk_mib": 16.0, "slowest_mib_s": 1000.0, "slack_s": 0.75}
-"""Limits of a fetch, four of which are less than the deadline of a sync."""
 
 _FIXED: Final[dict[str, Any]] = {
     "steps": MIN_STEPS,

@@ -181,16 +181,23 @@ class Faults:
         """Failpoints, in the order they were first reached."""
         return list(self._reached)
 
-    def at(self, moment: FaultMoment, target: str) -> str:
-        """Return the name of the fault that fires here and now; empty for none."""
+    def at(self, moment: FaultMoment, target: str, peer: str = "") -> str:
+        """Return the name of the fault that fires here and now; empty for none.
+
+        Args:
+            moment: What happens.
+            target: To whom. The record of a fault names it as the target.
+            peer: The other side of a transfer, which a fault may be planned for in its place; it is
+                the detail of the record.
+        """
         if not self._waiting or (waiting := self._waiting.get(moment)) is None:
             return ""
         for place, strike in enumerate(waiting):
-            if strike.target in ("", target):
+            if strike.target in ("", target, peer):
                 del waiting[place]
                 if not waiting:
                     del self._waiting[moment]
-                self.has_fired(strike.action, target, "")
+                self.has_fired(strike.action, target, peer)
                 return strike.action
         return ""
 

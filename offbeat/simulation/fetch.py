@@ -18,6 +18,7 @@ from offbeat.simulation.actor import Actor
 from offbeat.simulation.faults import FaultMoment
 from offbeat.simulation.network import HELD_BACK_S
 from offbeat.simulation.records import FetchBegan, FetchEnded
+from offbeat.simulation.source_layout import rank_name
 from offbeat.simulation.source_ranks import SourceRanks
 from offbeat.weight_sync.reshard.fetch import BucketFetch
 
@@ -111,7 +112,7 @@ class SimulatedFetch:
         if ranks.is_dead(stream.sender):
             self._broken(stream, "the sender ended")
             return
-        kind = context.faults.at(FaultMoment.BUCKET, engine.name)
+        kind = context.faults.at(FaultMoment.BUCKET, engine.name, rank_name(stream.sender))
         if kind == "rank_killed":
             ranks.kill(stream.sender)
             self._broken(stream, "the sender ended")

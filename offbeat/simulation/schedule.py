@@ -12,7 +12,8 @@ class PlannedFault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     """One planned fault, due at exactly one of: a step, a failpoint, a journal record."""
 
     action: str  # a name of offbeat.simulation.faults.KINDS
-    # Generator-1, environment-0, trainer, controller; empty: the first possible target
+    # generator-1, environment-0, trainer, controller; of a bucket also its sender, as in trainer
+    # rank 2; empty: the first possible target
     target: str = ""
     at_step: int | None = None  # the trainer has applied this many steps; 0: from the start
     failpoint: str | None = None  # a value of offbeat.controller.failpoints.Failpoint

@@ -1,44 +1,22 @@
 """Trainer ranks of a simulated reshard: which buckets each of them holds, and whether it answers.
 
-Plan and agreement are those of the product, for a model as small as one gets. The content of a
-bucket is the digest of the release that it is of, and so is its digest.
+Plan (``source_layout``) and agreement are those of the product. The content of a bucket is the digest
+of the release that it is of, and so is its digest.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Final
 
 from offbeat.messages.weights import WeightRelease
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.processes import OUTSIDE
-from offbeat.weight_sync.manifest import Manifest, TensorMeta
+from offbeat.simulation.source_layout import source_plan
+from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.reshard.agreement import agreed_digests
-from offbeat.weight_sync.reshard.buckets import BucketPlan, NamedRegion, plan_buckets
-from offbeat.weight_sync.reshard.region import Region
 
-_ROWS: Final = 12
-_COLUMNS: Final = 4
-_BUCKET_BYTES: Final = 32  # four rows of 16 bits
 _OTHERS_LIVE_S: Final = (0.0, 1.4)  # from the death of a rank to the end of the others
 _FROZEN_S: Final = (2.0, 40.0)
-
-
-@cache
-def source_plan(shards: int, copies: int) -> BucketPlan:
-    """Return the plan of a matrix that is cut into shards, and of a vector that all ranks hold."""
-    rows = _ROWS // shards
-    held = list[list[NamedRegion]]()
-    for rank in range(shards * copies):
-        start = rank % shards * rows
-        mine = Region((start, 0), (start + rows, _COLUMNS))
-        held.append([("matrix", mine), ("vector", Region.whole((_COLUMNS,)))])
-    tensors = [
-        TensorMeta("matrix", (_ROWS, _COLUMNS), "bfloat16"),
-        TensorMeta("vector", (_COLUMNS,), "bfloat16"),
-    ]
-    return plan_buckets(tensors, held, _BUCKET_BYTES)
 
 
 class SourceRanks:
@@ -49,9 +27,9 @@ class SourceRanks:
 
     def __init__(self, host: Actor, context: SimulationContext) -> None:
         self._host, self._context, self.process = host, context, host.process
-        self.plan = source_plan(*context.source_layout)
+        self.plan = source_plan(context.source_layout)
         self._memory = context.machines.memory_of(host.name)
-        ranks = range(math.prod(context.source_layout))
+        ranks = range(context.source_layout.ranks)
         self._buckets = [self.plan.held_by(rank) for rank in ranks]
         self._held: list[dict[int, str]] = [{} for _ in ranks]
         self._digest = ""  # of the release that they serve
@@ -62,7 +40,8 @@ class SourceRanks:
 
         Args:
             digest: Digest of the trainer's weights.
-            diverges: Whether the last rank's copy of a bucket differs from that of the others.
+            diverges: Whether a copy of a bucket differs from the others: that of the last rank that
+                holds any bucket of which there are copies.
 
         Raises:
             ReplicasDiverged: Copies of the same weights differ.
@@ -76,11 +55,11 @@ class SourceRanks:
         return sealed
 
     def _diverge(self, digest: str) -> None:
-        rank = len(self._held) - 1
-        for bucket in self._buckets[rank]:
-            if len(self.plan.routes[bucket].holders) > 1:
-                self._held[rank][bucket] = f"diverged from {digest}"
-                return
+        for rank, buckets in reversed(list(enumerate(self._buckets))):
+            for bucket in buckets:
+                if len(self.plan.routes[bucket].holders) > 1:
+                    self._held[rank][bucket] = f"diverged from {digest}"
+                    return
 
     def _agreed(self, by_rank: list[dict[int, str]]) -> tuple[str, ...]:
         return agreed_digests(by_rank, lambda bucket: f"bucket {bucket}")

@@ -17,6 +17,14 @@ def test_a_recipe_runs_dry_without_its_model_data_and_devices(start: Start, name
         RunRecords.read(run.run_dir).agree()
 
 
+def test_a_recipe_with_encoder_ranks_runs_dry_as_its_ranks_would_send(start: Start) -> None:
+    ranks = ("trainer.encoder.data_parallel=1", "sync.transport=reshard")
+    recipe = ROOT / "recipes" / "quickstart-images.yaml"
+    with start("encoder", recipe, *ranks, "steps=2", command="dry-run") as run:
+        assert run.exit_code() == 0, run.err
+        RunRecords.read(run.run_dir).agree()
+
+
 def test_a_dry_run_takes_a_minute_at_most(
     start: Start, record_property: Callable[[str, object], None]
 ) -> None:

@@ -2,14 +2,17 @@
 
 from typing import Any, ClassVar
 
+import msgspec
 from planted.delta_bugs import plant_engines
 from planted.planting import Planted, become
 
 from offbeat.controller.syncing import WeightSync
 from offbeat.messages.failures import WeightSyncFailed
+from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.engine import FakeEngine
 from offbeat.simulation.fetch import SimulatedFetch
 from offbeat.simulation.schedule import PlannedFault
+from offbeat.simulation.source_layout import SourceLayout
 from offbeat.simulation.source_ranks import SourceRanks
 from offbeat.simulation.trainer import FakeTrainer
 from offbeat.weight_sync.reshard.fetch import BucketFetch
@@ -83,6 +86,23 @@ class BucketsOfALostRankAreForgotten(PlantedFetch):
             self.failed[sender] = why
             self._asked.pop(sender, None)
             self._waiting.pop(sender, None)
+
+
+class TheTowerIsNoPartOfARelease(PlantedFetch):
+    """An engine loads when it has the buckets of the language ranks, and asks no encoder rank."""
+
+    breaks = frozenset({"I7"})
+    layout: ClassVar = SourceLayout(2, 1, encoders=1)
+
+    @classmethod
+    def plan(cls, seed: int) -> EpisodePlan:
+        return msgspec.structs.replace(super().plan(seed), source_layout=cls.layout)
+
+    class machine(BucketFetch):  # noqa: N801
+        def next(self) -> tuple[int, tuple[int, ...]] | None:
+            encoder = TheTowerIsNoPartOfARelease.layout.language_ranks
+            self._waiting.pop(encoder, None)
+            return super().next()
 
 
 class AFailedRankIsWaitedForStill(PlantedFetch):

@@ -8,6 +8,7 @@ import pytest
 from offbeat.actors.call import ArgumentLost
 from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer, combined, judged, part_of
+from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import (
     ActorLost,
@@ -22,7 +23,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, ChunkResult
 from offbeat.trainers.errors import ColumnsMissing, UnfitColumns
-from offbeat.trainers.ranks.dispatch import shares
+from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
 
 OWN = TrainStepFailed(1, 3, TrainerCall.MICROBATCH, "out of memory")
@@ -113,6 +114,44 @@ def test_a_group_that_a_rank_cannot_train_is_named_by_its_prompt_index(rank: int
     assert (refused.value.rank, refused.value.prompt_index) == (rank, share[1])
 
 
+def with_encoders(lanes: int, encoders: int, tensor: int = 1) -> TorchTrainerConfig:
+    encoder = EncoderConfig(data_parallel=encoders, tensor_parallel=tensor)
+    return TorchTrainerConfig(data_parallel=lanes, encoder=encoder)
+
+
+@pytest.mark.parametrize(
+    ("config", "rank", "lanes"),
+    [
+        (with_encoders(2, 1), 2, (0, 1)),
+        (with_encoders(2, 2), 2, (0,)),
+        (with_encoders(2, 2), 3, (1,)),
+        (with_encoders(2, 2, tensor=2), 5, (1,)),
+    ],
+    ids=["2 + 1", "2 + 2, first", "2 + 2, second", "2 + 2 x 2, the last"],
+)
+def test_a_group_that_an_encoder_rank_cannot_encode_is_one_of_its_lanes(
+    config: TorchTrainerConfig, rank: int, lanes: tuple[int, ...]
+) -> None:
+    """It gets the groups of its lanes one lane after another, not in the order of the chunk."""
+    chunk = Chunk((7, 3, 9, 4), ((),) * 4, ((1.0,),) * 4, 60, (10, 30, 20, 40))
+    by_lane = shares({7: 10, 3: 30, 9: 20, 4: 40}, 2)
+    groups = [group for lane in lanes for group in by_lane[lane]]
+    answers: list[object] = [
+        PeerFailed(each, rank, "microbatch") for each in range(Replicas.of(config).ranks)
+    ]
+
+    async def train(place: int) -> None:
+        answers[rank] = UnfitColumns(place, "media_values", "2 pictures", "1").on(rank)
+        ranks: list[Any] = [Rank(each) for each in answers]
+        trainer = RayTrainer(ranks, config)
+        await trainer.train_microbatch(Fence("run", 1), StepKey(1, 1, 1), chunk)
+
+    for place, group in enumerate(groups):
+        with pytest.raises(UnfitGroup, match="'media_values' is 2 pictures") as refused:
+            asyncio.run(train(place))
+        assert (refused.value.rank, refused.value.prompt_index) == (rank, group)
+
+
 class Sent:
     """A rank that is sent columns ahead of its calls, and is told that they are lost."""
 
@@ -153,3 +192,35 @@ def test_columns_lost_by_any_rank_are_named_by_all_groups_that_are_in_them() -> 
     with pytest.raises(PayloadLost) as lost:
         asyncio.run(train())
     assert lost.value.prompt_indices == (7, 3, 9)
+
+
+def test_columns_that_an_encoder_rank_alone_lost_are_named_by_their_groups() -> None:
+    """Rank 2 encodes for both lanes; one of two objects is lost to it, and it is of lane 0 or 1."""
+    first, second = (cast("Any", Ref(name)) for name in ("first", "second"))
+    payloads = (
+        (PayloadHandle(first, 0),),
+        (PayloadHandle(second, 0),),
+        (PayloadHandle(first, 1),),
+        (PayloadHandle(second, 1),),
+    )
+    chunk = Chunk((7, 3, 9, 4), payloads, ((1.0,),) * 4, 60, (10, 30, 20, 40))
+
+    async def train(lost: str) -> None:
+        waiting = [PeerFailed(each, 2, "microbatch") for each in range(2)]
+        encoder = Sent(lost, ColumnsMissing(2, "train_microbatch"))
+        ranks: list[Any] = [*(Sent("", each) for each in waiting), encoder]
+        trainer = RayTrainer(ranks, with_encoders(2, 1))
+        await trainer.train_microbatch(Fence("run", 1), StepKey(1, 1, 1), chunk)
+
+    for name, prompt_indices in (("first", (7, 9)), ("second", (3, 4))):
+        with pytest.raises(PayloadLost) as lost:
+            asyncio.run(train(name))
+        assert lost.value.prompt_indices == prompt_indices
+
+
+def test_an_encoder_rank_that_dies_or_hangs_is_a_lost_trainer_whose_reason_names_it() -> None:
+    died = ActorLost("trainer rank 2", "microbatch", "killed")
+    assert judged({0: PeerFailed(0, 2, "microbatch"), 2: died}, [1], "microbatch") is died
+    lost = judged({0: PeerFailed(0, 2, "microbatch"), 1: OWN}, [2], "microbatch")
+    assert isinstance(lost, ActorLost)
+    assert lost.actor == "trainer rank 2"

@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.config.crosschecks import clashes
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.loader import load_recipe
 from offbeat.config.mixture import environment_views
+from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.launch.dry_run import dry
 
@@ -71,6 +73,32 @@ def test_a_small_recipe_stays_small() -> None:
     assert (dried.steps, dried.generator.engines) == (2, small.generator.engines)
     assert dried.generator.sampling == small.generator.sampling
     assert dried.wandb.mode == "disabled"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ("trainer.encoder.data_parallel=1", "sync.transport=reshard"),
+        ("trainer.data_parallel=4", "trainer.encoder.data_parallel=2"),
+        ("trainer.tensor_parallel=2", "trainer.encoder.tensor_parallel=2"),
+    ],
+    ids=" ".join,
+)
+def test_one_stub_stands_for_encoder_ranks_too(sizes: tuple[str, ...]) -> None:
+    recipe = ROOT / "recipes" / "quickstart-images.yaml"
+    config = load_recipe(recipe, sizes, dry_run=True).config
+    assert trainer_ranks(config) > 1
+    dried = dry(config)
+    check(dried)
+    assert list(clashes(dried, dry_run=True)) == []
+    assert dried.sync.transport == config.sync.transport
+
+
+def test_a_dry_run_refuses_encoder_ranks_that_do_not_divide_the_lanes() -> None:
+    recipe = ROOT / "recipes" / "quickstart-images.yaml"
+    sizes = ("trainer.data_parallel=4", "trainer.encoder.data_parallel=3")
+    with pytest.raises(ConfigError, match=r"not divisible by trainer\.encoder\.data_parallel=3"):
+        load_recipe(recipe, sizes, dry_run=True)
 
 
 def test_a_dry_run_needs_no_device_for_its_wire() -> None:
