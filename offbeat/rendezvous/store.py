@@ -29,8 +29,10 @@ from offbeat.rendezvous.requests import (
     StoreRequest,
 )
 
-_SLACK_S: Final = 30.0
-"""Seconds by which a reply may exceed the timeout of its request."""
+_LONGEST_REPLY_S: Final = 30.0
+"""Seconds to reply to a request that waits for nothing, where the client's timeout is longer."""
+_SERVERS_SHARE: Final = 0.9
+"""Share of a wait after which the server replies that a key is not there: its reply is in time."""
 _decode_reply = msgspec.msgpack.Decoder(StoreReply).decode
 
 
@@ -47,7 +49,8 @@ class SharedStore(Store):
 
         Args:
             address: Address of the server.
-            timeout_s: Default timeout for a key to be set, and for a connection.
+            timeout_s: Default timeout for a key to be set, for a connection, and for any reply. No
+                call takes longer than its timeout.
 
         Raises:
             torch.distributed.DistNetworkError: The server cannot be reached.
@@ -121,30 +124,36 @@ class SharedStore(Store):
             torch.distributed.DistStoreError: A key was not set in time.
         """
         timeout_s = timeout.total_seconds()
-        reply = self._ask(Get(keys, timeout_s), timeout_s)
+        reply = self._ask(Get(keys, _SERVERS_SHARE * timeout_s), timeout_s)
         if reply.is_late:
             named = ", ".join(keys[:3])
             raise dist.DistStoreError(f"not there after {timeout_s:g} s: {named}")
         return reply.values
 
     def _ask(self, request: StoreRequest, timeout_s: float = 0.0) -> StoreReply:
-        """Return the answer to one request.
+        """Return the answer to one request; ``timeout_s`` 0: of one that waits for nothing.
 
         Raises:
-            torch.distributed.DistNetworkError: The server has ended, or is another one.
+            torch.distributed.DistNetworkError: The server has ended, is another one, or hangs.
         """
         message = self._address.key.frame(msgspec.msgpack.encode(request))
+        if not timeout_s:
+            timeout_s = min(self.timeout.total_seconds(), _LONGEST_REPLY_S)
         with self._lock:
             try:
-                self._socket.settimeout(timeout_s + _SLACK_S)
+                self._socket.settimeout(timeout_s)
                 self._socket.sendall(message)
                 while (body := self._frames.next()) is None:
                     data = self._socket.recv(1 << 16)
                     if not data:
                         raise ConnectionError("it closed the connection")
                     self._frames.feed(data)
-            except (OSError, ForeignFrame) as error:
+            except TimeoutError as error:
                 self._socket.close()  # a late reply must not be read as that of the next request
+                hangs = TimeoutError(f"it has not replied for {timeout_s:g} s")
+                raise self._unreachable(hangs) from error
+            except (OSError, ForeignFrame) as error:
+                self._socket.close()
                 raise self._unreachable(error) from error
         return _decode_reply(body)
 

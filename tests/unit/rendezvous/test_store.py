@@ -5,7 +5,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 
@@ -97,10 +97,12 @@ def test_whoever_waits_for_a_key_gets_it_as_soon_as_it_is_set(server: StoreServe
 
 
 def test_a_key_that_is_not_set_in_time_is_named(server: StoreServer) -> None:
-    with pytest.raises(dist.DistStoreError, match=r"not there after 0\.01 s: absent"):
-        client(server, 0.01).get("absent")
-    with pytest.raises(dist.DistStoreError, match="absent"):
-        client(server).wait(["absent"], timedelta(milliseconds=10))
+    store = client(server)
+    with pytest.raises(dist.DistStoreError, match=r"not there after 0\.5 s: absent"):
+        store.wait(["absent"], timedelta(seconds=0.5))
+    store.set_timeout(timedelta(seconds=0.4))
+    with pytest.raises(dist.DistStoreError, match=r"not there after 0\.4 s: absent"):
+        store.get("absent")
 
 
 def test_a_prefix_is_forgotten_and_nothing_else(server: StoreServer) -> None:
@@ -119,6 +121,41 @@ def test_a_server_that_ends_is_an_error_of_the_network(server: StoreServer) -> N
         store.get("a")
     with pytest.raises(dist.DistNetworkError):
         client(server)
+
+
+def test_a_server_that_hangs_costs_the_timeout_that_the_client_was_given() -> None:
+    """Whoever has been stopped still has its connections, and the kernel accepts further ones."""
+    with socket.create_server((HOST, 0)) as hung:
+        address = StoreAddress(HOST, hung.getsockname()[1], KEY)
+        with pytest.raises(dist.DistNetworkError, match=r"has not replied for 0\.05 s"):
+            SharedStore(address, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("call", "limit_s"),
+    [
+        (lambda store: store.check([]), PATIENT_S),
+        (lambda store: store.add("n", 1), PATIENT_S),
+        (lambda store: store.get("n"), PATIENT_S),
+        (lambda store: store.wait(["n"], timedelta(seconds=7)), 7.0),
+        (lambda store: store.wait(["n"], timedelta(seconds=500)), 500.0),
+    ],
+)
+def test_no_call_waits_for_its_reply_longer_than_its_own_timeout(
+    server: StoreServer, call: Callable[[SharedStore], object], limit_s: float
+) -> None:
+    store = client(server)
+    store.set("n", "1")
+    call(store)
+    assert store._socket.gettimeout() == limit_s  # noqa: SLF001 -- the deadline of the call
+
+
+def test_replies_that_wait_for_nothing_are_not_waited_for_as_long_as_ranks_are(
+    server: StoreServer,
+) -> None:
+    store = client(server, 1800.0)
+    assert store.add("n", 1) == 1
+    assert store._socket.gettimeout() == 30.0  # noqa: SLF001 -- as above
 
 
 def test_ranks_of_the_library_meet_at_it(server: StoreServer) -> None:
