@@ -13,7 +13,7 @@ from offbeat.weight_sync.chunks import Bytes
 class Buffers:
     """Pool of arrays; an array returns to the pool when no view of it is referenced any more.
 
-    The pool grows to the most memory that was ever in use at once. Thread-safe.
+    The pool grows to the most memory that was ever in use at once, until ``release``. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -32,3 +32,7 @@ class Buffers:
         lent: Bytes = owner.numpy()
         weakref.finalize(lent, self._free[nbytes].append, owner).atexit = False
         return lent
+
+    def release(self) -> None:
+        """Free what is not lent, and what is lent as soon as it returns."""
+        self._free = defaultdict(list)  # what returns goes to the lists of before, which nobody has

@@ -1,19 +1,26 @@
 """What stands in for CUDA on the wires of a reshard: the same protocols over main memory.
 
 ``cuda_ipc``: handles name shared memory of the process that packed it, which only a process of the
-same machine can open, and nobody once that process has ended. ``nccl``: groups of gloo.
+same machine can open, and nobody once that process has ended. ``nccl``: groups of gloo, which connect
+in their first message.
 """
+
+# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false
+# torch declares less than it exports, and not all types.
 
 import mmap
 import os
 import weakref
+from copy import copy
 from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
+from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from offbeat.weight_sync.transports.group import Device
+from offbeat.weight_sync.transports.eager_groups import EagerGroups
+from offbeat.weight_sync.transports.group import Device, GroupAddress
 from offbeat.weight_sync.transports.group_wire import GroupWire, tcp_wire
 from offbeat.weight_sync.transports.handle_wire import HandleUnusable, HandleWire
 from offbeat.weight_sync.transports.messages import DevicePlace
@@ -29,6 +36,7 @@ class SharedMemory:
     def __init__(self, device: str = "GPU-0", machine: str = "") -> None:
         self.place = DevicePlace(machine or machine_name(), device)
         self._files = dict[int, int]()  # by address
+        self.allocated = 0  # bytes that nobody has freed
 
     def sees(self, device: str) -> bool:
         return device == self.place.device
@@ -39,8 +47,13 @@ class SharedMemory:
         mapped = mmap.mmap(file, nbytes)
         tensor = torch.frombuffer(mapped, dtype=torch.uint8)
         self._files[tensor.data_ptr()] = file
-        weakref.finalize(mapped, os.close, file).atexit = False
+        weakref.finalize(mapped, self._free, file, nbytes).atexit = False
+        self.allocated += nbytes
         return tensor
+
+    def _free(self, file: int, nbytes: int) -> None:
+        os.close(file)
+        self.allocated -= nbytes
 
     def handle(self, tensor: Tensor) -> bytes:
         named = os.getpid(), self._files[tensor.data_ptr()], tensor.nbytes
@@ -58,6 +71,24 @@ class SharedMemory:
         into.copy_(torch.frombuffer(mapped, dtype=torch.uint8))
 
 
+class LazyGloo(Device):
+    """Groups of gloo that connect in their first message, and wait an hour for that, as NCCL's do."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host, 3600.0)
+
+    def group(self, place: GroupAddress) -> ProcessGroupGloo:
+        alone = copy(self)  # over a device of this kind, gloo connects no second pair
+        lazy = ProcessGroupGloo.create_device(hostname=self.host, lazy_init=True)
+        alone._device = lazy  # noqa: SLF001
+        return super(LazyGloo, alone).group(place)
+
+
+def eager_gloo(host: str, connect_s: float) -> EagerGroups:
+    """Make what forms such groups within a deadline, as it forms those of NCCL."""
+    return EagerGroups(LazyGloo(host), connect_s)
+
+
 def doubled(name: str, device: str) -> BucketWire:
     """Make one end of a wire, as ``make_wire`` does on a machine with GPUs."""
     if name == "tcp":
@@ -65,4 +96,4 @@ def doubled(name: str, device: str) -> BucketWire:
     if name == "cuda_ipc":
         return HandleWire(name, SharedMemory())
     place = DevicePlace(machine_name(), device)
-    return GroupWire(name, lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), Device, place)
+    return GroupWire(name, lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), eager_gloo, place)

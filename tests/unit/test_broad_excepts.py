@@ -95,6 +95,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "generators/engine_loop.py EngineLoop._obey",
         "launch/bounded_call.py bounded",
         "staging/thread_job.py ThreadJob._answer",
+        "weight_sync/transports/bounded_calls.py _begun",
         "weight_sync/transports/reshard_receiver.py _Transfer._work",
         "queue_service/server/request_handler.py RequestHandler._save",
         "queue_service/server/request_handler.py RequestHandler._serve",

@@ -47,8 +47,11 @@ class ReshardSender:
         Raises:
             PlansDiffer: Two ranks would send by different plans.
         """
+        before = self._source.manifest.digest
         run_on_all_ranks(self._peers, "plan", lambda: self._source.follow(layout))
         self._compare_plans()
+        if self._source.manifest.digest != before:  # its buckets have other sizes
+            self._server.wire.release_memory()
 
     def _compare_plans(self) -> None:
         plans = self._peers.all_gather(self._source.manifest.digest, _TEXT)

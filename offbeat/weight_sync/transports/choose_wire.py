@@ -20,10 +20,11 @@ def make_wire(name: str, device: str) -> BucketWire:
         from offbeat.weight_sync.transports.handle_wire import HandleWire  # noqa: PLC0415
 
         return HandleWire(name, memory)
+    from offbeat.weight_sync.transports.eager_groups import EagerGroups  # noqa: PLC0415
     from offbeat.weight_sync.transports.nccl_groups import NcclGroups  # noqa: PLC0415
 
-    def groups(address: str, connect_s: float) -> NcclGroups:
+    def groups(address: str, connect_s: float) -> EagerGroups:
         del address  # NCCL takes the interface from the environment
-        return NcclGroups(memory.allocate, connect_s)
+        return EagerGroups(NcclGroups(memory.allocate, connect_s), connect_s)
 
     return GroupWire(name, memory.allocate, groups, memory.place)

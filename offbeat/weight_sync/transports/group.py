@@ -68,6 +68,7 @@ class GroupAddress(NamedTuple):
     rank: int
     size: int
     client: SharedStore  # kept alive: ``store`` holds its C++ half only
+    plan_digest: str = ""  # of a reshard: the plan by which this rank sends or receives
 
 
 class Rendezvous:
@@ -92,8 +93,17 @@ class Rendezvous:
         self._server.close()
 
 
-def meet(route: Route, session: str, plan: RoundPlan, rank: int) -> GroupAddress:
-    """Return a receiver's location in a round.
+def meet(
+    route: Route, session: str, plan: RoundPlan, rank: int, plan_digest: str = ""
+) -> GroupAddress:
+    """Return a rank's location in a round.
+
+    Args:
+        route: Address of the sender.
+        session: Name of the transfer.
+        plan: The round.
+        rank: This rank; the sender is 0.
+        plan_digest: Digest of the reshard plan that this rank goes by.
 
     Raises:
         BrokenLink: The sender has ended.
@@ -103,7 +113,7 @@ def meet(route: Route, session: str, plan: RoundPlan, rank: int) -> GroupAddress
         store = SharedStore(address, route.timeouts.slack_s)
     except RuntimeError as error:
         raise BrokenLink(_said(error)) from error
-    return _place(store, session, plan, rank)
+    return _place(store, session, plan, rank)._replace(plan_digest=plan_digest)
 
 
 def _place(client: SharedStore, session: str, plan: RoundPlan, rank: int) -> GroupAddress:

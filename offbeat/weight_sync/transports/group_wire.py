@@ -22,6 +22,7 @@ class GroupWire:
         memory: Callable[[int], BucketMemory],
         groups: MakerOf,
         place: DevicePlace | None = None,
+        release: Callable[[], None] | None = None,
     ) -> None:
         """Create one end.
 
@@ -30,9 +31,10 @@ class GroupWire:
             memory: Returns memory of so many bytes, reused once nothing refers to it any more.
             groups: Makes what creates process groups; called once per address.
             place: Device of the memory; None: main memory.
+            release: Frees memory that is kept for reuse; None: none is kept.
         """
         self.name, self.place = name, place
-        self._memory, self._groups = memory, groups
+        self._memory, self._groups, self._release = memory, groups, release
         self._makers, self._lock = dict[str, GroupMaker](), threading.Lock()
 
     def refusal(self, route: Route) -> str:
@@ -51,6 +53,10 @@ class GroupWire:
     def memory_to_receive(self, nbytes: int) -> BucketMemory:
         return self._memory(nbytes)
 
+    def release_memory(self) -> None:
+        if self._release is not None:
+            self._release()
+
     def link(self, place: GroupAddress, route: Route, address: str) -> BucketLink:
         with self._lock:  # a gloo device that stops is not made anew for every transfer
             if address not in self._makers:
@@ -61,4 +67,5 @@ class GroupWire:
 
 def tcp_wire() -> GroupWire:
     """Create one end of the wire between main memories."""
-    return GroupWire("tcp", Buffers().lend, Device)
+    buffers = Buffers()
+    return GroupWire("tcp", buffers.lend, Device, release=buffers.release)

@@ -1,6 +1,8 @@
 """Wire whose buckets stay where they are: handles of their memory travel, and receipts come back.
 
     sender                                     receiver
+    leaves port and token in the store
+    accepts whoever has the token         <--  token, digest of the plan
     packs a bucket, hands out its handle  -->  opens it, copies it into memory of its own
     may pack into that memory again       <--  receipt
 
@@ -9,20 +11,23 @@ then has another digest, and reaches no parameter.
 """
 
 import socket
+import threading
 import weakref
 from collections import defaultdict, deque
+from itertools import chain
 from typing import Final, Protocol
 
 import msgspec
 from torch import Tensor
 
-from offbeat.rendezvous.frames import ForeignFrame, FrameReader
+from offbeat.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.transports.group import BrokenLink, GroupAddress
 from offbeat.weight_sync.transports.messages import DevicePlace, Route
+from offbeat.weight_sync.transports.peer_proof import PeerProof, accept_peer
 from offbeat.weight_sync.transports.wire import BucketLink
 
-_KEY: Final = "handles"  # at which the sender's port stands in the store
+_KEY: Final = "handles"  # at which the sender's port and token stand in the store
 
 
 class HandleUnusable(Exception):
@@ -89,12 +94,15 @@ class HandleWire:
     def memory_to_receive(self, nbytes: int) -> Tensor:
         return self._memory.allocate(nbytes)
 
+    def release_memory(self) -> None:
+        self._pool.release()
+
     def link(self, place: GroupAddress, route: Route, address: str) -> BucketLink:
         return HandleLink(place, route, address, self._memory, self._pool)
 
 
 class _SharedPool:
-    """Memory that has been shared, kept as long as the process: others may refer to it at any time.
+    """Memory that has been shared, kept until the plan changes: others may refer to it at any time.
 
     A piece is lent again when its tensor is not referenced any more; a handle is made of it once.
     """
@@ -103,21 +111,42 @@ class _SharedPool:
         self._memory = memory
         self._free: dict[int, list[Tensor]] = defaultdict(list)
         self._handles = dict[int, bytes]()  # by address
+        self._plan = 0  # how often the plan has changed
+        self._lock = threading.RLock()  # memory may return while this very thread has the lock
 
     def lend(self, nbytes: int) -> Tensor:
-        try:
-            owner = self._free[nbytes].pop()
-        except IndexError:
-            owner = self._memory.allocate(nbytes)
-        lent = owner.view(-1)  # another object of the same memory
-        weakref.finalize(lent, self._free[nbytes].append, owner).atexit = False
+        with self._lock:
+            free = self._free[nbytes]
+            owner = free.pop() if free else self._memory.allocate(nbytes)
+            lent = owner.view(-1)  # another object of the same memory
+            weakref.finalize(lent, self._returned, owner, self._plan).atexit = False
         return lent
 
     def handle(self, lent: Tensor) -> bytes:
         address = lent.data_ptr()
-        if address not in self._handles:
-            self._handles[address] = self._memory.handle(lent)
-        return self._handles[address]
+        with self._lock:
+            if address not in self._handles:
+                self._handles[address] = self._memory.handle(lent)
+            return self._handles[address]
+
+    def release(self) -> None:
+        """Free what is not lent, and what is lent as soon as it returns."""
+        with self._lock:
+            self._plan += 1
+            for owner in chain.from_iterable(self._free.values()):
+                self._forget(owner)
+            self._free.clear()
+
+    def _returned(self, owner: Tensor, plan: int) -> None:
+        with self._lock:
+            if plan == self._plan:
+                self._free[owner.nbytes].append(owner)
+            else:
+                self._forget(owner)
+
+    def _forget(self, owner: Tensor) -> None:
+        """Forget the handle before the memory is free: the next memory may have this address."""
+        self._handles.pop(owner.data_ptr(), None)
 
 
 class BucketHandle(msgspec.Struct, frozen=True, tag=True):
@@ -156,10 +185,9 @@ class HandleLink:
         limit_s = route.timeouts.slack_s
         try:
             if place.rank == 0:
-                self._socket = _accepted(place, address, limit_s)
+                self._socket = _accepted(place, address, route.key, limit_s)
             else:
-                port = int(place.store.get(_KEY))
-                self._socket = socket.create_connection((route.host, port), timeout=limit_s)
+                self._socket = _connected(place, route, limit_s)
         except OSError as error:
             raise BrokenLink(f"no connection for handles: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -230,13 +258,32 @@ class HandleLink:
             raise BrokenLink(f"the other end has closed: {error}") from error
 
 
-def _accepted(place: GroupAddress, address: str, limit_s: float) -> socket.socket:
-    """Listen at a free port, leave its number in the store, and accept the receiver."""
+class _Meeting(msgspec.Struct, frozen=True):
+    """What the sender leaves in the store for its peer, which needs the run's key to read it."""
+
+    port: int
+    token: bytes
+
+
+def _accepted(place: GroupAddress, address: str, key: SharedKey, limit_s: float) -> socket.socket:
+    """Listen at a free port, leave it in the store with a token, and accept who has both."""
+    expected = PeerProof.fresh(place.plan_digest)
     with socket.create_server((address, 0)) as listening:
-        listening.settimeout(limit_s)
-        place.store.set(_KEY, str(listening.getsockname()[1]))
-        connection, _ = listening.accept()
-    connection.settimeout(limit_s)
+        meeting = _Meeting(listening.getsockname()[1], expected.token)
+        place.store.set(_KEY, msgspec.json.encode(meeting).decode())
+        return accept_peer(listening, key, expected, limit_s)
+
+
+def _connected(place: GroupAddress, route: Route, limit_s: float) -> socket.socket:
+    """Connect to the sender, and prove that this is the peer that it waits for."""
+    meeting = msgspec.json.decode(place.store.get(_KEY), type=_Meeting)
+    connection = socket.create_connection((route.host, meeting.port), timeout=limit_s)
+    proof = PeerProof(meeting.token, place.plan_digest)
+    try:
+        connection.sendall(route.key.frame(msgspec.msgpack.encode(proof)))
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 

@@ -1,7 +1,11 @@
 """NCCL groups of two processes.
 
 Not run yet: ``make test-gpu`` runs it on GPUs. In the tests of a CPU, groups of gloo stand in for it,
-which have the same calls.
+which have the same calls and connect in their first message as well.
+
+Communicators are blocking ones, and ``EagerGroups`` has the deadlines. Non-blocking ones would not
+have them: torch waits for those with a timeout of the whole process, read once, holding the lock that
+an abort needs; and NCCL 2.26 hangs in that mode (https://github.com/pytorch/pytorch/issues/153960).
 """
 
 # pyright: reportAttributeAccessIssue=false, reportUnknownArgumentType=false
@@ -24,18 +28,22 @@ _one_at_a_time = threading.Lock()  # the environment belongs to the process
 
 
 class NcclGroups:
-    """Creates NCCL groups of two processes."""
+    """Creates NCCL groups of two processes, which connect in their first message."""
 
-    def __init__(self, memory: Callable[[int], Tensor], connect_s: float) -> None:
-        """``memory``: returns so many bytes on the device."""
-        self._memory, self._timeout = memory, timedelta(seconds=connect_s)
+    def __init__(self, memory: Callable[[int], Tensor], abort_s: float) -> None:
+        """Create the maker.
+
+        Args:
+            memory: Returns so many bytes on the device.
+            abort_s: Seconds for which torch waits until a group is aborted.
+        """
+        self._memory, self._timeout = memory, timedelta(seconds=abort_s)
 
     def group(self, place: GroupAddress) -> Any:  # noqa: ANN401 -- there is no such class in CPU builds
         from torch.distributed.distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 -- as above
 
-        place.store.set(f"ready/{place.rank}", "1")
-        place.store.wait([f"ready/{1 - place.rank}"], self._timeout)  # NCCL waits without a limit
         options = ProcessGroupNCCL.Options()
+        options._timeout = self._timeout  # noqa: SLF001 -- there is no public name
         with _errors_are_raised():
             return ProcessGroupNCCL(place.store, place.rank, place.size, options)
 

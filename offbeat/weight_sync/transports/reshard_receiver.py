@@ -59,6 +59,7 @@ class ReshardReceiver:
         self._member, self._rank = member, rank
         self._device, self._make_wire = device, wires
         self._wires, self._lock = dict[str, BucketWire](), threading.Lock()
+        self._plan = ""  # digest of the plan of the last transfer
 
     def receive(
         self,
@@ -85,6 +86,7 @@ class ReshardReceiver:
         """
         if needed is None:
             needed = needed_by(route.buckets, self._rank)
+        self._go_by(manifest.digest)
         transfer = _Transfer(self, route, epoch, manifest, needed)
         transfer.cancelled = cancelled or threading.Event()
         transfer.on_bucket = on_bucket
@@ -96,6 +98,14 @@ class ReshardReceiver:
             if name not in self._wires:
                 self._wires[name] = self._make_wire(name, self._device)
             return self._wires[name]
+
+    def _go_by(self, plan: str) -> None:
+        """Free the memory of the former plan, whose buckets have other sizes."""
+        with self._lock:
+            if plan != self._plan:
+                for each in self._wires.values():
+                    each.release_memory()
+            self._plan = plan
 
     @property
     def member(self) -> str:
@@ -211,7 +221,7 @@ class _Transfer:
             if plan.error:
                 kind = SenderGone if plan.gone else TransferFailed
                 raise kind(self._epoch, buckets[0], plan.error)
-            place = meet(route, session, plan, 1)
+            place = meet(route, session, plan, 1, self._manifest.digest)
             with opened(lambda: wire.link(place, route, control.address)) as link:
                 self._take(link, wire, sender, buckets)
         finally:

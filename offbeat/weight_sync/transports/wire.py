@@ -79,6 +79,10 @@ class BucketWire(Protocol):
         """Return memory to receive a bucket into, lent until no view of it is referenced any more."""
         ...
 
+    def release_memory(self) -> None:
+        """Free the memory of a plan that is replaced: at once, or when it is not referenced any more."""
+        ...
+
     def link(self, place: GroupAddress, route: Route, address: str) -> BucketLink:
         """Connect to the other end.
 

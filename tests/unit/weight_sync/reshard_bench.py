@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from broadcast_bench import HOST, PATIENT, together
@@ -15,6 +16,7 @@ from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import ModuleReceiver, Receiver, TensorRegion
 from offbeat.weight_sync.reshard.buckets import NamedRegion, plan_buckets
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.reshard.shards import HeldShards
 from offbeat.weight_sync.source import dtype_name, named_weights
@@ -131,6 +133,7 @@ class ReshardBench:
             [(each.name, each.region) for each in regions(rank)] for rank in range(ranks)
         ]
         self.plan = plan_buckets(metas, named, bucket_bytes)
+        larger = plan_buckets(metas, named, 3 * bucket_bytes)  # for whichever layout is followed
         self.servers = [
             ReshardServer(
                 host=HOST,
@@ -144,7 +147,7 @@ class ReshardBench:
         barrier, values = threading.Barrier(ranks, timeout=10.0), [None] * ranks
 
         def start(rank: int) -> None:
-            source = HeldShards(self.plan, rank, lambda: regions(rank))
+            source = HeldShards(self.plan, rank, lambda: regions(rank), lambda _: larger)
             peers = ThreadPeers(rank, barrier, values)
             self.senders[rank] = ReshardSender(source, self.servers[rank], peers)
 
@@ -166,6 +169,10 @@ class ReshardBench:
             if isinstance(each, Exception):
                 raise each
         return answers[0]
+
+    def follow(self, layout: EngineLayout) -> None:
+        """Every rank cuts larger buckets from now on."""
+        together(*(partial(each.follow, layout) for each in self.senders))
 
     def train(self) -> None:
         """Every rank's copy of the weights changes, by the same."""

@@ -1,6 +1,7 @@
 """Buckets that are copied out of the sender's memory: when that may change, and what if it does."""
 
 import threading
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from torch import Tensor
 from weight_models import Model, equal, weights
 
 from offbeat.rendezvous.frames import SharedKey
+from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.transports.group import BrokenLink, Rendezvous, meet
 from offbeat.weight_sync.transports.handle_wire import (
     BucketHandle,
@@ -54,6 +57,14 @@ def addresses(bench: ReshardBench) -> set[int]:
     return {each.data_ptr() for each in offered.buckets.values() if isinstance(each, Tensor)}
 
 
+def memory_of(bench: ReshardBench) -> SharedMemory:
+    """What the sender allocates from."""
+    wire = bench.servers[0].wire
+    assert isinstance(wire, HandleWire)
+    assert isinstance(wire._memory, SharedMemory)  # noqa: SLF001
+    return wire._memory  # noqa: SLF001
+
+
 def free(bench: ReshardBench) -> set[int]:
     """Memory that the sender may pack into."""
     wire = bench.servers[0].wire
@@ -83,6 +94,51 @@ def test_memory_is_packed_into_again_after_the_receipt_and_not_before() -> None:
     over(bench)
     assert before <= free(bench), "nobody refers to the first release any more"
     bench.close()
+
+
+def test_memory_of_a_former_plan_goes_back_when_the_plan_is_replaced() -> None:
+    bench, model = ReshardBench(1, wire="cuda_ipc"), Model(5)
+    memory, engine = memory_of(bench), reshard_end("g0", model)
+    former = bench.publish(1)
+    engine.take(former, 1)
+    over(bench)
+    assert memory.allocated == former.manifest.nbytes
+    bench.follow(EngineLayout((), ()))
+    for version in (2, 3):
+        published = bench.publish(version)
+        assert published.manifest.chunk_nbytes != former.manifest.chunk_nbytes
+        engine.take(published, version)
+        over(bench)
+        assert memory.allocated == published.manifest.nbytes, "buckets of the new plan alone"
+        assert serves(model, bench)
+        bench.train()
+    bench.close()
+
+
+def test_memory_that_is_still_sent_goes_back_after_that_and_leaves_no_handle() -> None:
+    memory = SharedMemory()
+    wire = HandleWire("cuda_ipc", memory)
+    lent, returned = wire.memory_to_send(64), wire.memory_to_send(32)
+    handles = [wire._pool.handle(each) for each in (lent, returned)]  # noqa: SLF001
+    del returned
+    wire.release_memory()
+    assert memory.allocated == 64, "only what is lent"
+    assert wire._pool.handle(lent) == handles[0], "a late engine may still get it"  # noqa: SLF001
+    del lent
+    assert memory.allocated == 0
+    assert not wire._pool._handles, "the next memory at this address has another"  # noqa: SLF001
+
+
+def test_main_memory_of_a_former_plan_goes_back_too() -> None:
+    buffers = Buffers()
+    lent, returned = buffers.lend(64), buffers.lend(32)
+    del returned
+    kept = weakref.ref(buffers._free[32][0])  # noqa: SLF001
+    assert kept() is not None, "for the next release"
+    buffers.release()
+    assert kept() is None
+    del lent
+    assert not any(buffers._free.values()), "what was still sent is not kept either"  # noqa: SLF001
 
 
 def test_what_is_copied_after_the_sender_gave_up_reaches_no_parameter() -> None:

@@ -1,0 +1,80 @@
+"""Process groups that are formed when they are created, within a deadline.
+
+NCCL connects two ranks in the first message between them, in a call without a deadline: a rank whose
+peer has died by then waits until NCCL gives up, if it does. So both ranks exchange a byte when they
+create the group, in a thread that is left behind at the deadline, and no bucket is the first message.
+
+    both are here     keys in the store
+    both have formed  the byte
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from torch import Tensor
+
+from offbeat.weight_sync.transports.bounded_calls import call_within
+from offbeat.weight_sync.transports.group import BrokenLink, GroupAddress, GroupMaker
+
+log = structlog.stdlib.get_logger()
+
+
+class EagerGroups:
+    """Groups of two of another maker, each formed, closed and aborted within a deadline."""
+
+    def __init__(self, groups: GroupMaker, limit_s: float) -> None:
+        """Create the maker.
+
+        Args:
+            groups: Makes groups that connect in their first message.
+            limit_s: Seconds that forming, closing or aborting one may take.
+        """
+        self._groups, self._limit_s = groups, limit_s
+
+    def group(self, place: GroupAddress) -> Any:  # noqa: ANN401 -- a backend of torch
+        """Return a group whose ranks are connected.
+
+        Raises:
+            BrokenLink: The other rank has not connected in time.
+            RuntimeError: The store or the library has found that out by itself.
+        """
+        place.store.set(f"ready/{place.rank}", "1")
+        place.store.wait([f"ready/{1 - place.rank}"], timedelta(seconds=self._limit_s))
+        group = self._groups.group(place)
+        try:
+            call_within(
+                self._limit_s,
+                lambda: self._exchange(group, place),
+                what=f"forming a group with rank {1 - place.rank}",
+                give_up=lambda: self._give_up(group, place),
+            )
+        except RuntimeError:
+            self.abort(group)
+            raise
+        return group
+
+    def close(self, group: Any) -> None:  # noqa: ANN401 -- as above
+        self._end("closing a group", lambda: self._groups.close(group), group)
+
+    def abort(self, group: Any) -> None:  # noqa: ANN401 -- as above
+        self._end("aborting a group", lambda: self._groups.abort(group), group)
+
+    def byte(self) -> Tensor:
+        return self._groups.byte()
+
+    def _exchange(self, group: Any, place: GroupAddress) -> None:  # noqa: ANN401 -- as above
+        call = group.send if place.rank == 0 else group.recv
+        call([self._groups.byte()], 1 - place.rank, 0).wait(timedelta(seconds=self._limit_s))
+
+    def _give_up(self, group: Any, place: GroupAddress) -> None:  # noqa: ANN401 -- as above
+        place.client.close()  # a thread may wait for an address there
+        self._groups.abort(group)
+
+    def _end(self, what: str, end: Callable[[], None], group: Any) -> None:  # noqa: ANN401
+        """End a group of which nothing is needed any more; a failure to do so is logged."""
+        try:
+            call_within(self._limit_s, end, what=what, give_up=lambda: self._groups.abort(group))
+        except (BrokenLink, RuntimeError) as error:
+            log.warning("weights.group_not_ended", error=str(error))

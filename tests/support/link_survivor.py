@@ -1,0 +1,28 @@
+"""A process whose peer is lost while their group is formed: writes what it gets, and ends as any process does.
+
+python -m tests.support.link_survivor ROUTE RANK      # ROUTE: of the store, msgpack in hex
+"""
+
+import sys
+
+import msgspec
+
+from offbeat.weight_sync.transports.group import BrokenLink, PairGroup, meet, opened
+from offbeat.weight_sync.transports.messages import RoundPlan, Route
+from tests.support.wire_doubles import eager_gloo
+
+PLAN = RoundPlan(0, ("g0",))
+
+
+def main(route: Route, rank: int) -> None:
+    place = meet(route, "session", PLAN, rank)
+    groups = eager_gloo(route.host, route.timeouts.slack_s)
+    try:
+        with opened(lambda: PairGroup(place, groups)):
+            sys.stdout.write("formed\n")
+    except BrokenLink as broken:
+        sys.stdout.write(f"BrokenLink: {broken}\n")
+
+
+if __name__ == "__main__":
+    main(msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=Route), int(sys.argv[2]))

@@ -1,0 +1,144 @@
+"""Groups of two whose other rank is lost between the rendezvous and the first message."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from broadcast_bench import HASTY, HOST, together
+
+from offbeat.rendezvous.frames import SharedKey
+from offbeat.weight_sync.transports.bounded_calls import call_within
+from offbeat.weight_sync.transports.eager_groups import EagerGroups
+from offbeat.weight_sync.transports.group import (
+    BrokenLink,
+    GroupAddress,
+    PairGroup,
+    Rendezvous,
+    meet,
+)
+from offbeat.weight_sync.transports.messages import Route
+from tests.support.link_survivor import PLAN
+from tests.support.wire_doubles import LazyGloo, eager_gloo
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 90.0  # of the test; the stand-in would wait for an hour
+
+
+class Struck(LazyGloo):
+    """Both ranks are there; then this one does no more, with or without a group of its own."""
+
+    def __init__(self, sign: int, *, has_group: bool) -> None:
+        super().__init__(HOST)
+        self._sign, self._has_group = sign, has_group
+
+    def group(self, place: GroupAddress) -> Any:
+        made = super().group(place) if self._has_group else None
+        os.kill(os.getpid(), self._sign)
+        return made
+
+
+def lost_peer(route: Route, rank: int, sign: int, has_group: bool) -> None:
+    place = meet(route, "session", PLAN, rank)
+    EagerGroups(Struck(sign, has_group=has_group), PATIENCE_S).group(place)
+
+
+@pytest.fixture
+def store() -> Iterator[Route]:
+    """Where both ranks meet."""
+    key = SharedKey.random()
+    made = Rendezvous(HOST, key, PATIENCE_S)
+    yield Route(HOST, 0, made.port, key, "rank-0", 0, "", HASTY)
+    made.close()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("survivor", "has_group"), [(0, True), (1, False)])
+def test_a_peer_that_is_lost_before_the_first_message_is_an_error_and_the_process_can_end(
+    processes: ForkServerContext, store: Route, sign: int, survivor: int, has_group: bool
+) -> None:
+    peer = processes.Process(
+        target=lost_peer, args=(store, 1 - survivor, sign, has_group), daemon=True
+    )
+    peer.start()
+    route = msgspec.msgpack.encode(store).hex()
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tests.support.link_survivor", route, str(survivor)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        )
+    finally:
+        peer.kill()
+        peer.join()
+    assert ended.stdout.startswith("BrokenLink: ")
+    if sign == signal.SIGSTOP or not has_group:  # of a killed one, gloo may see its connection end
+        assert f"forming a group with rank {1 - survivor} has not ended after 1 s" in ended.stdout
+
+
+def test_two_ranks_that_are_there_form_a_group_that_carries_messages(store: Route) -> None:
+    got = dict[int, torch.Tensor]()
+
+    def rank(number: int) -> None:
+        pair = PairGroup(meet(store, "session", PLAN, number), eager_gloo(HOST, PATIENCE_S))
+        data = torch.full((9,), 7 - 7 * number, dtype=torch.uint8)
+        (pair.receive if number else pair.send)(data, 0)
+        got[number] = torch.as_tensor(pair.wait(PATIENCE_S))
+        pair.finish(PATIENCE_S)
+        pair.close()
+
+    together(partial(rank, 0), partial(rank, 1))
+    assert got[1].eq(7).all()
+
+
+class Hanging(LazyGloo):
+    """A library that neither closes nor aborts a group."""
+
+    def __init__(self) -> None:
+        super().__init__(HOST)
+        self.asked, self.go = list[str](), threading.Event()
+
+    def close(self, group: object) -> None:
+        self.asked.append("close")
+        self.go.wait(PATIENCE_S)
+
+    def abort(self, group: object) -> None:
+        self.asked.append("abort")
+        self.go.wait(PATIENCE_S)
+
+
+def test_a_group_that_cannot_be_closed_is_aborted_and_left_behind() -> None:
+    library = Hanging()
+    groups = EagerGroups(library, 0.01)
+    groups.close(object())
+    assert library.asked == ["close", "abort"]
+    groups.abort(object())
+    library.go.set()
+
+
+def test_a_call_within_its_limit_is_as_if_it_had_been_made_directly() -> None:
+    def fail() -> None:
+        raise TimeoutError("its own")
+
+    assert call_within(PATIENCE_S, lambda: 3, what="adding", give_up=fail) == 3
+    with pytest.raises(TimeoutError, match="its own"):
+        call_within(PATIENCE_S, fail, what="adding", give_up=lambda: None)
+
+
+def test_a_call_beyond_its_limit_is_asked_to_give_up() -> None:
+    go = threading.Event()
+    with pytest.raises(BrokenLink, match=r"waiting has not ended after 0\.01 s"):
+        call_within(0.01, lambda: go.wait(PATIENCE_S), what="waiting", give_up=go.set)
+    assert go.is_set()
