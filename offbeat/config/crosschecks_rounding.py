@@ -24,7 +24,7 @@ def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
             (key, "trainer.data_parallel"),
             f"{key}=stochastic does not go with {ranks} trainer ranks: each gathers float32 weights and "
             "rounds them to the nearest",
-            f"Set {key} to nearest, or train on one rank.",
+            f"Set {key} to nearest, also of a run that is resumed, or train on one rank.",
         )
     if config.model.dtype != "bfloat16":
         yield Clash(

@@ -186,6 +186,7 @@ def _driven(spec: RunSpec, console: Console, errors: Console, opened: OpenedRun)
     configure_logging("driver", directory / "logs", run_id=spec.run_id, redactor=redactor)
     console.print(f"{spec.run_id} writes to {directory}", highlight=False, soft_wrap=True)
     log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=opened.resumed is not None)
+    opened.log_changes()
     signals = Signals()
     try:
         with signals.installed(), new_token(directory) as token:

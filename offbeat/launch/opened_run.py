@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import structlog
+
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import recover
 from offbeat.launch.control import take_commands
@@ -18,6 +20,7 @@ from offbeat.runs.directory import (
 )
 from offbeat.runs.inputs import read_inputs
 
+log = structlog.stdlib.get_logger()
 _NOT_BEGUN: Final = ("starting", "aborted", "failed")
 """Phases, and outcomes, of a run that may never have trained under its recipe."""
 
@@ -29,6 +32,11 @@ class OpenedRun(NamedTuple):
     directory: Path
     inputs: Mapping[str, str]
     resumed: ResumedDirectory | None = None
+
+    def log_changes(self) -> None:
+        """Log what a resumed run does otherwise from now on."""
+        for each in () if self.resumed is None else self.resumed.notices:
+            log.warning("run.changed", what=each)
 
     def has_begun(self, phase: str) -> None:
         """Record the recipe of a resumed run, once its trainer and engines have taken it up."""

@@ -106,6 +106,9 @@ class ResumedDirectory:
 
     _config: str
     _recorded: frozenset[str]  # keys of the inputs that were stored
+    notices: tuple[str, ...] = ()
+    """What the run does otherwise from now on, of that which defines its weights: for its log."""
+
     _is_accepted: bool = False
 
     def accept(self) -> None:
@@ -153,7 +156,9 @@ def reopen_run_dir(
         recorded = read_inputs(directory)
         known = {**commits, **recorded}
         inputs = _changed_inputs(config, known, before, changed_code=changed_code)
-        _check_fixed(before, yaml.safe_load(content), directory, inputs)
+        wanted = yaml.safe_load(content)
+        _check_fixed(before, wanted, directory, inputs)
+        notices = tuple(_notices(dict(_leaves(before)), dict(_leaves(wanted))))
         _check_journal(directory)
         _check_unfinished(config, directory)
         (directory / JOURNAL).mkdir(exist_ok=True)
@@ -163,7 +168,7 @@ def reopen_run_dir(
     except (OSError, yaml.YAMLError) as error:
         fix = "Make it readable and writable, or start a new run"
         raise RunDirUnusable(str(directory), str(error), fix) from error
-    return ResumedDirectory(directory, now, content, frozenset(recorded))
+    return ResumedDirectory(directory, now, content, frozenset(recorded), notices)
 
 
 _DONE: Final = ("rollouts", "checkpoints")
@@ -224,6 +229,7 @@ def locked(directory: Path) -> Generator[None]:
         os.close(handle)
 
 
+_ROUNDING: Final = "trainer.optimizer.rounding"
 _FIXED: Final = (
     "seed",
     "groups_per_step",
@@ -241,7 +247,7 @@ _FIXED: Final = (
     "trainer.backend",
     "trainer.lora",
     "trainer.freeze",
-    "trainer.optimizer.rounding",
+    _ROUNDING,
 )
 """Keys that define prompts, steps, the teacher and the weights that are trained, and cannot change when a run resumes."""
 
@@ -316,7 +322,9 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
     changed = [
         f"{key} is {wanted.get(key)!r}, the run has {was.get(key)!r}"
         for key in keys
-        if wanted.get(key) != was.get(key) and not (_names_prompts(key) and key in inputs)
+        if wanted.get(key) != was.get(key)
+        and not (_names_prompts(key) and key in inputs)
+        and not _rounds_to_nearest_now(was, wanted, key)
     ]
     changed += [
         problem
@@ -326,6 +334,24 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
     if changed:
         fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
         raise RunDirUnusable(str(directory), "; ".join(changed), fix)
+
+
+def _rounds_to_nearest_now(
+    was: Mapping[str, object], wanted: Mapping[str, object], key: str
+) -> bool:
+    """Return whether ``key`` says that weights are not rounded at random any more.
+
+    The float32 masters, of which both make the weights, are in the checkpoint.
+    """
+    return key == _ROUNDING and (was.get(key), wanted.get(key)) == ("stochastic", "nearest")
+
+
+def _notices(was: Mapping[str, object], wanted: Mapping[str, object]) -> Iterator[str]:
+    if _rounds_to_nearest_now(was, wanted, _ROUNDING):
+        yield (
+            f"{_ROUNDING} is 'nearest', the run has 'stochastic': its weights are rounded to the nearest "
+            "bfloat16 from now on, those of the checkpoint too"
+        )
 
 
 def _check_secrets(config: RunConfig, directory: Path) -> None:

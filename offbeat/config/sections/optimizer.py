@@ -56,7 +56,8 @@ class OptimizerConfig(Config):
     """How a bfloat16 weight follows its float32 master. To the nearest, it stays where it is until small
     updates have added up, and learns in more steps; at random (stochastic), it is right on average
     from the first, at the price of some noise and of the time to draw it. Stochastic is of
-    trainer.backend=torch on one rank with model.dtype=bfloat16, and stays as it is at a resume."""
+    trainer.backend=torch on one rank with model.dtype=bfloat16. A run that is resumed may change to
+    nearest, and not to stochastic."""
 
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Clip the global gradient norm to this; None: no clipping. A small bound limits the harm

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
@@ -248,6 +249,26 @@ def test_what_the_ledger_is_made_of_must_be_as_it_was(
     assert "offbeat train --resume RUN alone does" in refused.value.fix
     assert (run_dir / CONFIG).read_bytes() == before
     assert (run_dir / SUMMARY).exists()
+
+
+def test_a_run_that_rounded_at_random_may_round_to_the_nearest_and_its_log_says_so(
+    tmp_path: Path,
+) -> None:
+    def rounded(how: str, **trainer: object) -> RunConfig:
+        sections = {"backend": "torch", "optimizer": {"rounding": how}} | trainer
+        return config("unused", model={"path": "m", "dtype": "bfloat16"}, trainer=sections)
+
+    made = make_run_dir(rounded("stochastic"), tmp_path / "run")
+    resumed = reopen_run_dir(rounded("nearest", data_parallel=2), made)
+    with capture_logs() as told:
+        OpenedRun("demo", made, {}, resumed).log_changes()
+    (line,) = told
+    assert line["event"] == "run.changed"
+    assert "'nearest', the run has 'stochastic'" in line["what"]
+    resumed.accept()
+    assert not reopen_run_dir(rounded("nearest"), made).notices
+    with pytest.raises(RunDirUnusable, match="rounding is 'stochastic', the run has 'nearest'"):
+        reopen_run_dir(rounded("stochastic"), made)
 
 
 MIX: dict[str, Any] = {"small": {"weight": 1}, "large": {"weight": 3}}
