@@ -2,6 +2,10 @@
 
     python benchmarks/delta.py MODEL_DIRECTORY                          # three learning rates, bfloat16
     python benchmarks/delta.py MODEL_DIRECTORY --wire float32 --rates 1e-6
+    python benchmarks/delta.py MODEL_DIRECTORY --rounding nearest stochastic --rates 1e-6 1e-5
+
+With ``--rounding`` the weights are bfloat16 copies of the masters, rounded as the torch trainer rounds them, and it
+prints only how many of them a step changes.
 
 Trains a Hugging Face model on the pages of this repository with AdamW, float32 masters and no warm-up,
 and publishes its weights after each step from two senders in turn, one with deltas: the same weights,
@@ -15,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +28,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from offbeat.trainers.torch.rounding import round_stochastically
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.delta import HeldRelease, check_delta, rebuilt
 from offbeat.weight_sync.dtypes import WirePolicy
@@ -188,6 +194,33 @@ def run(path: str, wire: str, rate: float, steps: int, chunk_mib: int) -> dict[s
     }
 
 
+def rounded_steps(path: str, rounding: str, rate: float, steps: int) -> list[float]:
+    """Train some steps in bfloat16 with float32 masters; return the share that each changed."""
+    model, exact = loaded(path, torch.bfloat16), loaded(path, torch.float32)
+    served, masters = dict(named_weights(model)), dict(named_weights(exact))
+    trained = {name: each.detach().clone() for name, each in masters.items()}
+    optimizer = torch.optim.AdamW(trained.values(), lr=rate, weight_decay=0.0)
+    changed, rows = list[float](), batches(Tokenizer.from_file(f"{path}/tokenizer.json"))
+    parameters = dict(model.named_parameters())
+    for step in range(1, steps + 1):
+        ids = next(rows)
+        model(input_ids=ids, labels=ids).loss.backward()
+        before = rounded(model, "bfloat16")
+        for name, master in trained.items():
+            gradient = parameters[name].grad
+            master.grad = None if gradient is None else gradient.float()
+        optimizer.step()
+        model.zero_grad()
+        with torch.no_grad():
+            for name, master in trained.items():
+                if rounding == "stochastic":
+                    round_stochastically(served[name], master, name, step)
+                else:
+                    served[name].copy_(master)
+        changed.append(changed_share(before, rounded(model, "bfloat16")))
+    return changed
+
+
 def main() -> None:
     """Print the figures of each learning rate."""
     parser = argparse.ArgumentParser()
@@ -197,8 +230,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--chunk-mib", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounding", nargs="+", choices=["nearest", "stochastic"], default=[])
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    if given.rounding:
+        for rate, rounding in product(given.rates, given.rounding):
+            shares = rounded_steps(given.model, rounding, rate, given.steps)
+            print(f"{rounding} {rate:g}: changed {', '.join(f'{each:.2%}' for each in shares)}")
+        return
     for rate in given.rates:
         figures = run(given.model, given.wire, rate, given.steps, given.chunk_mib)
         full, delta = figures["full"], figures["delta"]

@@ -64,6 +64,15 @@ def _delta(config: RunConfig) -> Finding:
             "with many changes is sent whole",
             "Set sync.wire_dtype to bfloat16, or leave sync.delta out.",
         )
+    if config.trainer.backend != "stub" and config.trainer.optimizer.rounding == "stochastic":
+        return warning(
+            "weight sync",
+            "sync.delta=true with trainer.optimizer.rounding=stochastic: a weight that hardly moved may be "
+            "rounded the other way in the next release, so a step changes many more values than with "
+            "rounding to the nearest, and a delta saves less or nothing",
+            "Leave sync.delta out, or set trainer.optimizer.rounding to nearest; sync/full_* tells which "
+            "releases were sent whole.",
+        )
     return ok(
         "weight sync",
         "engines that serve the release before get what changed since, the others the full release; each "

@@ -153,12 +153,17 @@ def test_engines_that_need_whole_tensors_of_a_reshard_are_named() -> None:
     assert not list(check_weight_sync(config(sync=sync, generator={"backend": "stub"})))
 
 
-def test_deltas_are_announced_and_of_float32_weights_warned_of() -> None:
+def test_deltas_are_announced_and_warned_of_where_a_step_changes_most_values() -> None:
     assert "nearly every one" in one(check_weight_sync(config(sync={"delta": True}))).message
     served = {"path": "x", "dtype": "bfloat16"}
     finding = one(check_weight_sync(config(sync={"delta": True}, model=served)))
     assert finding.level is Level.OK
     assert "the others the full release" in finding.message
+    noisy = {"backend": "torch", "optimizer": {"rounding": "stochastic"}}
+    finding = one(check_weight_sync(config(sync={"delta": True}, model=served, trainer=noisy)))
+    assert finding.level is Level.WARNING
+    assert "may be rounded the other way in the next release" in finding.message
+    assert "set trainer.optimizer.rounding to nearest" in finding.fix
 
 
 OWN = {"device": "cuda", "gpus": 1}
