@@ -4,8 +4,8 @@
     python benchmarks/delta.py MODEL_DIRECTORY --wire float32 --rates 1e-6
     python benchmarks/delta.py MODEL_DIRECTORY --rounding nearest stochastic --rates 1e-6 1e-5
 
-With ``--rounding`` the weights are bfloat16 copies of the masters, rounded as the torch trainer rounds them, and it
-prints only how many of them a step changes.
+With ``--rounding`` gradients are taken at bfloat16 copies of the masters, rounded as the torch trainer rounds them, and
+it prints only how many of them a step changes.
 
 Trains a Hugging Face model on the pages of this repository with AdamW, float32 masters and no warm-up,
 and publishes its weights after each step from two senders in turn, one with deltas: the same weights,
@@ -195,28 +195,32 @@ def run(path: str, wire: str, rate: float, steps: int, chunk_mib: int) -> dict[s
 
 
 def rounded_steps(path: str, rounding: str, rate: float, steps: int) -> list[float]:
-    """Train some steps in bfloat16 with float32 masters; return the share that each changed."""
-    model, exact = loaded(path, torch.bfloat16), loaded(path, torch.float32)
-    served, masters = dict(named_weights(model)), dict(named_weights(exact))
-    trained = {name: each.detach().clone() for name, each in masters.items()}
-    optimizer = torch.optim.AdamW(trained.values(), lr=rate, weight_decay=0.0)
+    """Train some steps at bfloat16 weights with float32 masters; return the share that each changed.
+
+    Gradients are computed in float32 at the rounded weights: few processors multiply bfloat16 fast.
+    """
+    model = loaded(path, torch.float32)
+    weights, parameters = dict(named_weights(model)), dict(model.named_parameters())
+    masters = {name: each.detach().clone() for name, each in weights.items()}
+    halves = {name: each.bfloat16() for name, each in weights.items()}
+    optimizer = torch.optim.AdamW(masters.values(), lr=rate, weight_decay=0.0)
     changed, rows = list[float](), batches(Tokenizer.from_file(f"{path}/tokenizer.json"))
-    parameters = dict(model.named_parameters())
     for step in range(1, steps + 1):
+        for name, half in halves.items():
+            weights[name].copy_(half)
         ids = next(rows)
         model(input_ids=ids, labels=ids).loss.backward()
-        before = rounded(model, "bfloat16")
-        for name, master in trained.items():
-            gradient = parameters[name].grad
-            master.grad = None if gradient is None else gradient.float()
+        for name, master in masters.items():
+            master.grad = parameters[name].grad
         optimizer.step()
         model.zero_grad()
-        with torch.no_grad():
-            for name, master in trained.items():
-                if rounding == "stochastic":
-                    round_stochastically(served[name], master, name, step)
-                else:
-                    served[name].copy_(master)
+        before = rounded(model, "bfloat16")
+        for name, master in masters.items():
+            if rounding == "stochastic":
+                round_stochastically(halves[name], master, name, step)
+            else:
+                halves[name].copy_(master)
+            weights[name].copy_(halves[name])
         changed.append(changed_share(before, rounded(model, "bfloat16")))
     return changed
 

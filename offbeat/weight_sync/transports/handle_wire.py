@@ -259,7 +259,7 @@ class HandleLink:
 
 
 class _Meeting(msgspec.Struct, frozen=True):
-    """What the sender leaves in the store for its peer, which needs the run's key to read it."""
+    """Port of the sender and token of a link, as they stand in the store for its peer."""
 
     port: int
     token: bytes
