@@ -13,10 +13,10 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
 
     Whether the model has a tower is known when its config is read: by the trainer, at its start.
     """
-    encoder = encoder_of(config.trainer)
-    if encoder is None:
+    trainer, encoder = config.trainer, encoder_of(config.trainer)
+    if encoder is None or trainer.backend == "stub":
         return
-    lanes, encoders = config.trainer.data_parallel, encoder.data_parallel
+    lanes, encoders = trainer.data_parallel, encoder.data_parallel
     if lanes % encoders:
         fitting = [each for each in range(1, lanes + 1) if not lanes % each]
         yield Clash(
@@ -49,13 +49,13 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
 
 def encoder_device_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield GPUs of encoder ranks that are on another device than the language ranks."""
-    encoder = encoder_of(config.trainer)
-    if encoder is None or encoder.gpus is None:
+    trainer, encoder = config.trainer, encoder_of(config.trainer)
+    if encoder is None or encoder.gpus is None or trainer.backend == "stub":
         return
-    if (encoder.gpus > 0) != (config.trainer.gpus > 0):
+    if (encoder.gpus > 0) != (trainer.gpus > 0):
         yield Clash(
             ("trainer.encoder.gpus", "trainer.gpus"),
-            f"trainer.encoder.gpus={encoder.gpus:g} with trainer.gpus={config.trainer.gpus:g}: all ranks are "
-            f"on trainer.device={config.trainer.device}",
+            f"trainer.encoder.gpus={encoder.gpus:g} with trainer.gpus={trainer.gpus:g}: all ranks are "
+            f"on trainer.device={trainer.device}",
             "Leave trainer.encoder.gpus out.",
         )
