@@ -24,11 +24,32 @@ _ELSEWHERE: Final = {
 }
 """Arguments of vLLM that have a key of their own in a recipe."""
 
+_LORA: Final = frozenset(
+    {
+        "default_mm_loras",
+        "enable_lora",
+        "enable_mixed_moe_lora_format",
+        "enable_moe_shared_loras",
+        "enable_tower_connector_lora",
+        "fully_sharded_loras",
+        "lora_dtype",
+        "lora_modules",  # of ``vllm serve`` alone, and what its users look for
+        "lora_target_modules",
+        "max_cpu_loras",
+        "max_lora_cls_labels",
+        "max_lora_rank",
+        "max_loras",
+        "specialize_active_lora",
+    }
+)
+"""Arguments of vLLM's own LoRA path."""
+
 
 def vllm_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield what cannot work when ``generator.backend`` is vllm; nothing otherwise."""
     if config.generator.backend == "vllm":
         yield from _arguments_have_one_place(config.generator)
+        yield from _adapters_are_added_to_the_weights(config.generator)
         yield from _devices_of_an_engine_are_reserved(config.generator)
         yield from _logprobs_are_of_the_whole_distribution(config.generator)
 
@@ -40,6 +61,17 @@ def _arguments_have_one_place(generator: VllmGeneratorConfig) -> Iterator[Clash]
                 ("generator.vllm.engine_args", _ELSEWHERE[name]),
                 f"generator.vllm.engine_args.{name}={value} has a key of its own",
                 f"Set {_ELSEWHERE[name]} instead.",
+            )
+
+
+def _adapters_are_added_to_the_weights(generator: VllmGeneratorConfig) -> Iterator[Clash]:
+    for name, value in generator.vllm.engine_args.items():
+        if name in _LORA:
+            yield Clash(
+                ("generator.vllm.engine_args", "trainer.lora"),
+                f"generator.vllm.engine_args.{name}={value} is of vLLM's own LoRA path, which stays off: "
+                "engines add adapters to the weights they loaded (docs/lora.md)",
+                f"Leave {name} out; trainer.lora alone trains adapters and serves them.",
             )
 
 

@@ -37,6 +37,19 @@ def test_an_engine_of_one_device_may_share_it() -> None:
             "engine_args.max_num_seqs=8 has a key of its own. Set generator.max_sequences instead.",
         ),
         (
+            {"vllm": {"engine_args": {"enable_lora": True}}},
+            (
+                "engine_args.enable_lora=True is of vLLM's own LoRA path, which stays off: engines add adapters "
+                "to the weights they loaded (docs/lora.md). Leave enable_lora out; trainer.lora alone trains"
+            ),
+        ),
+        (
+            {"vllm": {"engine_args": {"max_loras": 2}}},
+            "engine_args.max_loras=2 is of vLLM's own LoRA",
+        ),
+        ({"vllm": {"engine_args": {"max_lora_rank": 8}}}, "max_lora_rank=8 is of vLLM's own LoRA"),
+        ({"vllm": {"engine_args": {"lora_modules": ["a=b"]}}}, "Leave lora_modules out"),
+        (
             {"device": "cuda", "gpus": 1, "vllm": {"tensor_parallel": 4}},
             "generator.gpus=1 is not what an engine of 4 devices runs on. Set generator.gpus to 4.",
         ),
