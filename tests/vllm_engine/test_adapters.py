@@ -1,26 +1,33 @@
 """Releases of adapters alone, on the real engine: it serves the base with them added."""
 
+import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from releases import TINY, Weights, canary_of, released, weights
-from shared_engine import PROMPT, Shared, TakenOver, ask, load
+from shared_engine import PROMPT, Shared, TakenOver, ask, load, serve
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.messages.failures import WeightSyncFailed
+from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.weight_sync.adapter import merged
+from offbeat.weight_sync.canary import TOLERANCE_FLOAT32
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.source import GatheredSource
 
 FP32_NATS = 1e-4
 RANK, ALPHA = 4, 8.0
+LONG_PROMPT = tuple(2 + i % 60 for i in range(256))
+"""Its keys and values fill blocks of vLLM's prefix cache; those of ``PROMPT`` fill none."""
 
 
-def adapted(version: int, base: str, path: Path = TINY) -> Weights:
+def adapted(version: int, base: str, path: Path = TINY, *, b_scale: float = 0.1) -> Weights:
     """The model of the repository with adapters of this version, and the release of the adapters."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     noise, adapters = torch.Generator().manual_seed(version), dict[str, Tensor]()
@@ -29,7 +36,7 @@ def adapted(version: int, base: str, path: Path = TINY) -> Weights:
             if isinstance(module, torch.nn.Linear) and name != "lm_head":
                 outputs, inputs = module.weight.shape
                 a = 0.1 * torch.randn(RANK, inputs, generator=noise)
-                b = 0.1 * torch.randn(outputs, RANK, generator=noise)
+                b = b_scale * torch.randn(outputs, RANK, generator=noise)
                 adapters |= {
                     f"base_model.model.{name}.lora_A.weight": a,
                     f"base_model.model.{name}.lora_B.weight": b,
@@ -61,6 +68,76 @@ def test_an_engine_serves_each_release_of_adapters_with_the_logprobs_of_the_trai
         again = adapted(2, base)
         await load(actor, 5, again.release)
         assert again.worst_error(PROMPT, await ask(actor)) < FP32_NATS
+
+    shared.play(story)
+
+
+def test_a_prompt_in_the_prefix_cache_is_not_answered_with_the_adapters_of_before(
+    shared: Shared,
+) -> None:
+    """vLLM's LoRA path keys the cache by the adapter's name: it would read those of older weights."""
+
+    async def story(actor: TakenOver) -> None:
+        base = loaded_digest(shared.spec.model.path)
+        for epoch, version in enumerate((1, 2, 1), start=1):
+            served = adapted(version, base)
+            await load(actor, epoch, served.release)
+            for turn in range(2):  # the second finds the blocks of the first
+                sampling = SamplingParams(max_new_tokens=8, seed=1)
+                request = GenerateRequest(f"{epoch}-{turn}", LONG_PROMPT, 2, sampling)
+                result = await actor.generate(request)
+                assert served.worst_error(LONG_PROMPT, result) < FP32_NATS
+
+    shared.play(story, pause="keep", kv="keep")
+
+
+def test_adapters_of_zeros_are_the_base_bit_for_bit_beside_samples_that_run_over_the_swap(
+    shared: Shared,
+) -> None:
+    """vLLM's LoRA path on a CPU computes a request of the base with the adapter of its neighbour."""
+
+    async def story(actor: TakenOver) -> None:
+        base = loaded_digest(shared.spec.model.path)
+        plain = await serve(actor, 1, 0)
+        wanted = await ask(actor, "base")
+        first, zeros = adapted(1, base), adapted(2, base, b_scale=0.0)
+        await load(actor, 2, first.release)
+        running = asyncio.ensure_future(ask(actor, "running", samples=4, tokens=400))
+        await shared.tokens_of("running", at_least=20)
+        await load(actor, 3, zeros.release)
+        beside = await ask(actor, "beside")
+        assert plain.worst_error(PROMPT, beside) < FP32_NATS
+        over = await running
+        by_first, by_base = first.errors(PROMPT, over), plain.errors(PROMPT, over)
+        for spans, older, newer in zip(over.version_spans, by_first, by_base, strict=True):
+            assert [version for version, _ in spans] == [1, 2]
+            swap = spans[0][1]
+            assert max(np.abs(older[:swap]).max(), np.abs(newer[swap:]).max()) < FP32_NATS
+        alone = await ask(actor, "alone")
+        assert alone.token_ids.tolist() == wanted.token_ids.tolist()
+        assert alone.logprobs.tolist() == wanted.logprobs.tolist()
+
+    shared.play(story, pause="keep", kv="recompute")
+
+
+def test_adapters_that_return_after_eleven_others_are_served_as_the_first_time(
+    shared: Shared,
+) -> None:
+    """vLLM's LoRA path evicts: a request for adapters that are gone ends the service there."""
+
+    async def story(actor: TakenOver) -> None:
+        base = loaded_digest(shared.spec.model.path)
+        answers = list[tuple[list[int], list[float]]]()
+        for epoch, version in enumerate((*range(1, 13), 1), start=1):
+            served = adapted(version, base)
+            ack = await load(actor, epoch, served.release)
+            assert ack.canary_gap is not None
+            assert ack.canary_gap <= TOLERANCE_FLOAT32
+            result = await ask(actor)
+            assert served.worst_error(PROMPT, result) < FP32_NATS
+            answers.append((result.token_ids.tolist(), result.logprobs.tolist()))
+        assert answers[-1] == answers[0]
+        assert all(one != other for one, other in pairwise(answers))
 
     shared.play(story)
 
