@@ -3,7 +3,7 @@
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.lora import LoraConfig
+from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.lora import (
     ADAPTER_FOLDER,
@@ -26,6 +27,7 @@ from offbeat.trainers.torch.lora import (
     save_adapter,
     without_adapters,
 )
+from offbeat.trainers.torch.merged_pass import merged_matrices
 from offbeat.trainers.torch.model import save_weights
 from offbeat.trainers.torch.proof import Witness
 from offbeat.trainers.torch.rank_mesh import RankMesh
@@ -61,6 +63,20 @@ class LoraTrainer(TorchTrainer):
     def merged(self) -> MergedWeights:
         """Return the whole model with the adapters added."""
         return MergedWeights(self._weights, self.adapter)
+
+    def top_logprobs(
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+    ) -> TopLogprobs:
+        """Return those of the weights that engines serve. All ranks call it together.
+
+        In 16 bits these are the rounded sums of matrices and adapters, which differ by more than
+        kernels do. In wider types the adapters are computed beside their matrices, as in training:
+        so a sum that engines make wrongly shows.
+        """
+        is_rounded = self._dtype.itemsize < torch.float32.itemsize
+        served = merged_matrices(self._model, self.adapter.scaling)
+        with served if is_rounded else nullcontext():
+            return super().top_logprobs(prompts, count, quantized=quantized)
 
     def save(self, directory: str | Path) -> None:
         """Write the merged model as ``TorchTrainer`` does, and in it ``adapter/`` for PEFT."""

@@ -156,6 +156,24 @@ def test_the_reference_of_adapters_is_their_base_bit_for_bit(
         assert not np.array_equal(ours["policy_logprobs"], theirs["policy_logprobs"])
 
 
+def test_canaries_in_bfloat16_are_of_the_rounded_sums_that_engines_serve(
+    tmp_path: Path, lora_of: MakeLora, trainer_of: Callable[..., TorchTrainer], step_data: Step
+) -> None:
+    trainer = lora_of(dtype="bfloat16")
+    run_step(trainer, step_data, PULLED, chunks=1)
+    before = {name: each.clone() for name, each in trainer.module.state_dict().items()}
+    trainer.save(tmp_path / "model")
+    served = trainer_of(path=tmp_path / "model", dtype="bfloat16")
+    asked = ((2, 5, 14, 8, 17), (3, 9, 4, 11, 6))
+    assert trainer.top_logprobs(asked, 8) == served.top_logprobs(asked, 8)
+    trained = trainer.prepare_logprobs(step_data[0], policy=True, reference=False, temperature=1.0)
+    merged = served.prepare_logprobs(step_data[0], policy=True, reference=False, temperature=1.0)
+    assert not np.array_equal(trained[0]["policy_logprobs"], merged[0]["policy_logprobs"])
+    after = trainer.module.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_restored_adapter_goes_on_bit_for_bit_and_its_checkpoint_holds_no_base(
     tmp_path: Path, lora_of: MakeLora, step_data: Step, dtype: str
