@@ -9,7 +9,7 @@ import numpy as np
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.ranks.dispatch import Replicas, shares
-from tests.support.image_text_models import make, picture_groups
+from tests.support.image_text_models import PLACEHOLDER, make, picture_groups
 
 
 class Families:
@@ -86,3 +86,42 @@ def feed(
             [i % loss.minibatches for i in own],
         )
     return key.next()
+
+
+HEADER_NBYTES = 9 * 8
+HIDDEN = 32  # of the tiny models
+
+
+def bridge_nbytes(
+    groups: Sequence[dict[str, Any]],
+    lanes: int,
+    parts: Iterable[Sequence[int]],
+    *,
+    there: int = 8,
+    back: int = 8,
+    blocks: int = 1,
+) -> float:
+    """Bytes of the activations of a step once each way, and of a header before each message.
+
+    Args:
+        groups: Of the step.
+        lanes: Data-parallel replicas of the language model.
+        parts: Indices of the groups of each chunk.
+        there: Bytes of an element of the features.
+        back: Of one of their gradients; 0 for a frozen tower, of which none are sent.
+        blocks: 1, and one for each decoder layer that has features of its own.
+    """
+    total = 0
+    for part in parts:
+        for lane in range(lanes):
+            tokens_by_pictures = {
+                groups[i]["media_values"].tobytes(): int(
+                    (groups[i]["prompt_ids"] == PLACEHOLDER).sum()
+                )
+                for i in dealt(groups, part, Replicas(lanes), lane)
+                if "media_values" in groups[i] and groups[i]["loss_mask"].any()
+            }
+            elements = sum(tokens_by_pictures.values()) * blocks * HIDDEN
+            ways = [size for size in (there, back) if size and elements]
+            total += sum(elements * size + HEADER_NBYTES for size in ways)
+    return float(total)

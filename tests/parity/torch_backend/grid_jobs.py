@@ -12,7 +12,7 @@ from parity_cases import TOKENS, Cut, Step, chunked
 from reshard_jobs import resharded
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
-from torch_backend.torch_bugs import Exact
+from torch_backend.torch_bugs import Exact, ExactPictures
 from torch_backend.torch_jobs import as_arrays, gradients
 from transformers import PreTrainedModel
 
@@ -33,17 +33,6 @@ from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own, sharded_modules
 from offbeat.weight_sync.reshard.region import Region
 from offbeat.weight_sync.source import named_weights
-from tests.support.image_text_models import exact_norms
-
-
-class ExactPictures(Exact):
-    """Computes norms of all families in float64."""
-
-    def _load_model(self) -> PreTrainedModel:
-        return exact_norms(super()._load_model())
-
-    def _shell(self) -> PreTrainedModel:
-        return exact_norms(super()._shell())
 
 
 class ExactLanguage(ExactPictures, LanguageTrainer):

@@ -23,6 +23,7 @@ from offbeat.trainers.step_sums import StepTotals
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.sharding import Weights, sharded_modules
 from offbeat.trainers.torch.vocabulary_rows import VocabularyShare
+from tests.support.image_text_models import exact_angles, exact_norms
 
 
 class Exact(TorchTrainer):
@@ -39,6 +40,16 @@ class Exact(TorchTrainer):
         if self._dtype == torch.float64:
             compute_in_float64(shell)
         return shell
+
+
+class ExactPictures(Exact):
+    """Computes norms of all families, and angles of Qwen's towers, in float64."""
+
+    def _load_model(self) -> PreTrainedModel:
+        return exact_angles(exact_norms(super()._load_model()))
+
+    def _shell(self) -> PreTrainedModel:
+        return exact_angles(exact_norms(super()._shell()))
 
 
 # --- bugs of others, planted ----------------------------------------------------------------------
@@ -176,6 +187,7 @@ KINDS = {
     each.__name__: each
     for each in (
         Exact,
+        ExactPictures,
         Averaged,
         ReducedTwice,
         OwnCounts,
