@@ -91,6 +91,27 @@ def pictures_of(place: int, group: Columns, rules: PictureRules | None) -> Media
     return media
 
 
+def check_placeholders(groups: Sequence[Columns], rules: PictureRules | None) -> None:
+    """Check that no prompt without pictures has a token that stands for one: it would train as text.
+
+    Prompts of an agent's branches may have them: earlier answers, which are sampled, are part of them.
+
+    Raises:
+        UnfitColumns: Naming the first group that fails.
+    """
+    if rules is None:
+        return
+    for place, group in enumerate(groups):
+        if MEDIA_VALUES in group or BRANCH_SAMPLES in group:
+            continue
+        at = np.flatnonzero(np.equal(group[PROMPT_IDS], rules.placeholder))
+        if len(at):
+            got = f"{rules.placeholder}, which stands for a picture, at index {at[0]}"
+            raise UnfitColumns(
+                place, PROMPT_IDS, got, "the pictures of a prompt as columns beside it"
+            )
+
+
 def check_length(place: int, group: Columns, name: str, tokens: int) -> None:
     """Check that a column, if present, has one value per response token."""
     if len(group[name]) != tokens:

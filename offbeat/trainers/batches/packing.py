@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from offbeat.messages.media import Media
 from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.multimodal.placing import PlacedPictures, RowSpan, placed
-from offbeat.trainers.batches.fitness import check_layout, pictures_of
+from offbeat.trainers.batches.fitness import check_layout, check_placeholders, pictures_of
 from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
     LOSS_MASK,
@@ -154,6 +154,8 @@ def flatten(
             pictures that it reads.
     """
     check_layout(groups, (LOSS_MASK,) if only_trained else (), vocabulary)
+    if only_trained:
+        check_placeholders(groups, picture_rules)
     media = tuple(pictures_of(place, group, picture_rules) for place, group in enumerate(groups))
     offsets = [np.asarray(group[RESPONSE_OFFSETS], np.int64) for group in groups]
     firsts = np.cumsum([0] + [int(each[-1]) for each in offsets])

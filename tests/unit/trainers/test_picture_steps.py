@@ -13,6 +13,7 @@ from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
+from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UnfitColumns, UntrainableModel
 from offbeat.trainers.torch.proof import prove_rows
 from offbeat.transfer_queue.media_columns import columns_of_media, media_of
@@ -168,6 +169,25 @@ def test_a_group_whose_pictures_do_not_fit_its_prompt_is_unfit_and_named(
     with pytest.raises(UnfitColumns, match=problem) as raised:
         trainer_of(idefics3).prepare_logprobs(groups, policy=True, reference=False, temperature=1)
     assert raised.value.place == 1
+
+
+def test_placeholders_of_a_prompt_without_pictures_are_not_trained_as_text(
+    trainer_of: MakeTrainer, idefics3: Path, step: Step
+) -> None:
+    """Answers in the prompts of an agent's branches may have the token: such groups are trained."""
+    trainer, spec = trainer_of(idefics3), LossSpec(ClippedPgLossConfig())
+    groups, advantages = step
+    bare = {name: each for name, each in groups[0].items() if not name.startswith("media_")}
+    branches = np.arange(len(bare["response_offsets"]) - 1, dtype=np.int32)
+    trainer.begin_train_step(StepKey(1, 1, 0), spec)
+    with pytest.raises(UnfitColumns, match=r"which stands for a picture, at index") as raised:
+        trainer.train_microbatch(StepKey(1, 1, 1), [groups[1], bare], advantages[:2])
+    assert raised.value.place == 1
+    trainer.abort_train_step(StepKey(1, 1, 1))
+    trainer.begin_train_step(StepKey(1, 2, 0), spec)
+    branched = bare | {"branch_samples": branches}
+    trainer.train_microbatch(StepKey(1, 2, 1), [branched], advantages[:1])
+    assert trainer.finish_train_step(StepKey(1, 2, 2)).applied
 
 
 def test_a_text_model_refuses_a_group_with_pictures(trainer_of: MakeTrainer, step: Step) -> None:
