@@ -162,7 +162,7 @@ def test_deltas_are_announced_and_warned_of_where_a_step_changes_most_values() -
     noisy = {"backend": "torch", "optimizer": {"rounding": "stochastic"}}
     finding = one(check_weight_sync(config(sync={"delta": True}, model=served, trainer=noisy)))
     assert finding.level is Level.WARNING
-    assert "may be rounded the other way in the next release" in finding.message
+    assert "each step changes about a third of the values" in finding.message
     assert "set trainer.optimizer.rounding to nearest" in finding.fix
 
 
