@@ -4,16 +4,15 @@ torch and transformers, whose import takes seconds, are imported only if a recip
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from offbeat.config.limits import (
-    encoder_of,
     freeze_patterns,
     picture_tokens,
-    trainer_resources,
 )
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, error, ok, size, warning
+from offbeat.launch.checks.finding import Finding, error, size
+from offbeat.launch.checks.gpu_memory import against_gpu
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,24 +23,6 @@ if TYPE_CHECKING:
 
 _SUBJECT: Final = "encoder ranks"
 _MODEL: Final = "model"
-
-
-def gpu_bytes(config: RunConfig) -> int | None:
-    """Return the memory of the smallest GPU here: Ray chooses which rank gets which.
-
-    None if no rank of ``trainer.encoder`` needs one, or none is here.
-    """
-    trainer = config.trainer
-    if trainer.backend == "stub" or encoder_of(trainer) is None:
-        return None
-    if not trainer.device.startswith("cuda"):
-        return None
-    import torch
-
-    every = range(torch.cuda.device_count())
-    cuda: Any = torch.cuda  # which does not say what it returns
-    found = [cuda.get_device_properties(each) for each in every]
-    return min((int(each.total_memory) for each in found), default=None)
 
 
 def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
@@ -139,18 +120,11 @@ def _of_side(config: RunConfig, sides: _Sides, side: "Side", gpu: int | None) ->
     )
     if side is Side.TOWER:
         seen = f"{seen}, for {_at_once(config)} at once"
-    if gpu is None:
-        return ok(_SUBJECT, seen)
     key = "trainer.encoder" if side is Side.TOWER else "trainer"
-    fix = f"Raise {key}.data_parallel, set model.dtype=bfloat16, freeze more of it (trainer.freeze)"
-    if held.total > gpu:
-        return error(_SUBJECT, f"{seen}; its GPU has {size(gpu)}", f"{fix}.")
-    share = min(1.0, trainer_resources(config)[first].gpus) or 1.0
-    if held.total > gpu * share:
-        more = f"{fix}, or raise {key}.gpus."
-        seen = f"{seen}; {share:g} of its GPU, which it reserves, is {size(gpu * share)}"
-        return warning(_SUBJECT, seen, more)
-    return ok(_SUBJECT, f"{seen}; its GPU has {size(gpu)}")
+    less = (
+        f"Raise {key}.data_parallel, set model.dtype=bfloat16, freeze more of it (trainer.freeze)"
+    )
+    return against_gpu(config, (_SUBJECT, seen), held.total, gpu, (less, f"{key}.gpus"), first)
 
 
 def _at_once(config: RunConfig) -> str:

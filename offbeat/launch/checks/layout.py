@@ -9,13 +9,19 @@ from typing import Final
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
-from offbeat.launch.checks.finding import Finding, error, ok, size
+from offbeat.launch.checks.finding import Finding, error, size
+from offbeat.launch.checks.gpu_memory import against_gpu
 
 _LAYOUT: Final = "layout"
 
 
-def check_layout(config: RunConfig) -> Iterator[Finding]:
-    """Check the parallel sizes of a megatron trainer, and say what its largest rank holds."""
+def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]:
+    """Check the parallel sizes of a megatron trainer, and compare what its largest rank holds with ``gpu``.
+
+    Args:
+        config: The recipe; nothing is said of one with another trainer.
+        gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU.
+    """
     trainer = config.trainer
     if not isinstance(trainer, MegatronTrainerConfig):
         return
@@ -56,11 +62,14 @@ def check_layout(config: RunConfig) -> Iterator[Finding]:
         sharded=sharded,
         frozen=_frozen(config.model.path, trainer),
     )
-    yield ok(
-        _LAYOUT,
+    seen = (
         f"{grid.ranks} ranks{' of the language model' if apart else ''}; the largest holds {size(held.total)}: weights {size(held.weights)}, "
-        f"gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; activations come on top",
+        f"gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; activations come on top"
     )
+    axes = "trainer.tensor_parallel" + (", trainer.expert_parallel" if architecture.experts else "")
+    shared = ", or trainer.data_parallel, whose ranks share the optimizer" if sharded else ""
+    less = f"Raise {axes} or trainer.pipeline_parallel{shared}"
+    yield against_gpu(config, (_LAYOUT, seen), held.total, gpu, (less, "trainer.gpus"))
 
 
 def _frozen(path: str, trainer: MegatronTrainerConfig) -> Collection[str]:

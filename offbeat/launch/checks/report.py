@@ -16,9 +16,10 @@ from offbeat.environments.hub_files import HubFilesError
 from offbeat.launch.checks.activations import check_activations
 from offbeat.launch.checks.agent import check_agent
 from offbeat.launch.checks.checkpoints import check_checkpoints
-from offbeat.launch.checks.encoder import check_encoder, gpu_bytes
+from offbeat.launch.checks.encoder import check_encoder
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.launch.checks.finding import Finding, Level, error, ok
+from offbeat.launch.checks.gpu_memory import gpu_bytes
 from offbeat.launch.checks.gym import check_gym
 from offbeat.launch.checks.hub import fetched_commits
 from offbeat.launch.checks.kl import check_kl
@@ -107,7 +108,7 @@ def find(
         yield ok("prompts", f"{path} at commit {commit}")
     folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
-    machine = this_machine()
+    machine, gpu = this_machine(), gpu_bytes(config)
     yield from chain(
         check_packages(config),
         check_vllm(config),
@@ -116,9 +117,9 @@ def find(
         check_lengths(config, model) if model else (),
         check_end_tokens(config) if model else (),
         check_model_proof(config) if model else (),
-        check_layout(config) if model else (),
-        check_tensor_ranks(config) if model else (),
-        check_encoder(config, gpu_bytes(config)) if model else (),
+        check_layout(config, gpu) if model else (),
+        check_tensor_ranks(config, gpu) if model else (),
+        check_encoder(config, gpu) if model else (),
         check_vllm_model(config) if model else (),
         check_precision(config) if model else (),
         check_teacher(config) if model else (),

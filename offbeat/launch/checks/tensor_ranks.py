@@ -1,4 +1,4 @@
-"""Checks that tensor-parallel ranks of the torch trainer can divide a model, and says what one holds.
+"""Checks that several ranks of the torch trainer can divide a model, and says what one holds.
 
 torch and transformers, whose import takes seconds, are imported only if a recipe needs them.
 """
@@ -9,18 +9,24 @@ from typing import Final
 from offbeat.config.limits import freeze_patterns, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.launch.checks.finding import Finding, error, ok, size
+from offbeat.launch.checks.finding import Finding, error, size
+from offbeat.launch.checks.gpu_memory import against_gpu
 
-_SUBJECT: Final = "tensor ranks"
+_TENSOR: Final = "tensor ranks"
+_DATA: Final = "trainer ranks"
 
 
-def check_tensor_ranks(config: RunConfig) -> Iterator[Finding]:
-    """Check the model's plan against ``trainer.tensor_parallel``; nothing without it.
+def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]:
+    """Check the model's plan against ``trainer.tensor_parallel``, and what a rank holds against ``gpu``.
 
     ``check_encoder`` does so for a model whose tower has ranks of its own.
+
+    Args:
+        config: The recipe; nothing is said of one rank, which holds the model whole.
+        gpu: Memory of a rank's GPU in bytes; None: unknown, or the ranks are on the CPU.
     """
     trainer = config.trainer
-    if not isinstance(trainer, TorchTrainerConfig) or trainer.tensor_parallel == 1:
+    if not isinstance(trainer, TorchTrainerConfig) or trainer_ranks(config) == 1:
         return
     if trainer.encoder is not None:
         return
@@ -39,7 +45,8 @@ def check_tensor_ranks(config: RunConfig) -> Iterator[Finding]:
     except (OSError, ValueError, KeyError):
         return  # ``check_model_proof`` says what is wrong with it
     try:
-        tensor_plan(model, trainer.tensor_parallel)
+        if trainer.tensor_parallel > 1:
+            tensor_plan(model, trainer.tensor_parallel)
     except UntrainableModel as refused:
         yield error("model", f"{refused.model} {refused.problem}", f"{refused.fix}.")
         return
@@ -59,9 +66,11 @@ def check_tensor_ranks(config: RunConfig) -> Iterator[Finding]:
         frozen=[each for each in model.parameters() if not each.requires_grad],
         references=int(has_reference),
     )
-    yield ok(
-        _SUBJECT,
+    seen = (
         f"{trainer_ranks(config)} ranks; the largest holds {size(held.total)}: weights "
         f"{size(held.weights)}, gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; "
-        "what a pass gathers and computes comes on top",
+        "what a pass gathers and computes comes on top"
     )
+    subject = _DATA if trainer.tensor_parallel == 1 else _TENSOR
+    less = "Raise trainer.data_parallel, freeze more of the model (trainer.freeze), or train adapters (trainer.lora)"
+    yield against_gpu(config, (subject, seen), held.total, gpu, (less, "trainer.gpus"))

@@ -35,14 +35,14 @@ def largest_rank(
         model: The whole model; it may be without memory.
         dtype: Of the weights that passes compute with.
         data: Number of data-parallel ranks.
-        tensor: Number of tensor-parallel ranks.
+        tensor: Number of tensor-parallel ranks; one needs no plan of the model.
         frozen: Parameters that are not trained.
         references: Frozen copies of the model beside it.
 
     Raises:
         UntrainableModel: ``tensor_plan`` refuses the model.
     """
-    plan = tensor_plan(model, tensor)
+    plan = tensor_plan(model, tensor) if tensor > 1 else {}
     still = {id(each) for each in frozen}
     trained = others = 0
     for name, each in model.named_parameters():

@@ -41,13 +41,93 @@ SIZES: dict[str, Any] = {
 LARGE = {"tensor_parallel": 8, "pipeline_parallel": 4, "expert_parallel": 16}
 
 
-def findings(path: Path, **trainer: Any) -> list[Finding]:
+GLM: dict[str, Any] = {
+    "vocab_size": 151_552,
+    "hidden_size": 5120,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 92,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "n_routed_experts": 160,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 1536,
+    "first_k_dense_replace": 3,
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "tie_word_embeddings": False,
+}
+"""A model of 355 billion parameters."""
+H100, H200 = 80 * 2**30, 139 * 2**30
+
+
+def findings(path: Path, gpu: int | None = None, **trainer: Any) -> list[Finding]:
     recipe = {
         "steps": 1,
         "model": {"path": str(path), "dtype": "bfloat16"},
-        "trainer": {"backend": "megatron", "device": "cuda", "gpus": 1, **trainer},
+        "trainer": {"backend": "megatron", "device": "cuda", "gpus": 1} | trainer,
     }
-    return list(check_layout(RunConfig.model_validate(recipe)))
+    return list(check_layout(RunConfig.model_validate(recipe), gpu))
+
+
+@pytest.mark.parametrize(
+    ("stages", "experts", "context", "data"),
+    [(4, 16, 1, 2), (4, 16, 2, 1), (2, 32, 1, 4)],
+    ids=["TP8/PP4/EP16/ETP1/DP2", "TP8/PP4/CP2/EP16/ETP1/DP1", "TP8/PP2/EP32/DP4"],
+)
+def test_published_layouts_of_sixty_four_ranks_are_weighed_against_a_gpu(
+    tmp_path: Path, stages: int, experts: int, context: int, data: int
+) -> None:
+    Glm4MoeConfig(**GLM).save_pretrained(tmp_path)
+    sizes = {
+        "tensor_parallel": 8,
+        "expert_tensor_parallel": 1,
+        "sequence_parallel": True,
+        "pipeline_parallel": stages,
+        "expert_parallel": experts,
+        "context_parallel": context,
+        "data_parallel": data,
+    }
+    (fits,) = findings(tmp_path, H200, **sizes)
+    (larger,) = findings(tmp_path, H100, **sizes)
+    # The last stage holds most: layers with experts, the output head and its norm.
+    layers, matrix = 92 // stages, 3 * 5120 * 1536
+    routed = layers * 160 // experts * matrix
+    attention = (96 + 2 * 8) * 128 * 5121 + 96 * 128 * 5120
+    vectors = 2 * 5120 + 2 * 128 + 160 * 5120  # norms and router
+    dense = layers * ((attention + matrix) // 8 + vectors) + 151_552 // 8 * 5120 + 5120
+    weights, gradients = 2 * (routed + dense) + layers * 160 * 4, 4 * (routed + dense)
+    optimizer = 12 * (routed * experts // (8 * context * data) + dense // (context * data))
+    total = weights + gradients + optimizer
+    said = [f"{each / 2**30:.3g} GiB" for each in (total, weights, gradients, optimizer)]
+    assert fits.level is Level.OK
+    assert fits.message == (
+        f"64 ranks; the largest holds {said[0]}: weights {said[1]}, gradients {said[2]}, "
+        f"optimizer {said[3]}; activations come on top; its GPU has 139 GiB"
+    )
+    assert larger.level is Level.ERROR
+    assert larger.message.endswith("; its GPU has 80 GiB")
+    assert "trainer.expert_parallel" in larger.fix
+
+
+def test_a_share_of_a_gpu_that_is_too_small_is_a_warning(tmp_path: Path) -> None:
+    Qwen3MoeConfig(**SIZES).save_pretrained(tmp_path)
+    (found,) = findings(tmp_path, H200, sequence_parallel=True, **LARGE, data_parallel=2, gpus=0.1)
+    assert found.level is Level.WARNING
+    assert "0.1 of its GPU, which it reserves, is 13.9 GiB" in found.message
+    assert found.fix.endswith("or raise trainer.gpus.")
+
+
+def test_eight_stages_do_not_divide_a_hundred_and_eight_layers_and_four_do(tmp_path: Path) -> None:
+    Glm4MoeConfig(**GLM | dict[str, Any](num_hidden_layers=108)).save_pretrained(tmp_path)
+    sizes = {"tensor_parallel": 8, "expert_parallel": 8, "sequence_parallel": True}
+    (eight,) = findings(tmp_path, pipeline_parallel=8, **sizes)
+    (four,) = findings(tmp_path, pipeline_parallel=4, **sizes)
+    assert eight.level is Level.ERROR
+    assert "trainer.pipeline_parallel=8 is not a divisor of the model's 108 layers" in eight.message
+    assert "trainer.layers_per_stage to [" in eight.fix
+    assert four.level is Level.OK
 
 
 @pytest.mark.parametrize("more", [{"data_parallel": 2}, {"context_parallel": 2}])

@@ -29,10 +29,12 @@ SIZES: dict[str, Any] = {
 }
 
 
-def findings(path: Path, model: PreTrainedConfig, **trainer: Any) -> list[Finding]:
+def findings(
+    path: Path, model: PreTrainedConfig, gpu: int | None = None, **trainer: Any
+) -> list[Finding]:
     model.save_pretrained(path)
     recipe = {"steps": 1, "model": {"path": str(path)}, "trainer": trainer}
-    return list(check_tensor_ranks(RunConfig.model_validate(recipe)))
+    return list(check_tensor_ranks(RunConfig.model_validate(recipe), gpu))
 
 
 def test_ranks_are_said_with_the_bytes_that_the_largest_holds(tmp_path: Path) -> None:
@@ -60,8 +62,40 @@ def test_of_adapters_the_base_is_frozen_and_one_side_of_each_is_whole(tmp_path: 
     assert f"gradients {size(4 * adapters)}, optimizer {size(8 * adapters)}" in found.message
 
 
-def test_nothing_is_said_without_tensor_ranks(tmp_path: Path) -> None:
-    assert findings(tmp_path, LlamaConfig(**SIZES), data_parallel=2) == []
+def test_data_parallel_ranks_hold_a_half_each_and_need_no_plan(tmp_path: Path) -> None:
+    (found,) = findings(tmp_path, GPT2Config(n_layer=1, tie_word_embeddings=True), data_parallel=2)
+    # Embeddings of tokens and places; a layer of attention, MLP and norms, with biases; a norm.
+    weights = (50257 + 1) // 2 * 768 + 512 * 768
+    weights += 384 * (3 * 768 + 768 + 4 * 768) + 4 * 384 * 768  # rows are divided
+    weights += (3 * 768 + 768 + 4 * 768 + 768 + 6 * 768) // 2
+    assert found.level is Level.OK
+    assert found.subject == "trainer ranks"
+    assert found.message.startswith("2 ranks; the largest holds ")
+    assert f"gradients {size(4 * weights)}, optimizer {size(8 * weights)}" in found.message
+
+
+@pytest.mark.parametrize("ranks", [{"data_parallel": 2}, {"tensor_parallel": 2}])
+def test_ranks_beyond_their_gpu_are_an_error_and_beyond_their_share_a_warning(
+    tmp_path: Path, ranks: dict[str, int]
+) -> None:
+    model = LlamaConfig(**SIZES, tie_word_embeddings=False)
+    elements = 2 * (48 * 16 * (4 + 2 + 2 + 4) + 3 * 48 * 80) + 2 * 64 * 48
+    norms = 5 * 48 if "tensor_parallel" in ranks else 5 * 48 // 2
+    frequencies = 2 * 8 * 4  # of the rotations, and as they were at first
+    need = 16 * (elements // 2 + norms) + frequencies
+    on_gpu = ranks | {"device": "cuda", "gpus": 0.5}
+    given = (need - 1, need, 2 * need - 1, 2 * need)
+    found = [findings(tmp_path, model, gpu, **on_gpu)[0] for gpu in given]
+    levels = [each.level for each in found]
+    assert levels == [Level.ERROR, Level.WARNING, Level.WARNING, Level.OK]
+    assert found[0].message.endswith(f"its GPU has {size(need - 1)}")
+    assert found[0].fix.startswith("Raise trainer.data_parallel, ")
+    assert "0.5 of its GPU, which it reserves, is" in found[1].message
+    assert found[1].fix.endswith("or raise trainer.gpus.")
+
+
+def test_nothing_is_said_of_one_rank(tmp_path: Path) -> None:
+    assert findings(tmp_path, LlamaConfig(**SIZES)) == []
 
 
 @pytest.mark.parametrize(

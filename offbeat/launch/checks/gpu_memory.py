@@ -1,0 +1,53 @@
+"""Compares what a trainer rank holds with the memory of its GPU."""
+
+from typing import Any
+
+from offbeat.config.limits import trainer_resources
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.finding import Finding, error, ok, size, warning
+
+
+def gpu_bytes(config: RunConfig) -> int | None:
+    """Return the memory of the smallest GPU here: Ray chooses which rank gets which.
+
+    None if no trainer rank needs one, or none is here.
+    """
+    trainer = config.trainer
+    if trainer.backend == "stub" or not trainer.device.startswith("cuda"):
+        return None
+    import torch  # which takes seconds, and a recipe for the CPU need not load it here
+
+    every = range(torch.cuda.device_count())
+    cuda: Any = torch.cuda  # which does not say what it returns
+    found = [cuda.get_device_properties(each) for each in every]
+    return min((int(each.total_memory) for each in found), default=None)
+
+
+def against_gpu(
+    config: RunConfig,
+    about: tuple[str, str],
+    held_bytes: int,
+    gpu: int | None,
+    fix: tuple[str, str],
+    rank: int = 0,
+) -> Finding:
+    """Return what a rank holds as a finding: an error if its GPU is smaller, a warning if its share is.
+
+    Args:
+        config: The recipe.
+        about: Subject of the finding, and what was computed.
+        held_bytes: What the rank holds throughout a step, a lower bound of what it needs.
+        gpu: Memory of its GPU in bytes; None: unknown, or the rank is on the CPU.
+        fix: What makes a rank hold less, and the key of the part of a GPU that it reserves.
+        rank: The rank.
+    """
+    (subject, seen), (less, key) = about, fix
+    if gpu is None:
+        return ok(subject, seen)
+    if held_bytes > gpu:
+        return error(subject, f"{seen}; its GPU has {size(gpu)}", f"{less}.")
+    share = min(1.0, trainer_resources(config)[rank].gpus) or 1.0
+    if held_bytes > gpu * share:
+        seen = f"{seen}; {share:g} of its GPU, which it reserves, is {size(gpu * share)}"
+        return warning(subject, seen, f"{less}, or raise {key}.")
+    return ok(subject, f"{seen}; its GPU has {size(gpu)}")
