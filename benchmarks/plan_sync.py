@@ -1,11 +1,12 @@
 """Plans weight syncs at real sizes: what moves, who is busiest, and how long planning takes.
 
-    python -m benchmarks.plan_sync [--no-flow]
+    python -m benchmarks.plan_sync [--no-flow] [--only TEXT]
 
 Models are configs with published figures (tests/data/model_configs); layouts are those of published
 runs and of clusters of 512 and 1,024 ranks. Beside each plan stands the optimum of the busiest
-sender by maximum flow, which may divide every piece at will, and what moves today's way: each
-trainer rank receives the whole model, and rank 0 sends it.
+sender by maximum flow, which may divide every piece at will, and what whole weights through rank 0
+move: into trainer ranks that each receive the model, out of rank 0 with an object store, once to
+each machine, and into receivers with a broadcast.
 """
 
 import argparse
@@ -32,12 +33,27 @@ CASES = [
         f"tensor=8,data=8,expert=64,{MOE}",
     ),
     (
+        "nemotron-3-ultra-550b",
+        f"tensor=8,pipeline=2,expert=32,{MOE},data=4",
+        f"tensor=8,data=8,expert=64,{MOE}",
+    ),
+    (
+        "nemotron-3-ultra-550b fp8_block",
+        f"tensor=8,pipeline=4,expert=32,{MOE},data=16",
+        f"tensor=8,data=64,expert=512,{MOE}",
+    ),
+    (
         "deepseek-v3",
         f"tensor=8,pipeline=4,expert=16,{MOE},data=8,stages=16+15+15+15",
         f"tensor=8,data=32,expert=256,{MOE}",
     ),
     (
         "deepseek-v3",
+        f"tensor=8,pipeline=8,expert=64,{MOE},data=8,stages=8+8+8+8+8+7+7+7",
+        f"tensor=8,data=64,expert=64,{MOE}",
+    ),
+    (
+        "deepseek-v3 fp8_block",
         f"tensor=8,pipeline=8,expert=64,{MOE},data=8,stages=8+8+8+8+8+7+7+7",
         f"tensor=8,data=64,expert=64,{MOE}",
     ),
@@ -48,23 +64,31 @@ def main() -> None:
     """Print a row per case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--no-flow", action="store_true", help="without the optimum, which is slow")
+    parser.add_argument("--only", default="", help="cases with this text in their model")
     wanted = parser.parse_args()
     head = (
         "model",
         "ranks",
+        "tensors",
+        "transfers",
         "GB",
         "moved / needed",
         "busiest GB",
         "/ optimum",
         "plan s",
-        "gather GB",
+        "gathered GB",
+        "rank 0 sends GB",
+        "broadcast GB",
     )
     print("| " + " | ".join(head) + " |")
     print("|---" * len(head) + "|")
-    for model, senders, receivers in CASES:
+    for case, senders, receivers in CASES:
+        model, _, quantize = case.partition(" ")
+        if wanted.only not in case:
+            continue
         layouts = SyncLayouts(
             MODELS / f"{model}.json",
-            WirePolicy(),
+            WirePolicy(quantize="fp8_block" if quantize else None),
             parse_grid(senders),
             parse_grid(receivers),
             ranks_per_machine=8,
@@ -76,14 +100,18 @@ def main() -> None:
         if not wanted.no_flow:
             optimum = f"{found.busiest / optimal_busiest(plan, 1e-3):.3f}"
         row = (
-            model,
+            case,
             f"{layouts.senders.ranks} + {layouts.receivers.ranks}",
+            f"{report.tensors:,}",
+            f"{report.transfers:,}",
             f"{found.model / 1e9:,.1f}",
             f"{found.ratio:.2f}",
             f"{found.busiest / 1e9:,.2f}",
             optimum,
             f"{report.seconds:.1f}",
             f"{report.gathered / 1e9:,.0f}",
+            f"{report.stored / 1e9:,.0f}",
+            f"{report.broadcast / 1e9:,.0f}",
         )
         print("| " + " | ".join(row) + " |", flush=True)
 

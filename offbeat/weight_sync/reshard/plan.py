@@ -131,21 +131,23 @@ def plan_reshard(
     planner = _Planner(machines)
     pieces, holders = list[TensorPiece](), list[tuple[Ranks, Ranks]]()
     for index, each in enumerate(tensors):
-        for region, held_by, needed_by in planner.atoms(each):
-            size = max_piece_bytes // each.itemsize
-            for part in region.sliced(size) if each.split else [region]:
-                pieces.append(TensorPiece(index, part, part.elements * each.itemsize))
-                holders.append((held_by, needed_by))
+        for region, nbytes, ends in planner.parts(each, max_piece_bytes):
+            pieces.append(TensorPiece(index, region, nbytes))
+            holders.append(ends)
     order = sorted(range(len(pieces)), key=lambda at: (len(holders[at][0]), -pieces[at].nbytes, at))
     routes = dict[int, list[tuple[int, int, int]]]()
     for at in order:
         routes[at] = planner.routes(pieces[at].nbytes, *holders[at])
     columns = [array("q") for _ in range(4)]
     for at in range(len(pieces)):
-        for route in routes[at]:
-            for column, value in zip(columns, (at, *route), strict=True):
-                column.append(value)
+        columns[0].extend([at] * len(routes[at]))
+        for column, values in zip(columns[1:], zip(*routes[at], strict=True), strict=True):
+            column.extend(values)
     return ReshardPlan(tuple(tensors), machines, tuple(pieces), *columns)
+
+
+_Part = tuple[Region, int, tuple[Ranks, Ranks]]
+"""A piece of a tensor: region, bytes, and the ranks that hold and that need it."""
 
 
 class _Planner:
@@ -156,33 +158,40 @@ class _Planner:
         self._shared = set(machines.senders) & set(machines.receivers)
         self._sent = [0] * len(machines.senders)
         self._received = [0] * len(machines.receivers)
-        self._atoms = dict[tuple[Placement, Placement, Shape], list[tuple[Region, Ranks, Ranks]]]()
+        self._parts = dict[tuple[Placement, Placement, Shape, int, bool], list[_Part]]()
         self._heads = dict[Ranks, list[Ranks]]()
 
-    def atoms(self, tensor: PlacedTensor) -> list[tuple[Region, Ranks, Ranks]]:
-        """Return the needed pieces of a tensor, each with its holders and its receivers."""
-        key = tensor.source, tensor.target, tensor.shape
-        if key not in self._atoms:
-            self._atoms[key] = list(_atoms(tensor))
-        return self._atoms[key]
+    def parts(self, tensor: PlacedTensor, max_bytes: int) -> list[_Part]:
+        """Return the needed pieces of a tensor. Tensors that are alike on both sides share the list."""
+        key = tensor.source, tensor.target, tensor.shape, tensor.itemsize, tensor.split
+        if key not in self._parts:
+            most = max_bytes // tensor.itemsize
+            self._parts[key] = [
+                (part, part.elements * tensor.itemsize, (held_by, needed_by))
+                for region, held_by, needed_by in _atoms(tensor)
+                for part in (region.sliced(most) if tensor.split else [region])
+            ]
+        return self._parts[key]
 
     def routes(self, nbytes: int, holders: Ranks, receivers: Ranks) -> list[tuple[int, int, int]]:
         """Return (sender, receiver, via) for every receiver of one piece."""
         found = list[tuple[int, int, int]]()
         least = [(self._sent[rank], rank) for rank in holders]
         heapq.heapify(least)
+        received = self._received
         for together in self._by_machine(receivers):
-            head = min(together, key=self._received.__getitem__)
-            near = self._near(holders, self._machines.receivers[head])
+            head = min(together, key=received.__getitem__)
+            near = self._near(holders, head) if self._shared else ()
             if near:  # inside the machine: not a load on its network
                 sender = near[0]
             else:
                 load, sender = least[0]
                 heapq.heapreplace(least, (load + nbytes, sender))
                 self._sent[sender] = load + nbytes
-            self._received[head] += nbytes
+            received[head] += nbytes
             found.append((sender, head, DIRECT))
-            found += [(sender, each, head) for each in together if each != head]
+            if len(together) > 1:
+                found += [(sender, each, head) for each in together if each != head]
         return found
 
     def _by_machine(self, receivers: Ranks) -> list[Ranks]:
@@ -193,7 +202,9 @@ class _Planner:
             self._heads[receivers] = [tuple(each) for each in groups.values()]
         return self._heads[receivers]
 
-    def _near(self, holders: Ranks, machine: int) -> list[int]:
+    def _near(self, holders: Ranks, receiver: int) -> list[int]:
+        """Return the holders on the machine of a receiver."""
+        machine = self._machines.receivers[receiver]
         if machine not in self._shared:
             return []
         return [rank for rank in holders if self._machines.senders[rank] == machine]

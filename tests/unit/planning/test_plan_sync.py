@@ -34,7 +34,12 @@ def plan_sync(*args: str) -> Result:
 
 @pytest.mark.parametrize(
     ("model", "published"),
-    [("qwen3-30b-a3b", 30.5e9), ("deepseek-v3", 671e9), ("nemotron-3-ultra-550b", 550e9)],
+    [
+        ("qwen3-30b-a3b", 30.5e9),
+        ("qwen3-235b-a22b", 235e9),
+        ("deepseek-v3", 671e9),
+        ("nemotron-3-ultra-550b", 550e9),
+    ],
 )
 def test_a_config_has_the_published_number_of_parameters(model: str, published: float) -> None:
     tensors, _ = model_tensors(CONFIGS / f"{model}.json", WirePolicy())
