@@ -133,7 +133,8 @@ class ReshardBench:
             [(each.name, each.region) for each in regions(rank)] for rank in range(ranks)
         ]
         self.plan = plan_buckets(metas, named, bucket_bytes)
-        larger = plan_buckets(metas, named, 3 * bucket_bytes)  # for whichever layout is followed
+        larger = plan_buckets(metas, named, 3 * bucket_bytes)
+        self.next_plans = [larger] * ranks  # of each rank, for whichever layout is followed
         self.servers = [
             ReshardServer(
                 host=HOST,
@@ -147,7 +148,9 @@ class ReshardBench:
         barrier, values = threading.Barrier(ranks, timeout=10.0), [None] * ranks
 
         def start(rank: int) -> None:
-            source = HeldShards(self.plan, rank, lambda: regions(rank), lambda _: larger)
+            source = HeldShards(
+                self.plan, rank, lambda: regions(rank), lambda _: self.next_plans[rank]
+            )
             peers = ThreadPeers(rank, barrier, values)
             self.senders[rank] = ReshardSender(source, self.servers[rank], peers)
 

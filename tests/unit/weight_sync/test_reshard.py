@@ -16,6 +16,7 @@ from reshard_bench import (
     Held,
     ReshardBench,
     ReshardEnd,
+    ThreadPeers,
     copied,
     damaged,
     reshard_end,
@@ -24,6 +25,7 @@ from reshard_bench import (
 )
 from weight_models import Model, equal, weights
 
+from offbeat.trainers.ranks.shard_sender import ReshardSender
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.errors import (
     PlansDiffer,
@@ -34,7 +36,9 @@ from offbeat.weight_sync.errors import (
 )
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.reshard.buckets import plan_buckets
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.reshard.shards import HeldShards
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets
@@ -263,8 +267,31 @@ def test_a_tensor_that_the_ranks_do_not_hold_completely_is_named() -> None:
         plan_buckets([TensorMeta("v", (4,), "float32")], held, 1000)
 
 
-def test_ranks_with_different_plans_are_named() -> None:
-    assert "ranks 0 and 2 have different plans" in str(PlansDiffer((0, 2), ("a" * 32, "b" * 32)))
+def test_ranks_with_different_plans_publish_nothing_until_they_agree(bench_of: Made) -> None:
+    bench, (models, receivers) = bench_of("three copies"), ends(1)
+    ranks, other = len(bench.senders), bench.next_plans[2]
+    before, layout, found = weights(models[0]), EngineLayout((), ((),)), list[PlansDiffer]()
+    barrier, gathered = threading.Barrier(ranks, timeout=10.0), [None] * ranks
+
+    def start(rank: int) -> None:
+        source = HeldShards(other if rank == 2 else bench.plan, rank, list)
+        ReshardSender(source, bench.servers[rank], ThreadPeers(rank, barrier, gathered))
+
+    def differs(call: Callable[[], None]) -> None:
+        with pytest.raises(PlansDiffer) as error:
+            call()
+        found.append(error.value)
+
+    together(*(partial(differs, partial(start, rank)) for rank in range(ranks)))
+    bench.next_plans[2] = bench.plan
+    together(*(partial(differs, partial(each.follow, layout)) for each in bench.senders))
+    assert [each.ranks for each in found] == [(0, 2)] * 2 * ranks
+    assert "ranks 0 and 2 have different plans" in str(found[0])
+    assert all(each._offered is None for each in bench.servers)  # noqa: SLF001
+    assert equal(weights(models[0]), before)
+    bench.next_plans[2] = other
+    together(*(partial(each.follow, layout) for each in bench.senders))
+    heals(models, receivers, bench)
 
 
 def test_zeroed_memory_would_be_seen(bench_of: Made) -> None:
