@@ -55,7 +55,16 @@ def grids(draw: st.DrawFn) -> ModelGrid:
     ranks = tensor * context * data // (tensor if expert_tensor is None else 1)
     expert = draw(st.sampled_from([n for n in (1, 2, 4) if ranks % n == 0]))
     stages = draw(st.sampled_from([(), (4,), (1, 3), (2, 2), (1, 2, 1)]))
-    return ModelGrid(tensor, len(stages) or 1, context, data, expert, expert_tensor, stages=stages)
+    return ModelGrid(
+        tensor,
+        len(stages) or 1,
+        context,
+        data,
+        expert,
+        expert_tensor,
+        stages=stages,
+        vocabulary_multiple=draw(st.sampled_from([1, 8])),
+    )
 
 
 def execute(plan: ReshardPlan) -> list[dict[tuple[str, Region], np.ndarray]]:
@@ -117,11 +126,11 @@ def planned(
 
 
 @settings(max_examples=40, deadline=None)
-@given(grids(), grids(), st.integers(1, 4), st.booleans())
+@given(grids(), grids(), st.integers(1, 4), st.booleans(), st.sampled_from([1, 2, 4]))
 def test_every_receiver_gets_each_element_that_it_needs_once(
-    source: ModelGrid, target: ModelGrid, per_machine: int, is_tied: bool
+    source: ModelGrid, target: ModelGrid, per_machine: int, is_tied: bool, key_value_heads: int
 ) -> None:
-    sizes = ModelSizes(SIZES.layers, SIZES.key_value_heads, EXPERTS, is_tied)
+    sizes = ModelSizes(SIZES.layers, key_value_heads, EXPERTS, is_tied)
     plan = planned(source, target, per_machine, sizes)
     execute(plan)
     found = account(plan)
