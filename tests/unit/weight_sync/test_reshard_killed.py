@@ -22,6 +22,7 @@ from offbeat.weight_sync.transports.messages import ReshardRoute
 from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets
 
 RANKS = 4
+HANGS = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)  # each bucket costs a limit
 over_each_wire = pytest.mark.parametrize(
     "wire", [TCP, *(pytest.param(each, marks=pytest.mark.long) for each in (HANDLES, GROUPS))]
 )
@@ -98,7 +99,7 @@ def test_at_every_bucket_an_engine_that_is_lost_costs_the_others_nothing(
 
 
 @over_each_wire
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, HANGS])
 def test_at_every_bucket_ranks_that_are_lost_leave_all_as_they_were_and_the_next_ones_heal(
     processes: ForkServerContext, sweep: list[BaseProcess], sign: int, wire: str
 ) -> None:
@@ -112,7 +113,7 @@ def test_at_every_bucket_ranks_that_are_lost_leave_all_as_they_were_and_the_next
         receiver.take(published, at + 1)
         assert isinstance(receiver.outcome, TransferFailed), receiver.outcome
         assert "no other rank holds bucket" in str(receiver.outcome)
-        at += 1 if sign == signal.SIGKILL else count - 1  # a hung one costs limits
+        at += 1
     assert equal(weights(model), before)
     healthy = ReshardBench(2, wire=wire)
     receiver.take(healthy.publish(1), 99)
@@ -121,29 +122,30 @@ def test_at_every_bucket_ranks_that_are_lost_leave_all_as_they_were_and_the_next
 
 
 @over_each_wire
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_lost_is_replaced_by_the_copies_of_its_weights(
+@pytest.mark.parametrize("sign", [signal.SIGKILL, HANGS])
+def test_at_every_bucket_a_rank_that_is_lost_is_replaced_by_the_copies_of_its_weights(
     processes: ForkServerContext, sweep: list[BaseProcess], sign: int, wire: str
 ) -> None:
     """The copy in another process: two processes with equal weights, each with all ranks."""
-    ours, theirs = mp.Pipe()
-    layout, model = copied(rows_of(2), 2), Model(5)
+    layout = copied(rows_of(2), 2)
     bench = ReshardBench(RANKS, layout, timeouts=HASTY, wire=wire)
     manifest, digest, (here,), *_ = bench.publish(1)
-    receiver = reshard_end("g0", model)
     buckets = [at for at, each in enumerate(here.buckets) if each.sender_by_receiver[0][1] < 2]
-    started(processes, sweep, ranks, theirs, buckets[len(buckets) // 2], sign, "copies", wire)
-    (_, _, (there,), *_), _ = ours.recv()
-    assert there.digest == digest, "equal weights make equal releases"
-    senders = (
-        *there.senders[:2],
-        *here.senders[2:],
-    )  # the first two ranks are in the other process
-    route = ReshardRoute(1, digest, senders, here.buckets)
-    receiver.take(PublishedRelease(manifest, digest, (route,)), 1)
-    outcome = receiver.outcome
-    assert isinstance(outcome, ReceivedBuckets), outcome
-    assert outcome.failed
-    assert outcome.resent
-    assert serves(model, bench)
+    assert buckets
+    for at in buckets:
+        model = Model(5)
+        receiver = reshard_end("g0", model)
+        ours, theirs = mp.Pipe()
+        started(processes, sweep, ranks, theirs, at, sign, "copies", wire)
+        (_, _, (there,), *_), _ = ours.recv()
+        assert there.digest == digest, "equal weights make equal releases"
+        # The first two ranks are in the other process
+        senders = (*there.senders[:2], *here.senders[2:])
+        route = ReshardRoute(1, digest, senders, here.buckets)
+        receiver.take(PublishedRelease(manifest, digest, (route,)), 1)
+        outcome = receiver.outcome
+        assert isinstance(outcome, ReceivedBuckets), outcome
+        assert outcome.failed
+        assert outcome.resent
+        assert serves(model, bench)
     bench.close()
