@@ -106,6 +106,9 @@ class SyncPlanReport:
     gathered: int  # bytes into trainer ranks if each receives all of what its like hold, rank 0 all
     stored: int  # bytes out of rank 0 if it sends the model once to each machine of receivers
     broadcast: int  # bytes into receivers if each receives the whole model
+    apart: (
+        int  # bytes into receivers if each fetches what it needs, also beside others on its machine
+    )
     gathered_everywhere: bool  # whether ``gathered`` is the whole model on every trainer rank
     wire: str = "tcp"
 
@@ -169,6 +172,8 @@ class SyncPlanReport:
             f"busiest sender {said(found.busiest)} (mean {said(mean)}), "
             f"busiest receiver {said(max(found.received))}"
         )
+        if self.apart > found.over_network:
+            yield f"sync.transport=reshard sends it to each receiver apart: {said(self.apart)}"
         if self.encoders:
             yield from self._sides(row)
         yield f"{self.transfers:,} transfers of {self.pieces:,} pieces, planned in {self.seconds:.1f} s of CPU"
@@ -282,6 +287,7 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
         ),
         stored=found.model * len(set(machines.receivers)),
         broadcast=found.model * target.ranks,
+        apart=sum(found.moved.values()),
         gathered_everywhere=everywhere,
         wire=layouts.wire,
     )

@@ -76,6 +76,19 @@ def test_a_recipe_s_plan_moves_the_model_once_to_its_machine_of_engines() -> Non
     assert found["bytes"]["ratio"] == 1
     assert found["bytes"]["over_network"] == found["bytes"]["model"]
     assert found["receivers"] == "3 ranks: data 3"
+    assert found["apart"] == 3 * found["bytes"]["model"]
+
+
+def test_what_receivers_on_one_machine_fetch_apart_is_said() -> None:
+    said = "sync.transport=reshard sends it to each receiver apart: "
+    beside, alone = (
+        plan_sync(QUICKSTART, "generator.engines=3", *machines).stdout
+        for machines in ((), ("--per-machine", "1"))
+    )
+    (line,) = (each for each in beside.splitlines() if each.startswith(said))
+    (moved,) = (each for each in alone.splitlines() if each.startswith("in all"))
+    assert line.removeprefix(said).split()[0] == moved.split()[2]
+    assert said not in alone
 
 
 def test_a_wire_between_devices_is_planned_with_the_device_memory_that_it_takes() -> None:
