@@ -20,6 +20,8 @@ from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.trainers.torch.sharding import Weights
 
 LORA = LoraConfig(rank=4, alpha=8.0)
+CANARIES = ((2, 5, 14, 8, 17), (3, 9, 4, 11, 6))
+KEPT = 8
 
 
 class Adapting(LoraTrainer):
@@ -83,6 +85,8 @@ def trained(
     seen["adapters"] = as_arrays(dict(trainer.named_weights()))
     seen["bytes"] = held(trainer)
     seen["reference gap"] = reference_gap(trainer, step)
+    seen["canaries"] = trainer.top_logprobs(CANARIES, KEPT)
+    assert trainer.weights_digest() == seen["digest"]
     trainer.save_state(root / "state")
     trainer.save(root / "model")
     trainer.reset()

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from lora_jobs import LORA
+from lora_jobs import CANARIES, KEPT, LORA
 from parity_cases import BOUND, Cut, Step, worst_relative_error
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 from world import WorkerFailed, World
 
 from offbeat.model_proof.loading import model_without_memory
+from offbeat.trainers.torch.forward import top_logprobs
 from offbeat.trainers.torch.lora import inject
 from offbeat.trainers.torch.rank_bytes import largest_rank
 
@@ -73,6 +75,26 @@ def test_ranks_train_adapters_as_one_does_and_go_on_from_its_state(
         1, "lora_jobs:trained", cut=Cut(dtype=dtype), load=load, root=tmp_path / "back", **given
     )
     assert back["loaded"] == seen[0]["digest"]
+
+
+@pytest.mark.parametrize("layout", ["dp2", "tp2"])
+def test_canaries_of_ranks_in_bfloat16_are_of_the_rounded_sums_that_are_exported(
+    world: World, models: Callable[[str], Path], step: Step, tmp_path: Path, layout: str
+) -> None:
+    ranks, tensor = LAYOUTS[layout]
+    cut = Cut(dtype="bfloat16", tensor=tensor)
+    given: dict[str, Any] = {"path": models("qwen3"), "step": step, "cut": cut}
+    seen = world.run(ranks, "lora_jobs:trained", root=tmp_path, **given)
+    served = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16).eval()
+    tokens, logprobs = top_logprobs(served, CANARIES, KEPT)
+    for each in seen:
+        assert each["canaries"] == seen[0]["canaries"]
+    if layout == "dp2":
+        assert seen[0]["canaries"] == (tokens, logprobs)
+    for got, wanted in zip(seen[0]["canaries"][1], logprobs, strict=True):
+        assert got == pytest.approx(
+            wanted, abs=0.25
+        )  # kernels and partial sums: what canaries allow
 
 
 @pytest.mark.parametrize(("ranks", "dtype"), [(2, "float64"), (4, "bfloat16")])
