@@ -23,6 +23,7 @@ from megatron_bugs import (
     witness,
 )
 from megatron_cases import JobStep, Told
+from megatron_model_bugs import MODEL_BUGS
 from parity_cases import Arrays, chunked
 from parity_cases import MegatronCut as Cut
 from reshard_jobs import resharded
@@ -201,8 +202,8 @@ def recomputed(path: Path, cut: Cut, step: JobStep) -> list[tuple[Told, int]]:
 
 def planted(path: Path, cut: Cut, step: JobStep, bug: str, count: int) -> Told | str:
     """The last of several equal steps of a trainer with a bug; or what the library said to it."""
-    gradients, kind = GRADIENTS.get(bug, Recording), LAYOUT_BUGS.get(bug, MegatronTrainer)
-    trainer = make(path, cut, gradients, kind)
+    kind = (LAYOUT_BUGS | MODEL_BUGS).get(bug, MegatronTrainer)
+    trainer = make(path, cut, GRADIENTS.get(bug, Recording), kind)
     last = None
     for number in range(1, count + 1):
         try:

@@ -145,11 +145,15 @@ def balanced(
     loss: LossSpec,
     kind: type[TorchTrainer] = Exact,
 ) -> list[Outcome]:
-    """Three steps in two chunks each, their groups alternating between the minibatches."""
+    """Three steps in two chunks each, their groups alternating between the minibatches.
+
+    Several minibatches have no gradients before their step is finished.
+    """
     trainer, outcomes = make(peers, path, cut, kind), list[Outcome]()
     for number in range(1, 4):
         key = feed(trainer, step, loss, 2, StepKey(number, number, 0))
-        outcomes.append(outcome(trainer, trainer.finish_train_step(key), {}))
+        seen = {2: gradients(trainer)}
+        outcomes.append(outcome(trainer, trainer.finish_train_step(key), seen))
     return outcomes
 
 
