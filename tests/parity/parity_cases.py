@@ -110,7 +110,12 @@ Case = tuple[str, str, str, str]
 
 ROWS = {"packed": {}, "padded": {"shared_prompt": False, "max_tokens": 100}}
 RANKS = (1, 2, 4)
-TIED, TIED_DP2 = "llama-tied", "dp2, tied"
+TORCH_FAMILIES = {
+    "dp2, tied": "llama-tied",
+    "experts, dp2": "moe",
+    "sigmoid router, dp2": "glm4-moe",
+}
+ADAPTER_LAYOUTS = {"adapters, dp2": Cut(), "adapters, tp2": Cut(tensor=2)}
 RECOMPUTE = {"dp1, recompute": 1, "dp2, recompute": 2}
 TENSOR_RANKS = {"tp2": 2, "tp2 x dp2": 4}
 TENSOR_MODELS = {"qwen3": "", "llama-tied": ", tied", "llama-biased": ", biases"}
@@ -172,6 +177,31 @@ SIGMOID_LAYOUTS = {
     "sigmoid router, ep2 of tp2, sequence": MegatronCut(tensor=2, expert=2, sequence=True),
     "sigmoid router, ep2 of cp2": MegatronCut(context=2, expert=2),
 }
+SHARED_LAYOUTS = {
+    "shared experts, one rank": MegatronCut(),
+    "shared experts, ep2 of tp2, sequence": MegatronCut(tensor=2, expert=2, sequence=True),
+    "shared experts, ep2 of cp2": MegatronCut(context=2, expert=2),
+    "shared experts, pp2 of 2 + 1 layers": MegatronCut(pipeline=2, stages=(2, 1)),
+}
+GROUP_LAYOUTS = {
+    "best groups, one rank": MegatronCut(),
+    "best groups, ep2": MegatronCut(data=2, expert=2),
+    "best groups, tp2, sequence": MegatronCut(tensor=2, sequence=True),
+}
+FAMILY_CASES: list[tuple[str, str, str, MegatronCut]] = [
+    ("llama, tied, tp2", "packed", "llama-tied", MegatronCut(tensor=2)),
+    ("qwen2, tp2", "packed", "qwen2", MegatronCut(tensor=2)),
+    ("qwen2, tp2, sequence", "packed", "qwen2", MegatronCut(tensor=2, sequence=True)),
+    ("qwen2, pp2", "packed", "qwen2", MegatronCut(pipeline=2)),
+    ("qwen2, one rank", "padded", "qwen2", MegatronCut()),
+    ("llama, linear, pp2", "packed", "llama-linear", MegatronCut(pipeline=2)),
+    ("llama, llama3, tp2", "packed", "llama-llama3", MegatronCut(tensor=2)),
+    ("llama, llama3, one rank", "padded", "llama-llama3", MegatronCut()),
+    ("yarn, cp2", "packed", "qwen3-yarn", MegatronCut(context=2)),
+    ("yarn, tp2, sequence", "packed", "qwen3-yarn", MegatronCut(tensor=2, sequence=True)),
+]
+"""(layout, rows, model, ranks)"""
+
 TORCH_CASES: list[tuple[int, str, str]] = [
     (ranks, rows, loss) for ranks in RANKS for rows in ROWS for loss in LOSSES
 ]
@@ -182,7 +212,7 @@ MEGATRON_CASES: list[tuple[str, str, str]] = [
 PAGE_CASES: frozenset[Case] = frozenset(
     {
         *(("torch", f"dp{ranks}", rows, loss) for ranks, rows, loss in TORCH_CASES),
-        ("torch", TIED_DP2, "packed", "tokens"),
+        *(("torch", layout, "packed", "tokens") for layout in (*TORCH_FAMILIES, *ADAPTER_LAYOUTS)),
         *(("torch", layout, rows, "tokens") for layout in RECOMPUTE for rows in ROWS),
         *(
             ("torch", f"{layout}{what}", "packed", "tokens")
@@ -192,8 +222,12 @@ PAGE_CASES: frozenset[Case] = frozenset(
         *(("megatron", *case) for case in MEGATRON_CASES),
         *(
             ("megatron", layout, "packed", "tokens")
-            for layout in (*TIED_LAYOUTS, *UNEVEN_LAYOUTS, *EXPERT_LAYOUTS, *SIGMOID_LAYOUTS)
+            for layout in (
+                *(*TIED_LAYOUTS, *UNEVEN_LAYOUTS, *EXPERT_LAYOUTS),
+                *(*SIGMOID_LAYOUTS, *SHARED_LAYOUTS, *GROUP_LAYOUTS),
+            )
         ),
+        *(("megatron", layout, rows, "tokens") for layout, rows, *_ in FAMILY_CASES),
     }
 )
 

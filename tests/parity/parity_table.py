@@ -20,6 +20,11 @@ divide the experts (*of* those that they are counted among), etp: ranks that sha
 *sequence*: tensor-parallel ranks share the tokens, too; *overlap*: reductions start while backward passes run. Ranks
 are processes over gloo.
 
+Models are tiny and random. Rows that name none are of Qwen 3; *experts*: Qwen 3 MoE; *shared experts*: Qwen 2 MoE;
+*sigmoid router*: GLM-4 MoE; *best groups*: dots.llm1, whose router chooses among groups of experts; *linear*, *llama3*,
+*yarn*: scaled rotary positions; *tied* and *biases* of the torch trainer: Llama; *adapters*: LoRA on Qwen 3, in a
+second step, beside one rank with one chunk and adapters.
+
 Written by `python -m pytest tests/parity -m long --write-parity`, in one run over one world of ranks for all backends;
 a row that was not run stays as it was.
 

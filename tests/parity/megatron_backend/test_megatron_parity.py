@@ -15,10 +15,13 @@ from parity_cases import (
     BOUND,
     CHUNKS,
     EXPERT_LAYOUTS,
+    FAMILY_CASES,
+    GROUP_LAYOUTS,
     LAYOUTS,
     LOSSES,
     MEGATRON_CASES,
     SEVERAL,
+    SHARED_LAYOUTS,
     SIGMOID_LAYOUTS,
     TIED_LAYOUTS,
     TOKENS,
@@ -129,22 +132,11 @@ def test_experts_train_as_in_the_torch_trainer(compare: Callable[..., None], lay
     compare(layout, EXPERT_LAYOUTS[layout], "moe", "tokens")
 
 
-@pytest.mark.parametrize(
-    "cut",
-    [
-        Ranks(),
-        Ranks(tensor=2, expert=2, sequence=True),
-        Ranks(context=2, expert=2),
-        Ranks(pipeline=2, stages=(2, 1)),
-    ],
-    ids=["one rank", "ep2 of tp2, sequence", "ep2 of cp2", "pp2 of 2 + 1 layers"],
-)
+@pytest.mark.parametrize("layout", SHARED_LAYOUTS)
 def test_shared_experts_and_layers_without_experts_train_as_in_the_torch_trainer(
-    megatron_world: MegatronWorld, models: Models, torch_step: TorchStep, step: Step, cut: Ranks
+    compare: Callable[..., None], layout: str
 ) -> None:
-    given = {"path": models("qwen2-moe"), "cut": cut, "step": JobStep.of(step, TOKENS)}
-    for outcomes in megatron_world.run(cut.ranks, "split", chunks=CHUNKS, **given):
-        check(outcomes, torch_step(TOKENS, "qwen2-moe"))
+    compare(layout, SHARED_LAYOUTS[layout], "qwen2-moe", "tokens")
 
 
 @pytest.mark.parametrize("layout", SIGMOID_LAYOUTS)
@@ -154,14 +146,11 @@ def test_a_router_with_sigmoid_scores_and_a_bias_trains_as_in_the_torch_trainer(
     compare(layout, SIGMOID_LAYOUTS[layout], "glm4-moe", "tokens")
 
 
-@pytest.mark.parametrize("layout", ["one rank", "ep2", "tp2, sequence"])
+@pytest.mark.parametrize("layout", GROUP_LAYOUTS)
 def test_experts_of_the_best_groups_are_those_of_the_torch_trainer(
-    megatron_world: MegatronWorld, models: Models, torch_step: TorchStep, step: Step, layout: str
+    compare: Callable[..., None], layout: str
 ) -> None:
-    cut = SIGMOID_LAYOUTS[f"sigmoid router, {layout}"]
-    given = {"path": models("dots1"), "cut": cut, "step": JobStep.of(step, TOKENS)}
-    for outcomes in megatron_world.run(cut.ranks, "split", chunks=(2,), **given):
-        check(outcomes, torch_step(TOKENS, "dots1"))
+    compare(layout, GROUP_LAYOUTS[layout], "dots1", "tokens")
 
 
 @pytest.mark.parametrize("cut", LAYOUTS.values(), ids=LAYOUTS.keys())
@@ -203,40 +192,12 @@ def test_several_optimizer_steps_are_those_of_the_torch_trainer(
 
 
 @pytest.mark.parametrize(
-    ("name", "cut"),
-    [
-        ("llama-tied", Ranks(tensor=2)),
-        ("qwen2", Ranks(tensor=2)),
-        ("qwen2", Ranks(tensor=2, sequence=True)),
-        ("qwen2", Ranks(pipeline=2)),
-        ("qwen2", Ranks(shared_prompt=False, max_tokens=40)),
-        ("llama-linear", Ranks(pipeline=2)),
-        ("llama-llama3", Ranks(tensor=2)),
-        ("llama-llama3", Ranks(shared_prompt=False, max_tokens=40)),
-        ("qwen3-yarn", Ranks(context=2)),
-        ("qwen3-yarn", Ranks(tensor=2, sequence=True)),
-    ],
-    ids=lambda each: (
-        each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}c{each.context}"
-    ),
+    ("layout", "rows", "model", "cut"), FAMILY_CASES, ids=[case[0] for case in FAMILY_CASES]
 )
 def test_every_family_trains_alike(
-    megatron_world: MegatronWorld,
-    models: Models,
-    torch_step: TorchStep,
-    step: Step,
-    name: str,
-    cut: Ranks,
+    compare: Callable[..., None], layout: str, rows: str, model: str, cut: Ranks
 ) -> None:
-    for outcomes in megatron_world.run(
-        cut.ranks,
-        "split",
-        path=models(name),
-        cut=cut,
-        step=JobStep.of(step, TOKENS),
-        chunks=(2,),
-    ):
-        check(outcomes, torch_step(TOKENS, name))
+    compare(layout, rowed(cut, rows), model, "tokens", rows)
 
 
 # Without a large eps, Adam's first steps are signs of the gradient: they would hide its scale.

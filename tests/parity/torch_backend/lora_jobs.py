@@ -1,11 +1,12 @@
 """What the ranks of a world are asked to do with adapters. Runs in workers only."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from parity_cases import Cut, Step
+from parity_cases import TOKENS, Arrays, Cut, Step
 from tiny_models import compute_in_float64
 from torch import Tensor, nn
 from torch_jobs import as_arrays, feed, gradients, make, mine, nbytes
@@ -91,6 +92,20 @@ def trained(
     trainer.save(root / "model")
     trainer.reset()
     seen["after reset"] = trainer.weights_digest()
+    return seen
+
+
+def split(
+    peers: Peers, path: Path, cut: Cut, step: Step, chunks: Sequence[int]
+) -> dict[int, Arrays]:
+    """Gradients of a second step by number of chunks; in a first one those of matrices A are zero."""
+    trainer: Any = make(peers, path, cut, Adapting)
+    trainer.finish_train_step(feed(trainer, step, TOKENS, 2, StepKey(1, 1, 0)))
+    seen = dict[int, Arrays]()
+    for attempt, count in enumerate(chunks, start=2):
+        key = feed(trainer, step, TOKENS, count, StepKey(2, attempt, 0))
+        seen[count] = gradients(trainer)
+        trainer.abort_train_step(key)
     return seen
 
 

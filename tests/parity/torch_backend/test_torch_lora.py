@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from lora_jobs import CANARIES, KEPT, LORA
-from parity_cases import BOUND, Cut, Step, worst_relative_error
+from parity_cases import ADAPTER_LAYOUTS, BOUND, CHUNKS, Cut, Step, worst_relative_error
+from parity_table import ParityTable
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from world import WorkerFailed, World
@@ -95,6 +96,25 @@ def test_canaries_of_ranks_in_bfloat16_are_of_the_rounded_sums_that_are_exported
         assert got == pytest.approx(
             wanted, abs=0.25
         )  # kernels and partial sums: what canaries allow
+
+
+@pytest.mark.parametrize("layout", ADAPTER_LAYOUTS)
+def test_adapters_have_one_gradient_in_any_chunks_over_two_ranks(
+    world: World,
+    models: Callable[[str], Path],
+    step: Step,
+    parity_table: ParityTable,
+    layout: str,
+) -> None:
+    given: dict[str, Any] = {"path": models("qwen3"), "step": step, "chunks": CHUNKS}
+    (alone,) = world.run(1, "lora_jobs:split", cut=Cut(), **given)
+    assert all(gradient.any() for gradient in alone[1].values())
+    for seen in (alone, *world.run(2, "lora_jobs:split", cut=ADAPTER_LAYOUTS[layout], **given)):
+        for chunks in CHUNKS:
+            error = worst_relative_error(seen[chunks], alone[1])
+            assert error <= BOUND
+            if seen is not alone:
+                parity_table.add("torch", layout, "tokens", chunks, error)
 
 
 @pytest.mark.parametrize(("ranks", "dtype"), [(2, "float64"), (4, "bfloat16")])

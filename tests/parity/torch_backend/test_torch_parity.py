@@ -13,10 +13,9 @@ from parity_cases import (
     ROWS,
     SEQUENCES,
     SEVERAL,
-    TIED,
-    TIED_DP2,
     TOKENS,
     TORCH_CASES,
+    TORCH_FAMILIES,
     Arrays,
     Cut,
     Outcome,
@@ -119,18 +118,21 @@ def test_several_optimizer_steps_are_the_same_over_ranks(
         assert error <= 10 * BOUND
 
 
-def test_tied_embeddings_are_one_weight_with_one_gradient(
+@pytest.mark.parametrize("layout", TORCH_FAMILIES)
+def test_tied_embeddings_and_experts_have_one_gradient_over_two_ranks(
     world: World,
     models: Models,
     step: Step,
     want: Callable[..., Outcome],
     parity_table: ParityTable,
+    layout: str,
 ) -> None:
-    single = want(TOKENS, TIED)
+    model = TORCH_FAMILIES[layout]
+    single = want(TOKENS, model)
     outcomes = world.run(
         2,
         "torch_jobs:split",
-        path=models(TIED),
+        path=models(model),
         cut=Cut(),
         step=step,
         loss=TOKENS,
@@ -140,7 +142,7 @@ def test_tied_embeddings_are_one_weight_with_one_gradient(
     for each in outcomes:
         for chunks in CHUNKS:
             error = worst_relative_error(each.gradients[chunks], single.gradients[1])
-            parity_table.add("torch", TIED_DP2, "tokens", chunks, error)
+            parity_table.add("torch", layout, "tokens", chunks, error)
             assert error <= BOUND
         same_numbers(each, single)
 
