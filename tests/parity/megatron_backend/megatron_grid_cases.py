@@ -26,6 +26,7 @@ def of_torch(world: World, path: Path, step: Step, cut: Cut | None = None) -> To
         step=step,
         loss=TOKENS,
         chunks=(1,),
+        kind="ExactPictures",
     )
     whole = Outcome(outcome.result, outcome.gradients, outcome.weights, outcome.digest)
     return told(whole, TOKENS)

@@ -38,7 +38,7 @@ def inside(
     *,
     encoders: int,
     tower: Sequence[str],
-    kind: str = "MegatronEncoderTrainer",
+    kind: str = "ExactEncoder",
 ) -> Activations:
     """Activations of this rank's modules in a step of one chunk, whole on each rank that shares them."""
     trainer = make(peers, path, cut, encoders, encoder=ENCODER[kind])

@@ -36,6 +36,7 @@ from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.sharding import own
 from tests.support import grid_steps
+from tests.support.image_text_models import exact_angles, exact_norms
 
 
 def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:
@@ -61,21 +62,30 @@ class KeepsItsPart(MegatronLanguageTrainer):
         pass
 
 
-class SwapsLanes(MegatronEncoderTrainer):
+class ExactEncoder(MegatronEncoderTrainer):
+    """Computes norms and angles of all towers in float64."""
+
+    def _build(self, *, trained: bool) -> Any:
+        tower = super()._build(trained=trained)
+        exact_angles(exact_norms(tower.model))
+        return tower
+
+
+class SwapsLanes(ExactEncoder):
     """Sends each lane the features of another."""
 
     def _parts(self, batch: Any, made: Any) -> Any:
         return super()._parts(batch, made)[::-1]
 
 
-class CountsItself(MegatronEncoderTrainer):
+class CountsItself(ExactEncoder):
     """Divides the tower's gradients by the ranks of the world as well."""
 
     def _apply(self, denominator: float, rate: float) -> Any:
         return super()._apply(denominator * self.peers.size, rate)
 
 
-class RoundsFeatures(MegatronEncoderTrainer):
+class RoundsFeatures(ExactEncoder):
     """Sends features with eight bits, and has the tower's own right."""
 
     def _parts(self, batch: Any, made: Any) -> Any:
@@ -92,10 +102,7 @@ class NormOfItsOwn(MegatronLanguageTrainer):
 
 NAMES = msgspec.msgpack.Decoder(list[str])
 LANGUAGE = {each.__name__: each for each in (MegatronLanguageTrainer, KeepsItsPart, NormOfItsOwn)}
-ENCODER = {
-    each.__name__: each
-    for each in (MegatronEncoderTrainer, SwapsLanes, CountsItself, RoundsFeatures)
-}
+ENCODER = {each.__name__: each for each in (ExactEncoder, SwapsLanes, CountsItself, RoundsFeatures)}
 
 
 def make(
@@ -104,7 +111,7 @@ def make(
     cut: Cut,
     encoders: int,
     language: type[MegatronTrainer] = MegatronLanguageTrainer,
-    encoder: type[MegatronEncoderTrainer] = MegatronEncoderTrainer,
+    encoder: type[MegatronEncoderTrainer] = ExactEncoder,
 ) -> Any:
     """A trainer of one rank; without encoders of a world whose ranks hold both sides."""
     forget_groups()
@@ -196,7 +203,7 @@ def stepped(
 ) -> dict[str, Any]:
     """Logprobs and gradients of a step, and the weights after it."""
     language = LANGUAGE.get(bug, MegatronLanguageTrainer)
-    encoder = ENCODER.get(bug, MegatronEncoderTrainer)
+    encoder = ENCODER.get(bug, ExactEncoder)
     trainer = make(peers, path, cut, encoders, language, encoder)
     mine = dealt(step, range(len(step.groups)), peers.rank, cut, encoders)
     seen: dict[str, Any] = {"initial": trainer.weights_digest()}

@@ -76,6 +76,37 @@ def test_a_run_goes_on_in_a_larger_grid_and_in_none_with_the_rates_that_are_due(
         np.testing.assert_allclose(got[name], weight, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("lanes", "encoders", "cut"),
+    [
+        (2, 1, Cut()),
+        (2, 2, Cut()),
+        (1, 1, Cut(tensor=2, encoder_tensor=2)),
+        (2, 1, Cut(dtype="bfloat16")),
+    ],
+    ids=["2 + 1", "2 + 2", "2 + 2, both sides divided", "2 + 1 in bfloat16"],
+)
+def test_a_run_that_is_cut_goes_on_in_the_same_grid_bit_for_bit(
+    world: World, model: Path, tmp_path: Path, lanes: int, encoders: int, cut: Cut
+) -> None:
+    """Two further steps: moments and float32 masters that were lost would show in the weights."""
+    given: dict[str, Any] = {"path": model, "cut": cut, "step": random_step()}
+    given |= {"lanes": lanes, "encoders": encoders}
+
+    def digests(count: int, load: Path | None = None, save: Path | None = None) -> list[str]:
+        places = {"count": count, "load": load, "save": save}
+        ranks = lanes * cut.tensor + encoders * cut.encoder_tensor
+        answers = world.run(ranks, "grid_jobs:taken", **given, **places)
+        assert {tuple(each) for _, each, _ in answers} == {tuple(answers[0][1])}
+        return answers[0][1]
+
+    undisturbed, saved = digests(4), tmp_path / "state"
+    assert len(set(undisturbed)) == 5
+    saved.mkdir()
+    assert digests(2, save=saved) == undisturbed[:3]
+    assert digests(2, load=saved) == undisturbed[2:]
+
+
 def test_each_activation_inside_of_a_step_is_that_of_one_process_and_a_fault_is_found_where_it_is(
     world: World, model: Path
 ) -> None:
