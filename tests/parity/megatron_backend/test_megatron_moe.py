@@ -33,7 +33,7 @@ OF_MODELS = {
     "moe": {name: value for name, value in BALANCED.items() if name != "bias_update_rate"},
 }
 COUNT = 3
-CASES: list[tuple[str, str, Ranks, int]] = [
+SOME_CHUNKS: list[tuple[str, str, Ranks, int]] = [
     *(("glm4-moe", name, cut, 2) for name, cut in SIGMOID_LAYOUTS.items()),
     ("glm4-moe", "one rank, 1 chunk", Ranks(), 1),
     ("glm4-moe", "one rank, 8 chunks", Ranks(), 8),
@@ -42,6 +42,16 @@ CASES: list[tuple[str, str, Ranks, int]] = [
     ("glm4-moe", "one rank, padded", Ranks(shared_prompt=False, max_tokens=100), 2),
     ("moe", "ep2", EXPERT_LAYOUTS["experts, ep2"], 8),
     ("moe", "tp2", EXPERT_LAYOUTS["experts, tp2 x etp2, sequence"], 2),
+]
+OTHER_CHUNKS: list[tuple[str, str, Ranks, int]] = [
+    ("glm4-moe", f"{name}, {chunks} chunks", cut, chunks)
+    for name, cut in SIGMOID_LAYOUTS.items()
+    if cut.ranks > 1
+    for chunks in (1, 8)
+]
+CASES: list[tuple[str, str, Ranks, int, str]] = [
+    *((*case, loss) for case in SOME_CHUNKS for loss in LOSSES),
+    *((*case, "tokens") for case in OTHER_CHUNKS),
 ]
 
 
@@ -61,11 +71,10 @@ def balanced(world: World, models: Models, step: Step) -> Callable[..., Sequence
     return of
 
 
-@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
-    ("model", "cut", "chunks"),
-    [(model, cut, chunks) for model, _, cut, chunks in CASES],
-    ids=[f"{model}-{name}" for model, name, *_ in CASES],
+    ("model", "cut", "chunks", "loss"),
+    [(model, *case) for model, _, *case in CASES],
+    ids=[f"{model}-{name}-{loss}" for model, name, _, _, loss in CASES],
 )
 def test_balanced_steps_are_those_of_the_torch_trainer(
     megatron_world: MegatronWorld,
