@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -13,7 +14,7 @@ import pytest
 import torch
 from outcomes import FP32_NATS
 from releases import CHUNK_BYTES, Weights, released
-from sharded_trainer import MEGATRON, ShardedTrainer, factor
+from sharded_trainer import MEGATRON, PIPELINE, ShardedTrainer, factor
 from shared_engine import (
     FENCE,
     PROMPT,
@@ -149,14 +150,15 @@ def test_workers_fetch_what_the_plan_has_for_them_and_compute_what_whole_tensors
 @pytest.mark.skipif(
     not PYTHON.exists(), reason="megatron-core is in the environment of `make test`"
 )
-def test_tensor_ranks_of_megatron_send_what_workers_load_bit_for_bit(
-    engine: Shared, model: Path
+@pytest.mark.parametrize("trainer_config", [MEGATRON, PIPELINE], ids=["tensor ranks", "stages"])
+def test_ranks_of_megatron_send_what_workers_load_bit_for_bit(
+    engine: Shared, model: Path, trainer_config: dict[str, Any]
 ) -> None:
-    """Two ranks cut matrices by rows and columns; workers fetch from both what each loads."""
+    """Two ranks cut matrices by rows and columns, or layers; workers fetch from both what each loads."""
 
     async def story(actor: Engine) -> None:
         layout = await layout_of(actor)
-        megatron = ShardedTrainer(model, model.parent, trainer=MEGATRON, python=PYTHON)
+        megatron = ShardedTrainer(model, model.parent, trainer=trainer_config, python=PYTHON)
         try:
             for version, planned in ((1, None), (2, layout)):
                 release = await asyncio.to_thread(megatron.publish, version, planned)

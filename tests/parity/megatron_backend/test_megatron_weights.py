@@ -323,8 +323,22 @@ def test_the_driver_numbers_the_ranks_as_the_library_does(
         ("moe", Cut(data=2, expert=2)),
         ("qwen3", Cut(tensor=2, pipeline=2)),
         ("glm4-moe", Cut(data=2, expert=2, dtype="bfloat16")),
+        ("qwen3-3", Cut(pipeline=2, stages=(2, 1))),
+        ("moe", Cut(tensor=2, expert=2, sequence=True)),
+        ("moe", Cut(tensor=2, expert_tensor=2, sequence=True)),
+        ("moe", Cut(tensor=2, data=2, expert=4, sequence=True)),
     ],
-    ids=["tp2", "pp2", "ep2", "tp2pp2", "sigmoid"],
+    ids=[
+        "tp2",
+        "pp2",
+        "ep2",
+        "tp2pp2",
+        "sigmoid",
+        "pp2 of 2 + 1",
+        "tp2ep2",
+        "tp2etp2",
+        "one expert a rank",
+    ],
 )
 def test_sharded_receivers_get_what_a_broadcast_sends_from_the_ranks_that_hold_it(
     megatron_world: MegatronWorld, models: Models, name: str, cut: Cut
