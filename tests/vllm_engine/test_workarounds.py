@@ -51,6 +51,21 @@ def test_no_accelerator_to_synchronize() -> None:
         torch.accelerator.synchronize()
 
 
+def test_a_loader_that_copies_twice_is_counted_once_without_a_workaround() -> None:
+    """Else a layer of vLLM's would be taken for loaded before its last parameter."""
+    reload = importlib.import_module("vllm.model_executor.model_loader.reload.meta")
+    parameter = torch.nn.Parameter(torch.zeros(3))
+
+    def load_twice(param: torch.nn.Parameter, loaded_weight: torch.Tensor) -> None:
+        param.data.copy_(loaded_weight)
+        param.data.copy_(-param.data.exp())
+
+    given = inspect.signature(load_twice).bind(parameter, torch.zeros(3))
+    counted, _ = reload.get_numel_loaded(load_twice, given)
+    assert counted == parameter.numel()
+    assert parameter.tolist() == [-1.0] * 3
+
+
 def test_seeded_chunked_prefill() -> None:
     with pytest.raises(RuntimeError, match="offset"):
         torch.Generator("cpu").get_offset()
