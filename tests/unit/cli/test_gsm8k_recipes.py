@@ -19,7 +19,9 @@ from offbeat.environments.gsm8k import row_answer
 from offbeat.launch.checks.software import gpus_wanted
 
 ROOT = Path(__file__).parents[3]
-GSM8K = [("grpo-gsm8k-1gpu", 1), ("grpo-gsm8k-1node", 8)]
+NODE = "grpo-gsm8k-1node"
+GSM8K = [("grpo-gsm8k-1gpu", 1), (NODE, 8)]
+COMMENTED = ("transport=reshard", "delta=true")  # keys of section ``sync``
 
 
 @pytest.mark.parametrize(("name", "gpus"), GSM8K)
@@ -30,10 +32,18 @@ def test_a_recipe_asks_for_the_gpus_in_its_name(name: str, gpus: int) -> None:
     assert of_kind(TorchTrainerConfig, config.trainer).device == "cuda"
 
 
-@pytest.mark.parametrize(("name", "_gpus"), GSM8K)
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("grpo-gsm8k-1gpu", []), (NODE, []), *((NODE, [f"sync.{each}"]) for each in COMMENTED)],
+)
 def test_what_a_machine_lacks_is_told_and_nothing_else(
-    tmp_path: Path, name: str, _gpus: int
+    tmp_path: Path, name: str, more: list[str]
 ) -> None:
+    """Also with each key that the recipe has as a comment."""
+    recipe = ROOT / "recipes" / f"{name}.yaml"
+    for each in more:
+        key, value = each.removeprefix("sync.").split("=")
+        assert f"\n  # {key}: {value} " in recipe.read_text()
     (tmp_path / "rows.jsonl").write_text('{"question": "6 * 12?", "answer": "#### 72"}\n')
     overrides = [
         f"model.path={ROOT / 'models' / 'tiny-addition'}",
@@ -41,10 +51,10 @@ def test_what_a_machine_lacks_is_told_and_nothing_else(
         "generator.sampling.max_new_tokens=256",
         *(f"{key}.path={tmp_path / 'rows.jsonl'}" for key in ("data", "eval")),
         "wandb.mode=disabled",
+        *more,
     ]
-    recipe = str(ROOT / "recipes" / f"{name}.yaml")
     result = CliRunner().invoke(
-        app, ["check", recipe, *overrides, "--run-dir", str(tmp_path / "run")]
+        app, ["check", str(recipe), *overrides, "--run-dir", str(tmp_path / "run")]
     )
     errors = [line for line in result.stdout.splitlines() if line.startswith("error")]
     # Where there is a GPU, or vLLM, there is less to tell.
