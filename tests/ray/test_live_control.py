@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -13,16 +11,8 @@ import pytest
 from offbeat.controller.events import Opened
 from offbeat.controller.journal import recover
 from tests.ray.conftest import STUB, Start
-from tests.support.live_run import LiveRun
+from tests.support.live_run import LiveRun, offbeat
 from tests.support.run_records import RunRecords
-
-
-def offbeat(*args: object) -> tuple[int, str]:
-    """Exit code and standard output of a command that goes to its end at once."""
-    command = [sys.executable, "-m", "offbeat", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout + done.stderr
 
 
 def steps_of(run_dir: Path) -> int:

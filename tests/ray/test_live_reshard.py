@@ -5,8 +5,9 @@ import random
 import pytest
 
 from offbeat.controller.events import Rewound
+from offbeat.controller.journal import recover
 from tests.ray.conftest import ROOT, Start
-from tests.support.live_run import LiveRun
+from tests.support.live_run import LiveRun, offbeat
 from tests.support.run_records import RunRecords
 
 DETERMINISTIC = ROOT / "recipes" / "deterministic.yaml"
@@ -54,3 +55,44 @@ def test_a_run_whose_second_rank_is_killed_sends_on_from_the_next_processes(star
         records = _finished(run)
     assert records.summary.trainer_version == 24
     assert len([event for event in records.events if isinstance(event, Rewound)]) == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_weights_of_a_paused_run_are_equal_on_every_leg_and_those_of_another_model_are_not(
+    start: Start,
+) -> None:
+    """Checkpoints of two ranks, engines that took regions: by the command, beside the run."""
+    with start("verified", QUICKSTART, *SMALL, *RESHARD, "checkpoint.interval=1") as run:
+        run.logged("trainer.ready", within_s=200)
+        run.trained_steps(4, within_s=200)
+        assert offbeat("control", run.run_dir, "pause")[0] == 0
+        version = run.until("engines serve the last step", lambda: _verified(run), within_s=200)
+        assert version >= 4
+        untrained = ROOT / "models" / "tiny-addition"
+        code, text = offbeat("verify-weights", run.run_dir, "--engine", "--against", untrained)
+        assert code == 1, text
+        differing, *equal = sorted(text.splitlines(), key=lambda line: "DIFFERS" not in line)
+        assert differing.startswith("export") and f"state_{version} and {untrained}" in differing
+        assert equal == _equal_legs(version), "the engine serves what was trained"
+
+        assert offbeat("control", run.run_dir, "resume")[0] == 0
+        run.trains_on(2, within_s=200)
+        run.stop()
+        records = _finished(run)
+    assert records.summary.trainer_version > version
+    code, text = offbeat("verify-weights", run.run_dir)
+    assert code == 0, text
+    assert text.startswith("export") and f"state_{records.summary.trainer_version} and" in text
+
+
+def _verified(run: LiveRun) -> int | None:
+    """The version of the last step, once engine and checkpoint of it are equal on both legs."""
+    version = recover(run.run_dir / "journal").trainer_version
+    code, text = offbeat("verify-weights", run.run_dir, "--engine")
+    assert code != 1, f"a weight differs\n{text}"
+    return version if text.splitlines() == _equal_legs(version) else None
+
+
+def _equal_legs(version: int) -> list[str]:
+    return [f"{leg:8}generator-0, version {version}: equal" for leg in ("wire", "load")]

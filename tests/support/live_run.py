@@ -43,6 +43,14 @@ def until(
         time.sleep(_LOOK_S)
 
 
+def offbeat(*args: object) -> tuple[int, str]:
+    """Exit code and output of a command that goes to its end at once."""
+    command = [sys.executable, "-m", "offbeat", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
 class LiveRun:
     """One ``offbeat`` command and everything it starts.
 
