@@ -1,5 +1,6 @@
 """Finds settings that do not go with encoder ranks (``trainer.encoder``)."""
 
+import math
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
@@ -18,12 +19,14 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
         return
     lanes, encoders = trainer.data_parallel, encoder.data_parallel
     if lanes % encoders:
-        fitting = [each for each in range(1, lanes + 1) if not lanes % each]
+        multiple = -(-lanes // encoders) * encoders
         yield Clash(
             ("trainer.data_parallel", "trainer.encoder.data_parallel"),
             f"trainer.data_parallel={lanes} is not divisible by trainer.encoder.data_parallel={encoders}: "
             "every encoder rank encodes for as many language ranks",
-            f"Set trainer.encoder.data_parallel to one of {', '.join(map(str, fitting))}.",
+            f"Set trainer.encoder.data_parallel to {math.gcd(lanes, encoders)} or another divisor of {lanes}, "
+            f"trainer.data_parallel to {multiple}, or, for more ranks that encode the same pictures, "
+            "trainer.encoder.tensor_parallel.",
         )
     views = environment_views(config).values()
     if all(view.environment.images is None for view in views):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
-from offbeat.config.limits import trainer_ranks
+from offbeat.config.limits import encoder_of, trainer_ranks
 from offbeat.config.run import RunConfig
 
 
@@ -13,6 +13,8 @@ def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
     if trainer.backend == "stub" or trainer.optimizer.rounding == "nearest":
         return
     key, ranks = "trainer.optimizer.rounding", trainer_ranks(config)
+    has_encoder = encoder_of(trainer) is not None
+    one_rank = "train on one rank, without trainer.encoder" if has_encoder else "train on one rank"
     if trainer.backend != "torch":
         yield Clash(
             (key, "trainer.backend"),
@@ -21,10 +23,10 @@ def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
         )
     if ranks > 1:
         yield Clash(
-            (key, "trainer.data_parallel"),
+            (key, "trainer.encoder" if has_encoder else "trainer.data_parallel"),
             f"{key}=stochastic does not go with {ranks} trainer ranks: each gathers float32 weights and "
             "rounds them to the nearest",
-            f"Set {key} to nearest, also of a run that is resumed, or train on one rank.",
+            f"Set {key} to nearest, also of a run that is resumed, or {one_rank}.",
         )
     if config.model.dtype != "bfloat16":
         yield Clash(

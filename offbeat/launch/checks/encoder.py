@@ -121,9 +121,7 @@ def _of_side(config: RunConfig, sides: _Sides, side: "Side", gpu: int | None) ->
     if side is Side.TOWER:
         seen = f"{seen}, for {_at_once(config)} at once"
     key = "trainer.encoder" if side is Side.TOWER else "trainer"
-    less = (
-        f"Raise {key}.data_parallel, set model.dtype=bfloat16, freeze more of it (trainer.freeze)"
-    )
+    less = f"Raise {key}.data_parallel or {key}.tensor_parallel, set model.dtype=bfloat16, freeze more of it (trainer.freeze)"
     return against_gpu(config, (_SUBJECT, seen), held.total, gpu, (less, f"{key}.gpus"), first)
 
 

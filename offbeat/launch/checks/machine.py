@@ -48,7 +48,13 @@ def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     )
     summary = f"{trainer} trainer and {engines} generator threads on {machine.cores} cores"
     if trainer + engines > machine.cores:
-        fix = f"Lower trainer.threads, generator.threads or generator.engines to {machine.cores} in all."
+        least = len(ranks) + (config.generator.engines if engines else 0)
+        fix = (
+            f"Lower trainer.threads, generator.threads or generator.engines to {machine.cores} in all."
+            if least <= machine.cores
+            else f"Use a machine of {least} cores or more, or fewer than {len(ranks)} trainer ranks and "
+            f"{least - len(ranks)} engines: each computes on one thread at least."
+        )
         yield warning("cores", f"{summary}: they will take turns", fix)
     else:
         yield ok("cores", summary)

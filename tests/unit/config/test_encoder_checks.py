@@ -72,7 +72,13 @@ def test_an_encoder_rank_reserves_what_the_others_do_unless_told() -> None:
             {"data_parallel": 4, "encoder": {"data_parallel": 3}},
             {},
             "trainer.data_parallel=4 is not divisible by trainer.encoder.data_parallel=3",
-            "one of 1, 2, 4",
+            "data_parallel to 1 or another divisor of 4, trainer.data_parallel to 6, or",
+        ),
+        (
+            {"encoder": {}, "optimizer": {"rounding": "stochastic"}},
+            {"model": {"path": "tiny", "dtype": "bfloat16"}},
+            "does not go with 2 trainer ranks",
+            "train on one rank, without trainer.encoder",
         ),
         (
             {"encoder": {}},
@@ -88,7 +94,7 @@ def test_an_encoder_rank_reserves_what_the_others_do_unless_told() -> None:
             "Leave trainer.encoder.gpus out",
         ),
     ],
-    ids=["lanes", "no pictures", "adapters", "devices"],
+    ids=["lanes", "rounding", "no pictures", "adapters", "devices"],
 )
 def test_what_does_not_go_with_encoder_ranks_is_refused_by_name(
     trainer: dict[str, Any], sections: dict[str, Any], problem: str, fix: str
@@ -96,8 +102,8 @@ def test_what_does_not_go_with_encoder_ranks_is_refused_by_name(
     (found,) = refused(trainer, **sections)
     assert problem in found[1]
     assert fix in found[2]
-    needs_devices = "trainer.gpus" in problem
-    assert refused(trainer, dry_run=True, **sections) == ([] if needs_devices else [found])
+    of_real_runs = "trainer.gpus" in problem or "trainer ranks" in problem
+    assert refused(trainer, dry_run=True, **sections) == ([] if of_real_runs else [found])
 
 
 def test_the_stub_does_not_know_the_key() -> None:

@@ -170,7 +170,9 @@ def test_a_tower_beyond_its_gpu_is_an_error_and_beyond_its_share_a_warning(tmp_p
     config = recipe(saved(tmp_path), {"data_parallel": 1, "gpus": 0.5}, **GPU)
     level = {gpu: findings(config, gpu)[1] for gpu in (need - 1, need, 2 * need - 1, 2 * need)}
     assert level[need - 1].level is Level.ERROR
-    assert level[need - 1].fix.startswith("Raise trainer.encoder.data_parallel, ")
+    assert level[need - 1].fix.startswith(
+        "Raise trainer.encoder.data_parallel or trainer.encoder.tensor_parallel, "
+    )
     assert level[need].level is level[2 * need - 1].level is Level.WARNING
     assert "0.5 of its GPU, which it reserves, is" in level[need].message
     assert level[need].fix.endswith("or raise trainer.encoder.gpus.")
@@ -181,7 +183,7 @@ def test_a_language_model_beyond_its_gpu_is_an_error_of_its_own_key(tmp_path: Pa
     need = sum(held_in_a_step(Side.LANGUAGE))
     language, _ = findings(recipe(saved(tmp_path), **GPU), need - 1)
     assert language.level is Level.ERROR
-    assert language.fix.startswith("Raise trainer.data_parallel, ")
+    assert language.fix.startswith("Raise trainer.data_parallel or trainer.tensor_parallel, ")
 
 
 def test_a_language_model_that_is_frozen_as_a_whole_is_an_error_before_the_start(

@@ -127,6 +127,9 @@ def test_more_threads_than_cores_is_a_warning() -> None:
     finding = one(check_cores(config(generator={"engines": 2}), MACHINE))
     assert finding.level is Level.WARNING
     assert "1 trainer and 2 generator threads on 2 cores" in finding.message
+    assert "a machine of 3 cores or more" in finding.fix
+    threads = one(check_cores(config(trainer={"threads": 2}), MACHINE))
+    assert threads.fix.startswith("Lower trainer.threads")
 
 
 def test_adapters_need_peft() -> None:
