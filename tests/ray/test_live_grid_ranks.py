@@ -1,13 +1,13 @@
-"""A language rank and an encoder rank over real actors: one that hangs or fails, in each phase of a step."""
+"""A language rank and an encoder rank over real actors: one is killed, hangs or fails, in each phase of a step."""
 
 import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from itertools import count, takewhile
+from itertools import count, product, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -28,7 +28,15 @@ from tests.support.image_text_models import make, picture_groups
 LOSS = LossSpec(ClippedPgLossConfig(old_logprobs="policy"))
 DEADLINE_S = 20.0
 COLLECTIVE_S = 0.7 * DEADLINE_S  # what ranks wait for each other
-ENCODER = 1  # its rank; rank 0 is the lane
+LANE, ENCODER = 0, 1  # their ranks
+
+
+class Outcome(NamedTuple):
+    """What a step leaves: equal for equal steps, to the bit."""
+
+    loss: float
+    grad_norm: float
+    digest: str  # of the weights after it
 
 
 @dataclass
@@ -42,6 +50,7 @@ class Bench:
         self._attempts = count(1)
         self.key = StepKey(1, 0, 0)
         self.result: StepResult | None = None
+        self.undisturbed: Outcome | None = None
         self.calls: dict[str, Callable[[], Awaitable[object]]] = {
             "begin": self._begin,
             "prepare_logprobs": self._prepare_logprobs,
@@ -65,6 +74,18 @@ class Bench:
         """Make the calls of step 1 that come before a phase."""
         for name in takewhile(lambda name: name != phase, self.calls):
             await self.calls[name]()
+
+    async def step(self) -> Outcome:
+        """Take step 1 whole: it is applied, and moves the weights."""
+        initial = (await self.trainer.state(FENCE)).digest
+        await self.until("publish")
+        assert self.result is not None
+        assert self.result.applied
+        assert self.result.loss
+        assert self.result.grad_norm > 0
+        digest = (await self.trainer.state(FENCE)).digest
+        assert digest != initial
+        return Outcome(self.result.loss, self.result.grad_norm, digest)
 
     async def pids(self) -> list[int]:
         standings = [await each.standing.remote(FENCE) for each in self.ranks]
@@ -104,7 +125,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=1)
     cls = ray.remote(FaultyTrainerActor).options(num_cpus=0, max_restarts=-1)
     ranks = [cls.remote(TrainerSpec(config, str(run_dir), rank, 2)) for rank in (0, ENCODER)]
-    yield Bench(RayTrainer(ranks, config.trainer), ranks)
+    bench = Bench(RayTrainer(ranks, config.trainer), ranks)
+
+    async def undisturbed() -> Outcome:
+        await bench.up()
+        return await bench.step()
+
+    bench.undisturbed = asyncio.run(undisturbed())
+    yield bench
     ray.shutdown()
 
 
@@ -125,36 +153,38 @@ def config_of(model: Path) -> RunConfig:
     )
 
 
+PHASES = ("prepare_logprobs", "microbatch", "finish", "publish", "checkpoint")
+SHORT = ("microbatch", ENCODER, signal.SIGSTOP)  # the other cases take part in long runs only
+CASES = [
+    pytest.param(
+        *case,
+        id=f"{case[0]}-{'lane' if case[1] == LANE else 'encoder'}-{case[2].name}",
+        marks=[] if case == SHORT else pytest.mark.long,
+    )
+    for case in product(PHASES, (LANE, ENCODER), (signal.SIGKILL, signal.SIGSTOP))
+]
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "phase",
-    [
-        pytest.param("prepare_logprobs", marks=pytest.mark.long),
-        "microbatch",
-        pytest.param("finish", marks=pytest.mark.long),
-        pytest.param("publish", marks=pytest.mark.long),
-        pytest.param("checkpoint", marks=pytest.mark.long),
-    ],
-)
-def test_an_encoder_rank_that_hangs_costs_all_ranks_within_the_deadline_of_the_call(
-    bench: Bench, phase: str
+@pytest.mark.parametrize(("phase", "rank", "sent"), CASES)
+def test_a_rank_that_is_killed_or_hangs_is_named_and_new_ranks_take_the_same_step(
+    bench: Bench, phase: str, rank: int, sent: signal.Signals
 ) -> None:
-    """Those that take their places begin with the initial model, and take the step."""
+    """The call fails within its deadline; loss, gradient norm and weights are the undisturbed step's."""
 
     async def story() -> None:
         await bench.up()
         before = await bench.pids()
         await bench.until(phase)
-        os.kill(before[ENCODER], signal.SIGSTOP)
-        with pytest.raises(ActorLost):
+        os.kill(before[rank], sent)
+        with pytest.raises(ActorLost) as lost:
             async with asyncio.timeout(DEADLINE_S):
                 await bench.calls[phase]()
+        assert lost.value.actor == f"trainer rank {rank}"
         await bench.trainer.restart()
         assert (await bench.up()).version == 0
         assert not set(before) & set(await bench.pids())
-        await bench.until("")
-        assert bench.result is not None
-        assert bench.result.applied
+        assert await bench.step() == bench.undisturbed
 
     asyncio.run(story())
 
