@@ -28,6 +28,7 @@ from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.planning.fabricated import LengthLaw
 from offbeat.planning.model_tensors import model_tensors
+from offbeat.planning.sweep_estimate import estimate
 from offbeat.planning.sweep_points import (
     SweepFile,
     SweepPoint,
@@ -48,6 +49,10 @@ _COLLECTIVE_S: Final = 120.0
 _END_S: Final = 10.0
 _READ_BYTES: Final = 1 << 16
 _RANK: Final = (sys.executable, "-m", "offbeat.planning.sweep_rank")
+_ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
+"""Has glibc give blocks of 256 KiB and more back when they are freed, as a device's memory is reused: what
+it would keep instead depends on the order of frees, and so does the budget that fits. It is set under a
+limit of memory alone: elsewhere a point has the allocator of a run, whatever the pages cost to fetch again."""
 TOKENS: Final = "trainer.max_tokens_per_microbatch"
 _ENCODER: Final = "trainer.encoder"
 
@@ -179,7 +184,8 @@ def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> Swee
         return SweepPoint(settings, "invalid", f"{problem.key}: {problem.message}")
     except OffbeatError as error:
         return SweepPoint(settings, "invalid", str(error))
-    replicas = Replicas.of(config.trainer)
+    # Before the ranks start: what does not fit has an estimate, too.
+    memory, replicas = estimate(config, request.law), Replicas.of(config.trainer)
     with closing(_Store(replicas.ranks)) as store:
         tasks = [
             RankTask(
@@ -194,7 +200,11 @@ def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> Swee
             for rank in range(replicas.ranks)
         ]
         replies = run_ranks(tasks, request.deadline_s, log)
-    return outcome_of(settings, replies, request.deadline_s)
+    return msgspec.structs.replace(
+        outcome_of(settings, replies, request.deadline_s),
+        held_mib=memory.held_mib,
+        activations_mib=memory.activations_mib,
+    )
 
 
 def _check_layout(config: RunConfig) -> None:
@@ -256,6 +266,7 @@ def run_ranks(
                         stdin=subprocess.PIPE,
                         stdout=output,
                         stderr=subprocess.STDOUT,
+                        env=os.environ | ({} if task.memory_mib is None else _ALLOCATOR),
                         pass_fds=[theirs],
                         start_new_session=True,
                     )

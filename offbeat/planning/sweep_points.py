@@ -36,11 +36,22 @@ class SweepPoint(msgspec.Struct, frozen=True):
     peak_mib: float = 0.0  # highest over ranks and phases
     phases_mib: dict[str, float] = {}  # highest over ranks, by phase
     phases_s: dict[str, float] = {}  # of the slowest rank, by phase
+    held_mib: float = 0.0  # estimated: weights, gradients, optimizer of the rank that holds most
+    activations_mib: float | None = None  # estimated, of the largest microbatch; None: not known
 
     @property
     def tokens_per_s(self) -> float:
         """Tokens per second and rank."""
         return self.tokens / self.step_s / self.ranks if self.outcome == "ok" else 0.0
+
+    @property
+    def estimate(self) -> str:
+        """Estimated MiB of a rank; after ``>`` without activations; empty if nothing is known."""
+        if not self.held_mib:
+            return ""
+        if self.activations_mib is None:
+            return f">{self.held_mib:,.0f}"
+        return f"{self.held_mib + self.activations_mib:,.0f}"
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -131,7 +142,7 @@ class SweepFile:
 def table(points: Sequence[SweepPoint]) -> str:
     """Return the points as a table, fastest first, those without figures last."""
     ranked = sorted(points, key=lambda each: (each.outcome != "ok", -each.tokens_per_s))
-    rows = [("settings", "ranks", "s/step", "tokens/s/rank", "peak MiB", "")]
+    rows = [("settings", "ranks", "s/step", "tokens/s/rank", "estimate MiB", "peak MiB", "")]
     rows += [
         (
             " ".join(each.settings),
@@ -140,15 +151,16 @@ def table(points: Sequence[SweepPoint]) -> str:
                 if each.outcome == "ok"
                 else ("", "", "")
             ),
+            each.estimate,
             f"{each.peak_mib:,.0f}" if each.outcome == "ok" else "",
             "" if each.outcome == "ok" else f"{each.outcome.replace('_', ' ')}: {each.detail}",
         )
         for each in ranked
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
     lines = [
         "  ".join(
-            [row[0].ljust(widths[0]), *(row[at].rjust(widths[at]) for at in range(1, 5)), row[5]]
+            [row[0].ljust(widths[0]), *(row[at].rjust(widths[at]) for at in range(1, 6)), row[6]]
         ).rstrip()
         for row in rows
     ]

@@ -20,11 +20,11 @@ from offbeat.config.limits import trainer_device
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
-from offbeat.controller.minibatches import MinibatchAssigner
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.planning.fabricated import FabricatedGroup, fabricate, tokens_of
+from offbeat.planning.sweep_shares import share_of_minibatches
 from offbeat.planning.sweep_task import (
     HOST,
     RankFailed,
@@ -36,7 +36,6 @@ from offbeat.planning.sweep_task import (
 from offbeat.trainers.backend import TrainerBackend
 from offbeat.trainers.memory import RESERVED, PeakMemory, meter_of
 from offbeat.trainers.ranks.assembly import trainer_of
-from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import GENERATION_LOGPROBS, POLICY_LOGPROBS
@@ -181,20 +180,6 @@ def _all_groups(
 ) -> list[FabricatedGroup]:
     groups, samples = config.groups_per_step, config.samples_per_group
     return fabricate(task.law, groups, samples, trainer.vocabulary, config.seed)
-
-
-def share_of_minibatches(
-    groups: Sequence[FabricatedGroup], config: RunConfig, replicas: Replicas, rank: int
-) -> tuple[list[int], list[int]]:
-    """Return the indices of a rank's groups, and the minibatch of each, as a run assigns them."""
-    numbers = range(len(groups))
-    drawn = MinibatchAssigner(config.algorithm.minibatches, config.seed, 1).of(numbers)
-    minibatches = drawn or (0,) * len(groups)
-    assigned = minibatch_shares(
-        dict(enumerate(map(tokens_of, groups))), dict(enumerate(minibatches)), replicas.data
-    )
-    own = list(assigned[replicas.share_of(rank)])
-    return own, [minibatches[at] for at in own]
 
 
 def _peers(task: RankTask, config: RunConfig) -> Peers:

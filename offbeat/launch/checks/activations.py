@@ -1,6 +1,6 @@
 """Says what a microbatch of the torch trainer takes besides weights, gradients and moments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.finding import Finding, ok, size, warning
 from offbeat.launch.checks.machine import Machine
+from offbeat.transfer_queue.schema import Columns
 
 _SUBJECT = "activations"
 
@@ -20,25 +21,9 @@ def check_activations(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     Nothing for other trainers, adapters and models with pictures, and for what cannot be estimated.
     """
     trainer = config.trainer
-    if not isinstance(trainer, TorchTrainerConfig) or lora_of(config) is not None:
+    if not isinstance(trainer, TorchTrainerConfig):
         return
-    # torch, which a recipe of other trainers need not load here.
-    import torch
-
-    from offbeat.model_proof.loading import model_without_memory
-    from offbeat.multimodal.picture_rules import picture_rules
-    from offbeat.trainers.torch.activation_bytes import activation_bytes
-    from offbeat.trainers.torch.proof import prove_kind
-
-    path, length = Path(config.model.path), config.generator.max_model_len
-    if config.model.trust_remote_code:
-        return
-    model = model_without_memory(path, trust_remote_code=False)
-    if picture_rules(model.config) is not None:
-        return
-    proof = prove_kind(type(model), model.config, length, shared_prompt=trainer.shared_prompt)
-    dtype = getattr(torch, config.model.dtype)
-    found = activation_bytes(model.config, _full_groups(config, trainer), trainer, dtype, proof)
+    found = estimated_activations(config, _full_groups(config, trainer))
     if found is None:
         return
     nbytes, (rows, tokens) = found
@@ -52,6 +37,39 @@ def check_activations(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         yield warning(_SUBJECT, f"{seen}; {size(machine.memory_free_bytes)} free", fix)
     else:
         yield ok(_SUBJECT, seen)
+
+
+def estimated_activations(
+    config: RunConfig, groups: Sequence[Columns]
+) -> tuple[int, tuple[int, int]] | None:
+    """Return the bytes of the largest microbatch of the groups, and its rows and tokens per row.
+
+    None for trainers other than torch, adapters, models with pictures, code of a model's directory,
+    and what ``activation_bytes`` cannot count.
+
+    Raises:
+        UntrainableModel: No kind of rows is exact for the model.
+    """
+    trainer = config.trainer
+    if not isinstance(trainer, TorchTrainerConfig) or lora_of(config) is not None:
+        return None
+    # torch, which a recipe of other trainers need not load here.
+    import torch
+
+    from offbeat.model_proof.loading import model_without_memory
+    from offbeat.multimodal.picture_rules import picture_rules
+    from offbeat.trainers.torch.activation_bytes import activation_bytes
+    from offbeat.trainers.torch.proof import prove_kind
+
+    path, length = Path(config.model.path), config.generator.max_model_len
+    if config.model.trust_remote_code:
+        return None
+    model = model_without_memory(path, trust_remote_code=False)
+    if picture_rules(model.config) is not None:
+        return None
+    proof = prove_kind(type(model), model.config, length, shared_prompt=trainer.shared_prompt)
+    dtype = getattr(torch, config.model.dtype)
+    return activation_bytes(model.config, groups, trainer, dtype, proof)
 
 
 def _full_groups(config: RunConfig, trainer: TorchTrainerConfig) -> list[dict[str, np.ndarray]]:

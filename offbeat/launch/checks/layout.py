@@ -5,12 +5,16 @@ transformers, whose import takes seconds, is imported only if a recipe needs it.
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.launch.checks.finding import Finding, error, size
 from offbeat.launch.checks.gpu_memory import against_gpu
+from offbeat.trainers.rank_bytes import RankBytes
+
+if TYPE_CHECKING:
+    from offbeat.trainers.megatron.architecture import Architecture
 
 _LAYOUT: Final = "layout"
 
@@ -34,7 +38,6 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
     from offbeat.trainers.megatron.layout import grid_of
     from offbeat.trainers.megatron.layout_choice import fitting_sizes
     from offbeat.trainers.megatron.layout_rules import broken_rules
-    from offbeat.trainers.megatron.rank_bytes import largest_rank
 
     try:
         architecture = read_architecture(config.model.path)
@@ -52,24 +55,45 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
         sizes = [f"{key} to {value}" for key, value in fitting_sizes(architecture, trainer).items()]
         yield error(_LAYOUT, reasons, f"Set {' and '.join(sizes)}: together they fit.")
         return
-    dtype = config.model.dtype
-    sharded = trainer.device != "cpu" and dtype != "float64"
     apart = trainer.encoder is not None  # then encoder ranks hold the tower, of which they say it
-    held = largest_rank(
-        replace(architecture, tower=()) if apart else architecture,
-        grid,
-        dtype,
-        sharded=sharded,
-        frozen=_frozen(config.model.path, trainer),
+    held = held_by_megatron_rank(
+        config, trainer, replace(architecture, tower=()) if apart else architecture
     )
     seen = (
         f"{grid.ranks} ranks{' of the language model' if apart else ''}; the largest holds {size(held.total)}: weights {size(held.weights)}, "
         f"gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; activations come on top"
     )
     axes = "trainer.tensor_parallel" + (", trainer.expert_parallel" if architecture.experts else "")
-    shared = ", or trainer.data_parallel, whose ranks share the optimizer" if sharded else ""
+    shared = ", or trainer.data_parallel, whose ranks share the optimizer"
+    shared = shared if _shares_optimizer(config, trainer) else ""
     less = f"Raise {axes} or trainer.pipeline_parallel{shared}"
     yield against_gpu(config, (_LAYOUT, seen), held.total, gpu, (less, "trainer.gpus"))
+
+
+def held_by_megatron_rank(
+    config: RunConfig, trainer: MegatronTrainerConfig, architecture: "Architecture"
+) -> RankBytes:
+    """Return the bytes of the rank that holds most of a recipe's model.
+
+    Args:
+        config: The recipe.
+        trainer: Its trainer, whose sizes fit the model.
+        architecture: What its ranks hold; without the tower where that has ranks of its own.
+    """
+    from offbeat.trainers.megatron.layout import grid_of
+    from offbeat.trainers.megatron.rank_bytes import largest_rank
+
+    return largest_rank(
+        architecture,
+        grid_of(trainer),
+        config.model.dtype,
+        sharded=_shares_optimizer(config, trainer),
+        frozen=_frozen(config.model.path, trainer),
+    )
+
+
+def _shares_optimizer(config: RunConfig, trainer: MegatronTrainerConfig) -> bool:
+    return trainer.device != "cpu" and config.model.dtype != "float64"
 
 
 def _frozen(path: str, trainer: MegatronTrainerConfig) -> Collection[str]:

@@ -4,13 +4,17 @@ torch and transformers, whose import takes seconds, are imported only if a recip
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from offbeat.config.limits import freeze_patterns, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.finding import Finding, error, size
 from offbeat.launch.checks.gpu_memory import against_gpu
+from offbeat.trainers.rank_bytes import RankBytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _TENSOR: Final = "tensor ranks"
 _DATA: Final = "trainer ranks"
@@ -30,13 +34,9 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
         return
     if trainer.encoder is not None:
         return
-    import torch
-
     from offbeat.model_proof.loading import model_without_memory
     from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.freezing import freeze
-    from offbeat.trainers.torch.lora import PeftMissing, inject
-    from offbeat.trainers.torch.rank_bytes import largest_rank
+    from offbeat.trainers.torch.lora import PeftMissing
     from offbeat.trainers.torch.tensor_parallel import tensor_plan
 
     path, trust = config.model.path, config.model.trust_remote_code
@@ -51,21 +51,9 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
         yield error("model", f"{refused.model} {refused.problem}", f"{refused.fix}.")
         return
     try:
-        freeze(model, freeze_patterns(config))
-        if trainer.lora is not None:
-            inject(model, trainer.lora)
+        held = held_by_torch_rank(config, trainer, model)
     except (UntrainableModel, PeftMissing):
         return  # ``check_model_proof`` and ``check_packages`` say so
-    # Adapters are their own reference: it is computed without them.
-    has_reference = config.algorithm.loss.needs_reference_logprobs and trainer.lora is None
-    held = largest_rank(
-        model,
-        getattr(torch, config.model.dtype),
-        data=trainer.data_parallel,
-        tensor=trainer.tensor_parallel,
-        frozen=[each for each in model.parameters() if not each.requires_grad],
-        references=int(has_reference),
-    )
     seen = (
         f"{trainer_ranks(config)} ranks; the largest holds {size(held.total)}: weights "
         f"{size(held.weights)}, gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; "
@@ -74,3 +62,38 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
     subject = _DATA if trainer.tensor_parallel == 1 else _TENSOR
     less = "Raise trainer.data_parallel, freeze more of the model (trainer.freeze), or train adapters (trainer.lora)"
     yield against_gpu(config, (subject, seen), held.total, gpu, (less, "trainer.gpus"))
+
+
+def held_by_torch_rank(
+    config: RunConfig, trainer: TorchTrainerConfig, model: "PreTrainedModel"
+) -> RankBytes:
+    """Return the bytes of the rank that holds most of a recipe's model.
+
+    Args:
+        config: The recipe.
+        trainer: Its trainer, without encoder ranks.
+        model: Its model without memory; its frozen weights are marked, its adapters injected.
+
+    Raises:
+        UntrainableModel: The patterns of ``trainer.freeze`` or the sizes do not fit the model.
+        PeftMissing: The recipe has adapters, and peft is not installed.
+    """
+    import torch
+
+    from offbeat.trainers.torch.freezing import freeze
+    from offbeat.trainers.torch.lora import inject
+    from offbeat.trainers.torch.rank_bytes import largest_rank
+
+    freeze(model, freeze_patterns(config))
+    if trainer.lora is not None:
+        inject(model, trainer.lora)
+    # Adapters are their own reference: it is computed without them.
+    has_reference = config.algorithm.loss.needs_reference_logprobs and trainer.lora is None
+    return largest_rank(
+        model,
+        getattr(torch, config.model.dtype),
+        data=trainer.data_parallel,
+        tensor=trainer.tensor_parallel,
+        frozen=[each for each in model.parameters() if not each.requires_grad],
+        references=int(has_reference),
+    )

@@ -28,7 +28,8 @@ from offbeat.planning.sweep_points import (
     combinations,
     table,
 )
-from offbeat.planning.sweep_rank import WHOLE, PhaseTimes, one_step, share_of_minibatches
+from offbeat.planning.sweep_rank import WHOLE, PhaseTimes, one_step
+from offbeat.planning.sweep_shares import share_of_minibatches
 from offbeat.planning.sweep_task import RankTask
 from offbeat.trainers.memory import PeakMemory, ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
@@ -171,11 +172,23 @@ def test_a_file_of_another_sweep_is_not_written_on(tmp_path: Path) -> None:
 def test_the_table_ranks_by_tokens_per_second_and_names_what_failed() -> None:
     slow = SweepPoint(("a=1",), "ok", ranks=2, step_s=2.0, tokens=4000, peak_mib=1500.0)
     fast = SweepPoint(("a=2",), "ok", ranks=1, step_s=1.0, tokens=4000, peak_mib=3000.0)
+    assert table([slow]).splitlines()[1].split() == ["a=1", "2", "2", "1,000", "1,500"]
     full = SweepPoint(("a=3",), "out_of_memory", "no 4 GiB")
     lines = table([full, slow, fast]).splitlines()
     assert [line.split()[0] for line in lines] == ["settings", "a=2", "a=1", "a=3"]
     assert lines[1].split() == ["a=2", "1", "1", "4,000", "3,000"]
     assert lines[3].endswith("out of memory: no 4 GiB")
+
+
+def test_the_estimate_stands_beside_the_measurement_also_of_a_point_that_did_not_fit() -> None:
+    measured = SweepPoint(("a=1",), "ok", ranks=1, step_s=1.0, tokens=4000, peak_mib=1500.0)
+    known = msgspec.structs.replace(measured, held_mib=1000.0, activations_mib=432.1)
+    lower_bound = msgspec.structs.replace(measured, held_mib=1000.0)
+    full = SweepPoint(("a=1",), "out_of_memory", "no 4 GiB", held_mib=1000.0, activations_mib=900.0)
+    rows = [table([each]).splitlines()[1].split() for each in (known, lower_bound, full)]
+    assert rows[0][-2:] == ["1,432", "1,500"]
+    assert rows[1][-2:] == [">1,000", "1,500"]
+    assert rows[2][:2] == ["a=1", "1,900"]
 
 
 # --- processes -----------------------------------------------------------------------------------
@@ -317,5 +330,11 @@ def test_a_real_trainer_is_measured_until_its_memory_is_full(tmp_path: Path) -> 
     assert small.parameters == 3_392
     assert 0 < small.peak_mib < 100
     assert small.step_s > 0
+    assert small.held_mib == large.held_mib
+    declared = 4 * 4 * 3_392 / 2**20  # weights, gradients, two moments
+    assert small.held_mib == pytest.approx(declared, rel=0.01), "and frequencies of positions"
+    assert small.activations_mib
+    assert large.activations_mib
+    assert small.activations_mib < 100 < large.activations_mib, "the limit of both, in MiB"
     assert {"train", "finish"} <= small.phases_s.keys() & small.phases_mib.keys()
     assert sum(small.phases_s.values()) == pytest.approx(small.step_s, rel=0.01)

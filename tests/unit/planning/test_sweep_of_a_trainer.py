@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 import pytest
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.trainer_cases import write_model
 from offbeat.planning.sweep import TOKENS
@@ -113,3 +114,37 @@ def test_a_megatron_trainer_is_measured(recipe: Path, tmp_path: Path) -> None:
     assert point.peak_mib > 0
     assert point.step_s > 0
     assert {"train", "finish"} <= point.phases_s.keys() & point.phases_mib.keys()
+    assert point.held_mib == 4 * 4 * 3_392 / 2**20
+    assert point.activations_mib is None
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_the_estimate_is_within_a_fifth_of_the_measured_memory(
+    tmp_path: Path, recomputed: bool
+) -> None:
+    config = Qwen3Config(
+        vocab_size=8000,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "points.jsonl"
+    recipe.write_text(
+        f"extends: {ROOT / 'recipes' / 'quickstart.yaml'}\nmodel: {{path: {tmp_path / 'model'}}}\n"
+        "groups_per_step: 1\nsamples_per_group: 4\n"
+        f"trainer: {{activation_checkpointing: {str(recomputed).lower()}}}\n"
+    )
+    said = finished(recipe, out, "--memory-mib", "2000")
+    (point,) = points_of(out)
+    assert point.outcome == "ok", said
+    assert point.held_mib == pytest.approx(4 * 4 * point.parameters / 2**20, rel=1e-4)
+    assert point.held_mib > 400
+    assert point.activations_mib
+    assert point.activations_mib > 100
+    assert point.held_mib + point.activations_mib == pytest.approx(point.peak_mib, rel=0.2)
