@@ -14,7 +14,7 @@ from offbeat.config.crosschecks_data import data_clashes
 from offbeat.config.crosschecks_demonstrations import demonstration_clashes
 from offbeat.config.crosschecks_encoder import encoder_clashes, encoder_device_clashes
 from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
-from offbeat.config.crosschecks_fleet import fleet_clashes
+from offbeat.config.crosschecks_fleet import fleet_clashes, rank_clashes
 from offbeat.config.crosschecks_images import image_clashes
 from offbeat.config.crosschecks_layout import layout_clashes
 from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
@@ -357,6 +357,7 @@ _ALWAYS = (
     _staleness_covers_the_sync_interval,
     sync_clashes,
     fleet_clashes,
+    rank_clashes,
     _lookahead_is_within_staleness,
     _in_flight_is_reachable,
     _buffer_holds_the_groups_of_a_step,

@@ -136,6 +136,10 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "trainer.optimizer.decay_steps": st.none(),
     "trainer.optimizer.decay_samples": st.none(),
     "trainer.optimizer.warmup_samples": st.none(),
+    "trainer.data_parallel": st.integers(1, 64),  # this one and the next three: ranks of one world
+    "trainer.tensor_parallel": st.integers(1, 8),
+    "trainer.context_parallel": st.integers(1, 8),
+    "trainer.pipeline_parallel": st.integers(1, 8),
     "trainer.expert_parallel": st.just(
         1
     ),  # this one and the next two go with the sizes of the others
