@@ -109,7 +109,10 @@ class _Waiting:
             self._drop(next(iter(self._strangers)), "too many connections that prove nothing")
 
     def _is_peer(self, connection: socket.socket) -> bool:
-        """Read what has arrived; drop the connection if its end cannot be the peer."""
+        """Read what has arrived; drop the connection if its end cannot be the peer.
+
+        The peer says nothing more before it has a handle, so nothing that a link needs is read here.
+        """
         frames = self._strangers[connection]
         try:
             data = connection.recv(1 << 16)
@@ -117,7 +120,8 @@ class _Waiting:
             body = frames.next()
             problem = "" if data else "it has closed"
             if body is not None:
-                problem = _decode(body).problem(self._expected)
+                said_all = "" if frames.is_empty else "it goes on talking before it is answered"
+                problem = _decode(body).problem(self._expected) or said_all
         except BlockingIOError:
             return False
         except (OSError, ForeignFrame, msgspec.MsgspecError) as error:

@@ -165,6 +165,17 @@ def test_a_proof_is_compared_by_token_and_by_plan_and_shows_no_token() -> None:
     assert repr(ours) == "PeerProof(plan_digest='plan')"
 
 
+def test_an_end_that_says_more_than_its_proof_is_no_peer_whose_words_would_be_lost() -> None:
+    key, expected = SharedKey.random(), PeerProof.fresh("plan")
+    with socket.create_server((HOST, 0)) as listening:
+        said = key.frame(msgspec.msgpack.encode(expected))
+        talker = stranger(listening.getsockname()[1], said + said)
+        with pytest.raises(BrokenLink, match="1 others did"):
+            accept_peer(listening, key, expected, 0.2)
+        assert is_closed(talker)
+        talker.close()
+
+
 def listening_ports() -> set[int]:
     connections = psutil.Process().net_connections("tcp")
     return {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
