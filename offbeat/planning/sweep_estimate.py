@@ -26,11 +26,11 @@ _MIB: Final = 1 << 20
 class MemoryEstimate:
     """Memory of the rank that holds most, in MiB."""
 
-    held_mib: float  # weights, gradients, optimizer; 0: not known
+    held_mib: float | None  # weights, gradients, optimizer; None: not known
     activations_mib: float | None  # of the largest microbatch; None: not known
 
 
-NO_ESTIMATE: Final = MemoryEstimate(0.0, None)
+NO_ESTIMATE: Final = MemoryEstimate(None, None)
 
 
 def estimate(config: RunConfig, law: LengthLaw) -> MemoryEstimate:

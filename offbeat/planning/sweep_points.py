@@ -36,8 +36,9 @@ class SweepPoint(msgspec.Struct, frozen=True):
     peak_mib: float = 0.0  # highest over ranks and phases
     phases_mib: dict[str, float] = {}  # highest over ranks, by phase
     phases_s: dict[str, float] = {}  # of the slowest rank, by phase
-    held_mib: float = 0.0  # estimated: weights, gradients, optimizer of the rank that holds most
-    activations_mib: float | None = None  # estimated, of the largest microbatch; None: not known
+    # Estimated; None: not known.
+    held_mib: float | None = None  # weights, gradients, optimizer of the rank that holds most
+    activations_mib: float | None = None  # of the largest microbatch
 
     @property
     def tokens_per_s(self) -> float:
@@ -47,7 +48,7 @@ class SweepPoint(msgspec.Struct, frozen=True):
     @property
     def estimate(self) -> str:
         """Estimated MiB of a rank; after ``>`` without activations; empty if nothing is known."""
-        if not self.held_mib:
+        if self.held_mib is None:
             return ""
         if self.activations_mib is None:
             return f">{self.held_mib:,.0f}"
