@@ -24,7 +24,7 @@ class EncoderConfig(Config):
     all but the last are computed a second time, in the backward pass."""
 
     threads: Annotated[int, Field(ge=1)] = 1
-    """CPU threads of each encoder rank."""
+    """CPU threads of each encoder rank; those of `trainer.threads` are of the language ranks alone."""
 
     cpus: Annotated[float, Field(ge=0)] | None = None
     """CPUs Ray reserves for each encoder rank; null: as many as `trainer.cpus`."""

@@ -6,13 +6,10 @@ torch and transformers, whose import takes seconds, are imported only if a recip
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from offbeat.config.limits import (
-    freeze_patterns,
-    picture_tokens,
-)
+from offbeat.config.limits import encoder_of, freeze_patterns, picture_tokens
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.finding import Finding, error, size
-from offbeat.launch.checks.gpu_memory import against_gpu
+from offbeat.launch.checks.finding import Finding, error
+from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -101,41 +98,55 @@ def _model(config: RunConfig) -> "PreTrainedModel | None":
 
 
 def _of_side(config: RunConfig, sides: _Sides, side: "Side", gpu: int | None) -> Finding:
+    """Return what a rank of a side holds, beside the memory of its GPU."""
     import torch
 
     from offbeat.trainers.grid.layout import Side
     from offbeat.trainers.grid.rank_bytes import largest_of_side
 
-    dtype = getattr(torch, config.model.dtype)
     references = int(config.algorithm.loss.needs_reference_logprobs)
-    held = largest_of_side(
-        sides.inventory, sides.grid, side, dtype, references=references, plan=sides.plans[side]
-    )
+
+    def held_in(dtype: torch.dtype) -> "RankBytes":
+        plan = sides.plans[side]
+        return largest_of_side(
+            sides.inventory, sides.grid, side, dtype, references=references, plan=plan
+        )
+
+    held = held_in(getattr(torch, config.model.dtype))
     ranks = sides.grid.ranks_of(side)
     first, last = min(ranks), max(ranks)
+    weights = "weights, with those of the reference," if references else "weights"
     of = "vision tower" if side is Side.TOWER else "language model"
     seen = (
         f"{len(ranks)} of the {of}, rank {first}{f' to {last}' if last > first else ''}; "
-        f"{_said(held, has_reference=references > 0)}"
+        f"{largest_rank_said(held, weights)}; what a pass gathers and computes comes on top"
     )
     if side is Side.TOWER:
         seen = f"{seen}, for {_at_once(config)} at once"
-    key = "trainer.encoder" if side is Side.TOWER else "trainer"
-    less = f"Raise {key}.data_parallel or {key}.tensor_parallel, set model.dtype=bfloat16, freeze more of it (trainer.freeze)"
+    is_less_in_half = held_in(torch.bfloat16).total < held.total
+    less, key = _what_lowers(config, side, is_less_in_half=is_less_in_half)
     return against_gpu(config, (_SUBJECT, seen), held.total, gpu, (less, f"{key}.gpus"), first)
+
+
+def _what_lowers(config: RunConfig, side: "Side", *, is_less_in_half: bool) -> tuple[str, str]:
+    """Return what lowers the memory of a rank of a side, and the section of that side."""
+    from offbeat.trainers.grid.layout import Side
+
+    trainer, encoder = config.trainer, encoder_of(config.trainer)
+    key = "trainer.encoder" if side is Side.TOWER else "trainer"
+    is_most = (  # the number of lanes is a multiple of that of the encoders
+        side is Side.TOWER
+        and trainer.backend != "stub"
+        and encoder is not None
+        and encoder.data_parallel == trainer.data_parallel
+    )
+    raised = [] if is_most else [f"{key}.data_parallel"]
+    ways = [f"Raise {' or '.join([*raised, f'{key}.tensor_parallel'])}"]
+    ways += ["set model.dtype=bfloat16"] if is_less_in_half else []
+    return ", ".join([*ways, "freeze more of it (trainer.freeze)"]), key
 
 
 def _at_once(config: RunConfig) -> str:
     """Return the pictures that a pass of the tower computes."""
     tokens = picture_tokens(config.trainer)
     return "all pictures of a chunk" if tokens is None else f"{tokens} tokens of pictures"
-
-
-def _said(held: "RankBytes", *, has_reference: bool) -> str:
-    """Return the bytes of a rank by kind."""
-    weights = "weights, with those of the reference," if has_reference else "weights"
-    return (
-        f"the largest holds {size(held.total)}: {weights} {size(held.weights)}, gradients "
-        f"{size(held.gradients)}, optimizer {size(held.optimizer)}; what a pass gathers and computes "
-        "comes on top"
-    )

@@ -1,10 +1,11 @@
-"""Compares what a trainer rank holds with the memory of its GPU."""
+"""Says what a trainer rank holds, and compares it with the memory of its GPU."""
 
 from typing import Any
 
 from offbeat.config.limits import trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
+from offbeat.trainers.rank_bytes import RankBytes
 
 
 def gpu_bytes(config: RunConfig) -> int | None:
@@ -21,6 +22,19 @@ def gpu_bytes(config: RunConfig) -> int | None:
     cuda: Any = torch.cuda  # which does not say what it returns
     found = [cuda.get_device_properties(each) for each in every]
     return min((int(each.total_memory) for each in found), default=None)
+
+
+def largest_rank_said(held: RankBytes, weights: str = "weights") -> str:
+    """Return the bytes of the rank that holds most, by kind, as a part of a finding.
+
+    Args:
+        held: What it holds.
+        weights: What its first part is.
+    """
+    return (
+        f"the largest holds {size(held.total)}: {weights} {size(held.weights)}, gradients "
+        f"{size(held.gradients)}, optimizer {size(held.optimizer)}"
+    )
 
 
 def against_gpu(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
-from offbeat.launch.checks.finding import Finding, error, size
-from offbeat.launch.checks.gpu_memory import against_gpu
+from offbeat.launch.checks.finding import Finding, error
+from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.trainers.rank_bytes import RankBytes
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
         config, trainer, replace(architecture, tower=()) if apart else architecture
     )
     seen = (
-        f"{grid.ranks} ranks{' of the language model' if apart else ''}; the largest holds {size(held.total)}: weights {size(held.weights)}, "
-        f"gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; activations come on top"
+        f"{grid.ranks} ranks{' of the language model' if apart else ''}; "
+        f"{largest_rank_said(held)}; activations come on top"
     )
     axes = "trainer.tensor_parallel" + (", trainer.expert_parallel" if architecture.experts else "")
     shared = ", or trainer.data_parallel, whose ranks share the optimizer"

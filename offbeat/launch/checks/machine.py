@@ -8,7 +8,7 @@ from typing import Final
 
 import psutil
 
-from offbeat.config.limits import lora_of, trainer_ranks, trainer_resources
+from offbeat.config.limits import encoder_of, lora_of, trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 from offbeat.launch.checks.model_files import ModelFiles
@@ -48,9 +48,11 @@ def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     )
     summary = f"{trainer} trainer and {engines} generator threads on {machine.cores} cores"
     if trainer + engines > machine.cores:
+        of_encoders = ", trainer.encoder.threads" if encoder_of(section) else ""
+        threads = f"trainer.threads{of_encoders}"
         least = len(ranks) + (config.generator.engines if engines else 0)
         fix = (
-            f"Lower trainer.threads, generator.threads or generator.engines to {machine.cores} in all."
+            f"Lower {threads}, generator.threads or generator.engines to {machine.cores} in all."
             if least <= machine.cores
             else f"Use a machine of {least} cores or more, or fewer than {len(ranks)} trainer ranks and "
             f"{least - len(ranks)} engines: each computes on one thread at least."

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from offbeat.config.limits import freeze_patterns, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.launch.checks.finding import Finding, error, size
-from offbeat.launch.checks.gpu_memory import against_gpu
+from offbeat.launch.checks.finding import Finding, error
+from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.trainers.rank_bytes import RankBytes
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
     except (UntrainableModel, PeftMissing):
         return  # ``check_model_proof`` and ``check_packages`` say so
     seen = (
-        f"{trainer_ranks(config)} ranks; the largest holds {size(held.total)}: weights "
-        f"{size(held.weights)}, gradients {size(held.gradients)}, optimizer {size(held.optimizer)}; "
+        f"{trainer_ranks(config)} ranks; {largest_rank_said(held)}; "
         "what a pass gathers and computes comes on top"
     )
     subject = _DATA if trainer.tensor_parallel == 1 else _TENSOR

@@ -170,13 +170,34 @@ def test_a_tower_beyond_its_gpu_is_an_error_and_beyond_its_share_a_warning(tmp_p
     config = recipe(saved(tmp_path), {"data_parallel": 1, "gpus": 0.5}, **GPU)
     level = {gpu: findings(config, gpu)[1] for gpu in (need - 1, need, 2 * need - 1, 2 * need)}
     assert level[need - 1].level is Level.ERROR
-    assert level[need - 1].fix.startswith(
-        "Raise trainer.encoder.data_parallel or trainer.encoder.tensor_parallel, "
-    )
+    assert level[need - 1].fix == (
+        "Raise trainer.encoder.tensor_parallel, freeze more of it (trainer.freeze)."
+    ), "trained weights are float32 in either type"
     assert level[need].level is level[2 * need - 1].level is Level.WARNING
     assert "0.5 of its GPU, which it reserves, is" in level[need].message
     assert level[need].fix.endswith("or raise trainer.encoder.gpus.")
     assert level[2 * need].level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("encoders", "advice"),
+    [
+        (1, "Raise trainer.encoder.data_parallel or trainer.encoder.tensor_parallel, freeze"),
+        (2, "Raise trainer.encoder.tensor_parallel, freeze"),
+    ],
+)
+def test_no_more_encoder_ranks_are_advised_than_there_are_language_ranks(
+    encoders: int, advice: str, tmp_path: Path
+) -> None:
+    config = recipe(saved(tmp_path), {"data_parallel": encoders}, data_parallel=2, **GPU)
+    _, tower = findings(config, 1)
+    assert tower.level is Level.ERROR
+    assert tower.fix.startswith(advice)
+
+
+def test_bfloat16_is_advised_for_a_frozen_tower_which_it_halves(tmp_path: Path) -> None:
+    _, tower = findings(recipe(saved(tmp_path), freeze=TOWER, **GPU), 1)
+    assert ", set model.dtype=bfloat16, freeze more" in tower.fix
 
 
 def test_a_language_model_beyond_its_gpu_is_an_error_of_its_own_key(tmp_path: Path) -> None:

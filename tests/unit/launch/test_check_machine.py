@@ -129,7 +129,10 @@ def test_more_threads_than_cores_is_a_warning() -> None:
     assert "1 trainer and 2 generator threads on 2 cores" in finding.message
     assert "a machine of 3 cores or more" in finding.fix
     threads = one(check_cores(config(trainer={"threads": 2}), MACHINE))
-    assert threads.fix.startswith("Lower trainer.threads")
+    assert threads.fix.startswith("Lower trainer.threads, generator.threads")
+    sides = {"backend": "torch", "threads": 1, "encoder": {"threads": 5}}
+    encoder = one(check_cores(config(trainer=sides), Machine(4, GIB, GIB, None)))
+    assert encoder.fix.startswith("Lower trainer.threads, trainer.encoder.threads, generator")
 
 
 def test_adapters_need_peft() -> None:
