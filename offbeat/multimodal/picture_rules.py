@@ -6,6 +6,7 @@ Legend: I pictures, P prompt tokens, K placeholder tokens of the prompt.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from offbeat.messages.media import Media, MediaKind
 Ints = NDArray[np.int64]
 Tokens = Sequence[int] | NDArray[np.generic]
 
+_VALUE_BYTES: Final = 4  # float32
 _PIXELS: Final = ("idefics3", "smolvlm")
 _OPENED: Final = ("gemma3",)
 _PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -52,6 +54,10 @@ class PictureRules(ABC):
     @abstractmethod
     def features(self, media: Media) -> int:
         """Return the number of features that the tower makes of pictures: placeholders they need."""
+
+    @abstractmethod
+    def most_features(self, nbytes: int) -> int:
+        """Return the most features of pictures whose values take so many bytes."""
 
     @abstractmethod
     def example(self, rng: np.random.Generator) -> Media:
@@ -118,6 +124,9 @@ class PixelRules(PictureRules):
     def features(self, media: Media) -> int:
         return len(media.sizes) * self.tokens
 
+    def most_features(self, nbytes: int) -> int:
+        return nbytes // (math.prod(self.size) * _VALUE_BYTES) * self.tokens
+
     def example(self, rng: np.random.Generator) -> Media:
         values = rng.standard_normal(int(np.prod(self.size)), np.float32)
         return Media(self.kind, values, np.array([self.size], np.int32))
@@ -149,6 +158,9 @@ class PatchRules(PictureRules):
 
     def features(self, media: Media) -> int:
         return int(media.sizes.astype(np.int64).prod(1).sum()) // self.merge**2
+
+    def most_features(self, nbytes: int) -> int:
+        return nbytes // (self.patch_values * _VALUE_BYTES) // self.merge**2
 
     def example(self, rng: np.random.Generator) -> Media:
         grid = np.array([[1, 2 * self.merge, 3 * self.merge]], np.int32)
@@ -209,3 +221,8 @@ def picture_rules(config: Any) -> PictureRules | None:  # noqa: ANN401 -- transf
         values = channels * vision.temporal_patch_size * vision.patch_size**2
         return PatchRules(config.image_token_id, values, vision.spatial_merge_size)
     return None
+
+
+def deep_layers(config: Any) -> int:  # noqa: ANN401 -- as above
+    """Return the number of decoder layers to whose outputs a model adds features of pictures (Qwen3-VL)."""
+    return len(getattr(config.vision_config, "deepstack_visual_indexes", ()))

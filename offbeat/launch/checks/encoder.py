@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from offbeat.config.limits import encoder_of, freeze_patterns, picture_tokens
 from offbeat.config.run import RunConfig
+from offbeat.launch.checks.bridge import messages_said
 from offbeat.launch.checks.finding import Finding, error
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from offbeat.trainers.grid.layout import Grid, Side
     from offbeat.trainers.grid.sides import Inventory
@@ -60,6 +61,7 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
 class _Sides(NamedTuple):
     """The two sides of a model, and the ranks that hold them."""
 
+    model: "PreTrainedConfig"
     grid: "Grid"
     inventory: "Inventory"
     plans: dict["Side", dict[str, str]]  # how ranks of either divide matrices
@@ -71,7 +73,7 @@ class _Sides(NamedTuple):
         from offbeat.trainers.grid.tower_plan import plans_of
 
         inventory = inventory_of(model, has_experts=has_experts)
-        return cls(grid, inventory, plans_of(model, grid))
+        return cls(model.config, grid, inventory, plans_of(model, grid))
 
 
 def _model(config: RunConfig) -> "PreTrainedModel | None":
@@ -122,7 +124,9 @@ def _of_side(config: RunConfig, sides: _Sides, side: "Side", gpu: int | None) ->
         f"{largest_rank_said(held, weights)}; what a pass gathers and computes comes on top"
     )
     if side is Side.TOWER:
-        seen = f"{seen}, for {_at_once(config)} at once"
+        trains = sides.inventory.is_trained(side)
+        messages = messages_said(config, sides.model, trains_tower=trains)
+        seen = f"{seen}, for {_at_once(config)} at once; {messages}"
     is_less_in_half = held_in(torch.bfloat16).total < held.total
     less, key = _what_lowers(config, side, is_less_in_half=is_less_in_half)
     return against_gpu(config, (_SUBJECT, seen), held.total, gpu, (less, f"{key}.gpus"), first)

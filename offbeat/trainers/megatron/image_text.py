@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.multimodal.auto_class import auto_class_of
-from offbeat.multimodal.picture_rules import PictureRules, picture_rules
+from offbeat.multimodal.picture_rules import PictureRules, deep_layers, picture_rules
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import keep_side
 from offbeat.weight_sync.reshard.region import Shape
@@ -64,7 +64,7 @@ def image_text_parts(config: PreTrainedConfig) -> ImageTextParts:
         tied=head.get_parameter("weight") is embedding,
         rules=rules,
         axis_of_pair=axes,
-        deep_layers=len(getattr(config.vision_config, "deepstack_visual_indexes", ())),
+        deep_layers=deep_layers(config),
     )
 
 

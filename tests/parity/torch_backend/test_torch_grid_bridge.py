@@ -9,11 +9,15 @@ from grid_checks import random_step
 from parity_cases import Cut, Step, chunked
 from world import World
 
-from tests.support.grid_steps import Families, bridge_nbytes
-from tests.support.image_text_models import picture_groups
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.encoder import check_encoder
+from offbeat.launch.checks.finding import size
+from tests.support.grid_steps import HEADER_NBYTES, Families, bridge_nbytes
+from tests.support.image_text_models import PLACEHOLDER, picture_groups
 
 TOWER = ("model.vision_model.*", "model.connector.*")
 MIXED, TEXT, EQUAL = (1, 2, 0, 1, 1, 0, 2), (0, 0, 0, 0), (1, 1, 1, 1)
+FULL = (2, 2, 2, 2)
 WORLDS = [(1, 1), (2, 1), (2, 2)]
 
 
@@ -86,6 +90,45 @@ def test_deeper_features_are_moved_too_gradients_in_float32_and_nothing_per_tens
     want = bridge_nbytes(step.groups, 1, chunked(len(MIXED), 2), **given)
     got = moved(world, families(family), 1, 1, step, chunks=(2,), cut=cut)
     assert set(got) == {want}
+
+
+@pytest.mark.parametrize("family", ["idefics3", "qwen3_vl"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_check_says_before_the_run_what_the_messages_of_a_chunk_take(
+    world: World, families: Families, family: str, dtype: Any
+) -> None:
+    """A frozen tower gets no gradients, so that what a trained one gets more are they, and their header."""
+    path, step = families(family), random_step(FULL, family)
+    frozen = ("model.visual.*",) if family == "qwen3_vl" else TOWER
+    tokens = sum(int((each["prompt_ids"] == PLACEHOLDER).sum()) for each in step.groups)
+
+    def seen(freeze: tuple[str, ...]) -> tuple[float, str]:
+        given = {"cut": Cut(dtype=dtype), "chunks": (1,), "freeze": freeze}
+        nbytes, _ = moved(world, path, 1, 1, step, **given)
+        return nbytes, messages_said(path, dtype, freeze)
+
+    (there, untrained), (both_ways, trained) = seen(frozen), seen(())
+    features, gradients = there - HEADER_NBYTES, both_ways - there - HEADER_NBYTES
+    per_1000 = [size(each * 1000 / tokens) for each in (features, gradients)]
+    assert f": features of {per_1000[0]} and no gradients per 1,000 tokens of pictures" in untrained
+    assert f": features of {per_1000[0]} and gradients of {per_1000[1]} per 1,000 tokens" in trained
+    assert f"of which it has {tokens} at most" in trained
+    assert trained.endswith(f": features of {size(features)} and gradients of {size(gradients)}")
+
+
+def messages_said(path: Path, dtype: str, freeze: tuple[str, ...]) -> str:
+    """What ``offbeat check`` says of as many groups, of prompts with two pictures of four tokens at most."""
+    config = RunConfig.model_validate(
+        {
+            "steps": 1,
+            "groups_per_step": len(FULL),
+            "model": {"path": str(path), "dtype": dtype},
+            "environment": {"name": "digits", "images": {"max_mib": 0.025}},
+            "trainer": {"encoder": {"data_parallel": 1}, "freeze": freeze},
+        }
+    )
+    _, tower = check_encoder(config, None)
+    return tower.message.partition("messages of a chunk")[2]
 
 
 # --- mistakes, planted ----------------------------------------------------------------------------

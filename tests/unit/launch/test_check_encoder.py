@@ -91,9 +91,31 @@ def test_the_tower_is_said_to_compute_all_pictures_of_a_chunk_or_as_many_as_are_
     path = saved(tmp_path)
     _, whole = findings(recipe(path))
     language, cut = findings(recipe(path, {"max_tokens_per_microbatch": 64}))
-    assert whole.message.endswith("comes on top, for all pictures of a chunk at once")
-    assert cut.message.endswith("comes on top, for 64 tokens of pictures at once")
+    assert "comes on top, for all pictures of a chunk at once; " in whole.message
+    assert "comes on top, for 64 tokens of pictures at once; " in cut.message
     assert language.message.endswith("comes on top")
+
+
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [
+        ({}, "128 at most (32 prompts, by environment.images.max_mib)"),
+        ({"groups_per_step": 3}, "12 at most (3 prompts, by environment.images.max_mib)"),
+        ({"images": 0.025}, "256 at most (32 prompts, by environment.images.max_mib)"),
+        ({"length": 4}, "96 at most (32 prompts, by generator.max_model_len)"),
+    ],
+    ids=["one picture", "few groups", "two pictures", "short prompts"],
+)
+def test_messages_of_a_chunk_are_bounded_by_the_pictures_and_the_length_of_its_prompts(
+    given: dict[str, Any], most: str, tmp_path: Path
+) -> None:
+    """A picture has 12,288 bytes of values and four tokens; a prompt has more tokens than they."""
+    values = recipe(saved(tmp_path)).model_dump(exclude_unset=True)
+    values["groups_per_step"] = given.get("groups_per_step", 32)
+    values["environment"]["images"]["max_mib"] = given.get("images", 0.02)
+    values["generator"] = {"max_model_len": given.get("length", 128)}
+    _, tower = findings(RunConfig.model_validate(values))
+    assert f" per 1,000 tokens of pictures, of which it has {most}: " in tower.message
 
 
 @pytest.mark.parametrize("backend", ["torch", "megatron"])

@@ -86,3 +86,12 @@ def test_pictures_that_a_model_does_not_read_are_named(
     family: str, media: Media, problem: str
 ) -> None:
     assert problem in rules_of(family).problem(prompt_with(1, 5), media, is_history=False)
+
+
+@pytest.mark.parametrize("family", ["idefics3", "gemma3", "qwen2_5_vl"])
+def test_pictures_of_so_many_bytes_have_no_more_features_than_their_rules_say(family: str) -> None:
+    rules = rules_of(family)
+    for count in (1, 2, 5):
+        media = pictures(0, count, family)
+        assert rules.most_features(media.values.nbytes) == rules.features(media)
+        assert rules.most_features(media.values.nbytes - 1) < rules.features(media)
