@@ -47,6 +47,11 @@ def factor(version: int) -> float:
 FSDP2: dict[str, Any] = {"data_parallel": RANKS}
 MEGATRON: dict[str, Any] = {"backend": "megatron", "tensor_parallel": RANKS}
 PIPELINE: dict[str, Any] = {"backend": "megatron", "pipeline_parallel": RANKS}
+EXPERTS: dict[str, Any] = {
+    "backend": "megatron",
+    "data_parallel": RANKS,
+    "expert_parallel": RANKS,
+}
 
 
 def recipe(

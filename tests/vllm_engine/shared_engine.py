@@ -22,6 +22,8 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.reshard.engine_layout import EngineLayout
+from offbeat.weight_sync.transport import PublishedRelease
 
 FENCE = Fence("run", 1)
 NAME = "generator-0"
@@ -44,13 +46,15 @@ def endless_model(folder: Path, model: Path = TINY) -> Path:
     return copy
 
 
-def spec_in(run_dir: Path, model: Path | None = None, **vllm: Any) -> EngineSpec:
+def spec_in(
+    run_dir: Path, model: Path | None = None, dtype: str = "float32", **vllm: Any
+) -> EngineSpec:
     """The tiny model, or another; ``vllm`` goes into ``generator.vllm``."""
     model = model or endless_model(run_dir)
     config = RunConfig.model_validate(
         {
             "steps": 1,
-            "model": {"path": str(model)},
+            "model": {"path": str(model), "dtype": dtype},
             "generator": {
                 "backend": "vllm",
                 "vllm": {"engine_args": {"enforce_eager": True}, **vllm},
@@ -128,7 +132,8 @@ class Shared:
         """
 
         async def told() -> None:
-            spec = spec_in(Path(self.spec.run_dir), Path(self.spec.model.path), **vllm)
+            model = self.spec.model
+            spec = spec_in(Path(self.spec.run_dir), Path(model.path), model.dtype, **vllm)
             spec = replace(spec, keeps_base=keeps_base)
             actor = TakenOver(spec, (self.started[0], llm or self.llm))
             actor.updates.in_place = in_place
@@ -178,6 +183,21 @@ async def load(actor: VllmEngineActor, epoch: int, release: WeightRelease) -> We
     """As the controller's adapter calls it."""
     content = release.version, release.digest, release.manifest, *release.chunks
     return await actor.load_weights(FENCE, epoch, *content)
+
+
+async def fetch(
+    actor: VllmEngineActor, epoch: int, version: int, release: PublishedRelease
+) -> WeightsAck:
+    """Have it fetch a release from the ranks that hold it, as the controller's adapter does."""
+    manifest, digest, (route,), *_ = release
+    return await actor.fetch_weights(FENCE, epoch, version, digest, manifest, route)
+
+
+async def layout_of(actor: VllmEngineActor) -> EngineLayout:
+    """What its workers load."""
+    layout = await actor.layout(FENCE)
+    assert layout is not None
+    return layout
 
 
 async def serve(actor: VllmEngineActor, epoch: int, version: int) -> Weights:

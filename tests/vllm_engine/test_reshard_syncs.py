@@ -23,6 +23,8 @@ from shared_engine import (
     TakenOver,
     ask,
     endless_model,
+    fetch,
+    layout_of,
     load,
     spec_in,
     until,
@@ -33,10 +35,8 @@ from transformers import AutoModelForCausalLM
 from offbeat.actors.vllm_engine_actor import VllmEngineActor, start
 from offbeat.messages.failures import EngineUnavailable, ReleaseLost, WeightSyncFailed
 from offbeat.messages.generation import GenerateResult
-from offbeat.messages.weights import WeightsAck
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout, needed_buckets
+from offbeat.weight_sync.reshard.engine_layout import needed_buckets
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.verification import compare_served
 
 FLOAT32_BYTES = 4
@@ -78,12 +78,6 @@ def weights(model: Path, version: int) -> Weights:
     return Weights(module, released(version, source.manifest, packed))
 
 
-async def fetch(actor: Engine, epoch: int, version: int, release: PublishedRelease) -> WeightsAck:
-    """As the controller's adapter calls it."""
-    manifest, digest, (route,), *_ = release
-    return await actor.fetch_weights(FENCE, epoch, version, digest, manifest, route)
-
-
 async def is_exact(actor: Engine, model: Path, version: int) -> GenerateResult:
     """One sample, whose logprobs are those that the trainer computes."""
     result = await ask(actor, f"exact {version}", samples=1)
@@ -96,12 +90,6 @@ async def has_the_bits_of_the_release(actor: Engine) -> None:
     """In every worker's own matrices, joined, cut and packed as they are."""
     _, leg = compare_served(await actor.served_weights(), "no checkpoint")
     assert leg.is_equal, leg
-
-
-async def layout_of(actor: Engine) -> EngineLayout:
-    layout = await actor.layout(FENCE)
-    assert layout is not None
-    return layout
 
 
 @pytest.mark.timeout(900)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -64,6 +65,26 @@ def test_a_loader_that_copies_twice_is_counted_once_without_a_workaround() -> No
     counted, _ = reload.get_numel_loaded(load_twice, given)
     assert counted == parameter.numel()
     assert parameter.tolist() == [-1.0] * 3
+
+
+def test_packed_experts() -> None:
+    """Experts that are loaded where a kernel is are not packed for it."""
+    fused = importlib.import_module(
+        "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
+    )
+    packed, layer = list[object](), torch.nn.Module()
+    layer.w13_weight, layer.w2_weight = (
+        torch.nn.Parameter(torch.ones(2, 32, 32), requires_grad=False) for _ in range(2)
+    )
+    layer.moe_config = None
+    experts = SimpleNamespace(process_weights_after_loading=packed.append)
+    method = SimpleNamespace(
+        moe_kernel=SimpleNamespace(fused_experts=experts),
+        unquantized_backend=fused.UnquantizedMoeBackend.CPU,
+    )
+    setup = fused.UnquantizedFusedMoEMethod._setup_kernel  # noqa: SLF001 -- what an update calls
+    setup(method, layer, layer.w13_weight, layer.w2_weight)
+    assert not packed, "an update packs them: leave the kernels where they are"
 
 
 def test_seeded_chunked_prefill() -> None:

@@ -46,6 +46,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import layerwise
 
+from offbeat.generators.vllm.expert_kernels import ExpertKernels
 from offbeat.generators.vllm.load_comparison import Comparison, Extent, Placed
 from offbeat.generators.vllm.read_back import NotComparable, WorkerWeights
 from offbeat.generators.vllm.shadow_model import ShadowModel, obstacle, pack_tied
@@ -100,6 +101,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._twin: Future[ShadowModel] | None = None  # of the transfer that is open
         self._prepared: Future[None] | None = None
         self._in_place = True
+        self._kernels: ExpertKernels | None = None  # taken out of the model by an open update
         self._loading = ""  # name of the last tensor passed to a model
 
     def init_transfer_engine(self, init_info: StagingInfo) -> None:
@@ -194,6 +196,8 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._verified = None
         if self._in_place:
             layerwise.initialize_layerwise_reload(self.model)
+            if self.device.type == "cpu":  # work-around: packed_experts
+                self._kernels = ExpertKernels(self.model)
         else:
             self._twin = self._beside.submit(ShadowModel, self.model)
 
@@ -290,9 +294,11 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         """End the open transfer; free what was prepared or exchanged, beside decoding."""
         if self._twin is not None:
             self._beside.submit(_drop, self._twin)
+        if self._kernels is not None:
+            self._kernels.give_back()
         self._given_up.set()
         self._epoch, self._chunks, self._next = _NOBODY, 0, 0
-        self._verified = self._twin = self._prepared = None
+        self._verified = self._twin = self._prepared = self._kernels = None
         self._groups = ()
 
     def shutdown(self) -> None:

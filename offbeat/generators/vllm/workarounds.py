@@ -68,6 +68,15 @@ TIED_HEAD: Final = Workaround(
     "vllm/model_executor/model_loader/reload/layerwise.py, finalize_layerwise_processing",
     "0.32..0.32",
 )
+PACKED_EXPERTS: Final = Workaround(
+    "packed_experts",
+    "on CPU experts are packed for their kernel when they are loaded first, and not again by an update: "
+    "the kernel then reads them in a layout that it does not have",
+    "an update loads them without their kernel, as the first load does, and gives it back",
+    "vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py, "
+    "UnquantizedFusedMoEMethod._setup_kernel",
+    "0.32..0.32",
+)
 SURVIVING_CORE: Final = Workaround(
     "surviving_core",
     "the engine core and its workers outlive an owner that is killed",
@@ -90,6 +99,7 @@ WORKAROUNDS: Final = (
     ABORT_UPDATE,
     SILENT_COVERAGE,
     TIED_HEAD,
+    PACKED_EXPERTS,
     SURVIVING_CORE,
     SEEDED_CHUNKED_PREFILL,
 )
