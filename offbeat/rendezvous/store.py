@@ -5,6 +5,7 @@
 # pyright: reportUnknownMemberType=false
 # torch exports Store without declaring it, and declares less of it than it has, without types.
 
+import contextlib
 import socket
 import threading
 import weakref
@@ -72,6 +73,9 @@ class SharedStore(Store):
         return SharedStore(self._address, self.timeout.total_seconds())
 
     def close(self) -> None:
+        """Close the connection; a call that waits in another thread raises."""
+        with contextlib.suppress(OSError):  # it may be closed already
+            self._socket.shutdown(socket.SHUT_RDWR)  # closing alone wakes no thread
         self._socket.close()
 
     # --- under the names that Python code calls --------------------------------------------------

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -25,6 +26,7 @@ from offbeat.weight_sync.transports.group import (
     PairGroup,
     Rendezvous,
     meet,
+    opened,
 )
 from offbeat.weight_sync.transports.messages import Route
 from tests.support.link_survivor import PLAN
@@ -126,6 +128,50 @@ def test_a_group_that_cannot_be_closed_is_aborted_and_left_behind() -> None:
     assert library.asked == ["close", "abort"]
     groups.abort(object())
     library.go.set()
+
+
+def test_a_peer_that_never_comes_is_an_error_after_the_limit(store: Route) -> None:
+    place = meet(store, "session", PLAN, 0)
+    with (
+        pytest.raises(BrokenLink),
+        opened(lambda: PairGroup(place, eager_gloo(HOST, 0.2))),
+    ):
+        pass
+
+
+class Unformed(LazyGloo):
+    """A library whose first message fails, or waits for an address that nobody leaves."""
+
+    def __init__(self, place: GroupAddress, *, fails: bool) -> None:
+        super().__init__(HOST)
+        self._place, self._fails, self.aborted = place, fails, 0
+
+    def group(self, place: GroupAddress) -> Any:
+        del place
+        return self
+
+    def send(self, *about: object) -> Any:
+        del about
+        if self._fails:
+            raise RuntimeError("no device")
+        self._place.store.wait(["address"], timedelta(seconds=PATIENCE_S))
+
+    def abort(self, group: object) -> None:
+        assert group is self
+        self.aborted += 1
+
+
+@pytest.mark.parametrize(("fails", "why"), [(True, "no device"), (False, "has not ended after")])
+def test_a_group_that_is_not_formed_is_aborted_and_leaves_no_thread_at_the_store(
+    store: Route, *, fails: bool, why: str
+) -> None:
+    place = meet(store, "session", PLAN, 0)
+    place.store.set("ready/1", "1")
+    library = Unformed(place, fails=fails)
+    with pytest.raises((BrokenLink, RuntimeError), match=why):
+        EagerGroups(library, 0.2).group(place)
+    assert library.aborted
+    assert not [each for each in threading.enumerate() if each.name.startswith("forming")]
 
 
 def test_a_call_within_its_limit_is_as_if_it_had_been_made_directly() -> None:

@@ -26,8 +26,19 @@ def test_shared_memory_is_opened_from_another_process_as_device_memory_is(
     check_memory(SharedMemory, processes)
 
 
+class Counting(SharedMemory):
+    """Shared memory that counts the handles that it makes."""
+
+    handles = 0
+
+    def handle(self, tensor: torch.Tensor) -> bytes:
+        self.handles += 1
+        return super().handle(tensor)
+
+
 def test_memory_is_lent_again_when_nothing_refers_to_it_and_has_one_handle() -> None:
-    wire = HandleWire("cuda_ipc", SharedMemory())
+    memory = Counting()
+    wire = HandleWire("cuda_ipc", memory)
     first = wire.memory_to_send(64)
     address, handle = first.data_ptr(), wire._pool.handle(first)  # noqa: SLF001
     assert wire.memory_to_send(64).data_ptr() != address, "still referenced"
@@ -35,6 +46,7 @@ def test_memory_is_lent_again_when_nothing_refers_to_it_and_has_one_handle() -> 
     again = [wire.memory_to_send(64), wire.memory_to_send(64)]
     (reused,) = [each for each in again if each.data_ptr() == address]
     assert wire._pool.handle(reused) == handle  # noqa: SLF001
+    assert memory.handles == 1, "CUDA opens each handle of the same memory anew"
 
 
 def test_handles_of_another_machine_or_of_a_hidden_device_are_refused_with_both_names() -> None:
