@@ -1,4 +1,7 @@
-"""A trainer that is watched, trainers with the known bugs, and trainers that fail when told to."""
+"""A trainer that is watched, trainers that reduce or count wrongly, and trainers that fail when told to.
+
+Those whose model computes something else are in ``megatron_model_bugs``.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -7,14 +10,12 @@ from typing import Any
 
 import msgspec
 import torch.distributed as dist
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
 
 from offbeat.messages.training import StepResult
 from offbeat.trainers.megatron.context import ContextAttention, GatherTokens
 from offbeat.trainers.megatron.gradients import Gradients, Hooks
 from offbeat.trainers.megatron.optimizer import MainGradAdamW, RankOptimizer
-from offbeat.trainers.megatron.router import ExpertRouter
 from offbeat.trainers.megatron.sharded_optimizer import ShardedAdamW
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.movement import Movement
@@ -136,64 +137,12 @@ class ExpertsAsDense(MegatronTrainer):
         return model
 
 
-class LibraryRope(MegatronTrainer):
-    """Scaled positions as the library has them: for a model of 8,192 positions, whatever the config says."""
-
-    def _build(self, config: Any) -> Any:
-        model = super()._build(config)
-        a = self.architecture
-        library = RotaryEmbedding(
-            a.head_dim,
-            rotary_percent=1.0,
-            rotary_base=int(a.rope_theta),
-            rope_scaling=True,
-            use_cpu_initialization=True,
-            cp_group=model.pg_collection.cp,
-        )
-        model.rotary_pos_emb.inv_freq = library.inv_freq
-        return model
-
-
-class BiasInWeights(MegatronTrainer):
-    """The weights of a token's experts are those of the biased scores by which they were chosen."""
-
-    def _build(self, config: Any) -> Any:
-        model = super()._build(config)
-        for module in model.modules():
-            if isinstance(module, ExpertRouter):
-                module.__class__ = self.Router
-        return model
-
-    class Router(ExpertRouter):
-        def _scores(self, logits_TE: Tensor) -> Tensor:
-            assert self.expert_bias is not None
-            return super()._scores(logits_TE) + self.expert_bias
-
-        def _chosen(self, scores_TE: Tensor) -> Tensor:
-            assert self.expert_bias is not None
-            return super()._chosen(scores_TE - self.expert_bias)
-
-
-class BiasForgotten(MegatronTrainer):
-    """The bias stays zero, as the library makes it."""
-
-    def _build(self, config: Any) -> Any:
-        model = super()._build(config)
-        for name, each in model.named_buffers():
-            if name.endswith("expert_bias"):
-                each.zero_()
-        return model
-
-
 LAYOUT_BUGS: dict[str, type[MegatronTrainer]] = {
     each.__name__: each
     for each in (
         OwnKeysOnly,
         CountedPerContextRank,
         ExpertsAsDense,
-        LibraryRope,
-        BiasInWeights,
-        BiasForgotten,
     )
 }
 

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
@@ -20,7 +21,19 @@ from offbeat.weight_sync.reshard.grid import ModelGrid
 # --- the losses of routers ---------------------------------------------------------------------------
 
 
-class OwnFractions(MegatronTrainer):
+class BalancesOtherwise(MegatronTrainer):
+    """Counts the load of experts, and computes losses from it, by ``Load``."""
+
+    Load: type[RouterLoad]
+
+    def _watch_routers(self) -> None:
+        super()._watch_routers()
+        for module in self.model.modules():
+            if isinstance(module, ExpertRouter) and module.load is not None:
+                module.load.__class__ = self.Load
+
+
+class OwnFractions(BalancesOtherwise):
     """The load balancing loss reads the shares of the experts in its own microbatch."""
 
     class Load(RouterLoad):
@@ -32,12 +45,8 @@ class OwnFractions(MegatronTrainer):
             tokens_E = self._tokens_E - before_E
             self._shares_E = tokens_E / tokens_E.sum().clamp(min=1)
 
-    def _watch_routers(self) -> None:
-        super()._watch_routers()
-        replace_loads(self, self.Load)
 
-
-class LossPerRank(MegatronTrainer):
+class LossPerRank(BalancesOtherwise):
     """Losses of routers are divided by the ranks that share a row's tokens, which are summed as well."""
 
     class Load(RouterLoad):
@@ -49,12 +58,11 @@ class LossPerRank(MegatronTrainer):
             return super().with_losses(weights, logits_TE, scores_TE, weight_T / self.ranks)
 
     def _watch_routers(self) -> None:
-        super()._watch_routers()
         self.Load.ranks = self.layout.grid.tensor * self.layout.grid.context
-        replace_loads(self, self.Load)
+        super()._watch_routers()
 
 
-class PaddingCounted(MegatronTrainer):
+class PaddingCounted(BalancesOtherwise):
     """Losses of routers are sums over all places of a row, prompts and padding among them."""
 
     class Load(RouterLoad):
@@ -63,21 +71,24 @@ class PaddingCounted(MegatronTrainer):
         ) -> Tensor:
             return super().with_losses(weights, logits_TE, scores_TE, torch.ones_like(weight_T))
 
-    def _watch_routers(self) -> None:
-        super()._watch_routers()
-        replace_loads(self, self.Load)
-
-
-def replace_loads(trainer: MegatronTrainer, kind: type[RouterLoad]) -> None:
-    for module in trainer.model.modules():
-        if isinstance(module, ExpertRouter) and module.load is not None:
-            module.load.__class__ = kind
-
 
 # --- routing -----------------------------------------------------------------------------------------
 
 
-class OneScorePerGroup(MegatronTrainer):
+class RoutesOtherwise(MegatronTrainer):
+    """Chooses and weighs the experts of a token by ``Router``."""
+
+    Router: type[ExpertRouter]
+
+    def _build(self, config: Any) -> Any:
+        model = super()._build(config)
+        for module in model.modules():
+            if isinstance(module, ExpertRouter):
+                module.__class__ = self.Router
+        return model
+
+
+class OneScorePerGroup(RoutesOtherwise):
     """A group of experts is as good as its best expert, and not as its best two."""
 
     class Router(ExpertRouter):
@@ -91,15 +102,50 @@ class OneScorePerGroup(MegatronTrainer):
             kept_TE = biased_TGE.masked_fill(others_TG1, -torch.inf).flatten(1)
             return kept_TE.topk(a.experts_per_token, dim=-1).indices
 
+
+class BiasInWeights(RoutesOtherwise):
+    """The weights of a token's experts are those of the biased scores by which they were chosen."""
+
+    class Router(ExpertRouter):
+        def _scores(self, logits_TE: Tensor) -> Tensor:
+            assert self.expert_bias is not None
+            return super()._scores(logits_TE) + self.expert_bias
+
+        def _chosen(self, scores_TE: Tensor) -> Tensor:
+            assert self.expert_bias is not None
+            return super()._chosen(scores_TE - self.expert_bias)
+
+
+class BiasForgotten(MegatronTrainer):
+    """The bias stays zero, as the library makes it."""
+
     def _build(self, config: Any) -> Any:
         model = super()._build(config)
-        for module in model.modules():
-            if isinstance(module, ExpertRouter):
-                module.__class__ = self.Router
+        for name, each in model.named_buffers():
+            if name.endswith("expert_bias"):
+                each.zero_()
         return model
 
 
-# --- places of weights -------------------------------------------------------------------------------
+# --- places of tokens and weights ----------------------------------------------------------------------
+
+
+class LibraryRope(MegatronTrainer):
+    """Scaled positions as the library has them: for a model of 8,192 positions, whatever the config says."""
+
+    def _build(self, config: Any) -> Any:
+        model = super()._build(config)
+        a = self.architecture
+        library = RotaryEmbedding(
+            a.head_dim,
+            rotary_percent=1.0,
+            rotary_base=int(a.rope_theta),
+            rope_scaling=True,
+            use_cpu_initialization=True,
+            cp_group=model.pg_collection.cp,
+        )
+        model.rotary_pos_emb.inv_freq = library.inv_freq
+        return model
 
 
 class EvenStages(MegatronTrainer):
@@ -145,6 +191,9 @@ MODEL_BUGS: dict[str, type[MegatronTrainer]] = {
         LossPerRank,
         PaddingCounted,
         OneScorePerGroup,
+        BiasInWeights,
+        BiasForgotten,
+        LibraryRope,
         EvenStages,
         SharedAsExperts,
     )

@@ -116,9 +116,6 @@ def test_a_finish_that_fails_around_its_overlapped_reduction_can_be_tried_again(
         ("OwnKeysOnly", "qwen3-tied", Cut(context=2)),
         ("CountedPerContextRank", "qwen3-tied", Cut(context=2)),
         ("ExpertsAsDense", "moe", Cut(tensor=2, sequence=True)),
-        ("LibraryRope", "llama-llama3", Cut(data=2)),
-        ("BiasInWeights", "glm4-moe", Cut(data=2)),
-        ("BiasForgotten", "glm4-moe", Cut(data=2)),
     ],
     ids=lambda each: (
         each if isinstance(each, str) else f"d{each.data}t{each.tensor}c{each.context}"

@@ -8,28 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
 from megatron_cases import JobStep, Told, told
-from megatron_grid_cases import on_grid, step_of, worst
+from megatron_grid_cases import assert_ranks_hold_what_check_says, on_grid, step_of, worst
 from parity_cases import BOUND, TOKENS, Outcome
 from parity_cases import Cut as TorchCut
 from parity_cases import MegatronCut as Cut
 from safetensors import safe_open
 from world import World
 
-from offbeat.model_proof.loading import model_without_memory
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.grid.layout import Grid, Side
-from offbeat.trainers.grid.rank_bytes import largest_of_side
-from offbeat.trainers.grid.sides import inventory_of
-from offbeat.trainers.megatron.architecture import read_architecture
-from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.megatron.state import SavedShares
-from offbeat.trainers.torch.freezing import freeze
-from offbeat.weight_sync.reshard.grid import ModelGrid
 from tests.support.grid_steps import Families
 
 VISION, PROJECTOR = ("model.vision_model.*",), ("model.connector.*",)
@@ -64,9 +55,7 @@ def after(
     world: World, path: Path, cut: Cut, encoders: int, *steps: JobStep
 ) -> list[dict[str, Any]]:
     """What each rank has seen of these steps."""
-    ranks = cut.ranks + encoders * cut.encoder_tensor
-    given = {"path": path, "cut": cut, "encoders": encoders, "steps": steps}
-    return world.run(ranks, "megatron_freeze_jobs:run", name="trained", arguments=given)
+    return on_grid(world, "megatron_freeze_jobs:trained", cut, encoders, path=path, steps=steps)
 
 
 @pytest.fixture(scope="module")
@@ -300,32 +289,10 @@ def test_ranks_hold_the_bytes_that_check_says(
     world: World, families: Families, cut: Cut, encoders: int, dtype: Any, frozen: Patterns
 ) -> None:
     path, given = families("idefics3"), replace(cut, dtype=dtype, freeze=frozen)
-    arguments = {"path": path, "cut": given, "encoders": encoders, "step": job_of(EQUAL)}
-    ranks = world.run(
-        cut.ranks + encoders,
-        "megatron_grid_weight_jobs:run",
-        name="held",
-        arguments={**arguments, "reference": False},
-    )
+    step = {"path": path, "step": job_of(EQUAL), "reference": False}
+    ranks = on_grid(world, "megatron_grid_weight_jobs:held", given, encoders, **step)
     held = [nbytes for _, nbytes in ranks]
-    architecture, model = (
-        read_architecture(path),
-        model_without_memory(path, trust_remote_code=False),
-    )
-    names = {name for name, _ in model.named_parameters() if is_frozen(name, frozen)}
-    said = largest_rank(
-        replace(architecture, tower=()) if encoders else architecture,
-        ModelGrid(tensor=cut.tensor, pipeline=cut.pipeline, data=cut.data),
-        dtype,
-        sharded=False,
-        frozen=names,
-    )
-    assert max(held[: cut.ranks], key=lambda each: each.total) == said
-    if encoders:
-        freeze(model, frozen)
-        grid = Grid(cut.data, encoders, cut.tensor, cut.pipeline)
-        tower = largest_of_side(inventory_of(model), grid, Side.TOWER, getattr(torch, dtype))
-        assert tower == held[-1]
+    assert_ranks_hold_what_check_says(path, held, given, encoders, frozen=frozen)
 
 
 @pytest.mark.parametrize(
@@ -355,13 +322,8 @@ def test_the_optimizer_of_cuda_leaves_out_what_is_frozen(
 def test_sharded_receivers_get_frozen_weights_too(
     world: World, families: Families, cut: Cut, encoders: int, frozen: Patterns
 ) -> None:
-    given = {"path": families("idefics3"), "cut": replace(cut, dtype="bfloat16", freeze=frozen)}
-    ranks = world.run(
-        cut.ranks + encoders,
-        "megatron_grid_weight_jobs:run",
-        name="sent",
-        arguments={**given, "encoders": encoders},
-    )
+    path, given = families("idefics3"), replace(cut, dtype="bfloat16", freeze=frozen)
+    ranks = on_grid(world, "megatron_grid_weight_jobs:sent", given, encoders, path=path)
     assert all(same for same, _ in ranks)
 
 
@@ -377,12 +339,7 @@ def test_sharded_receivers_get_frozen_weights_too(
 def test_every_rank_refuses_at_its_start_what_is_not_of_the_tower(
     world: World, families: Families, cut: Cut, encoders: int, pattern: str, told_of: str
 ) -> None:
-    given = {"path": families("idefics3"), "cut": replace(cut, freeze=(*PROJECTOR, pattern))}
-    for said in world.run(
-        cut.ranks + encoders,
-        "megatron_freeze_jobs:run",
-        name="refusal",
-        arguments={**given, "encoders": encoders},
-    ):
+    path, given = families("idefics3"), replace(cut, freeze=(*PROJECTOR, pattern))
+    for said in on_grid(world, "megatron_freeze_jobs:refusal", given, encoders, path=path):
         assert told_of in said
         assert pattern in said

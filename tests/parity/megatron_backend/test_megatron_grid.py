@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
 from megatron_cases import JobStep, Told
-from megatron_grid_cases import gradient_error, of_torch, on_grid, on_ranks, step_of, worst
+from megatron_grid_cases import gradient_error, of_torch, on_grid, step_of, worst
 from parity_cases import BOUND, TOKENS, chunked
 from parity_cases import Cut as TorchCut
 from parity_cases import MegatronCut as Cut
@@ -87,7 +87,7 @@ def test_a_step_on_pictures_and_text_is_that_of_the_torch_trainer_in_one_process
     given = {"path": families("idefics3"), "step": step, "chunks": chunks}
     moved = bridge_nbytes(step.groups, cut.data, chunked(len(MIXED), chunks))
     ranks = on_grid(world, "stepped", cut, encoders, **given)
-    (whole,) = on_ranks(world, 1, "stepped", cut=ONE, encoders=0, **given)
+    (whole,) = on_grid(world, "stepped", ONE, 0, **given)
     for seen in ranks:
         assert gradient_error(seen, want) <= BOUND
         assert worst(seen["weights"], want.weights) <= BOUND
@@ -204,7 +204,7 @@ def test_a_step_of_a_language_model_with_experts_is_that_of_one_process(
     family, want = "qwen3_vl_moe", balanced()
     step = JobStep.of(step_of(MIXED, family), TOKENS)
     given = {"path": families(family), "step": step, "chunks": chunks}
-    (whole,) = on_ranks(world, 1, "stepped", cut=ONE, encoders=0, **given)
+    (whole,) = on_grid(world, "stepped", ONE, 0, **given)
     ranks = on_grid(world, "stepped", replace(cut, moe=LOSSES), encoders, **given)
     for seen in ranks[: cut.ranks]:
         assert load_of(seen["result"].metrics) == pytest.approx(load_of(want.result.metrics))
@@ -235,19 +235,18 @@ def test_gradients_that_are_not_those_of_one_process_are_seen(
     bug: str,
 ) -> None:
     given = {"path": families("idefics3"), "step": JobStep.of(step_of(counts), TOKENS)}
-    given |= {"cut": cut, "encoders": 1, "chunks": 1, "bug": bug}
-    (first, *_) = on_ranks(world, cut.ranks + 1, "stepped", **given)
+    first, *_ = on_grid(world, "stepped", cut, 1, **given, chunks=1, bug=bug)
     assert worst(first["weights"], one_process(counts).weights) > 1e-6
 
 
 def test_both_sides_clip_by_one_norm(world: World, families: Families) -> None:
     options = {"learning_rate": 1e-2, "eps": 1.0, "max_grad_norm": 0.01}
     cut, step = replace(ONE, optimizer=options), JobStep.of(step_of(EQUAL), TOKENS)
-    given = {"path": families("idefics3"), "cut": cut, "step": step, "chunks": 1}
-    (want,) = on_ranks(world, 1, "stepped", encoders=0, **given)
+    given = {"path": families("idefics3"), "step": step, "chunks": 1}
+    (want,) = on_grid(world, "stepped", cut, 0, **given)
     assert want["result"].grad_norm > 0.01, "nothing was clipped"
-    right, _ = on_ranks(world, 2, "stepped", encoders=1, **given)
-    wrong, _ = on_ranks(world, 2, "stepped", encoders=1, bug="NormOfItsOwn", **given)
+    right, _ = on_grid(world, "stepped", cut, 1, **given)
+    wrong, _ = on_grid(world, "stepped", cut, 1, **given, bug="NormOfItsOwn")
     assert worst(right["weights"], want["weights"]) <= BOUND
     assert worst(wrong["weights"], want["weights"]) > BOUND
 
@@ -320,7 +319,7 @@ def test_language_ranks_hold_no_tower_and_encoder_ranks_nothing_else(
     world: World, families: Families
 ) -> None:
     given = {"path": families("idefics3"), "step": JobStep.of(step_of(TEXT), TOKENS), "chunks": 1}
-    *language, first, second = on_ranks(world, 4, "stepped", cut=DATA, encoders=2, **given)
+    *language, first, second = on_grid(world, "stepped", DATA, 2, **given)
     architecture = read_architecture(families("idefics3"))
     tower = sum(prod(shape) for _, shape in architecture.tower)
     whole = sum(map(prod, rank_parameters(architecture, ParallelLayout(ModelGrid())).values()))

@@ -11,23 +11,16 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
 from megatron_cases import JobStep
+from megatron_grid_cases import on_grid
 from parity_cases import TOKENS, Step
 from parity_cases import MegatronCut as Cut
 from world import World
 
-from tests.support.image_text_models import make, picture_groups
+from tests.support.image_text_models import picture_groups
 
 ONE, TENSOR, PIPELINE, DATA = Cut(), Cut(tensor=2), Cut(pipeline=2), Cut(data=2)
 SEQUENCE = Cut(tensor=2, sequence=True)
 SHARDED = replace(DATA, updates="ShardedAdamW")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("idefics3")
-    make("idefics3").save_pretrained(path)
-    (path / "tokenizer.json").write_text("{}")
-    return path
 
 
 def random_step() -> JobStep:
@@ -39,10 +32,8 @@ def random_step() -> JobStep:
 def on_ranks(
     world: World, job: str, model: Path, cut: Cut, encoders: int, site: str, on: Sequence[int]
 ) -> list[Any]:
-    given = {"path": model, "cut": cut, "encoders": encoders, "step": random_step()}
-    arguments = {**given, "site": site, "on": on}
-    ranks = cut.ranks + encoders
-    return world.run(ranks, "megatron_grid_fault_jobs:run", name=job, arguments=arguments)
+    given = {"path": model, "step": random_step(), "site": site, "on": on}
+    return on_grid(world, f"megatron_grid_fault_jobs:{job}", cut, encoders, **given)
 
 
 @pytest.mark.parametrize(

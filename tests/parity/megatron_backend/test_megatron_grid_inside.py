@@ -1,8 +1,6 @@
 """What is computed inside of a step of a grid beside megatron-core: that of one process, module by module."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +10,13 @@ pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
 from activations import first_apart, gaps
 from megatron_cases import JobStep
+from megatron_grid_cases import on_grid
 from parity_cases import TOKENS, Step
 from parity_cases import MegatronCut as Cut
 from world import World
 
-from tests.support.image_text_models import make, picture_groups
+from tests.support.grid_steps import Families
+from tests.support.image_text_models import picture_groups
 
 GRIDS = {"tp2 + 1": Cut(tensor=2, sequence=True), "pp2 + 1": Cut(pipeline=2)}
 TOWERS = {
@@ -25,24 +25,10 @@ TOWERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    root = tmp_path_factory.mktemp("families")
-
-    def path_of(family: str) -> Path:
-        path = root / family
-        if not path.exists():
-            make(family).save_pretrained(path)
-            (path / "tokenizer.json").write_text("{}")
-        return path
-
-    return path_of
-
-
 @pytest.mark.parametrize("cut", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("family", TOWERS)
 def test_each_activation_is_that_of_the_torch_trainer_and_a_fault_is_found_where_it_is(
-    world: World, families: Callable[[str], Path], family: str, cut: Cut
+    world: World, families: Families, family: str, cut: Cut
 ) -> None:
     """Hidden states and logits where a wanted token is predicted; of the tower everything."""
     groups, rng = picture_groups((1, 2, 0, 1, 1, 0), family=family), np.random.default_rng(1)
@@ -51,9 +37,10 @@ def test_each_activation_is_that_of_the_torch_trainer_and_a_fault_is_found_where
     given: dict[str, Any] = {"path": families(family), "step": step, "tower": TOWERS[family]}
 
     def in_the_grid(kind: str) -> dict[str, Any]:
-        shape = {"cut": replace(cut, max_tokens=1000), "encoders": 1, "kind": kind}
-        job = {"name": "inside", "arguments": {**given, **shape}}
-        *lane, encoder = world.run(cut.ranks + 1, "megatron_grid_inside_jobs:run", **job)
+        at = replace(cut, max_tokens=1000)
+        *lane, encoder = on_grid(
+            world, "megatron_grid_inside_jobs:inside", at, 1, **given, kind=kind
+        )
         found = dict(encoder)
         for each in lane:
             for name, values in each.items():

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
 from megatron_cases import JobStep
-from megatron_grid_cases import step_of
+from megatron_grid_cases import on_grid, step_of
 from parity_cases import TOKENS
 from parity_cases import MegatronCut as Cut
 from world import World
@@ -33,15 +33,11 @@ def test_a_run_that_is_cut_goes_on_in_the_same_grid_bit_for_bit(
 ) -> None:
     """Two further steps: moments and float32 masters that were lost would show in the weights."""
     at = replace(cut, dtype=dtype)
-    given = {"path": families("idefics3"), "cut": at, "encoders": encoders}
-    given |= {"step": JobStep.of(step_of((1, 2, 0, 1)), TOKENS)}
+    given = {"path": families("idefics3"), "step": JobStep.of(step_of((1, 2, 0, 1)), TOKENS)}
 
     def digests(count: int, load: Path | None = None, save: Path | None = None) -> list[str]:
-        arguments = {**given, "count": count, "load": load, "save": save}
-        ranks = cut.ranks + encoders * cut.encoder_tensor
-        answers = world.run(
-            ranks, "megatron_grid_resume_jobs:run", name="taken", arguments=arguments
-        )
+        asked = {"count": count, "load": load, "save": save}
+        answers = on_grid(world, "megatron_grid_resume_jobs:taken", at, encoders, **given, **asked)
         assert {tuple(each) for each in answers} == {tuple(answers[0])}
         return answers[0]
 

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
 from megatron_cases import JobStep
+from megatron_grid_cases import assert_ranks_hold_what_check_says, on_grid
 from numpy.typing import NDArray
 from parity_cases import TOKENS, Step
 from parity_cases import MegatronCut as Cut
@@ -19,38 +18,20 @@ from world import World
 
 from offbeat.model_proof.loading import model_without_memory
 from offbeat.planning.model_tensors import model_tensors
-from offbeat.trainers.grid.layout import Grid, Side
-from offbeat.trainers.grid.rank_bytes import largest_of_side
+from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import inventory_of
-from offbeat.trainers.megatron.architecture import read_architecture
-from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.reshard.declared import placement
 from offbeat.weight_sync.reshard.grid import ModelGrid
 from offbeat.weight_sync.reshard.region import Region
-from tests.support.image_text_models import make, picture_groups
+from tests.support.grid_steps import Families
+from tests.support.image_text_models import picture_groups
 
 FAMILIES = ["idefics3", "qwen2_5_vl"]
 EXPERTS = "qwen3_vl_moe"
 GRIDS = [(Cut(), 1), (Cut(tensor=2, sequence=True), 1), (Cut(pipeline=2), 1), (Cut(data=2), 2)]
 NAMES = ["1 + 1", "tp2 + 1", "pp2 + 1", "dp2 + 2"]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    paths = dict[str, Path]()
-    for family in (*FAMILIES, EXPERTS):
-        paths[family] = tmp_path_factory.mktemp(family)
-        make(family).save_pretrained(paths[family])
-        (paths[family] / "tokenizer.json").write_text("{}")
-    return paths
-
-
-def on_ranks(world: World, job: str, cut: Cut, encoders: int, **given: Any) -> list[Any]:
-    arguments = {"cut": cut, "encoders": encoders, **given}
-    ranks = cut.ranks + encoders
-    return world.run(ranks, "megatron_grid_weight_jobs:run", name=job, arguments=arguments)
 
 
 def after_a_step(
@@ -65,7 +46,8 @@ def after_a_step(
     """The regions and bytes of each rank, with pictures for every lane."""
     groups = picture_groups((1, 2, 1, 1), family=family)
     step = JobStep.of(Step(groups, [(1.0, -0.5, -0.5)] * len(groups)), TOKENS)
-    return on_ranks(world, "held", cut, encoders, path=path, step=step, reference=reference)
+    given = {"path": path, "step": step, "reference": reference}
+    return on_grid(world, "megatron_grid_weight_jobs:held", cut, encoders, **given)
 
 
 def times_held(shape: tuple[int, ...], regions: Sequence[Region]) -> NDArray[np.int64]:
@@ -79,12 +61,12 @@ def times_held(shape: tuple[int, ...], regions: Sequence[Region]) -> NDArray[np.
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("cut", "encoders"), GRIDS, ids=NAMES)
 def test_sharded_receivers_get_the_whole_model_each_tensor_from_the_side_that_holds_it(
-    world: World, models: dict[str, Path], family: str, cut: Cut, encoders: int
+    world: World, families: Families, family: str, cut: Cut, encoders: int
 ) -> None:
-    at = replace(cut, dtype="float32")
-    answers = on_ranks(world, "sent", at, encoders, path=models[family])
+    path, cut = families(family), replace(cut, dtype="float32")
+    answers = on_grid(world, "megatron_grid_weight_jobs:sent", cut, encoders, path=path)
     assert [same for same, _ in answers] == [True] * (cut.ranks + encoders)
-    inventory = inventory_of(model_without_memory(models[family], trust_remote_code=False))
+    inventory = inventory_of(model_without_memory(path, trust_remote_code=False))
     tower = {each.name for each in inventory.weights if each.side is Side.TOWER}
     language = {each.name for each in inventory.weights} - tower
     assert set().union(*(held for _, held in answers[: cut.ranks])) == language
@@ -94,14 +76,14 @@ def test_sharded_receivers_get_the_whole_model_each_tensor_from_the_side_that_ho
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("cut", "encoders"), GRIDS, ids=NAMES)
 def test_ranks_hold_the_regions_that_a_plan_declares_and_the_bytes_that_check_says(
-    world: World, models: dict[str, Path], family: str, cut: Cut, encoders: int
+    world: World, families: Families, family: str, cut: Cut, encoders: int
 ) -> None:
     """A plan knows no heads within a matrix: adjacent regions of a rank are one there."""
-    path = models[family]
-    seen = after_a_step(world, path, family, replace(cut, dtype="float32"), encoders)
+    path, cut = families(family), replace(cut, dtype="float32")
+    seen = after_a_step(world, path, family, cut, encoders)
     declared = ModelGrid(tensor=cut.tensor, pipeline=cut.pipeline, data=cut.data, encoders=encoders)
     check_regions(path, [regions for regions, _ in seen], declared)
-    check_bytes(path, [held for _, held in seen], cut, encoders, "float32")
+    assert_ranks_hold_what_check_says(path, [held for _, held in seen], cut, encoders)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +98,9 @@ def test_ranks_hold_the_regions_that_a_plan_declares_and_the_bytes_that_check_sa
     ids=["ep2 of dp2 + 1", "tp2 x etp2 + 1"],
 )
 def test_ranks_with_experts_hold_the_regions_that_a_plan_declares(
-    world: World, models: dict[str, Path], cut: Cut, declared: ModelGrid
+    world: World, families: Families, cut: Cut, declared: ModelGrid
 ) -> None:
-    path = models[EXPERTS]
+    path = families(EXPERTS)
     seen = after_a_step(world, path, EXPERTS, replace(cut, dtype="float32"), 1)
     check_regions(path, [regions for regions, _ in seen], declared)
 
@@ -136,32 +118,9 @@ def check_regions(path: Path, seen: Sequence[dict[str, list[Region]]], declared:
 
 @pytest.mark.parametrize("reference", [False, True], ids=["alone", "with a reference"])
 def test_weights_of_16_bits_have_the_masters_that_check_counts(
-    world: World, models: dict[str, Path], reference: bool
+    world: World, families: Families, reference: bool
 ) -> None:
-    cut, path = Cut(tensor=2, sequence=True, dtype="bfloat16"), models["idefics3"]
+    cut, path = Cut(tensor=2, sequence=True, dtype="bfloat16"), families("idefics3")
     seen = after_a_step(world, path, "idefics3", cut, 1, reference=reference)
     held = [each for _, each in seen]
-    check_bytes(path, held, cut, 1, "bfloat16", references=int(reference))
-
-
-def check_bytes(
-    path: Path,
-    held: Sequence[RankBytes],
-    cut: Cut,
-    encoders: int,
-    dtype: Any,
-    *,
-    references: int = 0,
-) -> None:
-    """The largest rank of each side holds what ``offbeat check`` says of it."""
-    architecture = replace(read_architecture(path), tower=())
-    layout = ModelGrid(tensor=cut.tensor, pipeline=cut.pipeline, data=cut.data)
-    language = max(held[: cut.ranks], key=lambda each: each.total)
-    assert largest_rank(architecture, layout, dtype, sharded=False) == language
-    inventory = inventory_of(model_without_memory(path, trust_remote_code=False))
-    grid = Grid(cut.data, encoders, cut.tensor, cut.pipeline)
-    tower = max(held[cut.ranks :], key=lambda each: each.total)
-    said = largest_of_side(
-        inventory, grid, Side.TOWER, getattr(torch, dtype), references=references
-    )
-    assert said == tower
+    assert_ranks_hold_what_check_says(path, held, cut, 1, references=int(reference))

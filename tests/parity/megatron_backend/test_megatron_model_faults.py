@@ -1,4 +1,4 @@
-"""Mistakes in the balance, routing and places of layers that other systems have had are seen."""
+"""Mistakes in the balance, routing, positions and places of layers that other systems have had are seen."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -47,6 +47,9 @@ def torch_gradients(world: World, models: Models, step: Step) -> Callable[..., A
             Ranks(shared_prompt=False, max_tokens=100, moe=LOSSES_OF_ROUTERS),
         ),
         ("OneScorePerGroup", "dots1", Ranks()),
+        ("BiasInWeights", "glm4-moe", Ranks()),
+        ("BiasForgotten", "glm4-moe", Ranks()),
+        ("LibraryRope", "llama-llama3", Ranks()),
         ("EvenStages", "qwen3-3", Ranks(pipeline=2, stages=(2, 1))),
         ("SharedAsExperts", "glm4-moe", Ranks(tensor=2, expert=2, sequence=True)),
     ],
