@@ -1,6 +1,6 @@
 """Layouts of engine ranks: several boxes of a tensor, planned, sent, selected and loaded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -9,29 +9,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from region_target import UNREAD, RegionTarget, metas, packed, receive
 from torch import Tensor
 
-from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta, release_digest
-from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
+from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta
+from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.reshard.buckets import (
     BucketPlan,
     BucketRoute,
     NamedRegion,
-    part_of_release,
     plan_buckets,
 )
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout, needed_buckets, needs_of
 from offbeat.weight_sync.reshard.fetch import BucketFetch
 from offbeat.weight_sync.reshard.region import Region
 from offbeat.weight_sync.reshard.region_tensors import RegionTensors, groups_of
-from offbeat.weight_sync.reshard.shards import HeldShards
 from offbeat.weight_sync.transaction import Transaction
 
 NAMES = ("w", "v")
-UNREAD = -1.0
-"""What a receiver has where nothing was sent; no weight is negative."""
 
 
 @st.composite
@@ -62,32 +58,20 @@ class Case:
     bucket_bytes: int
 
     @property
-    def metas(self) -> list[TensorMeta]:
-        return [TensorMeta(name, tuple(t.shape), "float32") for name, t in self.tensors.items()]
-
-    @property
     def layout(self) -> EngineLayout:
         return EngineLayout(NAMES, tuple(map(tuple, self.needed)))
 
     def plan(self, layout: EngineLayout | None) -> BucketPlan:
-        needed = layout.placement(self.metas) if layout else None
-        return plan_buckets(self.metas, self.held, self.bucket_bytes, needed)
+        needed = layout.placement(metas(self.tensors)) if layout else None
+        return plan_buckets(metas(self.tensors), self.held, self.bucket_bytes, needed)
 
-    def packed(self, plan: BucketPlan) -> tuple[Manifest, list[Bytes]]:
-        """The sealed release, packed by all ranks that hold a bucket."""
-        buckets = dict[int, Bytes]()
-        for rank, held in enumerate(self.held):
-            own = [
-                TensorRegion(name, region, self.tensors[name][region.slices])
-                for name, region in held
-            ]
-            source = HeldShards(plan, rank, lambda own=own: own)
-            for bucket, data, _ in source.packed(lambda _, nbytes: np.empty(nbytes, np.uint8)):
-                assert isinstance(data, np.ndarray)
-                assert bucket not in buckets or np.array_equal(buckets[bucket], data)
-                buckets[bucket] = data
-        chunks = [buckets[index] for index in range(len(plan.routes))]
-        return plan.manifest.sealed([digest_of(each) for each in chunks]), chunks
+    def packed(self, plan: BucketPlan) -> tuple[Manifest, Mapping[int, Bytes]]:
+        """The sealed release of all ranks, of which those that hold the same bucket agree."""
+        shards = [
+            [TensorRegion(name, region, self.tensors[name][region.slices]) for name, region in held]
+            for held in self.held
+        ]
+        return packed(plan, shards)
 
 
 @st.composite
@@ -105,36 +89,6 @@ def cases(draw: st.DrawFn) -> Case:
                 for rank in ranks:
                     side[rank].append((name, box))
     return Case(tensors, held, needed, draw(st.sampled_from([4, 16, 60, 1000])))
-
-
-class BoxTarget:
-    """Several boxes of each tensor, in memory where everything else is ``UNREAD``."""
-
-    in_place = False
-
-    def __init__(self, case: Case, rank: int) -> None:
-        self._specs = {each.name: (each.shape, each.dtype) for each in case.metas}
-        self._needs = case.layout.needs(rank)
-        self.tensors = {name: torch.full_like(t, UNREAD) for name, t in case.tensors.items()}
-
-    def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        return {name: spec for name, spec in self._specs.items() if self._needs[name]}
-
-    def regions(self) -> Mapping[str, Sequence[Region]]:
-        return self._needs
-
-    def prepare(self, manifest: Manifest) -> None: ...
-
-    def load(self, tensors: Named) -> None:
-        raise AssertionError(tensors)
-
-    def load_regions(self, regions: Sequence[TensorRegion]) -> None:
-        for name, region, values in regions:
-            self.tensors[name][region.slices] = values
-
-    def commit(self) -> None: ...
-
-    def rollback(self) -> None: ...
 
 
 def sliced(case: Case, rank: int) -> dict[str, Tensor]:
@@ -158,15 +112,11 @@ def test_any_disjoint_boxes_of_every_rank_arrive_as_plain_slices_and_each_needed
     for rank, needed in enumerate(case.needed):
         buckets = needed_buckets(1, manifest, case.layout.needs(rank))
         assert list(buckets) == plan.needed_by(rank)
-        part, target = part_of_release(manifest, buckets), BoxTarget(case, rank)
+        target = RegionTarget(case.tensors, case.layout.needs(rank))
+        part = receive(target, manifest, chunks, buckets)
         assert sum(each.region.elements for each in part.pieces) == sum(
             region.elements for _, region in needed
         )
-        receiver = Receiver(target)
-        receiver.begin(1, part)
-        for index, bucket in enumerate(buckets):
-            receiver.apply(1, index, chunks[bucket])
-        receiver.verify(release_digest(part, part.chunk_digests))
         assert same(target.tensors, sliced(case, rank))
 
 

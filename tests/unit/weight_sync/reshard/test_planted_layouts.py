@@ -9,20 +9,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import pytest
 import torch
+from region_target import RegionTarget, metas, packed, receive
 from torch import Tensor
 
-from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.errors import ReplicasDiverged, TransferRefused, WeightsNotCovered
 from offbeat.weight_sync.fingerprints import tensor_difference
-from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, release_digest
-from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
-from offbeat.weight_sync.reshard.agreement import agreed_digests
-from offbeat.weight_sync.reshard.buckets import part_of_release, plan_buckets
+from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.reshard.buckets import plan_buckets
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout, needed_buckets
 from offbeat.weight_sync.reshard.grid import ModelGrid
 from offbeat.weight_sync.reshard.recorder import record
 from offbeat.weight_sync.reshard.region import Region, chunk_cuts
-from offbeat.weight_sync.reshard.shards import HeldShards
 
 HIDDEN, EXPERTS = 4, 12
 Model = Mapping[str, Tensor]
@@ -32,64 +29,6 @@ Shards = Sequence[Sequence[TensorRegion]]
 
 class Differs(AssertionError):
     """A tensor that arrived with other values."""
-
-
-class HeldRegions:
-    """Regions of tensors, as a receiver keeps them; everything else is NaN."""
-
-    in_place = False
-
-    def __init__(self, model: Model, needs: Mapping[str, Sequence[Region]]) -> None:
-        self._model, self._needs = model, needs
-        self.got = {name: torch.full_like(each, torch.nan) for name, each in model.items()}
-
-    def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        return {name: (tuple(each.shape), "float32") for name, each in self._model.items()}
-
-    def regions(self) -> Mapping[str, Sequence[Region]]:
-        return self._needs
-
-    def prepare(self, manifest: Manifest) -> None: ...
-
-    def load(self, tensors: Named) -> None:
-        raise AssertionError(tensors)
-
-    def load_regions(self, regions: Sequence[TensorRegion]) -> None:
-        for name, region, values in regions:
-            self.got[name][region.slices] = values
-
-    def commit(self) -> None: ...
-
-    def rollback(self) -> None: ...
-
-
-def metas(model: Model) -> list[TensorMeta]:
-    return [TensorMeta(name, tuple(each.shape), "float32") for name, each in model.items()]
-
-
-def published(
-    model: Model, shards: Shards, layout: EngineLayout
-) -> tuple[Manifest, Mapping[int, Bytes]]:
-    """The sealed release that the senders make of their shards."""
-    named = [[(each.name, each.region) for each in held] for held in shards]
-    plan = plan_buckets(metas(model), named, 64, layout.placement(metas(model)))
-    packed = [
-        list(
-            HeldShards(plan, rank, lambda held=held: held).packed(
-                lambda _, nbytes: np.empty(nbytes, np.uint8)
-            )
-        )
-        for rank, held in enumerate(shards)
-    ]
-
-    def names(bucket: int) -> str:
-        pieces = [each for each in plan.manifest.pieces if each.chunk == bucket]
-        return ", ".join(plan.manifest.tensors[each.tensor].name for each in pieces)
-
-    digests = agreed_digests([{each.bucket: each.digest for each in of} for of in packed], names)
-    chunks = {each.bucket: each.data for of in packed for each in of}
-    assert all(digest_of(data) == digests[at] for at, data in chunks.items())
-    return plan.manifest.sealed(digests), chunks  # type: ignore[return-value]
 
 
 def sync(
@@ -113,19 +52,16 @@ def sync(
     layout = layout or EngineLayout(
         tuple(model), (tuple((name, Region.whole(tuple(t.shape))) for name, t in model.items()),)
     )
-    manifest, chunks = published(model, shards, layout)
+    named = [[(each.name, each.region) for each in of] for of in shards]
+    plan = plan_buckets(metas(model), named, 64, layout.placement(metas(model)))
+    manifest, chunks = packed(plan, shards)
     needs = layout.needs(rank)
     buckets = needed_buckets(1, manifest, layout.needs(rank if asked is None else asked))
-    part, target = part_of_release(manifest, buckets), HeldRegions(model, held or needs)
-    receiver = Receiver(target)
-    receiver.begin(1, part)
-    for index, bucket in enumerate(buckets):
-        receiver.apply(1, index, chunks[bucket])
-    receiver.verify(release_digest(part, part.chunk_digests))
-    receiver.commit(1)
+    target = RegionTarget(model, held or needs)
+    receive(target, manifest, chunks, buckets)
     for name, regions in needs.items():
         for region in regions:
-            want, got = (each[name][region.slices] for each in (model, target.got))
+            want, got = (each[name][region.slices] for each in (model, target.tensors))
             compare(name, want, got)
 
 
