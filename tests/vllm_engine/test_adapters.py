@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from releases import TINY, Weights, canary_of, released, weights
+from outcomes import FP32_NATS, is_exact, still_serves
+from releases import TINY, Weights, canary_of, released
 from shared_engine import PROMPT, Shared, TakenOver, ask, load, serve
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -21,7 +22,6 @@ from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.source import GatheredSource
 
-FP32_NATS = 1e-4
 RANK, ALPHA = 4, 8.0
 LONG_PROMPT = tuple(2 + i % 60 for i in range(256))
 """Its keys and values fill blocks of vLLM's prefix cache; those of ``PROMPT`` fill none."""
@@ -49,39 +49,43 @@ def adapted(version: int, base: str, path: Path = TINY, *, b_scale: float = 0.1)
     return Weights(model, released(version, source.manifest, chunks, canary_of(model)))
 
 
+@pytest.fixture(scope="module")
+def base(shared: Shared) -> str:
+    """Digest of the model that the adapters are of."""
+    return loaded_digest(shared.spec.model.path)
+
+
+async def serve_adapters(actor: TakenOver, base: str, epoch: int, version: int) -> Weights:
+    """Have it take adapters, which its canaries agree to; the weights that it serves then."""
+    served = adapted(version, base)
+    ack = await load(actor, epoch, served.release)
+    assert (ack.version, ack.digest) == (version, served.release.digest)
+    assert ack.canary_gap is not None
+    assert ack.canary_gap <= TOLERANCE_FLOAT32
+    return served
+
+
 def test_an_engine_serves_each_release_of_adapters_with_the_logprobs_of_the_trainer(
-    shared: Shared,
+    shared: Shared, base: str
 ) -> None:
     async def story(actor: TakenOver) -> None:
-        base = loaded_digest(shared.spec.model.path)
         for epoch, version in enumerate((1, 2, 1), start=1):
-            served = adapted(version, base)
-            ack = await load(actor, epoch, served.release)
-            assert (ack.version, ack.digest) == (version, served.release.digest)
-            assert ack.canary_gap is not None
-            result = await ask(actor)
-            assert served.worst_error(PROMPT, result) < FP32_NATS
-            assert {v for spans in result.version_spans for v, _ in spans} == {version}
-        whole = weights(3)  # a full release goes into the same engine, and adapters after it
-        await load(actor, 4, whole.release)
-        assert whole.worst_error(PROMPT, await ask(actor)) < FP32_NATS
-        again = adapted(2, base)
-        await load(actor, 5, again.release)
-        assert again.worst_error(PROMPT, await ask(actor)) < FP32_NATS
+            await is_exact(actor, await serve_adapters(actor, base, epoch, version), version)
+        # A full release goes into the same engine, and adapters after it.
+        await is_exact(actor, await serve(actor, 4, 3), 3)
+        await is_exact(actor, await serve_adapters(actor, base, 5, 2), 2)
 
     shared.play(story)
 
 
 def test_a_prompt_in_the_prefix_cache_is_not_answered_with_the_adapters_of_before(
-    shared: Shared,
+    shared: Shared, base: str
 ) -> None:
     """vLLM's LoRA path keys the cache by the adapter's name: it would read those of older weights."""
 
     async def story(actor: TakenOver) -> None:
-        base = loaded_digest(shared.spec.model.path)
         for epoch, version in enumerate((1, 2, 1), start=1):
-            served = adapted(version, base)
-            await load(actor, epoch, served.release)
+            served = await serve_adapters(actor, base, epoch, version)
             for turn in range(2):  # the second finds the blocks of the first
                 sampling = SamplingParams(max_new_tokens=8, seed=1)
                 request = GenerateRequest(f"{epoch}-{turn}", LONG_PROMPT, 2, sampling)
@@ -92,16 +96,14 @@ def test_a_prompt_in_the_prefix_cache_is_not_answered_with_the_adapters_of_befor
 
 
 def test_adapters_of_zeros_are_the_base_bit_for_bit_beside_samples_that_run_over_the_swap(
-    shared: Shared,
+    shared: Shared, base: str
 ) -> None:
     """vLLM's LoRA path on a CPU computes a request of the base with the adapter of its neighbour."""
 
     async def story(actor: TakenOver) -> None:
-        base = loaded_digest(shared.spec.model.path)
         plain = await serve(actor, 1, 0)
         wanted = await ask(actor, "base")
-        first, zeros = adapted(1, base), adapted(2, base, b_scale=0.0)
-        await load(actor, 2, first.release)
+        first, zeros = await serve_adapters(actor, base, 2, 1), adapted(2, base, b_scale=0.0)
         running = asyncio.ensure_future(ask(actor, "running", samples=4, tokens=400))
         await shared.tokens_of("running", at_least=20)
         await load(actor, 3, zeros.release)
@@ -121,18 +123,14 @@ def test_adapters_of_zeros_are_the_base_bit_for_bit_beside_samples_that_run_over
 
 
 def test_adapters_that_return_after_eleven_others_are_served_as_the_first_time(
-    shared: Shared,
+    shared: Shared, base: str
 ) -> None:
     """vLLM's LoRA path evicts: a request for adapters that are gone ends the service there."""
 
     async def story(actor: TakenOver) -> None:
-        base = loaded_digest(shared.spec.model.path)
         answers = list[tuple[list[int], list[float]]]()
         for epoch, version in enumerate((*range(1, 13), 1), start=1):
-            served = adapted(version, base)
-            ack = await load(actor, epoch, served.release)
-            assert ack.canary_gap is not None
-            assert ack.canary_gap <= TOLERANCE_FLOAT32
+            served = await serve_adapters(actor, base, epoch, version)
             result = await ask(actor)
             assert served.worst_error(PROMPT, result) < FP32_NATS
             answers.append((result.token_ids.tolist(), result.logprobs.tolist()))
@@ -142,25 +140,24 @@ def test_adapters_that_return_after_eleven_others_are_served_as_the_first_time(
     shared.play(story)
 
 
-def test_adapters_of_another_base_are_refused_and_the_old_version_goes_on(shared: Shared) -> None:
+def test_adapters_of_another_base_are_refused_and_the_old_version_goes_on(
+    shared: Shared, base: str
+) -> None:
     async def story(actor: TakenOver) -> None:
-        base = loaded_digest(shared.spec.model.path)
-        served, foreign = adapted(1, base), adapted(2, "another")
-        await load(actor, 1, served.release)
+        served = await serve_adapters(actor, base, 1, 1)
         with pytest.raises(WeightSyncFailed, match="base of the adapters"):
-            await load(actor, 2, foreign.release)
-        assert served.worst_error(PROMPT, await ask(actor)) < FP32_NATS
+            await load(actor, 2, adapted(2, "another").release)
+        await still_serves(actor, served, 1)
 
     shared.play(story)
 
 
-def test_a_release_whose_digest_is_another_is_refused(shared: Shared) -> None:
+def test_a_release_whose_digest_is_another_is_refused(shared: Shared, base: str) -> None:
     async def story(actor: TakenOver) -> None:
-        served = adapted(1, loaded_digest(shared.spec.model.path))
-        await load(actor, 1, served.release)
+        served = await serve_adapters(actor, base, 1, 1)
         other = msgspec.structs.replace(served.release, digest="0" * 32)
         with pytest.raises(WeightSyncFailed, match="digest"):
             await load(actor, 2, other)
-        assert served.worst_error(PROMPT, await ask(actor)) < FP32_NATS
+        await still_serves(actor, served, 1)
 
     shared.play(story)
