@@ -3,7 +3,7 @@
     python -m benchmarks.trainer_load --million 500 --ranks 2 --dtype bfloat16
 
 Makes a random Qwen 3 of about so many parameters in a temporary directory, cuts it over ranks on this
-machine's CPU, and exports it again. *Own* memory is the anonymous part of the resident memory (Linux,
+machine's CPU, and exports it again, in files of ``--file-mib``. *Own* memory is the anonymous part of the resident memory (Linux,
 ``RssAnon``), looked at every 5 ms: pages of files that are mapped can be dropped, and do not count.
 Prints MiB by rank and phase, less what the process held before it loaded; *held* is after the phase.
 The C library gives large blocks back at once (``MALLOC_MMAP_THRESHOLD_``), so that they count once.
@@ -29,6 +29,7 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.trainers.torch import TorchTrainer
@@ -97,7 +98,9 @@ def _on_meta(config: Qwen3Config) -> Any:  # noqa: ANN401 -- its class is made b
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
-def rank_main(rank: int, at: WorldRendezvous, path: Path, dtype: str, replies: Connection) -> None:
+def rank_main(
+    rank: int, at: WorldRendezvous, path: Path, dtype: str, file_bytes: int, replies: Connection
+) -> None:
     """Run one rank: load, export, and report the cost."""
     torch.set_num_threads(1)
     found = dict[str, dict[str, float]]()
@@ -118,7 +121,7 @@ def rank_main(rank: int, at: WorldRendezvous, path: Path, dtype: str, replies: C
             peers=peers,
         )
     with watched("export", before, found):
-        trainer.save(path.parent / "exported")
+        trainer.save(path.parent / "exported", file_bytes=file_bytes)
     replies.send(found)
 
 
@@ -128,6 +131,9 @@ def main() -> None:
     parser.add_argument("--million", type=float, default=500.0, help="parameters of the model")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument(
+        "--file-mib", type=int, default=FILE_BYTES // _MIB, help="of an exported file"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model"
@@ -139,7 +145,9 @@ def main() -> None:
         spawn = multiprocessing.get_context("spawn")
         ends = [spawn.Pipe() for _ in range(given.ranks)]
         ranks = [
-            spawn.Process(target=rank_main, args=(rank, at, path, given.dtype, there))
+            spawn.Process(
+                target=rank_main, args=(rank, at, path, given.dtype, given.file_mib * _MIB, there)
+            )
             for rank, (_, there) in enumerate(ends)
         ]
         for each in ranks:

@@ -1,6 +1,6 @@
 """Sources of weights: the tensors of a model, packed chunk by chunk."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -18,12 +18,21 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     Two names are tied if they are the same elements of the same memory, in the same type.
     """
-    seen = set[tuple[object, ...]]()
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        key = _identity(tensor)
-        if key not in seen:
-            seen.add(key)
-            yield name, tensor.detach()
+    state = module.state_dict(keep_vars=True)
+    for name in _first_names(state):
+        yield name, state[name].detach()
+
+
+def tied_names(module: nn.Module) -> dict[str, list[str]]:
+    """Return all names of each weight, by its name in ``named_weights`` and in the same order."""
+    return _first_names(module.state_dict(keep_vars=True))
+
+
+def _first_names(state: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    names = dict[tuple[object, ...], list[str]]()
+    for name, tensor in state.items():
+        names.setdefault(_identity(tensor), []).append(name)
+    return {each[0]: each for each in names.values()}
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:

@@ -83,7 +83,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "trainers/ranks/process_group.py join",
         "trainers/torch/forward.py top_logprobs",
         "trainers/torch/sharded_state.py _Reader.read_metadata",
-        "trainers/torch/split_step.py settled",
+        "trainers/torch/sharding.py settled",
         "weight_sync/transports/gloo_receiver.py _Transfer._round",
         "weight_sync/transports/group.py opened",
     ),
@@ -121,6 +121,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     FILE_OF_A_USER: ("runs/report/told.py token_text",),
     OTHER_RANKS: (
+        "trainers/checkpoints/gathered_export.py write_on_first_rank",
         "trainers/checkpoints/shared_work.py SharedWork._carry_out",
         "trainers/ranks/peers.py run_and_reduce_max",
         "trainers/torch/split_step.py TorchTrainer._prepared_on_all_ranks",

@@ -15,7 +15,9 @@ from torch import Tensor
 from offbeat.run_files.disk import DISK
 
 
-def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+def save_tensors(
+    tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write tensors to a file, from whatever device they are on, and sync it.
 
     On a disk that several machines share, only the machine that wrote a file can sync it.
@@ -24,7 +26,8 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
         OSError: The disk failed; safetensors has an error class of its own for it.
     """
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+        named = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(named, file, None if metadata is None else dict(metadata))
     except SafetensorError as error:
         raise OSError(f"{file}: {error}") from error
     DISK.sync(file)

@@ -11,35 +11,53 @@ from offbeat.trainers.checkpoints.state_files import save_tensors
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-FILE_BYTES: Final = 5 * 10**9
+FILE_BYTES: Final = 4 * 2**30
 """Most bytes of a file that holds several tensors; so many are in memory at a time."""
 
+_UNFINISHED: Final = "model-{:05}.unfinished"
+_SEVERAL: Final = "model-{:05}-of-{:05}.safetensors"
+_METADATA: Final = {"format": "pt"}  # as transformers writes it
 
-def write_weights(weights: Iterable[tuple[str, Tensor]], directory: Path) -> None:
+
+def write_weights(
+    weights: Iterable[tuple[str, Tensor]], directory: Path, file_bytes: int = FILE_BYTES
+) -> None:
     """Write one file, or several and an index.
+
+    No more than the tensors of one file, and the one that comes next, are held. Files get the names by
+    which readers know weights when all are written, the index last.
+
+    Args:
+        weights: Tensors by name, on any device; no name twice.
+        directory: Where the files go.
+        file_bytes: Most bytes of a file; a larger tensor has a file of its own.
 
     Raises:
         OSError: The disk failed.
     """
-    files, pending, nbytes, total = dict[str, str](), dict[str, Tensor](), 0, 0
-    count = 0
+    written, pending = list[list[str]](), dict[str, Tensor]()  # names by file; of the next one
+    nbytes = total = 0
 
     def flush() -> None:
-        nonlocal pending, nbytes, count
-        count += 1
-        name = f"model-{count:05}.safetensors"
-        save_tensors(pending, directory / name)
-        files.update(dict.fromkeys(pending, name))
-        pending, nbytes = {}, 0
+        save_tensors(pending, directory / _UNFINISHED.format(len(written)), _METADATA)
+        written.append(list(pending))
+        pending.clear()
 
     for name, tensor in weights:
-        if pending and nbytes + tensor.nbytes > FILE_BYTES:
+        if pending and nbytes + tensor.nbytes > file_bytes:
             flush()
-        pending[name] = tensor.cpu()
+            nbytes = 0
+        pending[name] = tensor.cpu().contiguous()
         nbytes, total = nbytes + tensor.nbytes, total + tensor.nbytes
     flush()
-    if len(set(files.values())) == 1:
-        (directory / "model-00001.safetensors").rename(directory / SINGLE)
+    if len(written) == 1:
+        (directory / _UNFINISHED.format(0)).rename(directory / SINGLE)
         return
-    index = {"metadata": {"total_size": total}, "weight_map": files}
-    (directory / INDEX).write_text(json.dumps(index, indent=2))
+    file_by_name = dict[str, str]()
+    for number, names in enumerate(written):
+        file = _SEVERAL.format(number + 1, len(written))
+        (directory / _UNFINISHED.format(number)).rename(directory / file)
+        file_by_name |= dict.fromkeys(names, file)
+    weight_map = dict(sorted(file_by_name.items()))
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")

@@ -30,8 +30,7 @@ from offbeat.trainers.model_trainer import TrainedGroups
 from offbeat.trainers.ranks.peers import run_and_reduce_max, run_on_all_ranks
 from offbeat.trainers.step_sums import StepSums
 from offbeat.trainers.torch.rank_mesh import RankMesh
-from offbeat.trainers.torch.sharding import settle
-from offbeat.trainers.torch.split_step import settled
+from offbeat.trainers.torch.sharding import settle, settled
 from offbeat.transfer_queue.schema import (
     LOSS_MASK,
     POLICY_LOGPROBS,

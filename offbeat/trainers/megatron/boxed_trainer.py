@@ -23,6 +23,7 @@ from torch import Tensor
 from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.expert_load import SHARES
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.freezing import FrozenWeights
@@ -166,11 +167,13 @@ class BoxedTrainer(ModelTrainer):
             for name, values in kept.items():
                 weights[name].copy_(values)
 
-    def save(self, directory: str | Path) -> None:
-        """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it."""
-        save_directory(
-            self._weights_of_files(), Path(directory), self.model_path, self._dtype, self.peers
-        )
+    def save(self, directory: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
+        """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it.
+
+        Rank 0 writes, and holds the tensors of one file of ``file_bytes`` and those gathered with them.
+        """
+        weights, like = self._weights_of_files(), self.model_path
+        save_directory(weights, Path(directory), like, self._dtype, self.peers, file_bytes)
 
     def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
         named = ((self._file_names.get(name, name), each) for name, each in self.named_weights())

@@ -10,7 +10,9 @@ rank_mesh      the axes of the ranks: data, tensor
 tensor_*       matrices divided over tensor ranks, and proofs that those compute one step
 sharded_state  a state on disk, each rank its part
 recompute      layers that are computed again in backward
-model          load and save
+model          load, and facts of a model
+saving         export to a Hugging Face directory, file by file
+flops          floating-point operations of a model's passes
 """
 
 from offbeat.trainers.torch.split_step import TorchTrainer

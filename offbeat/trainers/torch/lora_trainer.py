@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.trainers.backend import TopLogprobs
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.lora import (
     ADAPTER_FOLDER,
@@ -28,9 +29,9 @@ from offbeat.trainers.torch.lora import (
     without_adapters,
 )
 from offbeat.trainers.torch.merged_pass import merged_matrices
-from offbeat.trainers.torch.model import save_weights
 from offbeat.trainers.torch.proof import Witness
 from offbeat.trainers.torch.rank_mesh import RankMesh
+from offbeat.trainers.torch.saving import save_model
 from offbeat.trainers.torch.sharding import Weights, own
 from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.trainers.weights import TrainedWeights, weights_digest
@@ -78,18 +79,24 @@ class LoraTrainer(TorchTrainer):
         with served if is_rounded else nullcontext():
             return super().top_logprobs(prompts, count, quantized=quantized)
 
-    def save(self, directory: str | Path) -> None:
+    def save(self, directory: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
         """Write the merged model as ``TorchTrainer`` does, and in it ``adapter/`` for PEFT."""
-        merged = {name: each.cpu() for name, each in self.merged.named() if self.is_first}
         adapters = [(name, each.cpu()) for name, each in self.named_weights() if self.is_first]
 
         def beside(staged: Path) -> None:
             folder = staged / ADAPTER_FOLDER
             save_adapter(adapters, self._model, self._lora, self.model_path, folder)
 
-        if self.is_first:
-            like = self.model_path
-            save_weights(merged, self._model, self._dtype, directory, like, beside)
+        save_model(
+            self.merged.named(),
+            self._model,
+            self._dtype,
+            Path(directory),
+            self.model_path,
+            self.peers,
+            file_bytes=file_bytes,
+            beside=beside,
+        )
 
     # --- inside ----------------------------------------------------------------------------------
 

@@ -1,12 +1,10 @@
-"""Loading and saving of a causal LM in a Hugging Face directory."""
+"""Loading of the causal LM of a Hugging Face directory, and facts of a model."""
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped. Private names are explained
 # where they are used.
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, cast
@@ -14,12 +12,11 @@ from typing import Final, cast
 import torch
 import xxhash
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.model_proof.loading import load_causal_lm
 from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.checkpoints.model_directory import replaced
 from offbeat.trainers.weights import torch_dtype
 from offbeat.weight_sync.source import named_weights
 
@@ -30,9 +27,6 @@ _CALL_ON_A_GPU: Final = 6_000_000_000
 On a CPU 0.1 ms at 85 GFLOP/s, measured. On a GPU 0.1 ms at 360 TFLOP/s, an assumption: it decides
 from which length on segments are computed one by one, and nothing else.
 """
-
-_GENERATION_CONFIG: Final = "generation_config.json"
-_TOKENS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def load_model(
@@ -115,68 +109,3 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """
     kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place it is said
     return [each for each in model.modules() if type(each).__name__ in kinds]
-
-
-def save_model(model: PreTrainedModel, directory: str | Path, like: str | Path) -> None:
-    """Write weights, config and ``like``'s tokenizer to ``directory`` atomically.
-
-    An existing directory is replaced.
-    """
-    with replaced(Path(directory), Path(like)) as staged, _plain_generation_config(model):
-        model.save_pretrained(staged)
-        _leave_generation_config(staged, Path(like))
-
-
-def save_weights(
-    weights: Mapping[str, Tensor],
-    model: PreTrainedModel,
-    dtype: torch.dtype,
-    directory: str | Path,
-    like: str | Path,
-    beside: Callable[[Path], None] = lambda _: None,
-) -> None:
-    """Write whole weights like ``save_model``, for a ``model`` of which this rank has a part only.
-
-    ``beside`` writes further files into the directory before it gets its name.
-
-    A model without memory takes its place, so that nothing is in memory twice.
-    """
-    shell = unfilled_model(model.config, dtype, trust_remote_code=bool(model.is_remote_code()))
-    shell.generation_config = model.generation_config
-    # Weights that were renamed on loading are renamed back on saving.
-    shell._weight_conversions = model._weight_conversions  # noqa: SLF001
-    with replaced(Path(directory), Path(like)) as staged, _plain_generation_config(shell):
-        shell.save_pretrained(staged, state_dict=_with_tied(shell, weights))
-        beside(staged)
-        _leave_generation_config(staged, Path(like))
-
-
-@contextmanager
-def _plain_generation_config(model: PreTrainedModel) -> Generator[None]:
-    """Make transformers accept the model's generation config for writing.
-
-    transformers loads configs that it refuses to write, such as a temperature without sampling; at
-    the end of a run, the refusal would lose the model.
-    """
-    kept = model.generation_config
-    tokens = {name: getattr(kept, name, None) for name in _TOKENS}
-    model.generation_config = GenerationConfig(**tokens)
-    try:
-        yield
-    finally:
-        model.generation_config = kept
-
-
-def _leave_generation_config(staged: Path, like: Path) -> None:
-    """Remove the written generation config, so that the model's original is exported unchanged."""
-    if (like / _GENERATION_CONFIG).is_file():
-        (staged / _GENERATION_CONFIG).unlink(missing_ok=True)
-
-
-def _with_tied(shell: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights under all their names, tied ones included, like a module's ``state_dict``."""
-    first_names, named = dict[int, str](), dict[str, Tensor]()
-    for name, tensor in shell.state_dict(keep_vars=True).items():
-        first = first_names.setdefault(id(tensor), name)
-        named[name] = weights[first]
-    return named

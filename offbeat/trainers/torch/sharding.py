@@ -10,7 +10,8 @@ same weights as on one rank, and gradients are added up in float32. A frozen one
 # torch declares some functions without types.
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -84,6 +85,16 @@ def settle(model: nn.Module, *, failed: bool = False) -> None:
             model.reset_iter_state()
         for each in sharded_modules(model):
             each.reshard()
+
+
+@contextmanager
+def settled(model: nn.Module) -> Generator[None]:
+    """Clean up after a pass through the model that raises inside the block."""
+    try:
+        yield
+    except BaseException:
+        settle(model, failed=True)
+        raise
 
 
 def _has_begun(model: FSDPModule) -> bool:

@@ -7,8 +7,8 @@ together; before each chunk they exchange the number of microbatches, and whethe
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -27,6 +27,7 @@ from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PADDING_MICROBATCH, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.expert_load import SHARES
 from offbeat.trainers.model_trainer import LossOf
 from offbeat.trainers.movement import UpdateResult
@@ -44,8 +45,6 @@ from offbeat.trainers.torch.model import (
     call_to_pair_ratio,
     identity,
     linear_to_pair_ratio,
-    save_model,
-    save_weights,
     vocabulary,
 )
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
@@ -54,8 +53,9 @@ from offbeat.trainers.torch.quantized_pass import quantized_matrices
 from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.recompute import recompute_layers
 from offbeat.trainers.torch.routing import ModelRouting, check_routers
+from offbeat.trainers.torch.saving import save_model
 from offbeat.trainers.torch.sharded_state import load_shards, save_shards, saved_names
-from offbeat.trainers.torch.sharding import Weights, settle
+from offbeat.trainers.torch.sharding import Weights, settle, settled
 from offbeat.trainers.torch.tensor_proof import check_same_rows, prove_copies
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
@@ -180,17 +180,21 @@ class TorchTrainer(ReloadableTrainer):
         """Return this rank's regions of the weights, in the memory that training updates."""
         return self._weights.held_regions()
 
-    def save(self, directory: str | Path) -> None:
+    def save(self, directory: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
         """Write a Hugging Face directory with the tokenizer of the model path; atomic.
 
-        All ranks call it together; rank 0 writes.
+        All ranks call it together. Rank 0 writes, and holds the tensors of one file of ``file_bytes`` and
+        those gathered with them.
         """
-        if self.peers.size == 1:
-            save_model(self._model, directory, like=self.model_path)
-            return
-        whole = {name: each.cpu() for name, each in self.named_weights() if self.is_first}
-        if self.is_first:
-            save_weights(whole, self._model, self._dtype, directory, like=self.model_path)
+        save_model(
+            self.named_weights(),
+            self._model,
+            self._dtype,
+            Path(directory),
+            self.model_path,
+            self.peers,
+            file_bytes=file_bytes,
+        )
 
     @property
     def identity(self) -> Identity:
@@ -387,13 +391,3 @@ class TorchTrainer(ReloadableTrainer):
         model = self._unfilled(whole).requires_grad_(requires_grad=False)
         self._check_initial(self._digest_of(self._cut(model, whole).named()))
         return model
-
-
-@contextmanager
-def settled(model: PreTrainedModel) -> Generator[None]:
-    """Clean up after a pass through the model that raises inside the block."""
-    try:
-        yield
-    except BaseException:
-        settle(model, failed=True)
-        raise

@@ -36,6 +36,7 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.gradients import Gradients
@@ -291,9 +292,11 @@ def quantized_logprobs(path: Path, cut: Cut, prompts: Sequence[Sequence[int]]) -
     return trainer.top_logprobs(prompts, 8, quantized=True), trainer.weights_digest() == digest
 
 
-def exported(path: Path, cut: Cut, target: Path) -> tuple[Arrays, str, int]:
+def exported(
+    path: Path, cut: Cut, target: Path, file_bytes: int = FILE_BYTES
+) -> tuple[Arrays, str, int]:
     trainer = make(path, cut)
-    trainer.save(target)
+    trainer.save(target, file_bytes=file_bytes)
     weights = as_arrays(dict(trainer.named_weights()))
     return weights, trainer.weights_digest(), trainer.parameters
 

@@ -181,6 +181,24 @@ def test_weights_come_out_as_they_went_in(
     assert len(digests) == 1, "the digest depends on the layout"
 
 
+@pytest.mark.parametrize("name", ["qwen3-tied", "moe"])
+def test_several_files_of_any_layout_are_equal_and_transformers_loads_them(
+    megatron_world: MegatronWorld, models: Models, tmp_path: Path, name: str
+) -> None:
+    want = saved_names(hf_model(models(name)), tmp_path / "hf")
+    targets = list[Path]()
+    for cut in (Cut(dtype="float32"), Cut(dtype="float32", tensor=2, sequence=True)):
+        targets.append(tmp_path / f"{len(targets)}")
+        given = {"path": models(name), "cut": cut, "target": targets[-1], "file_bytes": 20_000}
+        megatron_world.run(cut.ranks, "exported", **given)
+    one, two = ({each.name: each.read_bytes() for each in path.iterdir()} for path in targets)
+    assert one == two
+    assert len([each for each in one if each.endswith(".safetensors")]) > 4
+    again = saved_names(hf_model(targets[1]), tmp_path / "again")
+    assert again.keys() == want.keys()
+    assert all(torch.equal(again[each], want[each]) for each in want)
+
+
 def saved_names(model: Any, directory: Path) -> dict[str, torch.Tensor]:
     """The tensors as transformers writes them: experts one by one."""
     model.save_pretrained(directory)

@@ -104,9 +104,15 @@ SCHEDULE = {"learning_rate": 1e-2, "schedule": "cosine", "warmup_steps": 1, "wei
 def test_several_ranks_export_the_very_files_that_one_does(
     world: World, models: Models, tmp_path: Path
 ) -> None:
-    for model, dtype in (("qwen3", "bfloat16"), ("llama-tied", "float32")):
-        given = {"path": models(model), "cut": Cut(dtype=dtype)}
-        targets = {ranks: tmp_path / f"{model}-{ranks}" for ranks in (1, 2)}
+    for number, (model, dtype, file_bytes, count) in enumerate(
+        (
+            ("qwen3", "bfloat16", 2**30, 1),
+            ("llama-tied", "float32", 2**30, 1),
+            ("qwen3", "float32", 20_000, 5),
+        )
+    ):
+        given = {"path": models(model), "cut": Cut(dtype=dtype), "file_bytes": file_bytes}
+        targets = {ranks: tmp_path / f"{number}-{ranks}" for ranks in (1, 2)}
         answers = [
             answer
             for ranks, target in targets.items()
@@ -115,6 +121,7 @@ def test_several_ranks_export_the_very_files_that_one_does(
         assert all(each == answers[0] for each in answers)
         names = [sorted(file.name for file in target.iterdir()) for target in targets.values()]
         assert names[0] == names[1]
+        assert len([name for name in names[0] if name.endswith(".safetensors")]) >= count
         for name in names[0]:
             assert (targets[1] / name).read_bytes() == (targets[2] / name).read_bytes()
 

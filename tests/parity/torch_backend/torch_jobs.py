@@ -19,6 +19,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch import TorchTrainer
@@ -243,9 +244,11 @@ def steps_from(
     return numbers, trainer.weights_digest()
 
 
-def exported(peers: Peers, path: Path, cut: Cut, target: Path) -> tuple[str, int, Any]:
+def exported(
+    peers: Peers, path: Path, cut: Cut, target: Path, file_bytes: int = FILE_BYTES
+) -> tuple[str, int, Any]:
     trainer = make(peers, path, cut)
-    trainer.save(target)
+    trainer.save(target, file_bytes=file_bytes)
     return trainer.weights_digest(), trainer.parameters, trainer.identity
 
 
