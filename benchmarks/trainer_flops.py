@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from benchmarks.trainer_cases import Groups
 from offbeat.trainers.batches.packing import PADDING, PackedRows, visible_in
 from offbeat.trainers.batches.planner import MicrobatchPlanner
-from offbeat.trainers.torch.flops import known_peak
+from offbeat.trainers.flops import known_peak
 from offbeat.trainers.torch.model import linear_to_pair_ratio, vocabulary
 
 

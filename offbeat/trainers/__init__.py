@@ -7,9 +7,11 @@ batches/              prompt groups as padded rows and tensors
 grid/                 a vision tower on ranks of its own, beside those of the language model (torch)
 megatron_grid/        the same beside language ranks of megatron-core; builds on grid and megatron
 ranks/                process group, collectives, assignment of groups to ranks, assembly of a rank
-checkpoints/          checkpoints on disk: atomic, verified, written and read by all ranks
+checkpoints/          checkpoints and exports on disk: atomic, checkpoints verified, written and read by all ranks
 expert_names          expert weights stored separately or fused, with or without a gate
 receiver_names        the weight names that the engines of a run load, checked before the first step
+flops                 floating-point operations of passes, and what devices can do at most
+pass_timer            time of forward and backward passes on a device
 held_columns          columns that a rank receives with a call, or ahead of it
 cpu_time              CPU seconds of a rank's process in a step
 memory                peak memory of a rank in each phase of a step

@@ -29,6 +29,7 @@ from offbeat.trainers.batches.inputs import loss_tokens
 from offbeat.trainers.batches.packing import Batch, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.expert_load import ExpertLoad
+from offbeat.trainers.flops import ModelFlops, known_peak, tokens_and_pairs
 from offbeat.trainers.minibatches import (
     HeldGroups,
     UpdateOutcome,
@@ -36,6 +37,7 @@ from offbeat.trainers.minibatches import (
     update_metrics,
 )
 from offbeat.trainers.movement import UpdateResult, check_moved
+from offbeat.trainers.pass_timer import PassTimer
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepSums, StepTotals
@@ -88,6 +90,7 @@ class ModelTrainer(TrainerBackend):
     """
 
     _planner: MicrobatchPlanner  # every backend sets it
+    _flops: ModelFlops | None  # of the model, likewise; None: they are not known
 
     def __init__(
         self,
@@ -162,7 +165,8 @@ class ModelTrainer(TrainerBackend):
     # --- the step --------------------------------------------------------------------------------
 
     def _begin(self, loss: LossSpec) -> None:
-        self._sums, self._held = StepSums(loss), HeldGroups(loss.minibatches)
+        self._sums = StepSums(loss, replica=self._replica)
+        self._held = HeldGroups(loss.minibatches)
         self._begin_update()
 
     def _begin_update(self) -> None:
@@ -198,10 +202,11 @@ class ModelTrainer(TrainerBackend):
             sums.add(part)
             return part.loss
 
-        started = time.perf_counter()
         chunk, microbatches, result = self._read(groups, advantages, sums)
+        timer = PassTimer(self._device)
         self._add_gradients(microbatches, loss_of, sums.loss.temperature)
-        self._count_work(microbatches[: result.microbatches], time.perf_counter() - started)
+        timer.stop()
+        self._count_work(microbatches[: result.microbatches], timer)
         return result
 
     def _read(
@@ -252,7 +257,7 @@ class ModelTrainer(TrainerBackend):
             metrics=of_all.totals.metrics | update_metrics(outcomes) | self._load_metrics(),
             reason=of_all.reason,
             compute_s=sums.compute_s + took_s,
-            speed=counts.speed(self._peak),
+            speed=counts.speed(known_peak(self._device, self._dtype)),
         )
 
     def _sums_of_updates(self) -> Iterator[StepSums]:
@@ -317,12 +322,15 @@ class ModelTrainer(TrainerBackend):
         return True
 
     @property
-    def _peak(self) -> float | None:
-        """Return the FLOP/s that a device of this rank does at most; None if it is not known."""
-        return None
+    def _replica(self) -> int:
+        """Return the number of the replica, whose ranks train the same groups."""
+        return self.peers.rank
 
-    def _count_work(self, microbatches: Sequence[PackedRows], seconds: float) -> None:
-        """Count tokens and FLOPs of the passes of a chunk, if the backend knows what they are."""
+    def _count_work(self, microbatches: Sequence[PackedRows], timer: PassTimer) -> None:
+        """Count tokens and FLOPs of the passes of a chunk, without padding, and their time."""
+        tokens = sum(tokens_and_pairs(each)[0] for each in microbatches)
+        flops = 0.0 if self._flops is None else sum(map(self._flops.of, microbatches))
+        self._step.add_work(tokens, flops, timer.seconds)
 
     @abstractmethod
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:

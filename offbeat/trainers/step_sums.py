@@ -8,8 +8,8 @@ Nothing is read from the device until then: one transfer per step, and one colle
 # torch declares some functions without types.
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -24,7 +24,20 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import LossConfig
 from offbeat.trainers.ranks.peers import Peers
 
+_Passes = tuple[int, float, Callable[[], float]]
+"""Tokens, FLOPs and seconds of some passes."""
+
 _COMBINE = {PartialReduction.MIN: torch.minimum, PartialReduction.MAX: torch.maximum}
+
+
+@dataclass(frozen=True, slots=True)
+class PassWork:
+    """Work of the forward and backward passes of a rank, padding left out, and its time."""
+
+    tokens: int  # 0 if another rank of the replica counts them
+    flops: float
+    seconds: float
+    replica: int  # whose tokens they were
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,7 @@ class RankSums:
     metrics: dict[str, tuple[PartialReduction, float]]
     divisor: tuple[float, ...]  # the sums that ``divisors.denominator`` takes
     spread: SpreadRows | None = None  # None: no staleness was known
-    work: tuple[int, float, float] | None = None  # tokens, FLOPs and seconds of its passes
+    work: PassWork | None = None  # None: it is not known
 
 
 _RANK_SUMS: Final = msgspec.msgpack.Decoder[RankSums | None](RankSums | None)
@@ -64,16 +77,17 @@ class StepTotals:
         return denominator(self.config, (each.divisor for each in self.ranks))
 
     def speed(self, peak: float | None) -> dict[str, float]:
-        """Return metrics of the speed of a device, mean over the ranks; empty if it is not known.
+        """Return metrics of the speed of a device, mean over all ranks; empty if it is not known.
 
         ``peak``: FLOP/s of a device at most; None: not known.
         """
         work = [each.work for each in self.ranks if each.work is not None]
-        seconds = sum(each for _, _, each in work)
+        seconds = _device_seconds(work)
         if not seconds:
             return {}
-        flop_s = sum(each for _, each, _ in work) / seconds
-        named = {"throughput/device_tokens_per_s": sum(each for each, _, _ in work) / seconds}
+        flop_s = sum(each.flops for each in work) / seconds
+        tokens = sum(each.tokens for each in work)
+        named = {"throughput/device_tokens_per_s": tokens / seconds}
         if flop_s:
             named["throughput/device_flop_per_s"] = flop_s
             if peak is not None:
@@ -124,21 +138,30 @@ class StepTotals:
                 return sum(values) / self.denominator
 
 
+def _device_seconds(work: Sequence[PassWork]) -> float:
+    """Return the seconds of all devices: those of a replica wait for each other until its last is done."""
+    seconds_by_replica = dict[int, list[float]]()
+    for each in work:
+        seconds_by_replica.setdefault(each.replica, []).append(each.seconds)
+    return sum(len(each) * max(each) for each in seconds_by_replica.values())
+
+
 @dataclass(slots=True)
 class StepSums:
     """The running sums of one rank's step."""
 
     loss: LossSpec
     of_batch: AdvantageSums | None = None  # of a minibatch: those of the rank's whole share
+    replica: int = 0  # ranks of one replica compute the same tokens together
     tokens: int = 0  # with loss mask set
     sequences: int = 0  # with a valid token
     chunks: int = 0
     compute_s: float = 0.0
-    work: tuple[int, float, float] | None = None  # tokens, FLOPs and seconds of its passes
     _loss: list[Tensor] = field(default_factory=list[Tensor])
     _divisor: Tensor | None = None
     _metrics: dict[str, PartialMetric] = field(default_factory=dict[str, PartialMetric])
     _spread: Tensor | None = None
+    _passes: list[_Passes] = field(default_factory=list[_Passes])
 
     def add(self, sums: LossSums) -> None:
         """Add the sums of one microbatch."""
@@ -158,14 +181,16 @@ class StepSums:
         self.tokens, self.sequences = self.tokens + tokens, self.sequences + sequences
         self.chunks, self.compute_s = self.chunks + 1, self.compute_s + compute_s
 
-    def add_work(self, tokens: int, flops: float, seconds: float) -> None:
-        """Add what forward and backward passes computed, padding left out, and their time."""
-        before = self.work or (0, 0.0, 0.0)
-        self.work = (before[0] + tokens, before[1] + flops, before[2] + seconds)
+    def add_work(self, tokens: int, flops: float, seconds: Callable[[], float]) -> None:
+        """Add what passes of the replica computed, padding left out; ``seconds`` is called at the end."""
+        self._passes.append((tokens, flops, seconds))
 
     def totals(self, peers: Peers, *, contributes: bool = True) -> StepTotals:
-        """Return the sums over all ranks that contribute; all ranks call it together, once."""
-        gathered = peers.all_gather(self.own() if contributes else None, _RANK_SUMS)
+        """Return the sums over all ranks that contribute; all ranks call it together, once.
+
+        Of the others only the time of their passes counts.
+        """
+        gathered = peers.all_gather(self.own() if contributes else self._time_alone(), _RANK_SUMS)
         return StepTotals(self.loss.config, [each for each in gathered if each is not None])
 
     def own(self) -> RankSums:
@@ -175,7 +200,7 @@ class StepSums:
             divisor = (divisor[0], *self.of_batch)
         if self._divisor is None:
             return RankSums(
-                self.tokens, self.sequences, 0.0, {}, divisor, spread=None, work=self.work
+                self.tokens, self.sequences, 0.0, {}, divisor, spread=None, work=self._work()
             )
         loss = sum(self._loss, start=self._loss[0].new_zeros(()))
         loss, *values = torch.stack(
@@ -184,4 +209,16 @@ class StepSums:
         kinds = ((name, metric.reduction) for name, metric in self._metrics.items())
         metrics = {name: (kind, value) for (name, kind), value in zip(kinds, values, strict=True)}
         spread = None if self._spread is None else self._spread.tolist()
-        return RankSums(self.tokens, self.sequences, loss, metrics, divisor, spread, work=self.work)
+        return RankSums(self.tokens, self.sequences, loss, metrics, divisor, spread, self._work())
+
+    def _time_alone(self) -> RankSums | None:
+        work = self._work()
+        if work is None:
+            return None
+        return RankSums(0, 0, 0.0, {}, NOTHING, work=replace(work, tokens=0, flops=0.0))
+
+    def _work(self) -> PassWork | None:
+        if not self._passes:
+            return None
+        tokens, flops, seconds = zip(*self._passes, strict=True)
+        return PassWork(sum(tokens), sum(flops), sum(each() for each in seconds), self.replica)

@@ -5,6 +5,7 @@ Needs the extra ``megatron``; nothing but this room and ``megatron_grid`` import
     split_step    MegatronTrainer: the step of one rank
     boxed_trainer what its ranks share with encoder ranks: weights in and out, checkpoints
     gradients     gradients of the open step: hooks removed, sums, one reduction
+    flops         floating-point operations of its passes, from the architecture    (pure)
     forward       microbatches through the library's schedules -> log-probabilities
     microbatches  microbatches of a chunk, aligned between ranks
     optimizer     AdamW over the gradient buffers

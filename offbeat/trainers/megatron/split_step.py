@@ -36,6 +36,7 @@ from offbeat.trainers.megatron.architecture import (
     read_architecture,
 )
 from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer, OptimizerState
+from offbeat.trainers.megatron.flops import architecture_flops
 from offbeat.trainers.megatron.forward import Forward
 from offbeat.trainers.megatron.freezing import freeze_weights, frozen_weights
 from offbeat.trainers.megatron.groups import layout_group, pipeline_group, start_groups
@@ -175,6 +176,10 @@ class MegatronTrainer(BoxedTrainer):
     def _is_replica_leader(self) -> bool:
         return self.layout.is_replica_leader
 
+    @property
+    def _replica(self) -> int:
+        return self.layout.data_rank
+
     def _apply(self, denominator: float, rate: float) -> UpdateResult:
         self.gradients.reduce(denominator)
         norm = self._whole_norm(self.optimizer.grad_norm(), denominator)
@@ -221,6 +226,7 @@ class MegatronTrainer(BoxedTrainer):
     def _enter_layout(self) -> None:
         """Read the sizes of the model, refuse what cannot be trained, and create the process groups."""
         self.architecture = self._read_architecture()
+        self._flops = architecture_flops(self.architecture)
         self.frozen = frozen_weights(self.model_path, self._config.freeze)
         run_on_all_ranks(
             self.peers, "its start", lambda: self.is_first and check_files(self.model_path)

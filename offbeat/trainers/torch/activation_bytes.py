@@ -36,6 +36,7 @@ from offbeat.trainers.torch.model import (
 )
 from offbeat.trainers.torch.proof import RowProof
 from offbeat.trainers.torch.recompute import recompute_layers
+from offbeat.trainers.torch.routing import routers_of
 from offbeat.transfer_queue.schema import Columns
 
 _COUNTED_APART: Final = ("PARAM", "BUFFER", "GRAD")
@@ -57,8 +58,9 @@ def activation_bytes(
     on its values, or its layers cannot be recomputed.
     """
     with torch.device("meta"):
-        if model_flops(auto_class_of(config).from_config(config)) is None:
-            return None
+        shell = auto_class_of(config).from_config(config)
+    if model_flops(shell) is None or routers_of(shell):
+        return None
     layers = config.get_text_config(decoder=True).num_hidden_layers
     try:
         measured = [

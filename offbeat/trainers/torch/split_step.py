@@ -34,7 +34,7 @@ from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.dispatch import pad_microbatches
 from offbeat.trainers.ranks.peers import Peers, all_reduce_max_or_fail, run_on_all_ranks
 from offbeat.trainers.teacher import check_tokenizers
-from offbeat.trainers.torch.flops import known_peak, model_flops, tokens_and_pairs
+from offbeat.trainers.torch.flops import model_flops
 from offbeat.trainers.torch.forward import (
     packed_logprobs,
     packed_logprobs_and_entropies,
@@ -258,14 +258,8 @@ class TorchTrainer(ReloadableTrainer):
         return self.peers.rank % self._config.tensor_parallel == 0
 
     @property
-    def _peak(self) -> float | None:
-        return known_peak(self._device, self._dtype)
-
-    def _count_work(self, microbatches: Sequence[PackedRows], seconds: float) -> None:
-        tokens = sum(tokens_and_pairs(each)[0] for each in microbatches)
-        flops = 0.0 if self._flops is None else sum(map(self._flops.of, microbatches))
-        # Seconds of all devices of the replica, which compute these tokens together.
-        self._step.add_work(tokens, flops, seconds * self._config.tensor_parallel)
+    def _replica(self) -> int:
+        return self.peers.rank // self._config.tensor_parallel
 
     def _begin_gradients(self) -> None:
         self._rng_at_begin = torch.get_rng_state()

@@ -1,0 +1,89 @@
+"""Floating-point operations of passes over packed rows, and the most that a device can do.
+
+The count is that of model FLOPs utilisation (PaLM, arXiv:2204.02311, appendix B): of a matrix 2 per
+weight and token forward, 2 for the gradient of its input and 2 for that of a trained weight; of a pair
+of tokens 4 per dimension of every head forward, and twice that backward. Unlike there, only pairs
+attend that a causal mask shows, and of a layer of experts those count that a token is sent to.
+Recomputation, padding and operations between the products do not count.
+"""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from offbeat.trainers.batches.packing import PADDING, PROMPT, PackedRows
+
+PER_WEIGHT: Final = 6
+"""FLOPs of a trained weight of a matrix per token: forward, and both gradients."""
+
+PER_FROZEN_WEIGHT: Final = 4
+PER_DIMENSION: Final = 6
+"""FLOPs per pair of tokens and dimension of a head: of queries and keys for the score, or of values."""
+
+PEAKS: Final = (
+    ("H200", torch.bfloat16, 989e12),
+    ("H200", torch.float32, 67e12),
+    ("H100 PCIe", torch.bfloat16, 756e12),
+    ("H100 PCIe", torch.float32, 51e12),
+    ("H100", torch.bfloat16, 989e12),
+    ("H100", torch.float32, 67e12),
+    ("A100", torch.bfloat16, 312e12),
+    ("A100", torch.float32, 19.5e12),
+    ("L40S", torch.bfloat16, 362e12),
+    ("L40S", torch.float32, 91.6e12),
+    ("L4", torch.bfloat16, 121e12),
+    ("L4", torch.float32, 30.3e12),
+    ("RTX 4090", torch.bfloat16, 165e12),
+    ("RTX 4090", torch.float32, 82.6e12),
+)
+"""FLOP/s by part of the device's name and dtype, dense, from the makers' data sheets; float32 without
+TF32. The first entry that fits counts."""
+
+
+def known_peak(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Return the maker's FLOP/s of a device in a dtype; None where the table does not have it."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, held, peak in PEAKS if part in name and held == dtype), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlops:
+    """FLOPs of one forward and backward pass of a model, by what is computed."""
+
+    token: float
+    place: float  # whose logits are computed
+    pair: float  # of tokens of which one attends to the other
+
+    def of(self, packed: PackedRows) -> float:
+        """Return the FLOPs of a microbatch."""
+        tokens, pairs = tokens_and_pairs(packed)
+        return self.token * tokens + self.place * len(packed.predicts_U) + self.pair * pairs
+
+
+def tokens_and_pairs(packed: PackedRows) -> tuple[int, int]:
+    """Return the tokens of a microbatch without padding, and its pairs that attend."""
+    if packed.trees:
+        pairs = 0
+        for tree in packed.trees:
+            prompt = tree.prompt.stop - tree.prompt.start
+            own = [branch.stop - branch.start for branch in tree.branches]
+            pairs += _causal(prompt) + sum(_causal(each) + prompt * each for each in own)
+        return packed.segments_RT.size, pairs
+    pairs = 0
+    for segments_T in packed.segments_RT:
+        kinds, counts = np.unique(segments_T[segments_T != PADDING], return_counts=True)
+        prompt = int(counts[kinds == PROMPT].sum())
+        own = counts[kinds != PROMPT].tolist()
+        pairs += _causal(prompt) + sum(_causal(each) + prompt * each for each in own)
+    return int((packed.segments_RT != PADDING).sum()), pairs
+
+
+def _causal(tokens: int) -> int:
+    return tokens * (tokens + 1) // 2
