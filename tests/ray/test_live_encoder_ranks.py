@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("PIL", reason="the extra vision is not installed")
 
-from offbeat.controller.events import Rewound
+from offbeat.controller.events import Rewound, TrainerReplaced
 from tests.ray.conftest import ROOT, Start
 from tests.support.live_run import LiveRun
 from tests.support.run_records import RunRecords
@@ -22,8 +22,11 @@ SMALL = (
 )
 
 
-def rewinds_and_trains_all_its_groups(run: LiveRun) -> None:
-    """The run ends by itself, with the steps of its recipe, and its accounts agree."""
+def rewinds_and_trains_all_its_groups(run: LiveRun) -> str:
+    """The run ends by itself, with the steps of its recipe, and its accounts agree.
+
+    Why its trainer was replaced.
+    """
     assert run.exit_code(within_s=400) == 0
     records = RunRecords.read(run.run_dir)
     records.agree()
@@ -32,14 +35,16 @@ def rewinds_and_trains_all_its_groups(run: LiveRun) -> None:
     assert records.summary.outcome == "finished"
     assert records.summary.groups.trained == STEPS * 4
     (rewound,) = [event for event in records.events if isinstance(event, Rewound)]
+    (replaced,) = [event for event in records.events if isinstance(event, TrainerReplaced)]
     assert 0 < rewound.to_version < STEPS
     assert all("train/bridge_bytes" in line for line in records.metrics)
+    return replaced.reason
 
 
 @pytest.mark.parametrize(
     ("backend", "rank"),
-    [("torch", 0), ("torch", 1), ("megatron", 1)],
-    ids=["language", "encoder", "encoder beside megatron"],
+    [("torch", 0), ("torch", 1), ("megatron", 0), ("megatron", 1)],
+    ids=["language", "encoder", "language rank of megatron", "encoder beside megatron"],
 )
 def test_a_run_of_which_a_rank_is_killed_rewinds_and_trains_all_its_groups(
     start: Start, backend: str, rank: int
@@ -50,7 +55,7 @@ def test_a_run_of_which_a_rank_is_killed_rewinds_and_trains_all_its_groups(
         run.logged("trainer.ready", within_s=400)
         run.trained_steps(5)
         run.holding(f"trainer-rank{rank}.log").kill()
-        rewinds_and_trains_all_its_groups(run)
+        assert f"trainer rank {rank} was lost" in rewinds_and_trains_all_its_groups(run)
 
 
 @pytest.mark.parametrize("backend", ["torch", "megatron"])
