@@ -310,6 +310,7 @@ def test_a_sweep_takes_the_optimizer_steps_of_the_recipe(tmp_path: Path) -> None
     assert 0 < medians["finish"] < medians[WHOLE]
 
 
+@pytest.mark.long
 def test_a_real_trainer_is_measured_until_its_memory_is_full(tmp_path: Path) -> None:
     model = write_model("toy", tmp_path / "toy")
     recipe = tmp_path / "recipe.yaml"
