@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offbeat.actors.engine_actor import EngineActor, TakenRelease
+from offbeat.actors.delta_engine_actor import DeltaEngineActor
+from offbeat.actors.engine_actor import TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.base import of_kind
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
+from offbeat.messages.weights import WeightDelta
 from offbeat.weight_sync.canary import check
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
     from offbeat.weight_sync.receiver import Receiver
 
 
-class EmbeddedEngineActor(EngineActor):
+class EmbeddedEngineActor(DeltaEngineActor):
     """The embedded engine. Weights are swapped in place between two decode steps."""
+
+    _takes_regions = True
 
     def __init__(self, spec: EngineSpec) -> None:
         from offbeat.generators.embedded.start import started
@@ -57,8 +61,17 @@ class EmbeddedEngineActor(EngineActor):
         return await self._load(epoch, version, digest, manifest, chunks)
 
     async def _take_parts(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, route: ReshardRoute
+        self,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        route: ReshardRoute,
+        delta: WeightDelta | None = None,
     ) -> TakenRelease | None:
+        del delta  # they travel between main memories, and so do their bases
+        if self._keeps_base:
+            return None
         buckets = await self._broadcasts.fetch_buckets(route, epoch, manifest)
         return await self._load(epoch, version, digest, manifest, buckets)
 

@@ -15,7 +15,7 @@ from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.served_engine import ServedEngine
-from offbeat.generators.broadcasts import Broadcasts, in_thread
+from offbeat.generators.broadcasts import Broadcasts
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import (
     CanaryFailed,
@@ -28,7 +28,7 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
 from offbeat.messages.weights import EngineState, WeightDelta, WeightsAck
-from offbeat.weight_sync.delta import BaseKeeper, HeldRelease, check_delta, rebuilt
+from offbeat.weight_sync.delta import BaseKeeper
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
@@ -45,6 +45,8 @@ class TakenRelease(NamedTuple):
 
 class EngineActor:
     """Base class of engine actors: fence, state and acks. Subclasses load the weights. Async."""
+
+    _takes_regions = False  # whether ``_take`` takes chunks that hold regions of tensors
 
     def __init__(
         self, spec: EngineSpec, served: ServedEngine, incarnation: str, device: str | None = None
@@ -148,79 +150,6 @@ class EngineActor:
             chunks = await self._broadcasts.fetch(route, epoch, members, manifest)
         return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
 
-    async def load_delta(
-        self,
-        fence: Fence,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        delta: WeightDelta,
-        *chunks: Bytes,
-    ) -> WeightsAck:
-        """Load a release by what it changes of the one that this engine serves.
-
-        Raises:
-            BaseRefused: It serves another one. Nothing was begun: the full release may follow.
-            WeightSyncFailed: As in ``load_weights``.
-        """
-        started_s = time.perf_counter()
-        base = self._begin_delta(fence, epoch, version, delta)
-        return await self._rebuilt(started_s, epoch, version, digest, manifest, base, delta, chunks)
-
-    async def receive_delta(
-        self,
-        fence: Fence,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        delta: WeightDelta,
-        route: Route,
-        members: tuple[str, ...],
-    ) -> WeightsAck:
-        """Receive what a release changes, broadcast to ``members`` together, and load it.
-
-        Raises:
-            BaseRefused: As in ``load_delta``.
-            ReleaseLost, WeightSyncFailed: As in ``receive_weights``.
-        """
-        started_s = time.perf_counter()
-        base = self._begin_delta(fence, epoch, version, delta)
-        with self._transfer(epoch, version):
-            chunks = await self._broadcasts.fetch(route, epoch, members, delta.manifest)
-        return await self._rebuilt(started_s, epoch, version, digest, manifest, base, delta, chunks)
-
-    def _begin_delta(
-        self, fence: Fence, epoch: int, version: int, delta: WeightDelta
-    ) -> HeldRelease:
-        """Compare the base with what is served before anything else, and begin the transfer."""
-        self._guard.check(fence)
-        base = self._base_keeper.check(version, delta.base, self._digest)
-        self._begin(fence, epoch, version)
-        return base
-
-    async def _rebuilt(
-        self,
-        started_s: float,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        base: HeldRelease,
-        delta: WeightDelta,
-        parts: tuple[Bytes, ...],
-    ) -> WeightsAck:
-        """Rebuild the chunks of a release beside decoding, and load them as if they had arrived."""
-
-        def work() -> tuple[Bytes, ...]:
-            check_delta(epoch, delta, parts)
-            return rebuilt(epoch, base, manifest, parts, self._base_keeper.lend)
-
-        with self._transfer(epoch, version):
-            chunks = await in_thread(f"delta {epoch}", work)
-        return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
-
     async def fetch_weights(
         self,
         fence: Fence,
@@ -243,12 +172,7 @@ class EngineActor:
             if taken is not None:
                 return self._acked(started_s, epoch, version, digest, manifest, taken)
             chunks = await self._broadcasts.fetch_on_host(route, epoch, manifest)
-        if not manifest.pieces:
-            return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
-        whole = await self._broadcasts.joined(manifest, digest, chunks, self._whole_because())
-        return await self._served_from(
-            started_s, epoch, version, digest, whole.manifest, whole.chunks, whole.digest
-        )
+        return await self._served_from_buckets(started_s, epoch, version, digest, manifest, chunks)
 
     async def serve_loaded(self, fence: Fence, epoch: int, version: int) -> WeightsAck:
         """Serve the weights of the model directory, which this process was created with.
@@ -328,6 +252,26 @@ class EngineActor:
             self._base_keeper.serves(digest, manifest, chunks)
         return self._acked(started_s, epoch, version, digest, manifest, taken)
 
+    async def _served_from_buckets(
+        self,
+        started_s: float,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        buckets: tuple[Bytes, ...],
+    ) -> WeightsAck:
+        """Load buckets and ack; a loader that takes no regions gets whole tensors made of them."""
+        if self._takes_regions or not manifest.pieces:
+            return await self._served_from(started_s, epoch, version, digest, manifest, buckets)
+        whole = await self._broadcasts.joined(manifest, digest, buckets, self._whole_because())
+        ack = await self._served_from(
+            started_s, epoch, version, digest, whole.manifest, whole.chunks, whole.digest
+        )
+        if self._keeps_base:
+            self._base_keeper.serves(digest, manifest, buckets)
+        return ack
+
     def _acked(
         self,
         started_s: float,
@@ -387,14 +331,22 @@ class EngineActor:
         raise NotImplementedError
 
     async def _take_parts(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, route: ReshardRoute
+        self,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        route: ReshardRoute,
+        delta: WeightDelta | None = None,
     ) -> TakenRelease | None:
-        """Fetch, verify and commit regions of tensors as they are; None: whole ones are made of them.
+        """Fetch, verify and commit regions of tensors as they are; None: this process loads buckets.
+
+        ``delta``: what the route sends, where it is what the release changes of the served one.
 
         Raises:
             TransferFailed, WeightSyncFailed, CanaryFailed: As ``fetch_weights`` and ``_take``.
         """
-        del epoch, version, digest, manifest, route
+        del epoch, version, digest, manifest, route, delta
 
     def _whole_because(self) -> str:
         return "the loader of this engine takes whole tensors, no regions"

@@ -32,9 +32,12 @@ class ReshardGenerator(RayGenerator):
     """One engine actor that asks every trainer rank for what that rank holds."""
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        ref = self._engine.fetch_weights.remote(
-            fence, epoch, release.version, release.digest, release.manifest, *release.chunks
-        )
+        content, delta = (release.version, release.digest, release.manifest), release.delta
+        if delta is None:
+            ref = self._engine.fetch_weights.remote(fence, epoch, *content, *release.chunks)
+        else:
+            header = without_chunks(delta)
+            ref = self._engine.fetch_delta.remote(fence, epoch, *content, header, *delta.chunks)
         try:
             return await reply_of(ref, self.name, "weight sync")
         except ArgumentLost as lost:

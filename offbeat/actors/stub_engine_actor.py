@@ -2,7 +2,8 @@
 
 import time
 
-from offbeat.actors.engine_actor import EngineActor, TakenRelease
+from offbeat.actors.delta_engine_actor import DeltaEngineActor
+from offbeat.actors.engine_actor import TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.spec import EngineSpec
@@ -11,7 +12,7 @@ from offbeat.weight_sync.canary import check, invented_answers
 from offbeat.weight_sync.manifest import Bytes, Manifest
 
 
-class StubEngineActor(EngineActor):
+class StubEngineActor(DeltaEngineActor):
     """Stub engine: a latency model that also takes time to load weights."""
 
     def __init__(self, spec: EngineSpec) -> None:

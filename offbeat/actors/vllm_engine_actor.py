@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from offbeat.actors.engine_actor import EngineActor, TakenRelease
+from offbeat.actors.delta_engine_actor import DeltaEngineActor
+from offbeat.actors.engine_actor import TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.base import of_kind
@@ -33,7 +34,7 @@ from offbeat.generators.vllm.staging import StagingArea
 from offbeat.generators.vllm.workarounds import untried
 from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed
 from offbeat.messages.fences import Fence
-from offbeat.messages.weights import EngineState
+from offbeat.messages.weights import EngineState, WeightDelta
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
@@ -52,7 +53,7 @@ Started = tuple[Library, Any]
 """The parts of vLLM in use, and an ``AsyncLLM``."""
 
 
-class VllmEngineActor(EngineActor):
+class VllmEngineActor(DeltaEngineActor):
     """A vLLM engine. Its first reply comes after a real request has passed through it."""
 
     def __init__(self, spec: EngineSpec, started: Started | None = None) -> None:
@@ -151,13 +152,22 @@ class VllmEngineActor(EngineActor):
         return layout
 
     async def _take_parts(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, route: ReshardRoute
+        self,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        route: ReshardRoute,
+        delta: WeightDelta | None = None,
     ) -> TakenRelease | None:
         await self._warmed_up()
         try:
             if not manifest.pieces or await self._updates.layout.get() is None:
                 return None
-            taken = await self._updates.fetch(epoch, version, digest, manifest, route)
+            if delta is None:
+                self._base_keeper.forget()  # the workers give up theirs before they fetch
+            taken = await self._updates.fetch(epoch, version, digest, manifest, route, delta)
+            self._base_keeper.serves(digest, manifest, ())
             return TakenRelease(*taken)
         except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
             raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused

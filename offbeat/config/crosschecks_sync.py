@@ -98,12 +98,12 @@ def _delta_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield releases that have no delta."""
     if not config.sync.delta:
         return
-    if config.sync.transport == "reshard":
+    if (wire := wire_of(config.sync)) != "tcp":
         yield Clash(
-            ("sync.delta", "sync.transport"),
-            "sync.delta=true has no effect on sync.transport=reshard, whose ranks send the regions that "
-            "they hold whole",
-            "Leave sync.delta out, or set sync.transport to object_store or gloo.",
+            ("sync.delta", "sync.wire"),
+            f"sync.delta=true does not fit sync.wire={wire}: changes are encoded in main memory, and "
+            "each wire of devices keeps memory of fixed sizes",
+            "Leave sync.delta out, or set sync.wire to tcp.",
         )
     if lora_of(config) is not None:
         yield Clash(

@@ -68,11 +68,22 @@ class Broadcasts:
         return tuple(collected.chunks)
 
     async def fetch_buckets(
-        self, route: ReshardRoute, epoch: int, manifest: Manifest
+        self,
+        route: ReshardRoute,
+        epoch: int,
+        manifest: Manifest,
+        release: Manifest | None = None,
     ) -> "tuple[BucketMemory, ...]":
         """Receive and verify all buckets of a release from the ranks that hold them.
 
-        Also those that the plan has for other ranks of an engine alone. A cancelled fetch stops at the next bucket, or at that bucket's deadline.
+        Also those that the plan has for other ranks of an engine alone. A cancelled fetch stops at
+        the next bucket, or at that bucket's deadline.
+
+        Args:
+            route: The ranks.
+            epoch: Epoch of the transfer.
+            manifest: Manifest of the release, or of what it changes.
+            release: Manifest that names the tensors, for errors; None: ``manifest``.
 
         Raises:
             TransferFailed: No rank that holds a bucket could send it.
@@ -88,7 +99,9 @@ class Broadcasts:
         try:
             received = await in_thread(
                 f"reshard {epoch}",
-                lambda: fetcher.receive(route, epoch, manifest, cancelled, needed=everything),
+                lambda: fetcher.receive(
+                    route, epoch, manifest, cancelled, needed=everything, release=release
+                ),
             )
         except asyncio.CancelledError:
             cancelled.set()
@@ -96,7 +109,11 @@ class Broadcasts:
         return received.buckets
 
     async def fetch_on_host(
-        self, route: ReshardRoute, epoch: int, manifest: Manifest
+        self,
+        route: ReshardRoute,
+        epoch: int,
+        manifest: Manifest,
+        release: Manifest | None = None,
     ) -> tuple[Bytes, ...]:
         """Do as ``fetch_buckets``, into main memory.
 
@@ -109,7 +126,7 @@ class Broadcasts:
         wire = route.senders[0].wire
         if wire != "tcp":
             raise TransferRefused(epoch, "sync.wire", wire, _ONLY_TCP)
-        buckets = await self.fetch_buckets(route, epoch, manifest)
+        buckets = await self.fetch_buckets(route, epoch, manifest, release)
         return tuple(on_host(each) for each in buckets)
 
     async def joined(

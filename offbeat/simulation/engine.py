@@ -215,11 +215,11 @@ class FakeEngine(Actor):
     def _check_base(self, release: WeightRelease, delta: WeightDelta) -> None:
         check_base(self.name, release.version, delta.base, self.digest)
 
-    def _content(self, release: WeightRelease) -> str:
-        """Return the digest of the weights that the engine has once it has loaded a release."""
+    def _content(self, release: WeightRelease, arrived: str) -> str:
+        """Return the digest of the weights that the engine has once it has loaded what arrived."""
         delta = release.delta
         if delta is None or delta.base == self.content:
-            return release.digest
+            return arrived
         return f"{delta.digest} applied to {self.content}"
 
     def _lack(self, call: SimulatedCall, release: WeightRelease) -> None:
@@ -269,7 +269,7 @@ class FakeEngine(Actor):
             call.fail(WeightSyncFailed(self.name, epoch, release.version, problem))
             return
         now = self.context.loop.time()
-        effective_digest = content = fetched or self._content(release)
+        effective_digest = content = self._content(release, fetched or release.digest)
         if kind:
             effective_digest = f"not {effective_digest}"
             self.context.record(

@@ -284,10 +284,12 @@ class FakeTrainer(Actor):
                 self.context.loop.time(), self.incarnation_number, version, self._digest
             )
         )
-        canary, memory = self._canary(version), (self.context.machines.memory_of(self.name),)
+        canary = self._canary(version)
         if self.context.config.sync.transport == "reshard":
-            return self._offered(version, canary)
-        release = WeightRelease(version, self._digest, None, memory, _NBYTES, canary)
+            release = self._offered(version, canary)
+        else:
+            memory = (self.context.machines.memory_of(self.name),)
+            release = WeightRelease(version, self._digest, None, memory, _NBYTES, canary)
         if not self.context.config.sync.delta:
             return release
         base, self._base = self._base, self._digest
@@ -296,7 +298,7 @@ class FakeTrainer(Actor):
         if zlib.crc32(self._digest.encode()) % _ONE_TOO_LARGE == 0:
             return msgspec.structs.replace(release, full_reason=FullReason.TOO_LARGE)
         changes = f"{base} to {self._digest}"
-        delta = WeightDelta(base, changes, None, memory, _NBYTES // 20, 0.01)
+        delta = WeightDelta(base, changes, None, release.chunks, _NBYTES // 20, 0.01)
         return msgspec.structs.replace(release, delta=delta)
 
     def _offered(self, version: int, canary: Canary | None) -> WeightRelease:

@@ -39,9 +39,10 @@ def draw_transport(ranks: random.Random, seed: int, base: RunConfig) -> dict[str
     """Return how weights travel: from every rank, in one episode of five, or as the recipe says."""
     if lora_of(base) is not None:
         return {}
+    delta = {"delta": random.Random(f"{seed}/delta").random() < DELTA_SHARE}
     if base.sync.transport == "reshard" or ranks.random() < RESHARD_SHARE:
-        return {"transport": "reshard", "delta": False, **_RESHARD}
-    return {"delta": random.Random(f"{seed}/delta").random() < DELTA_SHARE}
+        return {"transport": "reshard", **delta, **_RESHARD}
+    return delta
 
 
 def draw_senders(

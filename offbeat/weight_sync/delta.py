@@ -114,9 +114,8 @@ class _Encoder:
             for part, chunk in zip(self._parts, self._base.chunks, strict=True)
         )
         base, sizes = self._base.digest, tuple(each.nbytes for each in parts)
-        about = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((base, digest, sizes)))
         digests = tuple(xxhash.xxh3_128_hexdigest(each.data) for each in parts)
-        manifest = Manifest((), sizes, about, digests)
+        manifest = delta_manifest(base, digest, sizes, digests)
         words = sum(
             nbytes // width
             for nbytes, width in zip(self._manifest.chunk_nbytes, self._widths, strict=True)
@@ -132,10 +131,20 @@ class _Encoder:
         return delta, None
 
 
+def delta_manifest(
+    base: str, digest: str, sizes: tuple[int, ...], digests: tuple[str, ...]
+) -> Manifest:
+    """Return the sealed manifest of the changes that make the release ``digest`` of ``base``."""
+    about = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((base, digest, sizes)))
+    return Manifest((), sizes, about, digests)
+
+
 def word_bytes(manifest: Manifest) -> list[int]:
     """Return the size of a word of each chunk: that of the narrowest type in it."""
     dtypes = [set[str]() for _ in manifest.chunk_nbytes]
-    for spec in manifest.tensors:
+    for piece in manifest.pieces:
+        dtypes[piece.chunk].add(manifest.tensors[piece.tensor].dtype)
+    for spec in () if manifest.pieces else manifest.tensors:
         dtypes[spec.chunk].add(spec.dtype)
     return [narrowest_bytes(*each) if each else 1 for each in dtypes]
 
@@ -157,8 +166,15 @@ class BaseKeeper:
         return self._buffers.lend(nbytes)
 
     def serves(self, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]) -> None:
-        """Keep the chunks of the release that the engine serves from now on."""
+        """Keep the chunks of the release that the engine serves from now on.
+
+        None, where its workers keep theirs, and rebuild them.
+        """
         self._held = HeldRelease(digest, manifest, list(chunks))
+
+    def forget(self) -> None:
+        """Forget the release: the next delta is refused."""
+        self._held = None
 
     def check(self, version: int, base: str, served: str | None) -> HeldRelease:
         """Return the base of a delta.
@@ -220,7 +236,7 @@ def rebuilt(
     Raises:
         TransferRefused: The base has another layout, or a part is no change of its chunk.
     """
-    if not base.manifest.describes_as(manifest):
+    if not base.manifest.describes_as(manifest) or len(base.chunks) != len(parts):
         digests = base.manifest.digest, manifest.digest
         raise TransferRefused(epoch, "layout of the base", *digests)
     return tuple(_rebuilt(epoch, base, manifest, parts, lend or _new))

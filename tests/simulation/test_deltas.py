@@ -21,6 +21,7 @@ from offbeat.simulation.quiet_log import quiet_log
 from offbeat.weight_sync.delta import check_base
 
 BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
+RESHARD = RunConfig.model_validate({**BASE.model_dump(), "sync": {"transport": "reshard"}})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,8 +48,8 @@ class CountingController(Controller):
         self._sync.deltas = Counting(enabled=True)
 
 
-def with_delta(seed: int) -> EpisodePlan:
-    plan = draw_plan(seed, BASE, "all", None)
+def with_delta(seed: int, base: RunConfig) -> EpisodePlan:
+    plan = draw_plan(seed, base, "all", None)
     sync = plan.config.sync.model_copy(update={"delta": True})
     return msgspec.structs.replace(plan, config=plan.config.model_copy(update={"sync": sync}))
 
@@ -66,15 +67,20 @@ class ControllerOfTheForgetful(CountingController):
         plant_engines(self, ForgetfulEngine)
 
 
-def offered_in(seeds: range, controller: type[CountingController]) -> Counter[str]:
+def offered_in(
+    seeds: range, controller: type[CountingController], base: RunConfig = BASE
+) -> Counter[str]:
     Counting.offered.clear()
     for seed in seeds:
-        assert violations_of(play(seed, with_delta(seed), controller)) == []
+        assert violations_of(play(seed, with_delta(seed, base), controller)) == []
     return Counting.offered
 
 
-def test_under_all_faults_most_releases_are_deltas_and_nothing_torn_is_served() -> None:
-    offered = offered_in(range(6), CountingController)
+@pytest.mark.parametrize("base", [BASE, RESHARD], ids=["drawn", "reshard"])
+def test_under_all_faults_most_releases_are_deltas_and_nothing_torn_is_served(
+    base: RunConfig,
+) -> None:
+    offered = offered_in(range(6), CountingController, base)
     assert offered["delta"] > offered.total() / 3
     assert {FullReason.NO_BASE, FullReason.TOO_LARGE, FullReason.UNKNOWN_BASE} <= offered.keys()
 
@@ -84,8 +90,7 @@ def test_engines_that_refuse_every_base_get_full_releases_and_serve() -> None:
     assert offered[FullReason.REFUSED] == offered["delta"] > 0
 
 
-def test_half_of_the_episodes_have_deltas_and_none_over_a_reshard() -> None:
-    drawn = [draw_plan(seed, BASE, "none", []).config.sync.delta for seed in range(40)]
-    assert 10 < sum(drawn) < 30
-    apart = RunConfig.model_validate({**BASE.model_dump(), "sync": {"transport": "reshard"}})
-    assert not any(draw_plan(seed, apart, "none", []).config.sync.delta for seed in range(40))
+def test_half_of_the_episodes_have_deltas_whatever_carries_them() -> None:
+    for base in (BASE, RESHARD):
+        drawn = [draw_plan(seed, base, "none", []).config.sync.delta for seed in range(40)]
+        assert 10 < sum(drawn) < 30

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.reshard_server import OfferedRelease, ReshardServer
+from offbeat.weight_sync.transports.reshard_server import ReshardServer
 
 HOST = "127.0.0.1"
 RANKS = 2
@@ -39,9 +39,12 @@ BUCKET_MIB = 0.05
 Strike = Literal["none", "killed", "stopped"]
 
 
-def factor(version: int) -> float:
-    """What every weight of the model is multiplied with: one rounding, the same on any shard."""
-    return 1 + version / 8
+def factor(version: int, name: str = "", *, delta: bool = False) -> float:
+    """What a weight of the model is multiplied with: one rounding, the same on any shard.
+
+    With ``delta``, norms alone change.
+    """
+    return 1.0 if delta and "norm" not in name else 1 + version / 8
 
 
 FSDP2: dict[str, Any] = {"data_parallel": RANKS}
@@ -55,7 +58,11 @@ EXPERTS: dict[str, Any] = {
 
 
 def recipe(
-    model: Path, wire_dtype: str | None = None, trainer: Mapping[str, Any] = FSDP2
+    model: Path,
+    wire_dtype: str | None = None,
+    trainer: Mapping[str, Any] = FSDP2,
+    *,
+    delta: bool = False,
 ) -> RunConfig:
     return RunConfig.model_validate(
         {
@@ -69,6 +76,7 @@ def recipe(
                 "wire_dtype": wire_dtype,
                 "slowest_mib_s": 1.0,
                 "slack_s": 10.0,
+                "delta": delta,
             },
         }
     )
@@ -85,12 +93,13 @@ class ShardedTrainer:
         *,
         trainer: Mapping[str, Any] = FSDP2,
         python: Path | None = None,
+        delta: bool = False,
     ) -> None:
         key = SharedKey.random()
         self._server = StoreServer(HOST, key)
         store = StoreAddress(HOST, self._server.port, key)
         at = WorldRendezvous(f"world-{os.getpid()}", store, RANKS, COLLECTIVE_S)
-        config = recipe(model, wire_dtype, trainer)
+        config = recipe(model, wire_dtype, trainer, delta=delta)
         self._ends, self.processes = list[Connection](), list[Any]()
         for rank in range(RANKS):
             spec = TrainerSpec(config, str(run_dir), rank, RANKS)
@@ -193,25 +202,28 @@ def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
     assert isinstance(sender, ReshardSender)
     first = [each.values.clone() for each in trainer.held_regions()]
     test.send("ready")
-    counted = Counted({}, lambda turn: None)
+    counted = changed = Counted({}, lambda turn: None)
     while True:
         try:
             asked = test.recv()
         except EOFError:
             break
         if asked is None:
-            test.send(counted.nbytes)
+            test.send(counted.nbytes + changed.nbytes)
             continue
         version, layout, strike, turn = asked
         with torch.no_grad():
             for each, base in zip(trainer.held_regions(), first, strict=True):
-                each.values.copy_(base * factor(version))
+                each.values.copy_(base * factor(version, each.name, delta=spec.config.sync.delta))
         released = publish(sender, version, layout)
         server: ReshardServer = sender._server  # noqa: SLF001
         offered = server._offered  # noqa: SLF001
         assert offered is not None
-        counted = Counted(offered.buckets, striker(strike, turn))
-        server.offer(OfferedRelease(offered.layout, offered.digest, counted))
+        counted, changes = Counted(offered.buckets, striker(strike, turn)), offered.changes
+        changed = Counted({} if changes is None else changes.buckets, striker(strike, turn))
+        if changes is not None:
+            changes = replace(changes, buckets=changed)
+        server.offer(replace(offered, buckets=counted, changes=changes))
         test.send(released)
     stands_in.close()
     dist.destroy_process_group()

@@ -82,6 +82,12 @@ class Engine(VllmEngineActor):
     def updates(self) -> WeightUpdates:
         return self._updates
 
+    def believe(self, release: PublishedRelease) -> None:
+        """Take it for served what the changes of a release apply to."""
+        assert release.delta is not None
+        self._digest = release.delta.base
+        self._base_keeper.serves(release.delta.base, release.manifest, ())
+
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """As an exchange with an environment worker does."""
         return await self._generate(request)

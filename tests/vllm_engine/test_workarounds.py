@@ -76,7 +76,7 @@ def test_packed_experts() -> None:
     layer.w13_weight, layer.w2_weight = (
         torch.nn.Parameter(torch.ones(2, 32, 32), requires_grad=False) for _ in range(2)
     )
-    layer.moe_config = None
+    layer.__dict__["moe_config"] = None
     experts = SimpleNamespace(process_weights_after_loading=packed.append)
     method = SimpleNamespace(
         moe_kernel=SimpleNamespace(fused_experts=experts),

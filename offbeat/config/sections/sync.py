@@ -58,7 +58,8 @@ class _Sync(Config):
     delta: bool = False
     """Whether a release also travels as what changed since the one before it, to engines that serve that one,
     which rebuild its bytes exactly. Set it where few values change, as in 16 bits at small learning rates, and
-    the network is slow: the trainer's rank 0 and each engine keep one more copy of the weights in main memory."""
+    the network is slow: each engine keeps one more copy of the weights in main memory, and so does the trainer's
+    rank 0 with object_store. Over reshard each rank compares what it holds; not with ``wire`` of devices."""
 
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
     """Nats per token by which the logprobs of engine and trainer may differ on samples drawn under the weights

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from offbeat.weight_sync.manifest import ALIGNMENT, Bytes
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import ALIGNMENT, Bytes, Manifest
 
 
 class StagingArea:
@@ -56,3 +57,20 @@ class StagingArea:
 def room_for(sizes: Sequence[int]) -> int:
     """Return the number of bytes that chunks of these sizes take in the area."""
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+
+
+def check_sizes(epoch: int, manifest: Manifest, chunks: Sequence[Bytes]) -> None:
+    """Check that chunks have the number and sizes of a release, and the release as many digests.
+
+    Raises:
+        TransferRefused: They have not.
+    """
+    got, want = [chunk.nbytes for chunk in chunks], list(manifest.chunk_nbytes)
+    for index, (size, expected) in enumerate(zip(got, want, strict=False)):
+        if size != expected:
+            raise TransferRefused(epoch, f"size of chunk {index}", str(size), str(expected))
+    if len(got) != len(want):
+        raise TransferRefused(epoch, "chunks received", str(len(got)), str(len(want)))
+    if len(manifest.chunk_digests) != len(want):
+        hashed = str(len(manifest.chunk_digests))
+        raise TransferRefused(epoch, "digests of chunks", hashed, str(len(want)))

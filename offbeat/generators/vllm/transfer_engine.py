@@ -134,13 +134,15 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self.worker_fetch.introduce(member, manifest, routes)
         return self._choose(in_place=in_place)
 
-    def fetch(self, epoch: int, groups: int, digests: list[str], senders: bytes) -> None:
+    def fetch(
+        self, epoch: int, groups: int, digests: list[str], senders: bytes, changes: bytes
+    ) -> None:
         """Begin to fetch this worker's part of a release; its tensors come in ``groups`` chunks."""
         self.forget()
         self._epoch, self._chunks = epoch, groups
         given_up = self._given_up = threading.Event()
         self._verified = self._do_beside(
-            VERIFIED, lambda: self.worker_fetch.fetch(epoch, digests, senders, given_up)
+            VERIFIED, lambda: self.worker_fetch.fetch(epoch, digests, senders, given_up, changes)
         )
 
     def _choose(self, *, in_place: bool) -> str:

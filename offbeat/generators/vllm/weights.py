@@ -42,11 +42,11 @@ from offbeat.generators.vllm.load_comparison import (
 )
 from offbeat.generators.vllm.outputs import NO_VERSION, label_of
 from offbeat.generators.vllm.recorded_layout import RecordedLayout
-from offbeat.generators.vllm.staging import StagingArea, room_for
+from offbeat.generators.vllm.staging import StagingArea, check_sizes, room_for
 from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, Verdicts
 from offbeat.generators.vllm.workarounds import PAUSE_SLEEP
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.weights import Canary
+from offbeat.messages.weights import Canary, WeightDelta
 from offbeat.weight_sync.canary import check
 from offbeat.weight_sync.chunks import WeightChunk, walk
 from offbeat.weight_sync.errors import TransferRefused
@@ -122,9 +122,15 @@ class WeightUpdates:
         )
 
     async def fetch(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, route: ReshardRoute
+        self,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        route: ReshardRoute,
+        delta: WeightDelta | None = None,
     ) -> tuple[float, float | None]:
-        """Have every worker fetch what it loads of a release; verify and serve it.
+        """Have every worker fetch what it loads of a release, or its ``delta``; verify and serve it.
 
         The layout has been recorded.
 
@@ -137,7 +143,7 @@ class WeightUpdates:
             OffbeatError: As ``take``.
         """
         return await self._taken(
-            epoch, version, manifest, lambda: self._fetch(epoch, digest, manifest, route)
+            epoch, version, manifest, lambda: self._fetch(epoch, digest, manifest, route, delta)
         )
 
     async def _taken(
@@ -207,7 +213,7 @@ class WeightUpdates:
         known = self._planned is not None and self._planned.describes_as(manifest)
         if not known:
             self.coverage.check(epoch, manifest)  # work-around: silent_coverage
-        _check_sizes(epoch, manifest, chunks)
+        check_sizes(epoch, manifest, chunks)
         got = release_digest(manifest, manifest.chunk_digests)
         if got != digest:
             raise TransferRefused(epoch, "digest", got, digest)
@@ -221,7 +227,12 @@ class WeightUpdates:
         await self._call("verify", self._verdicts.of(epoch, VERIFIED, self._workers))
 
     async def _fetch(
-        self, epoch: int, digest: str, manifest: Manifest, route: ReshardRoute
+        self,
+        epoch: int,
+        digest: str,
+        manifest: Manifest,
+        route: ReshardRoute,
+        delta: WeightDelta | None,
     ) -> None:
         """Have every worker fetch and verify the buckets that hold anything of what it loads.
 
@@ -235,7 +246,8 @@ class WeightUpdates:
             raise TransferRefused(epoch, "digest", got, digest)
         self._staged = LoadedRelease(epoch, manifest, self._chunks, None)
         senders = msgspec.msgpack.encode(route.senders)
-        args = epoch, len(self._chunks), list(digests), senders
+        changes = b"" if delta is None else msgspec.msgpack.encode((delta.base, delta.manifest))
+        args = epoch, len(self._chunks), list(digests), senders, changes
         try:
             await self._call("fetch", self._llm.collective_rpc("ws_fetch", args=args))
             verdict = self._verdicts.of(epoch, VERIFIED, self._workers)
@@ -384,15 +396,3 @@ class WeightUpdates:
             )
             await engine.lose("a weight sync failed half-way")
         engine.open_gate()
-
-
-def _check_sizes(epoch: int, manifest: Manifest, chunks: Sequence[Bytes]) -> None:
-    got, want = [chunk.nbytes for chunk in chunks], list(manifest.chunk_nbytes)
-    for index, (size, expected) in enumerate(zip(got, want, strict=False)):
-        if size != expected:
-            raise TransferRefused(epoch, f"size of chunk {index}", str(size), str(expected))
-    if len(got) != len(want):
-        raise TransferRefused(epoch, "chunks received", str(len(got)), str(len(want)))
-    if len(manifest.chunk_digests) != len(want):
-        hashed = str(len(manifest.chunk_digests))
-        raise TransferRefused(epoch, "digests of chunks", hashed, str(len(want)))

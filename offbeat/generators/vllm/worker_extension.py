@@ -57,9 +57,11 @@ class WorkerExtension:
         engine = self.weight_transfer_engine
         return engine.plan_fetch(member, manifest, routes, in_place=in_place)
 
-    def ws_fetch(self, epoch: int, groups: int, digests: list[str], senders: bytes) -> None:
-        """Begin to fetch this worker's part of a release, beside decoding."""
-        self.weight_transfer_engine.fetch(epoch, groups, digests, senders)
+    def ws_fetch(
+        self, epoch: int, groups: int, digests: list[str], senders: bytes, changes: bytes
+    ) -> None:
+        """Begin to fetch this worker's part of a release, or its changes, beside decoding."""
+        self.weight_transfer_engine.fetch(epoch, groups, digests, senders, changes)
 
     def ws_compare(self, placed: list[Placed], extent: Extent) -> Comparison:
         """Compare what this worker computes with with a chunk of the release in shared memory."""

@@ -25,13 +25,14 @@ from offbeat.generators.vllm.recording import record_worker
 from offbeat.messages.text import first_line
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.reshard.buckets import BucketRoute
 from offbeat.weight_sync.reshard.engine_layout import needed_buckets, needs_of
 from offbeat.weight_sync.reshard.errors import LayoutNotRecorded
 from offbeat.weight_sync.reshard.recorder import EngineRecording
 from offbeat.weight_sync.reshard.region import Region
 from offbeat.weight_sync.reshard.region_tensors import RegionTensors
+from offbeat.weight_sync.reshard.shard_delta import rebuilt_buckets
 from offbeat.weight_sync.transports.messages import ReshardRoute, Route
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 
@@ -45,6 +46,7 @@ Groups = Sequence[Iterable[tuple[str, Tensor]]]
 
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 _BUCKETS = msgspec.msgpack.Decoder(tuple[BucketRoute, ...])
+_CHANGES = msgspec.msgpack.Decoder(tuple[str, Manifest])
 _SENDERS = msgspec.msgpack.Decoder(tuple[Route, ...])
 
 
@@ -55,6 +57,14 @@ class _Introduced(NamedTuple):
     routes: tuple[BucketRoute, ...]
     buckets: tuple[int, ...]
     made: RegionTensors
+
+
+class _Arrived(NamedTuple):
+    """Part of a release that this worker has, in memory that stays lent until the next one has arrived."""
+
+    epoch: int
+    digest: str  # of the whole release
+    buckets: tuple[BucketMemory, ...]
 
 
 class WorkerFetch:
@@ -68,8 +78,7 @@ class WorkerFetch:
         self._receiver: ReshardReceiver | None = None
         self._introduced: _Introduced | None = None
         self.recording: EngineRecording | None = None
-        # Epoch and buckets of the last fetch: memory that stays lent until the next one
-        self._arrived: tuple[int, tuple[BucketMemory, ...]] | None = None
+        self._arrived: _Arrived | None = None  # of the last fetch
 
     def record(self, vllm_config: Any, checkpoint: Checkpoint) -> Regions | str:  # noqa: ANN401 -- vLLM's VllmConfig
         """Record this worker's loader; return the regions that it reads, or why there are none."""
@@ -104,7 +113,12 @@ class WorkerFetch:
         return sum(layout.chunk_nbytes[each] for each in buckets)
 
     def fetch(
-        self, epoch: int, digests: list[str], senders: bytes, cancelled: threading.Event
+        self,
+        epoch: int,
+        digests: list[str],
+        senders: bytes,
+        cancelled: threading.Event,
+        changes: bytes = b"",
     ) -> list[Iterator[tuple[str, Tensor]]]:
         """Fetch and verify this worker's buckets of a release; return its tensors in groups.
 
@@ -113,27 +127,53 @@ class WorkerFetch:
             digests: Digest of every bucket of the release.
             senders: The ranks' addresses.
             cancelled: When set, stop at the next bucket.
+            changes: Base and manifest of what the ranks send, if that is what the release changes.
 
         Raises:
+            TransferRefused: The last fetch was not that of the base.
             TransferFailed: No rank that holds a bucket could send it.
             SenderGone: All ranks that hold a bucket have ended, or send another release.
         """
         known, receiver = self._introduced, self._receiver
         if known is None or receiver is None:
             raise TransferRefused(epoch, "layout of the release", "unknown", "introduced")
-        self._arrived = None
         addresses = _SENDERS.decode(senders)
         route = ReshardRoute(addresses[0].version, addresses[0].digest, addresses, known.routes)
         sealed = known.manifest.sealed(digests)
-        got = receiver.receive(route, epoch, sealed, cancelled, needed=known.buckets)
-        self._arrived = epoch, got.buckets
-        return known.made.tensors(got.buckets)
+        if changes:
+            buckets = self._rebuilt(epoch, route, sealed, _CHANGES.decode(changes), cancelled)
+        else:
+            self._arrived = None
+            got = receiver.receive(route, epoch, sealed, cancelled, needed=known.buckets)
+            buckets = got.buckets
+        self._arrived = _Arrived(epoch, release_digest(sealed, digests), buckets)
+        return known.made.tensors(buckets)
+
+    def _rebuilt(
+        self,
+        epoch: int,
+        route: ReshardRoute,
+        release: Manifest,
+        changes: tuple[str, Manifest],
+        cancelled: threading.Event,
+    ) -> tuple[BucketMemory, ...]:
+        """Fetch the changes of this worker's buckets, and make the release of them and their base."""
+        known, receiver, held = self._introduced, self._receiver, self._arrived
+        assert known is not None and receiver is not None  # noqa: S101, PT018 -- for the type checker
+        base, manifest = changes
+        if held is None or held.digest != base:
+            has = "nothing" if held is None else held.digest
+            raise TransferRefused(epoch, f"base in worker {self._rank}", has, base)
+        parts = receiver.receive(
+            route, epoch, manifest, cancelled, needed=known.buckets, release=release
+        )
+        return rebuilt_buckets(epoch, release, known.buckets, held.buckets, parts.buckets)
 
     def arrived(self, epoch: int, group: int) -> Iterator[tuple[str, Tensor]] | None:
         """Return a group of the tensors that came with the fetch of an epoch; None if it was not the last."""
-        if self._introduced is None or self._arrived is None or self._arrived[0] != epoch:
+        if self._introduced is None or self._arrived is None or self._arrived.epoch != epoch:
             return None
-        return self._introduced.made.tensors(self._arrived[1])[group]
+        return self._introduced.made.tensors(self._arrived.buckets)[group]
 
 
 def _unrecorded(vllm_config: Any) -> str:  # noqa: ANN401 -- vLLM's VllmConfig

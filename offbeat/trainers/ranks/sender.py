@@ -87,4 +87,4 @@ def _reshard_sender(
     shards = source if isinstance(source, ShardSource) else WholeShards(source)
     wire, timeouts = make_wire(config.wire, device), timeouts_of(config)
     server = ReshardServer(host=host, incarnation=incarnation, timeouts=timeouts, wire=wire)
-    return ReshardSender(shards, server, peers)
+    return ReshardSender(shards, server, peers, delta=config.delta)

@@ -4,13 +4,20 @@ from typing import Final
 
 import msgspec
 
+from offbeat.messages.weights import FullReason, WeightDelta
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.errors import PlansDiffer, TransferFailed
-from offbeat.weight_sync.manifest import release_digest
+from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.reshard.agreement import agreed_digests
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.transport import PackedBucket, PublishedRelease, ShardSource
+from offbeat.weight_sync.reshard.shard_delta import (
+    PackedShard,
+    ShardChanges,
+    ShardDeltas,
+    agreed_delta,
+)
+from offbeat.weight_sync.transport import PublishedRelease, ShardSource
 from offbeat.weight_sync.transports.messages import ReshardRoute, Route
 from offbeat.weight_sync.transports.reshard_server import (
     OfferedRelease,
@@ -21,23 +28,33 @@ from offbeat.weight_sync.transports.reshard_server import (
 _ROUTES: Final = msgspec.msgpack.Decoder(Route)
 _TEXT: Final = msgspec.msgpack.Decoder(str)
 _DIGESTS: Final = msgspec.msgpack.Decoder(dict[int, str])
+_CHANGES: Final = msgspec.msgpack.Decoder(ShardChanges)
 
 
 class ReshardSender:
     """Publishes this rank's shard; all ranks create one, and publish, together.
 
-    What ranks exchange for a release is a digest per bucket, never weights.
+    What ranks exchange for a release is digests and sizes of buckets, never weights.
     """
 
-    handles, delta_handles = 1, 0
+    handles = 1
 
-    def __init__(self, source: ShardSource, server: ReshardServer, peers: Peers) -> None:
+    def __init__(
+        self, source: ShardSource, server: ReshardServer, peers: Peers, *, delta: bool = False
+    ) -> None:
         """Compare the plans of all ranks, and collect their addresses.
+
+        Args:
+            source: This rank's shard.
+            server: Serves it.
+            peers: All ranks.
+            delta: Whether each release also has what it changes of the one before.
 
         Raises:
             PlansDiffer: Two ranks would send by different plans.
         """
         self._source, self._server, self._peers = source, server, peers
+        self._deltas, self.delta_handles = ShardDeltas(enabled=delta), int(delta)
         self._compare_plans()
         self._routes = tuple(peers.all_gather(server.route, _ROUTES))
 
@@ -52,6 +69,7 @@ class ReshardSender:
         self._compare_plans()
         if self._source.manifest.digest != before:  # its buckets have other sizes
             self._server.wire.release_memory()
+            self._deltas.forget()
 
     def _compare_plans(self) -> None:
         plans = self._peers.all_gather(self._source.manifest.digest, _TEXT)
@@ -66,29 +84,51 @@ class ReshardSender:
             ReplicasDiverged: Two ranks hold the same weights with other values.
         """
         packed = run_on_all_ranks(self._peers, "publish", self._packed)
-        mine = {each.bucket: each.digest for each in packed}
+        mine = {each.bucket: each.digest for each in packed.buckets}
         by_rank = self._peers.all_gather(mine, _DIGESTS)
         manifest = self._source.manifest
         sealed = manifest.sealed(agreed_digests(by_rank, self._names))
         digest = release_digest(sealed, sealed.chunk_digests)
-        buckets = {each.bucket: each.data for each in packed}
-        self._server.offer(OfferedRelease(manifest.digest, digest, buckets))
+        delta, full_reason = self._agreed(packed.changes, sealed, digest)
+        changes = None
+        if delta is not None:
+            changes = OfferedRelease(delta.manifest.digest, delta.digest, packed.parts)
+        buckets = {each.bucket: each.data for each in packed.buckets}
+        self._server.offer(OfferedRelease(manifest.digest, digest, buckets, changes))
+        self._deltas.published(digest, manifest.digest, buckets)
+        if self._peers.rank:
+            return PublishedRelease(sealed, digest, ())
+        if delta is not None:
+            delta = msgspec.structs.replace(delta, chunks=(self._route(version, delta.digest),))
+        route = self._route(version, digest)
+        return PublishedRelease(sealed, digest, (route,), delta, full_reason)
+
+    def _agreed(
+        self, changes: ShardChanges, sealed: Manifest, digest: str
+    ) -> tuple[WeightDelta | None, FullReason | None]:
+        if not self.delta_handles:
+            return None, None
+        by_rank = self._peers.all_gather(changes, _CHANGES)
+        return agreed_delta(by_rank, sealed, digest, self._names)
+
+    def _route(self, version: int, digest: str) -> ReshardRoute:
         senders = sent_from(self._routes, version, digest)
-        route = ReshardRoute(version, digest, senders, self._source.routes)
-        return PublishedRelease(sealed, digest, () if self._peers.rank else (route,))
+        return ReshardRoute(version, digest, senders, self._source.routes)
 
     def forget(self) -> None:
-        """Do nothing: no release is the base of another."""
+        """Forget the last release as a base."""
+        self._deltas.forget()
 
     def close(self) -> None:
         """Stop sending. Idempotent."""
         self._server.close()
 
-    def _packed(self) -> list[PackedBucket]:
+    def _packed(self) -> PackedShard:
         if self._server.ended:
             raise TransferFailed(0, 0, f"the weight server has ended: {self._server.ended}")
         self._server.offer(None)  # its memory is reused, unless an engine still receives it
-        return list(self._source.packed(lambda _, nbytes: self._server.wire.memory_to_send(nbytes)))
+        wire = self._server.wire
+        return self._deltas.pack(self._source, lambda _, nbytes: wire.memory_to_send(nbytes))
 
     def _names(self, bucket: int) -> str:
         return next(each.tensors for each in walk(self._source.manifest) if each.index == bucket)

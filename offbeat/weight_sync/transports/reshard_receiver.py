@@ -69,16 +69,18 @@ class ReshardReceiver:
         cancelled: threading.Event | None = None,
         on_bucket: OnBucket | None = None,
         needed: Sequence[int] | None = None,
+        release: Manifest | None = None,
     ) -> ReceivedBuckets:
         """Receive and verify every bucket that this receiver needs.
 
         Args:
             route: The source ranks.
             epoch: Epoch of the transfer.
-            manifest: Manifest of the whole release.
+            manifest: Manifest of the whole release, or of what it changes.
             cancelled: When set, stop at the next bucket.
             on_bucket: Called with each bucket; an error that it raises ends the transfer.
             needed: The buckets; None: those that the plan has for this receiver.
+            release: Manifest that names the tensors of the buckets, for errors; None: ``manifest``.
 
         Raises:
             TransferFailed: No rank that holds a bucket could send it, or nobody waits any more.
@@ -89,7 +91,7 @@ class ReshardReceiver:
         self._go_by(manifest.digest)
         transfer = _Transfer(self, route, epoch, manifest, needed)
         transfer.cancelled = cancelled or threading.Event()
-        transfer.on_bucket = on_bucket
+        transfer.on_bucket, transfer.named_by = on_bucket, release or manifest
         return transfer.run()
 
     def wire(self, name: str) -> BucketWire:
@@ -137,6 +139,7 @@ class _Transfer:
         self._asked = 0  # requests so far
         self.cancelled = threading.Event()
         self.on_bucket: OnBucket | None = None
+        self.named_by = manifest
 
     def run(self) -> ReceivedBuckets:
         most = min(SENDERS_AT_ONCE, len(self._route.senders))
@@ -258,4 +261,4 @@ class _Transfer:
             raise TransferFailed(self._epoch, bucket, detail)
 
     def _names(self, bucket: int) -> str:
-        return next(each.tensors for each in walk(self._manifest) if each.index == bucket)
+        return next(each.tensors for each in walk(self.named_by) if each.index == bucket)

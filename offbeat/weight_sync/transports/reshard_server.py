@@ -49,6 +49,7 @@ class OfferedRelease:
     layout: str  # digest of the plan
     digest: str
     buckets: Mapping[int, BucketMemory]
+    changes: "OfferedRelease | None" = None  # what each bucket changes of the release before
 
 
 class ReshardServer:
@@ -129,7 +130,7 @@ class ReshardServer:
             self._store.close()
 
     def _answer(self, join: Join) -> None:
-        release = self._offered
+        release = self._asked(join)
         gone = self._is_gone(join, release)
         plan = RoundPlan(0, (join.member,), error=self._problem(join, release), gone=gone)
         self._control.post(join.session, (join.member,), plan)
@@ -144,6 +145,12 @@ class ReshardServer:
         )
         self._streams[join.session] = stream
         stream.start()
+
+    def _asked(self, join: Join) -> OfferedRelease | None:
+        """Return what the digest of a request names, else the release itself."""
+        release = self._offered
+        changes = None if release is None else release.changes
+        return changes if changes is not None and join.digest == changes.digest else release
 
     def _is_gone(self, join: Join, release: OfferedRelease | None) -> bool:
         """Return whether this process does not send the release that is asked for any more."""

@@ -10,6 +10,7 @@ from offbeat.messages.weights import WeightDelta, WeightRelease
 from offbeat.simulation.engine import FakeEngine
 
 SETTINGS: dict[str, dict[str, Any]] = {"sync": {"delta": True, "canary_interval": 0}}
+LIMITS: dict[str, Any] = {"chunk_mib": 16.0, "slowest_mib_s": 1000.0, "slack_s": 0.75}
 
 
 class EverybodyIsOffered(DeltaOffers):
@@ -38,6 +39,12 @@ class ABaseIsNotCompared(Planted):
     def plant(self) -> None:
         plant_engines(self, TrustingEngine)
         become(self._sync.deltas, EverybodyIsOffered)
+
+
+class ABaseIsNotComparedByAFetch(ABaseIsNotCompared):
+    """The same, of changes that every trainer rank sends of what it holds."""
+
+    settings: ClassVar = {"sync": {"transport": "reshard", **LIMITS, **SETTINGS["sync"]}}
 
 
 class ABaseIsComparedByItsVersion(Planted):

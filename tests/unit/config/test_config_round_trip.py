@@ -159,7 +159,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "sync.slowest_mib_s": st.floats(10, 99),
     "sync.slack_s": st.floats(0.1, 9),
     "sync.wire_dtype": st.none(),
-    "sync.delta": st.sampled_from([False]),  # refused by one transport
+    "sync.delta": st.sampled_from([False]),  # refused beside some wires
 }
 
 

@@ -105,11 +105,12 @@ def test_adapters_on_megatron_are_refused_by_name() -> None:
         adapters(trainer={"backend": "megatron", "lora": {}})
 
 
-def test_deltas_are_refused_over_a_reshard_and_of_adapters() -> None:
-    assert adapters(sync={"delta": True}) == []
-    assert adapters(sync={"delta": True, "transport": "gloo"}) == []
-    (text,) = adapters(sync={"delta": True, "transport": "reshard"})
-    assert "sync.delta=true has no effect on sync.transport=reshard" in text
+def test_deltas_are_refused_of_adapters_and_over_wires_between_devices() -> None:
+    for transport in ("object_store", "gloo", "reshard"):
+        assert adapters(sync={"delta": True, "transport": transport}) == []
+    for wire, gpu in (("cuda_ipc", SHARED), ("nccl", OWN)):
+        (text,) = over(wire, gpu, gpu, delta=True)
+        assert f"sync.delta=true does not fit sync.wire={wire}" in text
     (text,) = adapters(sync={"delta": True}, trainer={"lora": {}})
     assert "sync.delta=true saves nothing with trainer.lora" in text
 

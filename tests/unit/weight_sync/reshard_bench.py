@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -100,6 +100,12 @@ class Buckets(Mapping[int, BucketMemory]):
         return len(self.buckets)
 
 
+def struck(offered: OfferedRelease, strike: Callable[[int], BucketMemory | None]) -> OfferedRelease:
+    """A release whose buckets, and changes of them, are sent through ``strike``."""
+    changes = None if offered.changes is None else struck(offered.changes, strike)
+    return replace(offered, buckets=Buckets(offered.buckets, strike), changes=changes)
+
+
 class ReshardBench:
     """One model over several source ranks."""
 
@@ -114,6 +120,7 @@ class ReshardBench:
         timeouts: TransferTimeouts = PATIENT,
         incarnation: str = "incarnation-1",
         wire: str = "tcp",
+        delta: bool = False,
     ) -> None:
         held = held or rows_of(ranks)
         self.models: Sequence[Any] = models or [Model(seed) for _ in range(ranks)]
@@ -152,7 +159,7 @@ class ReshardBench:
                 self.plan, rank, lambda: regions(rank), lambda _: self.next_plans[rank]
             )
             peers = ThreadPeers(rank, barrier, values)
-            self.senders[rank] = ReshardSender(source, self.servers[rank], peers)
+            self.senders[rank] = ReshardSender(source, self.servers[rank], peers, delta=delta)
 
         together(*(lambda rank=rank: start(rank) for rank in range(ranks)))
         self.count = len(self.plan.routes)
@@ -184,11 +191,10 @@ class ReshardBench:
                 each.add_(1)
 
     def struck(self, rank: int, strike: Callable[[int], BucketMemory | None]) -> None:
-        """Send the offered buckets of a rank through ``strike``."""
+        """Send the offered buckets of a rank, and their changes, through ``strike``."""
         offered = self.servers[rank]._offered  # noqa: SLF001
         assert offered is not None
-        through = Buckets(offered.buckets, strike)
-        self.servers[rank].offer(OfferedRelease(offered.layout, offered.digest, through))
+        self.servers[rank].offer(struck(offered, strike))
 
     def close(self) -> None:
         for each in self.senders:

@@ -44,6 +44,8 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
     tmp_path: Path,
 ) -> None:
     class WholeTensors(EmbeddedEngineActor):
+        _takes_regions = False
+
         async def _take_parts(self, *about: object) -> None:
             del about
 

@@ -1,0 +1,173 @@
+"""Deltas of a reshard: what each rank's buckets change of the release before, their *base*.
+
+    pack    a rank compares each bucket that it packs with that of the base, and keeps it in its place
+    agree   ranks exchange sizes and digests of the changes: all have the same delta, or none
+
+Every rank that holds a bucket offers its changes, so that copies stand in for each other there too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from offbeat.messages.weights import FullReason, WeightDelta
+from offbeat.weight_sync.chunks import BucketMemory, digest_of, on_host
+from offbeat.weight_sync.delta import MOST_SHARE, delta_manifest, word_bytes
+from offbeat.weight_sync.delta_encoding import apply, changed_words, encode, whole
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
+from offbeat.weight_sync.reshard.agreement import agreed_digests
+from offbeat.weight_sync.transport import BucketRoom, PackedBucket, ShardSource
+
+
+class BucketChange(msgspec.Struct, frozen=True, array_like=True):
+    """Encoded changes of one bucket, as ranks describe them to each other."""
+
+    digest: str
+    nbytes: int
+    words: int  # that changed
+
+
+class ShardChanges(msgspec.Struct, frozen=True):
+    """Changes of the buckets of one rank, as it describes them to the others."""
+
+    base: str = ""  # digest of the release that they apply to; empty: this rank has none
+    buckets: Mapping[int, BucketChange] = {}
+
+
+class PackedShard(NamedTuple):
+    """The buckets of one rank, and what they change of its base."""
+
+    buckets: list[PackedBucket]
+    parts: dict[int, Bytes]  # encoded changes by bucket
+    changes: ShardChanges
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldShard:
+    """A release of which this rank keeps its buckets."""
+
+    digest: str
+    layout: str  # digest of the plan
+    buckets: dict[int, BucketMemory]
+
+
+class ShardDeltas:
+    """Packs the releases of one rank, each with its changes since the one before.
+
+    Bucket by bucket the new release takes the place of its base. A failure leaves no base.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._base: _HeldShard | None = None
+
+    def forget(self) -> None:
+        """Forget the base: the next release has no delta."""
+        self._base = None
+
+    def pack(self, source: ShardSource, room: BucketRoom) -> PackedShard:
+        """Pack a release into the arrays ``room(bucket, bytes)``."""
+        base, self._base = self._base, None
+        if base is None or base.layout != source.manifest.digest:
+            return PackedShard(list(source.packed(room)), {}, ShardChanges())
+        widths, packed = word_bytes(source.manifest), list[PackedBucket]()
+        parts, changes = dict[int, Bytes](), dict[int, BucketChange]()
+        for each in source.packed(room):
+            packed.append(each)
+            old, width = base.buckets.pop(each.bucket), widths[each.bucket]
+            part, words = _encoded(on_host(old), on_host(each.data), width)
+            del old  # its memory may be lent to the next bucket
+            parts[each.bucket] = part
+            changes[each.bucket] = BucketChange(digest_of(part), part.nbytes, words)
+        return PackedShard(packed, parts, ShardChanges(base.digest, changes))
+
+    def published(self, digest: str, layout: str, buckets: Mapping[int, BucketMemory]) -> None:
+        """Keep these buckets as the base of the next release.
+
+        Args:
+            digest: Digest of the release that all ranks have published.
+            layout: Digest of its plan.
+            buckets: What this rank holds of it.
+        """
+        if self._enabled:
+            self._base = _HeldShard(digest, layout, dict(buckets))
+
+
+def _encoded(old: Bytes, new: Bytes, width: int) -> tuple[Bytes, int]:
+    """Return the encoded changes of a bucket, and the number of changed words."""
+    part = encode(old, new, width)
+    if part is None:
+        return whole(new), new.nbytes // width
+    return part, changed_words(part)
+
+
+def agreed_delta(
+    by_rank: Sequence[ShardChanges], release: Manifest, digest: str, names: Callable[[int], str]
+) -> tuple[WeightDelta | None, FullReason | None]:
+    """Return the delta of all ranks, without handles, or why there is none. The same on every rank.
+
+    Args:
+        by_rank: Changes of each rank's buckets.
+        release: Manifest of the release that the delta makes.
+        digest: Digest of that release.
+        names: Returns the names of the tensors of a bucket, for the error.
+
+    Raises:
+        ReplicasDiverged: Two ranks have other changes of the same bucket.
+    """
+    base = by_rank[0].base
+    if not base or any(each.base != base for each in by_rank):
+        return None, FullReason.NO_BASE
+    digests = agreed_digests(
+        [{bucket: c.digest for bucket, c in each.buckets.items()} for each in by_rank], names
+    )
+    changes = {bucket: c for each in by_rank for bucket, c in each.buckets.items()}
+    sizes = tuple(changes[bucket].nbytes for bucket in range(len(digests)))
+    if sum(sizes) > MOST_SHARE * release.nbytes:
+        return None, FullReason.TOO_LARGE
+    sent = delta_manifest(base, digest, sizes, digests)
+    widths = word_bytes(release)
+    words = sum(n // width for n, width in zip(release.chunk_nbytes, widths, strict=True))
+    changed = sum(each.words for each in changes.values()) / max(words, 1)
+    own = release_digest(sent, digests)
+    return WeightDelta(base, own, sent, (), sent.nbytes, changed), None
+
+
+def rebuilt_buckets(
+    epoch: int,
+    release: Manifest,
+    buckets: Sequence[int],
+    base: Sequence[BucketMemory],
+    parts: Sequence[BucketMemory],
+) -> tuple[Bytes, ...]:
+    """Return some buckets of a release, verified, from those of its base and their changes.
+
+    Args:
+        epoch: Epoch of the transfer.
+        release: Its sealed manifest.
+        buckets: Which of its buckets.
+        base: These buckets of the base; they are not changed.
+        parts: Their changes, verified.
+
+    Raises:
+        TransferRefused: The changes are not of these buckets: what they make is not of the release.
+    """
+
+    def made() -> Iterator[Bytes]:
+        for bucket, old, part in zip(buckets, base, parts, strict=True):
+            into = np.empty(release.chunk_nbytes[bucket], np.uint8)
+            try:
+                apply(on_host(part), on_host(old), into)
+            except ValueError as error:
+                what = f"delta of bucket {bucket}"
+                raise TransferRefused(epoch, what, str(error), "changes of it") from error
+            want, got = release.chunk_digests[bucket], digest_of(into)
+            if got != want:
+                raise TransferRefused(epoch, f"digest of rebuilt bucket {bucket}", got, want)
+            yield into
+
+    return tuple(made())

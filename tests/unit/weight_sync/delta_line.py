@@ -1,0 +1,180 @@
+"""A trainer's model, a sender whose releases have deltas, and an engine that takes them."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from reshard_bench import Held, ReshardBench
+from torch import nn
+
+from offbeat.actors.delta_engine_actor import DeltaEngineActor
+from offbeat.actors.engine_actor import TakenRelease
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.stub import StubConfig
+from offbeat.generators.spec import EngineSpec
+from offbeat.generators.stub import StubEngine
+from offbeat.messages.failures import CanaryFailed, WeightSyncFailed
+from offbeat.messages.fences import Fence
+from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.receiver import ModuleReceiver
+from offbeat.weight_sync.transport import (
+    PublishedRelease,
+    Sender,
+    release_of,
+    with_handles_apart,
+)
+from offbeat.weight_sync.transports.gloo_sender import GlooSender
+from offbeat.weight_sync.transports.messages import TransferTimeouts
+
+FENCE = Fence("run", 1)
+BUCKET_BYTES = 2048
+PATIENT = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=60.0)
+
+
+class TrainedModel(nn.Module):
+    """Three chunks in two types, one of which is never trained."""
+
+    def __init__(self, seed: int, rows: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Parameter(torch.randn(rows, 30).bfloat16())
+        self.frozen = nn.Parameter(torch.randn(40, 50).bfloat16())
+        self.norm = nn.Parameter(torch.randn(500))
+
+    def step(self, share: float = 0.01) -> None:
+        """Move a few values by one step of their type, and plant what compares badly."""
+        with torch.no_grad():
+            words = self.first.view(torch.int16).view(-1)
+            words[torch.rand(words.numel()) < share] += 1
+            self.norm[3] = float("nan")
+            self.norm[4] = -self.norm[4] * 0.0
+
+    def content(self) -> bytes:
+        return b"".join(
+            each.detach().view(torch.uint8).numpy().tobytes() for each in self.parameters()
+        )
+
+
+class LoadingEngine(DeltaEngineActor):
+    """Engine actor that loads releases into a module; the next canary fails if it is told so."""
+
+    _takes_regions = True
+
+    def __init__(self, rows: int = 64) -> None:
+        self.model, self.fails = TrainedModel(7, rows), False
+        self.receiver = ModuleReceiver(self.model)
+        stub = StubEngine(StubConfig(), name="g0", incarnation="g0-1", seed=0)
+        model, generator = ModelConfig(path="m"), EmbeddedGeneratorConfig()
+        spec = EngineSpec("g0", model, generator, StubConfig(), 0, "unused", keeps_base=True)
+        super().__init__(spec, stub, "g0-1")
+
+    async def _take(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+    ) -> TakenRelease:
+        try:
+            self.receiver.begin(epoch, manifest)
+            for index, chunk in enumerate(chunks):
+                self.receiver.apply(epoch, index, chunk)
+            self.receiver.verify(digest)
+        except TransferRefused as refused:
+            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
+        self.receiver.commit(version)
+        if self.fails:
+            self.fails = False
+            raise CanaryFailed("g0", epoch, version, 1, -1.0, -2.0, 1.0, 0.1)
+        return TakenRelease(0.0, None)
+
+
+class WholeTensorEngine(LoadingEngine):
+    """Engine whose loader takes no regions of tensors."""
+
+    _takes_regions = False
+
+    async def _take(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+    ) -> TakenRelease:
+        assert not manifest.pieces, "its loader was given regions"
+        return await super()._take(epoch, version, digest, manifest, chunks)
+
+
+class Ranks:
+    """The senders of all ranks of a model, which publish together."""
+
+    handles = delta_handles = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: int = 2,
+        held: Held | None = None,
+        timeouts: TransferTimeouts = PATIENT,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self.bench = ReshardBench(
+            ranks,
+            held,
+            models=[model] * ranks,
+            bucket_bytes=bucket_bytes,
+            timeouts=timeouts,
+            delta=True,
+        )
+
+    def publish(self, version: int) -> PublishedRelease:
+        return self.bench.publish(version)
+
+    def forget(self) -> None:
+        for each in self.bench.senders:
+            each.forget()
+
+    def close(self) -> None:
+        self.bench.close()
+
+
+@dataclass
+class Line:
+    """A trainer's model, its sender, and an engine."""
+
+    sender: Sender
+    model: TrainedModel
+    engine: LoadingEngine = field(default_factory=LoadingEngine)
+    version: int = 0
+    epoch: int = 0
+
+    def published(self, share: float | None = 0.01) -> WeightRelease:
+        """Take a step that changes this share of a tensor, None: nothing, and publish."""
+        if share is not None:
+            self.model.step(share)
+        self.version += 1
+        count = self.sender.delta_handles
+        published, *handles = with_handles_apart(self.sender.publish(self.version), count)
+        return release_of(self.version, published, tuple(handles), count)
+
+    async def load(self, release: WeightRelease, *, full: bool = False) -> WeightsAck:
+        """Call the engine as its port does."""
+        self.epoch += 1
+        content: Any = FENCE, self.epoch, release.version, release.digest, release.manifest
+        delta, engine = None if full else release.delta, self.engine
+        chunks = release.chunks if delta is None else delta.chunks
+        members: Any = (("g0",),) if isinstance(self.sender, GlooSender) else ()
+        calls: tuple[Any, Any] = engine.load_weights, engine.load_delta
+        if isinstance(self.sender, GlooSender):
+            calls = engine.receive_weights, engine.receive_delta
+        elif isinstance(self.sender, Ranks):
+            calls = engine.fetch_weights, engine.fetch_delta
+        if delta is None:
+            return await calls[0](*content, *chunks, *members)
+        return await calls[1](*content, delta, *chunks, *members)
+
+    async def served(self, release: WeightRelease, *, full: bool = False) -> None:
+        ack = await self.load(release, full=full)
+        assert (ack.version, ack.digest) == (release.version, release.digest)
+        assert self.engine.model.content() == self.model.content()
+
+
+def play(main: Callable[[], Any]) -> None:
+    asyncio.run(main())
