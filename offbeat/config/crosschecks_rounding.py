@@ -14,7 +14,9 @@ def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
         return
     key, ranks = "trainer.optimizer.rounding", trainer_ranks(config)
     has_encoder = encoder_of(trainer) is not None
-    one_rank = "train on one rank, without trainer.encoder" if has_encoder else "train on one rank"
+    one_rank = "train on one rank, with trainer.data_parallel and trainer.tensor_parallel of 1"
+    if has_encoder:
+        one_rank = "train on one rank, without trainer.encoder"
     if trainer.backend != "torch":
         yield Clash(
             (key, "trainer.backend"),
