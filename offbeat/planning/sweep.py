@@ -49,10 +49,12 @@ _COLLECTIVE_S: Final = 120.0
 _END_S: Final = 10.0
 _READ_BYTES: Final = 1 << 16
 _RANK: Final = (sys.executable, "-m", "offbeat.planning.sweep_rank")
-_ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
-"""Has glibc give blocks of 256 KiB and more back when they are freed, as a device's memory is reused: what
-it would keep instead depends on the order of frees, and so does the budget that fits. It is set under a
-limit of memory alone: elsewhere a point has the allocator of a run, whatever the pages cost to fetch again."""
+_UNDER_A_LIMIT: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16), "HF_DEACTIVATE_ASYNC_LOAD": "1"}
+"""Makes what fits repeatable. glibc gives blocks of 64 KiB and more back when they are freed, as a device's
+memory is reused: what it would keep instead depends on the order of frees. transformers loads in one thread:
+each of its own leaves a stack of 8 MiB behind, and how many it starts depends on how fast the first one is.
+It is set under a limit of memory alone: elsewhere a point has the allocator of a run, whatever the pages cost
+to fetch again."""
 TOKENS: Final = "trainer.max_tokens_per_microbatch"
 _ENCODER: Final = "trainer.encoder"
 
@@ -266,7 +268,7 @@ def run_ranks(
                         stdin=subprocess.PIPE,
                         stdout=output,
                         stderr=subprocess.STDOUT,
-                        env=os.environ | ({} if task.memory_mib is None else _ALLOCATOR),
+                        env=os.environ | ({} if task.memory_mib is None else _UNDER_A_LIMIT),
                         pass_fds=[theirs],
                         start_new_session=True,
                     )

@@ -21,6 +21,10 @@ def main(kind: str, descriptor: int, parent_pid: int) -> None:
     elif kind == "is_killed_in_the_middle_of_a_word":
         os.write(descriptor, b"\x82")
         os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "names_its_allocator":
+        names = ("MALLOC_MMAP_THRESHOLD_", "HF_DEACTIVATE_ASYNC_LOAD")
+        said = " ".join(os.environ.get(name, "unset") for name in names)
+        reply_on(descriptor, RankFailed(out_of_memory=False, error=said))
     elif kind == "says_half_a_word_and_hangs":
         os.write(descriptor, b"\x82")
         threading.Event().wait()

@@ -25,7 +25,7 @@ FIRST: Final = 8192
 UNIT: Final = FIRST // 4
 SAMPLES: Final = 96
 LENGTHS: Final = ("--lengths", "mean=400,prompt=8", "--steps", "1")
-SEARCH: Final = ("--largest", "--memory-mib", "100")
+SEARCH: Final = ("--largest", "--memory-mib", "60")
 
 
 @pytest.fixture
