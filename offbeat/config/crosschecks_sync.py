@@ -64,12 +64,16 @@ def _quantize_clashes(config: RunConfig) -> Iterator[Clash]:
     scheme, generator = config.sync.quantize, config.generator
     if scheme is None:
         return
-    if generator.backend in ("embedded", "none"):
+    served = config.sync.wire_dtype or config.model.dtype
+    is_16_bit = served in ("bfloat16", "float16")
+    has_no_quantized = generator.backend in ("embedded", "none")
+    if has_no_quantized:
+        and_wire = "" if is_16_bit else " and sync.wire_dtype to bfloat16"
         yield Clash(
             ("sync.quantize", "generator.backend"),
             f"sync.quantize={scheme} does not fit generator.backend={generator.backend}, which computes with "
             "no quantized weights",
-            "Set generator.backend to vllm, or leave sync.quantize out.",
+            f"Leave sync.quantize out, or set generator.backend to vllm{and_wire}.",
         )
     if lora_of(config) is not None:
         yield Clash(
@@ -77,8 +81,7 @@ def _quantize_clashes(config: RunConfig) -> Iterator[Clash]:
             f"sync.quantize={scheme} has no effect on adapters, which trainer.lora sends unrounded",
             "Leave sync.quantize out, or train all weights.",
         )
-    served = config.sync.wire_dtype or config.model.dtype
-    if served not in ("bfloat16", "float16"):
+    if not has_no_quantized and not is_16_bit:
         yield Clash(
             ("sync.quantize", "sync.wire_dtype", "model.dtype"),
             f"sync.quantize={scheme} needs engines that compute in 16 bits, and they serve {served}",

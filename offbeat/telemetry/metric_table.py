@@ -194,7 +194,7 @@ _SYNC: Final[tuple[Row, ...]] = (
      "The trainer restarts or rewinds often."),
     ("sync/full_too_large", "releases", "sum",
      "Of these, as the changes were more than half of the full release.",
-     "Leave sync.delta out, or serve 16-bit weights: sync.wire_dtype."),
+     "Leave sync.delta out, or serve 16-bit weights: model.dtype, or with vLLM sync.wire_dtype."),
     ("sync/full_unknown_base", "releases", "sum",
      "Of these, as the engine was not known to serve the release before.",
      "Engines restart, fail their syncs, or skip releases."),

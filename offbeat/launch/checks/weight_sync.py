@@ -62,7 +62,7 @@ def _delta(config: RunConfig) -> Finding:
             "weight sync",
             "sync.delta=true with float32 weights: a step changes nearly every one of them, and a release "
             "with many changes is sent whole",
-            "Set sync.wire_dtype to bfloat16, or leave sync.delta out.",
+            f"Set {_sixteen_bits(config)}, or leave sync.delta out.",
         )
     if config.trainer.backend != "stub" and config.trainer.optimizer.rounding == "stochastic":
         return warning(
@@ -78,3 +78,16 @@ def _delta(config: RunConfig) -> Finding:
         "engines that serve the release before get what changed since, the others the full release; each "
         "engine and the trainer keep one more copy of the weights in main memory",
     )
+
+
+def _sixteen_bits(config: RunConfig) -> str:
+    """Return the setting with which engines serve bfloat16 weights.
+
+    Embedded engines serve the type of the trainer's model; vLLM may serve another.
+    """
+    if config.generator.backend == "embedded":
+        unset = "" if config.sync.wire_dtype is None else " and sync.wire_dtype to null"
+        return f"model.dtype to bfloat16{unset} (embedded engines serve the type of the model)"
+    if config.sync.wire_dtype is None:
+        return "sync.wire_dtype or model.dtype to bfloat16"
+    return "sync.wire_dtype to bfloat16"

@@ -53,6 +53,7 @@ def test_embedded_engines_serve_the_type_of_the_model() -> None:
 def test_quantized_releases_are_for_engines_that_compute_with_them() -> None:
     (text,) = adapters(sync={"quantize": "fp8_block"}, **BFLOAT16)
     assert "sync.quantize=fp8_block does not fit generator.backend=embedded" in text
+    assert "or set generator.backend to vllm." in text
     vllm = {"backend": "vllm"}
     assert adapters(sync={"quantize": "fp8_block"}, generator=vllm, **BFLOAT16) == []
     (text,) = adapters(sync={"quantize": "fp8_block"}, generator=vllm)
@@ -61,6 +62,17 @@ def test_quantized_releases_are_for_engines_that_compute_with_them() -> None:
     assert adapters(sync=both, generator=vllm) == []
     (text,) = adapters(sync=both, generator=vllm, trainer={"lora": {}})
     assert "trainer.lora sends unrounded" in text
+
+
+def test_quantized_releases_for_embedded_engines_are_one_problem_whose_fixes_work() -> None:
+    (text,) = adapters(sync={"quantize": "fp8_block"})
+    assert (
+        "Leave sync.quantize out, or set generator.backend to vllm and sync.wire_dtype to bfloat16."
+        in text
+    )
+    assert adapters() == []
+    fixed = {"quantize": "fp8_block", "wire_dtype": "bfloat16"}
+    assert adapters(sync=fixed, generator={"backend": "vllm"}) == []
 
 
 @pytest.mark.parametrize("key", ["quantization", "hf_overrides", "load_format"])

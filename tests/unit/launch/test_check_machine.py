@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
+from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.checkpoints import check_checkpoints
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
@@ -170,6 +171,37 @@ def test_deltas_are_announced_and_warned_of_where_a_step_changes_most_values() -
     assert finding.level is Level.WARNING
     assert "each step changes about a third of the values" in finding.message
     assert "set trainer.optimizer.rounding to nearest" in finding.fix
+
+
+BFLOAT16 = {"path": "x", "dtype": "bfloat16"}
+FLOAT32 = {"path": "x", "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "wire", "fix", "fixed"),
+    [
+        ("embedded", None, "Set model.dtype to bfloat16 (embedded", (BFLOAT16, None)),
+        (
+            "embedded",
+            "float32",
+            "Set model.dtype to bfloat16 and sync.wire_dtype to null (",
+            (BFLOAT16, None),
+        ),
+        ("vllm", None, "Set sync.wire_dtype or model.dtype to bfloat16,", (BFLOAT16, None)),
+        ("vllm", None, "Set sync.wire_dtype or model.dtype to bfloat16,", (FLOAT32, "bfloat16")),
+        ("vllm", "float32", "Set sync.wire_dtype to bfloat16,", (FLOAT32, "bfloat16")),
+    ],
+)
+def test_16_bit_weights_are_advised_with_keys_that_the_engines_accept(
+    backend: str, wire: str | None, fix: str, fixed: tuple[dict[str, str], str | None]
+) -> None:
+    def of(model: dict[str, str], wire: str | None) -> RunConfig:
+        sync = {"delta": True, "wire_dtype": wire}
+        return config(sync=sync, generator={"backend": backend}, model=model)
+
+    assert one(check_weight_sync(of(FLOAT32, wire))).fix.startswith(fix)
+    assert list(clashes(of(*fixed))) == []
+    assert one(check_weight_sync(of(*fixed))).level is Level.OK
 
 
 OWN = {"device": "cuda", "gpus": 1}
