@@ -275,8 +275,8 @@ class Controller:
                     operator.pause()
                 case Resume():
                     operator.resume()
-                case Stop():
-                    operator.stop()
+                case Stop(reason=reason):
+                    operator.stop(reason)
                 case Abort():
                     await self._wait_for_open_step()
                     raise RunAborted(command.reason)

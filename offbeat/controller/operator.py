@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from offbeat.controller.commands import Command
+from offbeat.controller.commands import Command, Stop
 
 
 class Operator:
@@ -15,7 +15,8 @@ class Operator:
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._inbox = deque[Command]()
-        self._is_paused = self._is_stopping = False
+        self._is_paused = False
+        self._ended_by = ""
 
     @property
     def is_paused(self) -> bool:
@@ -25,7 +26,12 @@ class Operator:
     @property
     def is_stopping(self) -> bool:
         """Return whether the run ends after the step in progress."""
-        return self._is_stopping
+        return bool(self._ended_by)
+
+    @property
+    def ended_by(self) -> str:
+        """Return what stops the run before its last step; empty if nothing does."""
+        return self._ended_by
 
     def send(self, command: Command) -> None:
         """Put a command behind those that are not carried out yet."""
@@ -48,6 +54,7 @@ class Operator:
         self._is_paused = False
         self._changed()
 
-    def stop(self) -> None:
-        self._is_stopping = True
+    def stop(self, reason: str = Stop().reason) -> None:
+        """Have the run end after the step in progress. The first reason is the one that is kept."""
+        self._ended_by = self._ended_by or reason
         self._changed()

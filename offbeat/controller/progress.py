@@ -145,6 +145,9 @@ class Progress:
         rewards = ledger.steps if self._has_rewards else None
         return msgspec.structs.replace(
             folded,
+            ended_by=state.operator.ended_by
+            if outcome == "finished" and folded.steps < folded.steps_asked
+            else "",
             reward_first=None if rewards is None else rewards.first,
             reward_last=None if rewards is None else rewards.last,
             loss=None if self._last is None else self._last.metrics().get("train/loss"),

@@ -63,7 +63,7 @@ class RewardBudget:
         if state.config.rollout.on_reward_budget_spent == "fail":
             raise spent
         log.warning("rewards.budget_spent", calls=state.tally.reward_calls, error=str(spent))
-        state.operator.stop()
+        state.operator.stop(f"rollout.reward_call_budget={limit}")
 
     @property
     def _open_evaluations(self) -> int:

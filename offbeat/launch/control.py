@@ -105,7 +105,8 @@ class CommandInbox:
         orders = take_commands(self._run_dir)
         if self._clock() >= self._stop_at:
             log.info("run.time_is_up", wall_clock_limit_s=self._limit_s)
-            orders.append(msgspec.json.encode(Stop()))
+            reason = f"supervision.wall_clock_limit_s={self._limit_s:g}"
+            orders.append(msgspec.json.encode(Stop(reason)))
             self._stop_at = math.inf
         self.given += orders
         return orders

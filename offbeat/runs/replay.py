@@ -268,7 +268,8 @@ def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]
         summary = Summary.from_json(path.read_bytes())
     except msgspec.DecodeError as error:
         return "differs", "", [f"{SUMMARY} cannot be read: {error}"]
-    ended = f"{summary.outcome}: {summary.error}" if summary.error else summary.outcome
+    why = summary.error or (summary.ended_by and f"ended by {summary.ended_by}")
+    ended = f"{summary.outcome}: {why}" if why else summary.outcome
     said = {
         "run_id": summary.run_id,
         "trainer_version": summary.trainer_version,

@@ -35,6 +35,9 @@ def _headline(summary: Summary) -> Text:
     )
     if summary.error:
         text.append(f"\n{summary.error}", style="red")
+    if summary.ended_by:
+        of = f"after {summary.steps} of {summary.steps_asked} steps"
+        text.append(f"\nended by {summary.ended_by} {of}")
     return text
 
 

@@ -79,7 +79,7 @@ def _headline(state: State, summary: Summary) -> str:
         case "unfinished":
             return f"{steps}; it wrote no summary: it goes on, or everything was killed at once"
         case _:
-            return steps
+            return f"{steps}; ended by {summary.ended_by}" if summary.ended_by else steps
 
 
 def _alarm(waits: Sequence[NamedWait]) -> str:

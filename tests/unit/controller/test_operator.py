@@ -39,3 +39,11 @@ def test_a_run_that_stops_is_still_paused_until_it_is_resumed() -> None:
     assert operator.is_paused and operator.is_stopping
     operator.resume()
     assert not operator.is_paused and operator.is_stopping
+
+
+def test_the_first_reason_to_stop_is_what_ended_the_run() -> None:
+    operator = Operator(lambda: None)
+    assert operator.ended_by == ""
+    operator.stop("supervision.wall_clock_limit_s=60")
+    operator.stop()
+    assert operator.ended_by == "supervision.wall_clock_limit_s=60"

@@ -1,9 +1,12 @@
 """One story: what a controller sums up at its end is what a reader of its journal adds up."""
 
+import asyncio
 from typing import cast
 
 import msgspec
+import pytest
 
+from offbeat.controller.commands import Stop
 from offbeat.controller.events import AnyEvent
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
@@ -47,6 +50,33 @@ def test_the_summary_of_a_controller_is_the_fold_of_its_events() -> None:
     assert told.steps == told.steps_asked > 0
     assert told.trainer_waits
     assert told.verdict
+
+
+@pytest.mark.parametrize("reason", ["offbeat control stop", "supervision.wall_clock_limit_s=12"])
+def test_the_summary_of_a_run_that_is_stopped_names_what_ended_it(reason: str) -> None:
+    world = World()
+
+    async def main() -> None:
+        controller = world.controller()
+        asyncio.get_running_loop().call_later(12, controller.control, Stop(reason))
+        await controller.run()
+
+    run(main())
+    told = world.built.progress.summary("run", "finished", None)
+    assert 1 <= told.steps < told.steps_asked
+    assert told.ended_by == reason
+    assert world.built.progress.summary("run", "failed", "a lost rank").ended_by == ""
+
+
+def test_a_stop_behind_the_last_step_has_ended_nothing() -> None:
+    world = World()
+
+    async def main() -> None:
+        await world.controller().run()
+
+    run(main())
+    world.built.state.operator.stop()
+    assert world.built.progress.summary("run", "finished", None).ended_by == ""
 
 
 def test_a_run_that_took_no_step_has_no_bottleneck() -> None:

@@ -114,6 +114,13 @@ def test_for_programs_the_same_is_json(run: RecordedRun) -> None:
     assert (told["groups"]["drawn"], told["summary"], told["differences"]) == (6, "not written", [])
 
 
+def test_a_run_that_was_ended_early_says_by_what(run: RecordedRun) -> None:
+    run.summarise(ended_by="supervision.wall_clock_limit_s=60")
+    run.close()
+    result = offbeat("replay", run.run_dir)
+    assert "agrees: finished: ended by supervision.wall_clock_limit_s=60\n" in result.stdout
+
+
 def test_a_summary_that_says_something_else_is_told_line_by_line(run: RecordedRun) -> None:
     run.summarise(trainer_version=7, weights_digest="d0")
     run.close()

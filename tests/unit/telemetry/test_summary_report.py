@@ -129,6 +129,13 @@ def test_a_run_that_took_fewer_steps_than_asked_says_so() -> None:
     assert "600 of 1000 in 3 min" in rendered(msgspec.structs.replace(SUMMARY, steps_asked=1000))
 
 
+def test_a_run_that_a_limit_ended_names_the_limit_under_its_outcome() -> None:
+    limit = "supervision.wall_clock_limit_s=60"
+    ended = msgspec.structs.replace(SUMMARY, steps_asked=1000, ended_by=limit)
+    assert f"ended by {limit} after 600 of 1000 steps" in " ".join(rendered(ended).split())
+    assert "ended by" not in rendered(SUMMARY)
+
+
 def test_a_run_that_failed_before_its_first_step_has_a_report_too() -> None:
     summary = Summary(run_id="r", name="n", outcome="failed", error="RunFailed: no room",
                       steps=0, trainer_version=0, groups=GroupCounts(), wall_s=4000.0)  # fmt: skip
