@@ -33,12 +33,18 @@ def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
 
 
 def check_run_dir(
-    run_dir: Path, model: ModelFiles | None, *, requested: bool, checkpoints: int = 1
+    run_dir: Path,
+    model: ModelFiles | None,
+    *,
+    requested: bool,
+    checkpoints: int = 1,
+    adapter_bytes: int | None = None,
 ) -> Iterator[Finding]:
     """Check that the directory can be written and has enough free space.
 
     A directory given on the command line (``requested``) must also be empty. ``checkpoints`` is the
-    maximum number of the trainer's states on disk at once.
+    maximum number of the trainer's states on disk at once, ``adapter_bytes`` the size of the adapters
+    that are trained, which states then hold in the place of the model; None: the model is trained.
     """
     signs = [name for name in _SIGNS_OF_A_RUN if (run_dir / name).exists()]
     there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
@@ -56,13 +62,19 @@ def check_run_dir(
         yield ok("run directory", f"{run_dir} holds another run: the next free number is taken")
     else:
         yield ok("run directory", f"{run_dir} can be written")
-    yield from _check_disk(there if there.is_dir() else there.parent, model, checkpoints)
+    yield from _check_disk(
+        there if there.is_dir() else there.parent, model, checkpoints, adapter_bytes
+    )
 
 
-def _check_disk(folder: Path, model: ModelFiles | None, checkpoints: int) -> Iterator[Finding]:
+def _check_disk(
+    folder: Path, model: ModelFiles | None, checkpoints: int, adapter_bytes: int | None
+) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
-    copies = checkpoints * _CHECKPOINT_COPIES + 1  # plus the trained model at the end
-    wanted = _LOGS_BYTES + (copies * model.weight_bytes if model else 0)
+    whole = model.weight_bytes if model else 0
+    trained = whole if adapter_bytes is None else adapter_bytes
+    export = whole + (adapter_bytes or 0)  # the trained model at the end, and its adapter directory
+    wanted = _LOGS_BYTES + checkpoints * _CHECKPOINT_COPIES * trained + export
     what = f"{checkpoints} checkpoints, the trained model and logs"
     seen = f"{size(free)} free at {folder}; {what} take about {size(wanted)}"
     if free < wanted:

@@ -67,16 +67,16 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
 
     Trainer: weights, gradients and two moments of AdamW, one more copy of the weights while they
     are published, the frozen reference if there is a KL penalty, and a teacher per rank, taken to
-    be as large. Each engine: weights. Of a run that trains adapters, whose own size is left out:
-    weights in the trainer, and in each engine that merges them as loaded and as served. With
+    be as large. Each engine: weights. Of a run that trains adapters: weights in the trainer, and in
+    each engine that merges them as loaded and as served; adapters, their gradients and moments. With
     ``sync.delta``: the base in each engine, and in the trainer where its transport keeps no
     snapshot anyway.
 
     Args:
         config: The recipe.
         model: Facts of its model.
-        trained: Parameters that ``trainer.freeze`` leaves: others have neither gradient nor moments.
-            None: all.
+        trained: Parameters that ``trainer.freeze`` leaves, or those of adapters: others have neither
+            gradient nor moments. None: all; of adapters, which are then not counted, none.
     """
     each = {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
     weights = model.parameters * each
@@ -94,7 +94,10 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
         frozen = loss.needs_reference_logprobs + teachers
         if not _on_gpu(config.trainer.device):
             copies += 1 + (teachers if adapts else frozen)
-            states = 0 if adapts else 3 * each * (model.parameters if trained is None else trained)
+            if adapts:
+                states = 4 * each * (trained or 0)
+            else:
+                states = 3 * each * (model.parameters if trained is None else trained)
     if config.generator.backend != "stub":
         processes += config.generator.engines
         served = 0 if _on_gpu(config.generator.device) else 1
@@ -114,12 +117,18 @@ def check_memory(
     ``trained``: as of ``memory_needed_bytes``.
     """
     needed = memory_needed_bytes(config, model, trained)
+    adapters = f" and {trained:,} of adapters" if trained and lora_of(config) is not None else ""
     seen = (
-        f"about {size(needed)} needed for {model.parameters:,} parameters, activations not counted; "
+        f"about {size(needed)} needed for {model.parameters:,} parameters{adapters}, activations not "
+        "counted; "
         f"{size(machine.memory_free_bytes)} of {size(machine.memory_bytes)} free"
     )
     if needed > machine.memory_bytes:
-        fix = "Use a smaller model, fewer generator.engines, model.dtype=bfloat16, or a larger machine."
+        lower = "a lower trainer.lora.rank, " if adapters else ""
+        fix = (
+            f"Use a smaller model, {lower}fewer generator.engines, model.dtype=bfloat16, or a larger "
+            "machine."
+        )
         yield error("memory", seen, fix)
     elif needed > machine.memory_free_bytes:
         yield warning("memory", seen, "Close other programs, or use fewer generator.engines.")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from offbeat.config.limits import freeze_patterns, lora_of, moe_of
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.moe import MoeConfig
+from offbeat.launch.checks.adapters import adapter_parameters, check_adapters
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _ROWS = "packed rows"
 _DECODING = "decoding"
 _ENDS = "end of samples"
-_ADAPTERS = "adapters"
 _PICTURES = "vision tower"
 _TRAINED = "trained parameters"
 _EXPERTS = "experts"
@@ -55,7 +54,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         yield warning("generation_config.json", f"transformers refuses it: {problem}", fix)
     yield from _stop_tokens(config, model)
     if (lora := lora_of(config)) is not None:
-        yield _adapters(model, lora)
+        yield from check_adapters(model, lora)
     if patterns := freeze_patterns(config):
         in_tower = config.trainer.backend == "megatron"
         yield _trained(model, patterns, in_tower=in_tower)
@@ -82,18 +81,6 @@ def _pictures(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
         if config.trainer.backend == "megatron":
             proof = "compared with the engine's by canaries (sync.canary_interval)"
         yield ok(_PICTURES, f"{type(model).__name__} reads {rules.kind.value}; {proof}")
-
-
-def _adapters(model: "PreTrainedModel", lora: LoraConfig) -> Finding:
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.lora import check_targets
-
-    try:
-        check_targets(model, lora)
-    except UntrainableModel as refused:
-        return error(_ADAPTERS, f"{refused.model} {refused.problem}", f"{refused.fix}.")
-    targets = ", ".join(lora.target_modules) or "every linear module but the output head"
-    return ok(_ADAPTERS, f"rank {lora.rank}, alpha {lora.alpha:g}, on {targets}")
 
 
 def _balanced(model: "PreTrainedModel", moe: MoeConfig) -> Finding:
@@ -132,9 +119,12 @@ def _trained(model: "PreTrainedModel", patterns: Sequence[str], *, in_tower: boo
 
 
 def trained_parameters(config: RunConfig) -> int | None:
-    """Return how many parameters ``trainer.freeze`` leaves; None without it, or if it is refused."""
-    patterns = freeze_patterns(config)
-    if not patterns:
+    """Return how many parameters are trained: those of adapters, or what ``trainer.freeze`` leaves.
+
+    None without either, or if the model or a pattern is refused.
+    """
+    patterns, lora = freeze_patterns(config), lora_of(config)
+    if not patterns and lora is None:
         return None
     from offbeat.model_proof.loading import WeightsMismatch, model_without_memory
     from offbeat.trainers.errors import UntrainableModel
@@ -144,6 +134,8 @@ def trained_parameters(config: RunConfig) -> int | None:
         model = model_without_memory(
             config.model.path, trust_remote_code=config.model.trust_remote_code
         )
+        if lora is not None:
+            return adapter_parameters(model, lora)
         frozen = frozen_parameters(model, patterns)
     except (WeightsMismatch, UntrainableModel, OSError, ValueError, KeyError):
         return None  # ``check_model_proof`` says why

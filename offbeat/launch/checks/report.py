@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from offbeat.config.limits import lora_of
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.mixture import environment_views, environment_weights, text_in
 from offbeat.config.run import RunConfig
@@ -109,6 +110,7 @@ def find(
     folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
     machine, gpu = this_machine(), gpu_bytes(config)
+    trained = trained_parameters(config) if model else None
     yield from chain(
         check_packages(config),
         check_vllm(config),
@@ -131,7 +133,7 @@ def find(
         check_sampler(config, Path.cwd()),
         check_secrets(config),
         check_cores(config, machine),
-        check_memory(config, machine, model, trained_parameters(config)) if model else (),
+        check_memory(config, machine, model, trained) if model else (),
         check_shared_memory(config, machine, model) if model else (),
         check_gpus(config, count_gpus(config)),
         check_weight_sync(config),
@@ -142,6 +144,7 @@ def find(
             model,
             requested=run_dir is not None,
             checkpoints=_states_on_disk(config),
+            adapter_bytes=_adapter_bytes(config, trained),
         ),
         check_wandb(config, os.environ),
         check_tensorboard(config),
@@ -209,3 +212,9 @@ def _states_on_disk(config: RunConfig) -> int:
     """Return one more than the number of states kept: the newest is written beside them."""
     checkpoint = config.checkpoint
     return checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0
+
+
+def _adapter_bytes(config: RunConfig, trained: int | None) -> int | None:
+    if trained is None or lora_of(config) is None:
+        return None
+    return trained * {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]

@@ -207,9 +207,9 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
     name, embedding = type(model).__name__, model.get_input_embeddings().weight
     modules = dict(model.named_modules())
     for target in lora.target_modules:
-        found = {path for path in modules if f".{path}".endswith(f".{target}")}
+        found = [path for path in modules if _is_targeted(path, target)]
         if not found:
-            raise UntrainableModel(name, f"has no module {target}", _NAME_OTHERS)
+            raise UntrainableModel(name, f"has no module {target}", _linear_names_said(model))
         for path in sorted(found):
             module = modules[path]
             if not isinstance(module, nn.Linear):
@@ -221,6 +221,34 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
     if any(isinstance(each, Conv1D) for each in modules.values()):
         problem = "has matrices of transposed axes (Conv1D)"
         raise UntrainableModel(name, problem, "Leave trainer.lora out")
+
+
+def targeted_modules(model: PreTrainedModel, lora: LoraConfig) -> dict[str, nn.Linear]:
+    """Return the linear modules that ``inject`` adapts, by name. The model may be without memory.
+
+    peft is not needed. Targets that ``check_targets`` refuses are left out.
+    """
+    head = model.get_output_embeddings()
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and (
+            any(_is_targeted(path, each) for each in lora.target_modules)
+            if lora.target_modules
+            else module is not head
+        )
+    }
+
+
+def _is_targeted(path: str, target: str) -> bool:
+    return f".{path}".endswith(f".{target}")
+
+
+def _linear_names_said(model: PreTrainedModel) -> str:
+    every = targeted_modules(model, LoraConfig(rank=1))
+    names = sorted({path.rpartition(".")[2] for path in every})
+    return f"{_NAME_OTHERS}: {', '.join(names)}" if names else _NAME_OTHERS
 
 
 def base_of(model: nn.Module, module: str) -> str:

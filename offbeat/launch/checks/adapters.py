@@ -1,0 +1,93 @@
+"""Says what adapters take, and warns of ranks and of weights that they leave out.
+
+torch and transformers, whose import takes seconds, are imported only if a recipe has adapters.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from offbeat.config.sections.lora import LoraConfig
+from offbeat.launch.checks.finding import Finding, error, ok, warning
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_SUBJECT: Final = "adapters"
+_EXPERTS: Final = ".experts."
+_NAMED: Final = 3  # modules listed in a message
+
+
+def check_adapters(model: "PreTrainedModel", lora: LoraConfig) -> Iterator[Finding]:
+    """Check the targets, the rank, and whether experts are left out.
+
+    Args:
+        model: The model, which may be without memory; it is not changed.
+        lora: What to adapt.
+    """
+    from offbeat.trainers.errors import UntrainableModel
+    from offbeat.trainers.torch.lora import check_targets
+
+    try:
+        check_targets(model, lora)
+    except UntrainableModel as refused:
+        yield error(_SUBJECT, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        return
+    targets = ", ".join(lora.target_modules) or "every linear module but the output head"
+    count = adapter_parameters(model, lora)
+    yield ok(
+        _SUBJECT, f"rank {lora.rank}, alpha {lora.alpha:g}, on {targets}: {count:,} parameters"
+    )
+    yield from _rank_is_low(model, lora)
+    if not lora.target_modules:
+        yield from _experts_are_left_out(model, lora)
+
+
+def adapter_parameters(model: "PreTrainedModel", lora: LoraConfig) -> int:
+    """Return the number of elements of all adapters: ``rank * (in + out)`` of each targeted matrix."""
+    from offbeat.trainers.torch.lora import targeted_modules
+
+    sides = targeted_modules(model, lora).values()
+    return sum(lora.rank * (each.in_features + each.out_features) for each in sides)
+
+
+def _rank_is_low(model: "PreTrainedModel", lora: LoraConfig) -> Iterator[Finding]:
+    from offbeat.trainers.torch.lora import targeted_modules
+
+    ranks = {
+        path: min(each.in_features, each.out_features)
+        for path, each in targeted_modules(model, lora).items()
+    }
+    above = [path for path, rank in ranks.items() if lora.rank > rank]
+    if not above:
+        return
+    least = min(ranks.values())
+    named = ", ".join(above[:_NAMED]) + (", ..." if len(above) > _NAMED else "")
+    yield warning(
+        _SUBJECT,
+        f"trainer.lora.rank={lora.rank} is more than the smaller axis of {len(above)} of {len(ranks)} "
+        f"targeted matrices ({named}): no change of theirs has so high a rank, so the rest costs memory alone",
+        f"Set trainer.lora.rank to {least} or less.",
+    )
+
+
+def _experts_are_left_out(model: "PreTrainedModel", lora: LoraConfig) -> Iterator[Finding]:
+    """Warn of fused experts, which are no linear modules, so that default targets miss them."""
+    from offbeat.trainers.torch.lora import targeted_modules
+
+    adapted = targeted_modules(model, lora)
+    experts = sum(
+        each.numel()
+        for name, each in model.named_parameters()
+        if _EXPERTS in name and name.rpartition(".")[0] not in adapted
+    )
+    if not experts:
+        return
+    weights = sum(each.weight.numel() for each in adapted.values())
+    kinds = ", ".join(sorted({path.rpartition(".")[2] for path in adapted}))
+    yield warning(
+        _SUBJECT,
+        f"matrices of {weights:,} weights are adapted ({kinds}), and {experts:,} weights of experts are "
+        "not: experts in one tensor per layer, and their routers, are no linear modules",
+        "Leave trainer.lora out to train the experts; name the modules in trainer.lora.target_modules to say "
+        "that these are meant.",
+    )
