@@ -40,9 +40,14 @@ def frozen_parameters(model: PreTrainedModel, patterns: Sequence[str]) -> list[n
     )
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in every):
-            nearest = get_close_matches(pattern, every, n=1, cutoff=0.0)
+            nearest = _nearest(pattern, every)
             problem = f"has no parameter whose name matches {pattern!r} of trainer.freeze"
-            raise UntrainableModel(kind, problem, f"The nearest name is {nearest[0]}")
+            fix = (
+                f"The nearest name is {nearest}"
+                if nearest
+                else f"Names of this model begin with {', '.join(_beginnings(every))}"
+            )
+            raise UntrainableModel(kind, problem, fix)
     frozen = list[nn.Parameter]()
     for parameter, names in names_by_parameter.items():
         matched = [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
@@ -60,3 +65,17 @@ def frozen_parameters(model: PreTrainedModel, patterns: Sequence[str]) -> list[n
         problem = f"has no parameter to train: trainer.freeze matches all {len(frozen)}"
         raise UntrainableModel(kind, problem, "Leave a pattern out")
     return frozen
+
+
+def _nearest(pattern: str, names: Sequence[str]) -> str | None:
+    """Return the name whose first parts are close to those that a pattern spells out; None: no name is."""
+    parts = pattern.removesuffix(".*").split(".")
+    by_beginning = dict[str, str]()
+    for name in names:
+        by_beginning.setdefault(".".join(name.split(".")[: len(parts)]), name)
+    nearest = get_close_matches(".".join(parts), by_beginning, n=1)
+    return by_beginning[nearest[0]] if nearest else None
+
+
+def _beginnings(names: Sequence[str]) -> list[str]:
+    return sorted({name.partition(".")[0] for name in names})

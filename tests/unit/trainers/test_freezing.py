@@ -165,11 +165,12 @@ def test_a_checkpoint_of_other_frozen_parameters_is_refused(
 @pytest.mark.parametrize(
     ("patterns", "told"),
     [
+        ([*LOWER, "nothing.*"], r"matches 'nothing\.\*' of .*begin with lm_head, model"),
         ([*LOWER, "lm_hed.*"], r"matches 'lm_hed\.\*' of .*The nearest name is lm_head\.weight"),
         (["LM_HEAD.*"], r"no parameter whose name matches 'LM_HEAD"),
         (["model.*", "lm_head.weight"], "no parameter to train: trainer.freeze matches all"),
     ],
-    ids=["misspelt", "other case", "everything"],
+    ids=["like no name", "misspelt", "other case", "everything"],
 )
 def test_patterns_that_cannot_be_meant_are_refused_by_name(
     trainer_of: MakeTrainer, patterns: list[str], told: str
