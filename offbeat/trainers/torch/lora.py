@@ -66,9 +66,11 @@ def inject(model: PreTrainedModel, lora: LoraConfig) -> None:
     """
     library, name = _peft(), type(model).__name__
     check_targets(model, lora)
+    # By "all-linear" peft means the fused experts of some families, too, which are no linear modules.
+    targeted = lora.target_modules or [*targeted_modules(model, lora)]
     try:
         library.inject_adapter_in_model(
-            _config(library, lora.target_modules or "all-linear", lora, ""),
+            _config(library, targeted or "all-linear", lora, ""),
             model,
             low_cpu_mem_usage=model.device.type == "meta",
         )

@@ -47,7 +47,6 @@ def warnings(model: PreTrainedModel, **lora: Any) -> list[Finding]:
     return [each for each in found if each.level is Level.WARNING]
 
 
-@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")  # of experts, by peft
 @pytest.mark.parametrize("targets", [(), ("q_proj", "down_proj")])
 @pytest.mark.parametrize("family", ["Llama", "Qwen3Moe"])
 def test_the_counted_adapters_are_those_that_peft_injects(
