@@ -22,11 +22,8 @@ SMALL = (
 )
 
 
-def rewinds_and_trains_all_its_groups(run: LiveRun) -> str:
-    """The run ends by itself, with the steps of its recipe, and its accounts agree.
-
-    Why its trainer was replaced.
-    """
+def rewinds_and_trains_all_its_groups(run: LiveRun, rank: int) -> None:
+    """The run names the lost rank, ends with the steps of its recipe, and its accounts agree."""
     assert run.exit_code(within_s=400) == 0
     records = RunRecords.read(run.run_dir)
     records.agree()
@@ -36,9 +33,9 @@ def rewinds_and_trains_all_its_groups(run: LiveRun) -> str:
     assert records.summary.groups.trained == STEPS * 4
     (rewound,) = [event for event in records.events if isinstance(event, Rewound)]
     (replaced,) = [event for event in records.events if isinstance(event, TrainerReplaced)]
+    assert f"trainer rank {rank} was lost" in replaced.reason
     assert 0 < rewound.to_version < STEPS
     assert all("train/bridge_bytes" in line for line in records.metrics)
-    return replaced.reason
 
 
 @pytest.mark.parametrize(
@@ -55,7 +52,7 @@ def test_a_run_of_which_a_rank_is_killed_rewinds_and_trains_all_its_groups(
         run.logged("trainer.ready", within_s=400)
         run.trained_steps(5)
         run.holding(f"trainer-rank{rank}.log").kill()
-        assert f"trainer rank {rank} was lost" in rewinds_and_trains_all_its_groups(run)
+        rewinds_and_trains_all_its_groups(run, rank)
 
 
 @pytest.mark.parametrize("backend", ["torch", "megatron"])
@@ -68,7 +65,7 @@ def test_a_run_whose_sides_are_divided_by_two_ranks_each_loses_one_and_trains_al
         run.logged("trainer.ready", within_s=400)
         run.trained_steps(5)
         run.holding("trainer-rank3.log").kill()
-        rewinds_and_trains_all_its_groups(run)
+        rewinds_and_trains_all_its_groups(run, 3)
 
 
 def test_a_run_whose_encoder_rank_hangs_rewinds_and_trains_all_its_groups(start: Start) -> None:
@@ -78,4 +75,4 @@ def test_a_run_whose_encoder_rank_hangs_rewinds_and_trains_all_its_groups(start:
         run.logged("trainer.ready", within_s=400)
         run.trained_steps(5)
         run.holding("trainer-rank1.log").suspend()
-        rewinds_and_trains_all_its_groups(run)
+        rewinds_and_trains_all_its_groups(run, 1)
