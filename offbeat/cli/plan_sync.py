@@ -33,8 +33,8 @@ def plan_or_exit(
     recipe: Path | None,
     overrides: Sequence[str] | None,
     model: Path | None,
-    senders: str,
-    receivers: str,
+    senders: str | None,
+    receivers: str | None,
     recorded: Path | None,
     per_machine: int,
     *,
@@ -67,13 +67,16 @@ def _layouts(
     recipe: Path | None,
     overrides: Sequence[str] | None,
     model: Path | None,
-    senders: str,
-    receivers: str,
+    senders: str | None,
+    receivers: str | None,
     per_machine: int,
 ) -> SyncLayouts:
     if recipe is None:
         if model is None or not senders or not receivers:
-            raise NothingToPlan("give a RECIPE, or all of --model, --senders and --receivers")
+            raise NothingToPlan(
+                "give a RECIPE, or all of --model, --senders and --receivers"
+                + _empty(senders, receivers)
+            )
         grids = _grid("--senders", senders), _grid("--receivers", receivers)
         return SyncLayouts(
             model, WirePolicy(), *grids, per_machine, _PIECE_BYTES, names=OPTION_NAMES
@@ -84,6 +87,16 @@ def _layouts(
     if senders:
         found = replace(found, senders=_grid("--senders", senders), names=OPTION_NAMES)
     return replace(found, receivers=_grid("--receivers", receivers)) if receivers else found
+
+
+def _empty(senders: str | None, receivers: str | None) -> str:
+    """Say which sides were given without a size; empty if none was."""
+    empty = [
+        option
+        for option, sizes in (("--senders", senders), ("--receivers", receivers))
+        if sizes == ""
+    ]
+    return f"; {' and '.join(empty)} without a size: one rank is tensor=1" if empty else ""
 
 
 def _grid(option: str, text: str) -> ModelGrid:

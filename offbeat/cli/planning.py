@@ -24,14 +24,15 @@ def plan_sync(
         ),
     ] = None,
     senders: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--senders", help="Trainer: tensor=8,pipeline=4,expert=16,expert_tensor=1,data=2."
         ),
-    ] = "",
+    ] = None,
     receivers: Annotated[
-        str, typer.Option("--receivers", help="Engines: tensor=8,data=4 are four of eight ranks.")
-    ] = "",
+        str | None,
+        typer.Option("--receivers", help="Engines: tensor=8,data=4 are four of eight ranks."),
+    ] = None,
     recorded: Annotated[
         Path | None,
         typer.Option(

@@ -14,13 +14,16 @@ from offbeat.launch.weight_requests import ask
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import OffbeatError
 from offbeat.trainers.saved_weights import NoSavedWeights
-from offbeat.weight_sync.verification import LegResult
+from offbeat.weight_sync.verification import Leg, LegResult
 
 
 def verify_weights_exit_code(
     what: Path, against: Path | None, *, engine: bool, wait_s: float
 ) -> int:
-    """Print one line per leg; return 0 if all are equal, 1 if one differs, 2 if one is not compared."""
+    """Print one line per leg; return 0 if all are equal, 1 if one differs, 2 if one is not compared.
+
+    With ``engine`` an export is compared if there is one, and a missing one is no failure.
+    """
     try:
         results = _results(what, against, engine=engine, wait_s=wait_s)
     except (OffbeatError, OSError) as error:
@@ -30,7 +33,8 @@ def verify_weights_exit_code(
         typer.echo(str(each), err=not each.is_equal)
     if any(each.difference is not None for each in results):
         return FAILED
-    return FINISHED if all(each.is_equal for each in results) else REFUSED
+    asked = (each for each in results if each.was_asked)
+    return FINISHED if all(each.is_equal for each in asked) else REFUSED
 
 
 def _results(what: Path, against: Path | None, *, engine: bool, wait_s: float) -> list[LegResult]:
@@ -39,9 +43,11 @@ def _results(what: Path, against: Path | None, *, engine: bool, wait_s: float) -
     try:
         if run.checkpoint is not None:
             results += verify_export(run, against)
-    except (NothingToCompare, NoSavedWeights):
+    except (NothingToCompare, NoSavedWeights) as missing:
         if not engine:
             raise
+        export = f"no export ({missing})" if isinstance(missing, NothingToCompare) else str(missing)
+        results.append(LegResult(Leg.EXPORT, str(run.checkpoint), problem=export, was_asked=False))
     if engine:
         results += verify_engines(run, ask(run.run_dir, wait_s))
     return results

@@ -172,8 +172,9 @@ def _reference(
     path = None if version is None else run.of_version(version)
     if path is None:
         return (
-            f"no checkpoint of version {version} below {run.root}. Pause the run after a checkpoint "
-            f"(offbeat control {run.run_dir} pause), or lower checkpoint.interval"
+            f"no checkpoint of version {version} below {run.root}. Have every version saved: "
+            f"offbeat train --resume {run.run_dir} checkpoint.interval=1, then pause it "
+            f"(offbeat control {run.run_dir} pause)"
         )
     if problem := _rounded_at_random(run, path):
         return problem

@@ -333,6 +333,13 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
     ]
     if changed:
         fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
+        backends = {was.get("trainer.backend"), wanted.get("trainer.backend")}
+        if len(backends) > 1 and "stub" not in backends:
+            state, export = (
+                directory / "checkpoints" / "state_N",
+                directory / "checkpoints" / "step_N",
+            )
+            fix += f" with its weights: model.weights={state}, or model.path={export} of an export"
         raise RunDirUnusable(str(directory), "; ".join(changed), fix)
 
 

@@ -51,6 +51,7 @@ class LegResult(NamedTuple):
     between: str  # what was compared, for people
     difference: TensorDifference | None = None
     problem: str = ""  # why it could not be compared; empty: it was
+    was_asked: bool = True  # False: it would have been compared if it could be
 
     @property
     def is_equal(self) -> bool:

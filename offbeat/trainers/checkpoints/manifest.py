@@ -153,6 +153,8 @@ def check_identity(directory: Path, manifest: CheckpointManifest, own: Identity)
     stored = manifest.identity
     if stored.backend != own.backend:
         fix = f"Set trainer.backend to {stored.backend}, or start a new run"
+        if "stub" not in (stored.backend, own.backend):
+            fix += f" with its weights: model.weights={directory}"
         raise CheckpointMismatch(str(directory), "backend", stored.backend, own.backend, fix)
     if stored.fingerprint != own.fingerprint:
         fix = (

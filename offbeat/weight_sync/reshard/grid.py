@@ -7,6 +7,7 @@ tensor-parallel ranks and one of several expert ranks at once, so neither number
 the other.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -59,11 +60,13 @@ class ModelGrid:
         elif self.encoder_tensor > 1:
             got = f"{self.encoder_tensor} without encoders"
             raise LayoutRefused("encoder_tensor", got, "encoders beside it")
-        if self.stage_ranks % (self.expert * self.expert_tensor_ranks):
+        expert_ranks = self.expert * self.expert_tensor_ranks
+        if self.stage_ranks % expert_ranks:
+            data = expert_ranks // math.gcd(expert_ranks, self.tensor * self.context)
             raise LayoutRefused(
                 "expert x expert_tensor",
                 f"{self.expert} x {self.expert_tensor_ranks}",
-                f"a divisor of tensor x context x data = {self.stage_ranks}",
+                f"a divisor of tensor x context x data = {self.stage_ranks}, as with data={data}",
             )
         if self.stages and len(self.stages) != self.pipeline:
             want = f"{self.pipeline} numbers, one for each pipeline stage"

@@ -124,7 +124,15 @@ def test_a_pair_of_layouts_is_planned_without_a_recipe() -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ([], "give a RECIPE, or all of --model, --senders and --receivers"),
+        ([], "give a RECIPE, or all of --model, --senders and --receivers\n"),
+        (
+            ["--model", PICTURES, "--senders", "", "--receivers", ""],
+            "--senders and --receivers without a size: one rank is tensor=1",
+        ),
+        (
+            ["--model", PICTURES, "--senders", "tensor=1", "--receivers", ""],
+            "; --receivers without a size: one rank is tensor=1",
+        ),
         ([LORA], "trainer.lora sends the adapters alone. Set sync.adapter=merged"),
         ([STUB], "trainer.backend is stub, which has no weights"),
         (

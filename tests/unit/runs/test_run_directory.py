@@ -303,6 +303,23 @@ def test_what_decides_which_environment_a_prompt_is_of_must_be_as_it_was(
     assert reopen(config("unused", environments=workers), made) == made
 
 
+def test_another_trainer_backend_is_refused_with_the_way_to_begin_with_its_weights(
+    run_dir: Path,
+) -> None:
+    with pytest.raises(
+        RunDirUnusable, match=r"trainer\.backend is 'megatron', the run has 'torch'"
+    ) as refused:
+        reopen(config("unused", trainer={"backend": "megatron"}), run_dir)
+    checkpoints = run_dir / "checkpoints"
+    assert refused.value.fix.endswith(
+        "or start a new run with its weights: "
+        f"model.weights={checkpoints / 'state_N'}, or model.path={checkpoints / 'step_N'} of an export"
+    )
+    with pytest.raises(RunDirUnusable) as refused:
+        reopen(config("unused", trainer={"backend": "stub"}), run_dir)
+    assert refused.value.fix.endswith("or start a new run"), "a stub has no weights"
+
+
 def test_every_difference_is_told_at_once(run_dir: Path) -> None:
     with pytest.raises(RunDirUnusable, match=r"seed is 5, .*; groups_per_step is 2, "):
         reopen(config("unused", seed=5, groups_per_step=2), run_dir)

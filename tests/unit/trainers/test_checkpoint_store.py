@@ -14,7 +14,12 @@ from structlog.testing import capture_logs
 
 from offbeat.messages.failures import CheckpointFailed
 from offbeat.run_files.disk import Disk
-from offbeat.trainers.checkpoints.manifest import MANIFEST, SCHEMA
+from offbeat.trainers.checkpoints.manifest import (
+    MANIFEST,
+    SCHEMA,
+    check_identity,
+    read_manifest,
+)
 from offbeat.trainers.errors import CheckpointMismatch
 
 SAVE_OPERATIONS = 18  # of a save that replaces an older checkpoint
@@ -325,6 +330,21 @@ def test_the_checkpoint_of_another_is_refused_with_the_difference_and_a_way_out(
             call(99)
         assert str(refused.value) == f"{root / 'state_10'} {message}"
     assert names(root) == ["LATEST", "state_10"]
+
+
+def test_weights_of_the_other_backend_are_what_a_new_run_may_begin_with(root: Path) -> None:
+    save(root, 10)
+    directory = root / "state_10"
+    saved = read_manifest(directory)
+    of = {name: msgspec.structs.replace(OWN, backend=name) for name in ("torch", "megatron")}
+    saved = msgspec.structs.replace(saved, identity=of["torch"])
+    check_identity(directory, saved, of["torch"])
+    with pytest.raises(CheckpointMismatch) as refused:
+        check_identity(directory, saved, of["megatron"])
+    assert refused.value.fix == (
+        "Set trainer.backend to torch, or start a new run with its weights: "
+        f"model.weights={directory}"
+    )
 
 
 def test_a_checkpoint_of_another_schema_is_refused(root: Path) -> None:

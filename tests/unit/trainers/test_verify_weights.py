@@ -352,6 +352,7 @@ def test_without_a_checkpoint_of_its_version_the_load_leg_alone_is_compared(
     checkpoints_of(trainer, tmp_path)
     results = results_by_leg(tmp_path, served_after(trainer, tiny, tmp_path, version=4))
     assert "no checkpoint of version 4" in results[Leg.WIRE].problem
+    assert "checkpoint.interval=1" in results[Leg.WIRE].problem
     assert results[Leg.LOAD].is_equal
 
 
@@ -388,6 +389,22 @@ def test_engines_that_cannot_be_compared_are_told_with_code_2(
     assert result.exit_code == code
     assert said in result.output
     assert not list((tmp_path / "verify").iterdir())
+
+
+def test_with_engines_an_export_that_is_missing_is_a_line_and_no_failure(
+    tiny: Path, tmp_path: Path, trained: MakeTrainer
+) -> None:
+    trainer = trained()
+    state = checkpoints_of(trainer, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "step_3")
+    served = served_after(trainer, tiny, tmp_path)
+    recipe = f"steps: 3\nmodel: {{path: {tiny}}}\ntrainer: {{backend: torch}}\n"
+    (tmp_path / CONFIG).write_text(f"{recipe}generator: {{backend: embedded}}\n")
+    result = verify_while_answering(tmp_path, [served])
+    assert f"export  {state}: not compared: no export (" in result.output
+    assert "wire    generator-0, version 3: equal" in result.output
+    assert result.exit_code == 0, result.output
+    assert verify(state).exit_code == 2, "without engines, the export is what was asked for"
 
 
 def test_an_engine_of_a_live_run_is_compared_without_any_checkpoint(

@@ -223,6 +223,13 @@ def test_sizes_that_do_not_divide_a_model_are_refused_by_name() -> None:
         planned(ModelGrid(pipeline=3), ModelGrid())
     with pytest.raises(LayoutRefused, match=r"expert x expert_tensor is 4 x 2, expected a divisor"):
         ModelGrid(tensor=2, data=2, expert=4)
+    assert ModelGrid(tensor=2, data=4, expert=4).ranks == 8
+    with pytest.raises(LayoutRefused, match=r"tensor x context x data = 1, as with data=256$"):
+        ModelGrid(expert=256)
+    assert ModelGrid(expert=256, data=256).ranks == 256
+    with pytest.raises(LayoutRefused, match=r"tensor x context x data = 12, as with data=4$"):
+        ModelGrid(tensor=2, context=3, data=2, expert=4, expert_tensor=2)
+    assert ModelGrid(tensor=2, context=3, data=4, expert=4, expert_tensor=2).ranks == 24
     with pytest.raises(LayoutRefused, match="expert is 3, expected a divisor of 4 experts"):
         planned(ModelGrid(data=3, expert=3), ModelGrid())
     with pytest.raises(LayoutRefused, match=r"stages is 1 [+] 1, expected a total of 4 layers"):
