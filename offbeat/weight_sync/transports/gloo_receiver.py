@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.weight_sync.buffers import Buffers
-from offbeat.weight_sync.errors import TransferFailed, TransferRefused
+from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.transport import Sink
 from offbeat.weight_sync.transports.control import ControlClient
@@ -66,7 +66,8 @@ class GlooReceiver:
             cancelled: When set, stop at the next chunk.
 
         Raises:
-            TransferFailed: The sender ended or gave up, or this member was too slow.
+            SenderGone: The sender ended, or holds another release.
+            TransferFailed: The sender gave up, or this member was too slow.
         """
         join = Join(
             f"{epoch}.{members[0]}", epoch, members, self._member, route.incarnation, route.digest
@@ -108,7 +109,8 @@ class _Transfer:
         while True:
             plan = self._control.plan(got.at, patience_s)
             if plan.error:
-                raise TransferFailed(self._epoch, got.at, plan.error)
+                kind = SenderGone if plan.gone else TransferFailed
+                raise kind(self._epoch, got.at, plan.error)
             error = self._round(plan, buffers)
             got.rounds += 1
             self._report(plan, error)

@@ -43,6 +43,7 @@ from offbeat.weight_sync.transports.messages import (
     RoundPlan,
     Route,
     TransferTimeouts,
+    another_release,
 )
 from offbeat.weight_sync.transports.session import SILENT, Session
 
@@ -179,9 +180,11 @@ class GlooSender:
         session = Session(first, len(snapshot.chunks) if snapshot else 0)
         self._take_parked(session)
         problem = self._problem(first, snapshot)
+        is_gone = bool(problem)  # nobody sends this release any more; a broken round is tried again
         if not problem:
             self._collect(session, self._timeouts.slack_s)
         while (plan := session.plan(problem)) is not None:
+            plan = msgspec.structs.replace(plan, gone=is_gone)
             self._control.post(session.name, plan.members, plan)
             self._tell_left_out(session, plan.round)
             if plan.error or snapshot is None:
@@ -216,7 +219,7 @@ class GlooSender:
         if join.incarnation != self._incarnation:
             return f"the sender {join.incarnation} is gone; {self._incarnation} has taken its place"
         if snapshot is None or join.digest != snapshot.digest:
-            return "the sender holds another release by now"
+            return another_release(None if snapshot is None else snapshot.digest, join.digest)
         return ""
 
     def _broadcast(self, session: Session, plan: RoundPlan, snapshot: StagedRelease) -> str:

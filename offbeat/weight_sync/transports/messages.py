@@ -97,3 +97,10 @@ class RoundPlan(msgspec.Struct, frozen=True):
 
 
 Message = Join | Report | MemberGone | Close
+
+
+def another_release(held: str | None, asked: str) -> str:
+    """Say that a sender cannot send the release that is asked for; both are named by digest."""
+    if held is None:
+        return f"the sender holds no release, and {asked} is asked for"
+    return f"the sender holds another release by now: {held}, not {asked}"

@@ -30,6 +30,7 @@ from offbeat.weight_sync.transports.messages import (
     RoundPlan,
     Route,
     TransferTimeouts,
+    another_release,
 )
 from offbeat.weight_sync.transports.wire import BucketLink, BucketWire
 
@@ -162,7 +163,7 @@ class ReshardServer:
         if join.incarnation != self.route.incarnation:
             return f"the sender {join.incarnation} is gone; {self.route.incarnation} has taken its place"
         if release is None or join.digest != release.digest:
-            return "the sender holds another release by now"
+            return another_release(None if release is None else release.digest, join.digest)
         if join.layout != release.layout:
             return f"the sender goes by another plan: {release.layout[:8]}, not {join.layout[:8]}"
         if missing := [each for each in join.buckets if each not in release.buckets]:
