@@ -111,8 +111,10 @@ class EnginePump:
                 return True
             if state.fleet.engines[self._name].sync_timeouts >= _SYNC_TIMEOUTS:
                 return False
-            # Without the release, or the trainer that sends it, the engine is not at fault
-            strikes += not state.sync.is_lost and await self._sync.sender_answers(self._name)
+            # Without the release, or the trainer that sends it, the engine is not at fault. A newer
+            # release may have taken the place of the one that it asked for.
+            missed = state.sync.is_lost or self._name in self._sync.missed
+            strikes += not missed and await self._sync.sender_answers(self._name)
             if self._sync.canaries.must_be_replaced(self._name):
                 return False
             await state.waits.pause(self._name, target="another sync", for_s=RETRY_S)

@@ -92,6 +92,7 @@ class WeightSync:
         self._report: SyncReport | None = None  # of the last sync, until ``take_report``
         self.unchanged, self.canaries = UnchangedReleases(), CanaryWatch(generators)
         self.deltas = DeltaOffers(enabled=state.config.sync.delta)
+        self.missed = set[str]()  # engines whose last transfer was of a release that is gone
 
     # --- what the train pump calls ---------------------------------------------------------------
 
@@ -287,6 +288,7 @@ class WeightSync:
         self._epoch += 1
         for name in names:  # before anything else runs: none of them may be pinned from here on
             self._state.fleet.load_began(name)
+            self.missed.discard(name)
         self._state.observer.reached(Failpoint.TRANSFERRING)
         async with asyncio.TaskGroup() as transfers:
             tasks = [
@@ -313,6 +315,7 @@ class WeightSync:
                 ack = await self._loaded(name, epoch, release)
             _check_ack(ack, release)
         except ReleaseLost as lost:
+            self.missed.add(name)
             self._lose(release, lost)
             return None
         except _LEFT_BEHIND as failure:

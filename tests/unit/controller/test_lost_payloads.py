@@ -10,7 +10,8 @@ import pytest
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.controller.errors import BudgetSpent
-from offbeat.messages.failures import PayloadLost, ReleaseLost
+from offbeat.controller.signal import Signal
+from offbeat.messages.failures import PayloadLost, ReleaseLost, WeightSyncFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt
 from offbeat.messages.training import Chunk, ChunkResult, PreparedColumns
@@ -168,11 +169,34 @@ class Publisher(FakeTrainer):
     """Remembers which versions it published."""
 
     published: list[int] = field(default_factory=list[int])
+    appended: Signal = field(default_factory=Signal)
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         release = await super().publish_weights(fence, version)
         self.published.append(version)
+        self.appended.notify()
         return release
+
+
+@dataclass
+class Late(FakeGenerator):
+    """Fails its first transfer of each version; the next one ends when a newer release is published."""
+
+    trainer: Publisher = field(default_factory=Publisher)
+    until: int = 0  # the version from which on it takes every release
+    missed: int = 0
+    asked: Counter[int] = field(default_factory=Counter[int])
+
+    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
+        self.asked[release.version] += 1
+        if release.version in (0, self.until) or release.version > self.until:
+            return await super().load_weights(fence, epoch, release)
+        if self.asked[release.version] == 1:
+            raise WeightSyncFailed(self.name, epoch, release.version, "torn")
+        newer = self.trainer.appended.wait_for(lambda: self.trainer.published[-1] > release.version)
+        await newer
+        self.missed += 1
+        raise ReleaseLost(self.name, release.version, "the sender holds another release by now")
 
 
 def deprived(lost: dict[str, dict[int, int]], **overrides: Any) -> tuple[World, Publisher]:
@@ -211,3 +235,15 @@ def test_weights_that_are_lost_each_time_are_the_fault_of_the_trainers_machine()
     world.assert_ledger_agrees()
     assert (trainer.incarnation_number, world.built.state.ledger.lineage) == (2, 1)
     assert [each.restarts for each in world.generators.values()] == [0, 0]
+
+
+def test_an_engine_that_is_too_late_for_each_release_is_not_replaced() -> None:
+    trainer = Publisher()
+    world = World({}, trainer=trainer)
+    late = Late("generator-0", trainer=trainer, until=8)
+    world.generators["generator-0"] = late
+    world.run()
+    world.assert_ledger_agrees()
+    assert late.missed > 3, "as many as would replace an engine that is at fault"
+    assert late.restarts == 0
+    assert trainer.incarnation_number == 1
