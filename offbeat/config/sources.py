@@ -193,6 +193,17 @@ def _read_overrides(overrides: Sequence[str], sources: Sources) -> None:
         sources.layers.append(layer)
 
 
+def _quoted_for_yaml(key: str, text: str) -> str:
+    """Return the advice for a value that YAML cannot read; of a list, the elements need the quotes."""
+    if not text.startswith("["):
+        return f"Quote the value for YAML too: {key}='\"...\"'."
+    inside = text.removeprefix("[").removesuffix("]")
+    if set(inside) & set("\"'{}") or is_secret_key(key):
+        return f"Quote each element for YAML too: '{key}=[\"...\"]'."
+    elements = ", ".join(f'"{each.strip()}"' for each in inside.split(","))
+    return f"Quote each element for YAML too: '{key}=[{elements}]'."
+
+
 def _read_override(override: str, sources: Sources) -> Section | None:
     """``a.b.c=value``. A path in it is relative to the working directory."""
     key, equals, text = override.partition("=")
@@ -208,7 +219,7 @@ def _read_override(override: str, sources: Sources) -> Section | None:
         node, problems = yaml_text.parse(text, where.source, numbered=False)
     except yaml_text.UnreadableYaml as error:
         problem = error.problem
-        hint = f"Quote the value for YAML too: {key}='\"...\"'."
+        hint = _quoted_for_yaml(key, text)
         sources.problems.append(Problem(where, key, text, problem.message, hint))
         return None
     sources.problems.extend(problems)
