@@ -60,7 +60,7 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
         config, trainer, replace(architecture, tower=()) if apart else architecture
     )
     seen = (
-        f"{grid.ranks} ranks{' of the language model' if apart else ''}; "
+        f"{grid.ranks} rank{'' if grid.ranks == 1 else 's'}{' of the language model' if apart else ''}; "
         f"{largest_rank_said(held)}; activations come on top"
     )
     axes = "trainer.tensor_parallel" + (", trainer.expert_parallel" if architecture.experts else "")
@@ -108,5 +108,5 @@ def _frozen(path: str, trainer: MegatronTrainerConfig) -> Collection[str]:
 
 
 def _alone(want: str) -> str:
-    """Return what a rule wants of a size, without what else might be set in its place."""
-    return want.partition(", or ")[0].partition(": ")[0]
+    """Return what a rule wants of a size and why, without what else might be set in its place."""
+    return want.partition(", or ")[0]

@@ -75,7 +75,12 @@ def _pictures(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
     kind: str = model.config.model_type
     if (rules := picture_rules(model.config)) is None:
         seen = f"{type(model).__name__} ({kind}): its pictures are not supported"
-        yield error(_PICTURES, seen, f"Take a model of {', '.join(READ_FAMILIES)}.")
+        families = READ_FAMILIES
+        if config.trainer.backend == "megatron":
+            from offbeat.trainers.megatron.image_text import IMAGE_TEXT_FAMILIES
+
+            families = [each for each in families if each in IMAGE_TEXT_FAMILIES]
+        yield error(_PICTURES, seen, f"Take a model of {', '.join(families)}.")
     else:
         proof = "proved at the start"
         if config.trainer.backend == "megatron":

@@ -16,6 +16,7 @@ from offbeat.config.run import RunConfig
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.launch.checks.activations import check_activations
 from offbeat.launch.checks.agent import check_agent
+from offbeat.launch.checks.algorithm import check_algorithm
 from offbeat.launch.checks.checkpoints import check_checkpoints
 from offbeat.launch.checks.encoder import check_encoder
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
@@ -31,6 +32,7 @@ from offbeat.launch.checks.machine import (
     check_shared_memory,
     this_machine,
 )
+from offbeat.launch.checks.microbatches import check_microbatches
 from offbeat.launch.checks.model_files import check_lengths, read_model
 from offbeat.launch.checks.model_proof import (
     check_end_tokens,
@@ -128,7 +130,9 @@ def find(
         _of_each_environment(config, commits, has_model=model is not None),
         check_checkpoints(config),
         check_failed_samples(config),
+        check_algorithm(config),
         check_kl(config),
+        check_microbatches(config),
         check_optimizer_steps(config),
         check_sampler(config, Path.cwd()),
         check_secrets(config),

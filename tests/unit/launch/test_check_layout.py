@@ -163,7 +163,8 @@ def test_sizes_that_do_not_fit_get_one_choice_of_all_of_them(tmp_path: Path) -> 
     assert problem.message == (
         "trainer.tensor_parallel=16 is not a divisor of the model's 8 key-value heads; "
         "trainer.pipeline_parallel=8 is not a divisor of the model's 92 layers; "
-        "trainer.sequence_parallel=false is not true"
+        "trainer.sequence_parallel=false is not true: the library trains experts with tensor "
+        "parallelism in no other way"
     )
     assert problem.fix == (
         "Set trainer.tensor_parallel to 8 and trainer.layers_per_stage to "
