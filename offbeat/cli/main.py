@@ -254,7 +254,9 @@ def simulate(
 
     from offbeat.cli.simulate import simulate_recipe
 
-    raise SystemExit(simulate_recipe(loaded, recipe, seeds, seed, base, faults, schedule))
+    raise SystemExit(
+        simulate_recipe(loaded, recipe, overrides or (), seeds, seed, base, faults, schedule)
+    )
 
 
 @app.command()

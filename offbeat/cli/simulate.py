@@ -1,5 +1,6 @@
 """``offbeat simulate``: runs the recipe's controller in the simulator."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from offbeat.simulation.cli import simulate
 def simulate_recipe(
     loaded: LoadedRecipe,
     recipe: Path,
+    overrides: Sequence[str],
     seeds: int,
     seed: int | None,
     base: int | None,
@@ -21,7 +23,7 @@ def simulate_recipe(
     """Run a campaign or one seed. Exit code 0: no violation, 1: a violation, 2: unknown profile."""
     return simulate(
         loaded.config,
-        recipe=str(recipe),
+        recipe=(str(recipe), *overrides),
         seeds=seeds,
         seed=seed,
         base=base,

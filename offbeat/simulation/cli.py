@@ -1,9 +1,10 @@
 """Implements ``offbeat simulate``: a campaign, or one seed in full detail."""
 
 import secrets
+import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -48,7 +49,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
     schedule: Path | None = None,
     base: int | None = None,
     workers: int | None = None,
-    recipe: str = "RECIPE",
+    recipe: Sequence[str] = ("RECIPE",),
     write: Write = sys.stdout.write,
 ) -> int:
     """Run this run's controller under seeded faults; return the exit code.
@@ -61,7 +62,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
         schedule: A file of planned faults to play instead of drawn ones.
         base: First seed of a campaign. None: random.
         workers: Number of processes; None: one per core.
-        recipe: Name of the recipe, for the printed replay command.
+        recipe: Recipe and overrides as they were given, for the printed replay command.
         write: Receives the output text.
     """
     if faults not in PROFILES:
@@ -75,9 +76,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
     if unknown := sorted({strike.action for strike in planned_faults or ()} - KINDS.keys()):
         write(f"no fault is named {', '.join(unknown)}; there are {', '.join(KINDS)}\n")
         return BAD_ARGUMENTS
-    replay = f"offbeat simulate {recipe} --faults {faults}"
-    if schedule is not None:
-        replay += f" --schedule {schedule}"
+    replay = replay_command(recipe, faults, schedule)
     if seed is not None:
         return _tell(
             run_episode(seed, config, profile=faults, planned_faults=planned_faults), write
@@ -86,6 +85,18 @@ def simulate(  # noqa: PLR0913 - the options of a command
     return _campaign(
         config, range(first, first + seeds), faults, planned_faults, workers, replay, write
     )
+
+
+def replay_command(recipe: Sequence[str], faults: str, schedule: Path | None) -> str:
+    """Return the command that plays an episode again, for a shell, but for its seed.
+
+    Args:
+        recipe: Recipe and overrides: each of them may change what an episode draws.
+        faults: Name of the profile.
+        schedule: File of planned faults; None: they are drawn.
+    """
+    planned = [] if schedule is None else ["--schedule", str(schedule)]
+    return shlex.join(["offbeat", "simulate", *recipe, "--faults", faults, *planned])
 
 
 def _campaign(

@@ -12,7 +12,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.events import Dropped, StepApplied
 from offbeat.simulation import schedule
 from offbeat.simulation.campaign import run_campaign, violations_of
-from offbeat.simulation.cli import BAD_ARGUMENTS, HELD, simulate
+from offbeat.simulation.cli import BAD_ARGUMENTS, HELD, replay_command, simulate
 from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play, run_episode
 from offbeat.simulation.faults import ENDS_RUN, KINDS, OF_RESHARD
@@ -155,6 +155,14 @@ def test_the_command_tells_one_seed_in_full() -> None:
     said = list[str]()
     assert simulate(BASE, seed=41, faults="none", write=said.append) == HELD
     assert "seed 41: finished" in "".join(said) and "no violation" in "".join(said)
+
+
+def test_the_command_that_plays_an_episode_again_has_the_overrides_of_the_campaign() -> None:
+    recipe = ("recipes/quickstart.yaml", "sync.transport=reshard", "name=two words")
+    assert replay_command(recipe, "all", Path("faults.json")) == (
+        "offbeat simulate recipes/quickstart.yaml sync.transport=reshard 'name=two words' "
+        "--faults all --schedule faults.json"
+    )
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
