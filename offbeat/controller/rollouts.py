@@ -118,7 +118,7 @@ class RolloutPump:
             and state.fleet.is_serving
             and self._retries.outage.may_dispatch(asyncio.get_running_loop().time())
             and self._has_room(0)
-            and (self._turn() is not None or self._waiting.next_trial() is not None)
+            and (self._turn() is not None or self._waiting.next_trial(self._has_room) is not None)
             and self._budget.is_settled
         )
 
@@ -170,7 +170,7 @@ class RolloutPump:
             case _Turn.FRESH:
                 prompt_index = self._draw()
             case None:
-                prompt_index = self._waiting.pop_trial()
+                prompt_index = self._waiting.pop_trial(self._has_room)
         if prompt_index is None:
             return
         engine = state.fleet.pick(avoid=self._failed_on(prompt_index))

@@ -6,6 +6,8 @@ backing off --again--> due --pop--> dispatched
 """
 
 import heapq
+from bisect import bisect_left
+from collections.abc import Callable
 
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import GroupRecord
@@ -61,9 +63,14 @@ class WaitingGroups:
             self._tried.pop(prompt_index, None)
 
     def before(self, step: int) -> int:
-        """Return how many groups that back off belong to earlier steps."""
+        """Return how many groups that back off, or were tried in an outage, belong to earlier steps."""
+        return bisect_left(self._held_back(), step)
+
+    def _held_back(self) -> list[int]:
+        """Return the steps, in order, of the groups that are admitted and not due."""
         groups = self._state.ledger.groups
-        return sum(earliest_step(groups[each].target_step) < step for each in self._backing_off)
+        waiting = filter(self._is_admitted, self._backing_off.union(self._tried))
+        return sorted(earliest_step(groups[each].target_step) for each in waiting)
 
     def next_due(self) -> GroupRecord | None:
         """Return the next due group, if its policy allows its dispatch now. Changes nothing."""
@@ -88,19 +95,28 @@ class WaitingGroups:
             if self._is_admitted(prompt_index):
                 return prompt_index
 
-    def next_trial(self) -> int | None:
-        """Return the group tried longest ago that may be dispatched now."""
+    def next_trial(self, has_room: Callable[[int], bool]) -> int | None:
+        """Return the group tried longest ago that may be dispatched now.
+
+        Its step leaves room for the groups of earlier ones: if it is answered, they are dispatched.
+
+        Args:
+            has_room: Returns whether one more group fits, besides so many.
+        """
         state, groups = self._state, self._state.ledger.groups
+        steps = self._held_back() if self._tried else []
         for prompt_index in self._tried:
-            if self._is_admitted(prompt_index) and state.sampler.may_dispatch(
-                state.view, groups[prompt_index]
-            ):
+            if not self._is_admitted(prompt_index):
+                continue
+            group = groups[prompt_index]
+            earlier = bisect_left(steps, earliest_step(group.target_step))
+            if state.sampler.may_dispatch(state.view, group) and has_room(earlier):
                 return prompt_index
         return None
 
-    def pop_trial(self) -> int | None:
+    def pop_trial(self, has_room: Callable[[int], bool]) -> int | None:
         """Remove and return that group."""
-        prompt_index = self.next_trial()
+        prompt_index = self.next_trial(has_room)
         if prompt_index is not None:
             del self._tried[prompt_index]
             self._backing_off.discard(prompt_index)

@@ -61,3 +61,20 @@ def test_a_group_of_the_step_in_progress_goes_first_after_a_refused_step_has_mov
         assert [waiting.pop_due() for _ in range(3)] == [1, 2, 0]
 
     run(refused())
+
+
+def test_a_trial_in_an_outage_leaves_room_for_groups_of_earlier_steps() -> None:
+    async def outage() -> None:
+        world = World({"sampler": {"name": "in_order", "max_staleness": 3}})
+        ledger = world.controller().state.ledger
+        waiting = WaitingGroups(world.built.state)
+        later, earlier = ledger.admit(1), ledger.admit(0)
+        for prompt_index in (later, earlier):  # the later step was tried longest ago
+            waiting.after_all_others(prompt_index)
+        assert waiting.before(1) == 1, "a group that was tried waits as one that backs off"
+        assert waiting.next_trial(lambda others: others < 1) == earlier, "room for one group"
+        assert waiting.pop_trial(lambda others: others < 2) == later, "room for both"
+        assert waiting.pop_trial(lambda others: others < 1) == earlier
+        assert waiting.next_trial(lambda _: True) is None
+
+    run(outage())
