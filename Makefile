@@ -37,7 +37,7 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent run-images test test-on-actors test-units test-units-of-models test-in-process test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm simulate check lint types layers format docs bench bench-queue soak-queue clean
+.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm simulate check lint types layers format docs bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -77,12 +77,11 @@ run-agent: $(AGENTS_STAMP)
 run-images: $(VISION_STAMP)
 	$(BIN)/offbeat train recipes/quickstart-images.yaml $(ARGS)
 
-# Tests on real actors mostly wait, as do those that start other programs; tests of models compute. Side by side they
-# fill two cores.
-TESTS_OF_MODELS := $(addprefix tests/unit/,algorithms generators model_proof multimodal trainers weight_sync)
+# Tests on real actors mostly wait, as do those that start other programs; unit tests compute. Side by side they fill
+# two cores.
 ifeq ($(ARGS),)
 test: $(DEV_STAMP)
-	@$(MAKE) --no-print-directory --keep-going --jobs=4 --output-sync=line test-on-actors test-units test-units-of-models test-in-process
+	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=line test-on-actors test-units test-in-process
 else
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
@@ -92,10 +91,7 @@ test-on-actors: $(DEV_STAMP)
 	$(BIN)/python -m pytest tests/ray tests/ray_jobs tests/ray_queue tests/contract -m "ray and not long"
 
 test-units: $(DEV_STAMP)
-	$(BIN)/python -m pytest tests/unit $(addprefix --ignore=,$(TESTS_OF_MODELS)) -m "not ray and not long"
-
-test-units-of-models: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(TESTS_OF_MODELS) -m "not ray and not long"
+	$(BIN)/python -m pytest tests/unit -m "not ray and not long"
 
 test-in-process: $(DEV_STAMP)
 	$(BIN)/python -m pytest --ignore=tests/unit --ignore=tests/ray --ignore=tests/ray_jobs --ignore=tests/ray_queue -m "not ray and not long"
