@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.config.limits import freeze_patterns
 from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 
@@ -31,7 +32,7 @@ def test_elements_of_a_list_are_quoted_and_then_read(
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("steps: 1\nmodel: {path: m}\n")
     advice = advised(recipe, override)
-    assert load_recipe(recipe, [advice]).config.trainer.freeze == meant
+    assert freeze_patterns(load_recipe(recipe, [advice]).config) == meant
 
 
 def test_a_text_is_quoted_as_a_whole(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_the_estimate_is_within_a_fifth_of_the_measured_memory(
     said = finished(recipe, out, "--memory-mib", "2000")
     (point,) = points_of(out)
     assert point.outcome == "ok", said
+    assert point.held_mib
     assert point.held_mib == pytest.approx(4 * 4 * point.parameters / 2**20, rel=1e-4)
     assert point.held_mib > 400
     assert point.activations_mib
