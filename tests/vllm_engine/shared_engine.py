@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,3 +234,11 @@ async def refused(actor: Engine) -> str:
     except EngineUnavailable as unavailable:
         return unavailable.problem
     raise AssertionError("it generated")
+
+
+def running(folder: Path, model: Path, tensor_parallel: int) -> Iterator[Shared]:
+    """Yield an engine of so many workers, and close it afterwards: the rest of a fixture."""
+    with asyncio.Runner() as runner:
+        shared = Shared(spec_in(folder, model, tensor_parallel=tensor_parallel), runner)
+        yield shared
+        shared.close()

@@ -11,7 +11,7 @@ import torch
 from outcomes import FP32_NATS
 from releases import Weights
 from sharded_trainer import EXPERTS, ShardedTrainer, factor
-from shared_engine import PROMPT, Engine, Shared, ask, fetch, layout_of, spec_in
+from shared_engine import PROMPT, Engine, Shared, ask, fetch, layout_of, running
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -51,11 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> Iterator[Shared]:
-    with asyncio.Runner() as runner:
-        folder = tmp_path_factory.mktemp(f"tensor-parallel-{request.param}")
-        shared = Shared(spec_in(folder, model, tensor_parallel=request.param), runner)
-        yield shared
-        shared.close()
+    yield from running(tmp_path_factory.mktemp("engine"), model, request.param)
 
 
 @cache

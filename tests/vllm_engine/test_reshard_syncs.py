@@ -26,6 +26,7 @@ from shared_engine import (
     fetch,
     layout_of,
     load,
+    running,
     spec_in,
     until,
 )
@@ -52,11 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> Iterator[Shared]:
-    with asyncio.Runner() as runner:
-        folder = tmp_path_factory.mktemp(f"tensor-parallel-{request.param}")
-        shared = Shared(spec_in(folder, model, tensor_parallel=request.param), runner)
-        yield shared
-        shared.close()
+    yield from running(tmp_path_factory.mktemp("engine"), model, request.param)
 
 
 @pytest.fixture(scope="module")
