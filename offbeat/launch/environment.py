@@ -11,8 +11,24 @@ from typing import Final, cast
 
 from offbeat.config.secrets import is_secret_variable
 
-_PREFIXES: Final = ("GLOO_", "HF_", "NCCL_", "TORCH", "TRANSFORMERS_", "TRITON_", "VLLM_", "WANDB_")
-_NAMES: Final = ("HUGGING_FACE_HUB_TOKEN", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
+_PREFIXES: Final = (
+    "GLOO_",
+    "HF_",
+    "NCCL_",
+    "PYTORCH_",
+    "TORCH",
+    "TRANSFORMERS_",
+    "TRITON_",
+    "VLLM_",
+    "WANDB_",
+)
+_NAMES: Final = (
+    "CUDA_CACHE_PATH",
+    "HUGGING_FACE_HUB_TOKEN",
+    "HUGGINGFACE_HUB_CACHE",
+    "OMP_NUM_THREADS",
+    "XDG_CACHE_HOME",
+)
 
 
 @dataclass(frozen=True, slots=True)

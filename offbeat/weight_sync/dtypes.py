@@ -14,7 +14,8 @@ ITEMSIZE: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "flo
                    "bool": 1}  # fmt: skip
 _ROUNDED: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 SCALE_SUFFIX: Final = "_scale_inv"  # after the name of a matrix: its scales
-PRESERVED: Final = ("e_score_correction_bias",)
+# Names of router biases: DeepSeek and GLM; LFM2, Trinity and Ling; Step
+PRESERVED: Final = ("e_score_correction_bias", "expert_bias", "router_bias")
 
 
 def narrowest_bytes(*dtypes: str | None) -> int:

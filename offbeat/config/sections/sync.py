@@ -36,9 +36,9 @@ class _Sync(Config):
     """Type in which floating-point weights travel and are served; None: as the trainer holds them. 16 bits halve
     the transfer of a float32 trainer, and engines then sample from rounded weights."""
 
-    keep_float32: tuple[str, ...] = ("e_score_correction_bias",)
-    """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits. Add a tensor whose rounding
-    changes decisions, such as the routing of experts; each one travels at twice the size."""
+    keep_float32: tuple[str, ...] = ("e_score_correction_bias", "expert_bias", "router_bias")
+    """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits: the biases by which routers choose
+    experts. Add a tensor whose rounding changes decisions; each one travels at twice the size."""
 
     quantize: Literal["fp8_block"] | None = None
     """Form in which vLLM engines hold and compute the matrices of layers. fp8_block: float8_e4m3fn with a scale for

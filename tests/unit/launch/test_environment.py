@@ -28,6 +28,32 @@ def test_what_matters_of_the_drivers_environment_is_passed_on_and_the_recipe_win
     assert passed.secret == {}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_HOME",
+        "HUGGINGFACE_HUB_CACHE",
+        "XDG_CACHE_HOME",
+        "TORCH_HOME",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "VLLM_CACHE_ROOT",
+        "CUDA_CACHE_PATH",
+        "PYTORCH_CUDA_ALLOC_CONF",  # memory of a rank elsewhere would be cut otherwise
+        "PYTORCH_ALLOC_CONF",
+        "NCCL_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
+    ],
+)
+def test_caches_allocators_and_interfaces_are_the_same_on_every_machine(name: str) -> None:
+    assert passed_on({name: "/a"}, {}).plain == {name: "/a"}
+
+
+def test_devices_and_places_of_this_machine_alone_are_not_passed_on() -> None:
+    own = {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/a", "TMPDIR": "/b", "LD_LIBRARY_PATH": "/c"}
+    assert passed_on(own, {}).plain == {}
+
+
 def test_a_secret_is_no_part_of_what_ray_shows() -> None:
     environ = {"HF_TOKEN": SECRET, "WANDB_API_KEY": "k" * 40, "GITHUB_TOKEN": "not ours"}
     passed = passed_on(environ, config(DB_PASSWORD="canary-1").runtime.env)

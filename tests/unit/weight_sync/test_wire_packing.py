@@ -8,10 +8,12 @@ import torch
 from torch import nn
 from weight_models import Model, weights
 
+from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import digest_of, pack, tensor_views, walk
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta, plan
+from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource, named_weights
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
@@ -38,6 +40,9 @@ BIAS = "layers.3.gate.e_score_correction_bias"
         ("w", "float8_e4m3fn", "float8_e4m3fn"),
         (BIAS, "float32", "float32"),
         (BIAS, "float64", "float32"),
+        ("model.layers.3.feed_forward.expert_bias", "float32", "float32"),
+        ("model.layers.3.moe.router_bias", "float32", "float32"),
+        ("model.layers.3.self_attn.q_proj.bias", "float32", "bfloat16"),
     ],
 )
 def test_floats_are_rounded_on_the_way_but_for_those_that_would_not_survive(
@@ -45,6 +50,10 @@ def test_floats_are_rounded_on_the_way_but_for_those_that_would_not_survive(
 ) -> None:
     assert WirePolicy("bfloat16")(name, held) == wire
     assert WirePolicy()(name, held) == held
+
+
+def test_a_recipe_keeps_what_senders_keep_unless_it_says_otherwise() -> None:
+    assert policy_of(ObjectStoreSyncConfig()) == WirePolicy()
 
 
 def test_a_router_bias_keeps_its_order_through_a_transfer_in_16_bits() -> None:
