@@ -137,10 +137,7 @@ def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
 
 
 def _near(known: schema.Key, value: object) -> str:
-    names = (
-        known.kind.removeprefix("one of ").split(", ") if known.kind.startswith("one of") else []
-    )
-    near = difflib.get_close_matches(str(value), names, n=1)
+    near = difflib.get_close_matches(str(value), known.names, n=1)
     return f"Did you mean `{near[0]}`?" if near else ""
 
 

@@ -66,7 +66,7 @@ def _known(key: schema.Key, place: str, node: Node, parent: Section) -> Problem 
                 node.children[child] = Leaf(leaf.text, leaf.text, leaf.location)
     elif key.is_text and isinstance(node, Leaf) and node.text is not None:
         parent.children[name] = Leaf(node.text, node.text, node.location)
-    elif isinstance(node, Leaf) and _holds_bool(node.value) and "true or false" not in key.kind:
+    elif isinstance(node, Leaf) and _holds_bool(node.value) and not key.takes_bool:
         return Problem(node.location, place, node.value, f"has to be: {key.kind}", value_hint(key))
     return None
 

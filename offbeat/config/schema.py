@@ -45,6 +45,8 @@ class Key:
     variants: tuple[str, ...]  # the choices it belongs to; empty: always there
     is_text: bool  # takes text, free or out of a list, and nothing else but null
     is_path: bool
+    takes_bool: bool = False
+    names: tuple[str, ...] = ()  # the values it takes besides null, if they are named
     holds_text: bool = False  # takes a mapping of text
     chosen_by: str = ""  # of several sections: the key below that chooses, as in "backend"
     default_choice: str = ""
@@ -143,6 +145,8 @@ def _walk(
             variants=variants,
             is_text=_is_text(field.annotation),
             is_path=_has_mark(field.annotation, field.metadata),
+            takes_bool=_takes_bool(field.annotation),
+            names=_names(field.annotation),
             holds_text=field.annotation == dict[str, str],
             chosen_by=chosen_by,
             default_choice=str(getattr(field.default, chosen_by)) if chosen_by else "",
@@ -176,14 +180,22 @@ def _combined(keys: list[Key], section: Key | None) -> Key:
     first = keys[0]
     if section is None or not first.variants:
         return first
+    names = tuple(dict.fromkeys(name for key in keys for name in key.names))
     if first.leaf == section.chosen_by:
-        kind = f"one of {', '.join(key.kind for key in keys)}"
+        kind = f"one of {', '.join(names)}"
         default = section.default_choice
     else:
         kind = " or ".join(dict.fromkeys(key.kind for key in keys))
         default = _defaults(keys)
     variants = tuple(name for key in keys for name in key.variants)
-    return replace(first, kind=kind, default=default, variants=variants)
+    return replace(
+        first,
+        kind=kind,
+        default=default,
+        variants=variants,
+        names=names if all(key.names for key in keys) else (),
+        takes_bool=any(key.takes_bool for key in keys),
+    )
 
 
 def _defaults(keys: list[Key]) -> str:
@@ -234,6 +246,28 @@ def _is_text(annotation: Any) -> bool:  # noqa: ANN401
     if origin in (Union, UnionType):
         return all(_is_text(part) for part in parts if part is not NoneType)
     return annotation is str
+
+
+def _takes_bool(annotation: Any) -> bool:  # noqa: ANN401
+    origin: Any = get_origin(annotation)
+    parts: tuple[Any, ...] = get_args(annotation)
+    if origin is Annotated:
+        return _takes_bool(parts[0])
+    if origin in (Union, UnionType):
+        return any(map(_takes_bool, parts))
+    return annotation is bool
+
+
+def _names(annotation: Any) -> tuple[str, ...]:  # noqa: ANN401
+    """Return the values of a ``Literal``; empty of a field that takes others, null aside."""
+    origin: Any = get_origin(annotation)
+    parts: tuple[Any, ...] = get_args(annotation)
+    if origin is Annotated:
+        return _names(parts[0])
+    if origin in (Union, UnionType):
+        named = [_names(part) for part in parts if part is not NoneType]
+        return tuple(name for names in named for name in names) if all(named) else ()
+    return tuple(map(str, parts)) if origin is Literal else ()
 
 
 def _has_mark(annotation: Any, metadata: list[Any]) -> bool:  # noqa: ANN401

@@ -168,6 +168,8 @@ def test_a_value_out_of_range_shows_value_range_default_and_meaning(report: Repo
 
 def test_a_value_close_to_a_choice_is_told_so(report: Report) -> None:
     assert "Did you mean `embedded`?" in report(f"{SMALL}generator: {{backend: embeded}}")
+    nullable = report(f"{SMALL}rollout: {{on_failed_sample: maskk}}")
+    assert "Did you mean `mask`?" in nullable, "the last of the names, which null follows"
 
 
 @pytest.mark.parametrize(
