@@ -1,5 +1,6 @@
 """Time line of a run from the parts of its journal: lanes, incidents, attributed time."""
 
+import enum
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
@@ -35,15 +36,55 @@ _LISTED_INCIDENTS: Final = 500
 _LONGEST_DETAIL: Final = 600  # characters
 
 
+class IncidentKind(enum.StrEnum):
+    """Kind of an incident, in the words of the page."""
+
+    ENGINE_LOST = "engine lost"
+    ENGINE_RETIRED = "engine retired"
+    WORKER_LOST = "worker lost"
+    WORKER_REPLACED = "worker replaced"
+    TRAINER_LOST = "trainer lost"
+    CONTROLLER_LOST = "controller lost"
+    REWOUND = "rewound"
+    RESUMED = "resumed"
+    QUIET = "quiet"
+
+    @property
+    def is_loss(self) -> bool:
+        """Return whether a process is gone until another one has taken its place."""
+        return self in _LOSSES
+
+    @property
+    def is_failure(self) -> bool:
+        """Return whether a process has failed; a rewind, a resume and a pause are no failures."""
+        return self not in _NO_FAILURES
+
+
+_LOSSES: Final = frozenset(
+    {
+        IncidentKind.ENGINE_LOST,
+        IncidentKind.WORKER_LOST,
+        IncidentKind.TRAINER_LOST,
+        IncidentKind.CONTROLLER_LOST,
+    }
+)
+_NO_FAILURES: Final = frozenset({IncidentKind.REWOUND, IncidentKind.RESUMED, IncidentKind.QUIET})
+
+
 class Incident(msgspec.Struct):
     """Something that went wrong, and when it was over."""
 
     at_s: float
     step: int
-    what: str
+    what: IncidentKind
     who: str
     detail: str
     back_s: float | None = None  # when it was over; None: not yet, or nothing was down
+
+    @property
+    def is_down(self) -> bool:
+        """Return whether the process that was lost has no successor yet."""
+        return self.back_s is None and self.what.is_loss
 
 
 class UptimeLane(msgspec.Struct):
@@ -95,25 +136,26 @@ class Timeline:
             case EngineLost():
                 self._gone(
                     event.engine,
-                    Incident(at_s, self._version, "engine lost", event.engine, event.reason),
+                    self._incident(at_s, IncidentKind.ENGINE_LOST, event.engine, event.reason),
                 )
             case WorkerLost():
                 self._worker_ended(event.worker, at_s)
                 self._gone(
                     event.worker,
-                    Incident(at_s, self._version, "worker lost", event.worker, event.reason),
+                    self._incident(at_s, IncidentKind.WORKER_LOST, event.worker, event.reason),
                 )
             case Retired():
                 lost = self._lost.get(event.engine)
                 if lost is not None:
-                    lost.what = "engine retired"
+                    lost.what = IncidentKind.ENGINE_RETIRED
             case TrainerReplaced():
                 self._gone(
-                    TRAINER, Incident(at_s, self._version, "trainer lost", TRAINER, event.reason)
+                    TRAINER,
+                    self._incident(at_s, IncidentKind.TRAINER_LOST, TRAINER, event.reason),
                 )
             case Rewound():
                 detail = f"to version {event.target}: {event.reason}"
-                self._add(Incident(at_s, self._version, "rewound", TRAINER, detail))
+                self._add(self._incident(at_s, IncidentKind.REWOUND, TRAINER, detail))
             case Joined():
                 self._joined(event, at_s)
             case _:
@@ -128,7 +170,8 @@ class Timeline:
             is_known = event.name in self._lost or before in {None, event.incarnation}
             if not is_known:  # a journal that has no record of lost workers
                 detail = "another process answers under its name"
-                self._add(Incident(at_s, self._version, "worker replaced", event.name, detail))
+                replaced = IncidentKind.WORKER_REPLACED
+                self._add(self._incident(at_s, replaced, event.name, detail))
             self._back(event.name, at_s)
             self._up_since.setdefault(event.name, at_s)
 
@@ -142,9 +185,9 @@ class Timeline:
         if self._incarnations:
             self._incarnations[-1][1] = ended_s
             resumed = event.driver != self._driver
-            what = "resumed" if resumed else "controller lost"
+            kind = IncidentKind.RESUMED if resumed else IncidentKind.CONTROLLER_LOST
             detail = f"incarnation {event.incarnation} took over"
-            self._add(Incident(ended_s, self._version, what, CONTROLLER, detail, at_s))
+            self._add(Incident(ended_s, self._version, kind, CONTROLLER, detail, at_s))
             self._down[CONTROLLER].append((ended_s, at_s))
             if resumed:
                 self._processes.clear()
@@ -154,6 +197,9 @@ class Timeline:
                     self._back(who, at_s)
         self._incarnations.append([at_s, at_s])
         self._driver = event.driver
+
+    def _incident(self, at_s: float, kind: IncidentKind, who: str, detail: str) -> Incident:
+        return Incident(at_s, self._version, kind, who, detail)
 
     def _gone(self, who: str, incident: Incident) -> None:
         if who not in self._lost:  # a second loss before it was back is part of the first
@@ -194,7 +240,9 @@ class Timeline:
             for start, end, version in part.quiet
         ]
         spells = [
-            Incident(start, version, "quiet", "all", f"no record for {end - start:.1f} s", end)
+            Incident(
+                start, version, IncidentKind.QUIET, "all", f"no record for {end - start:.1f} s", end
+            )
             for start, end, version in candidates
             if end - start > self.quiet_after_s
             and not any(a <= start + 0.1 and end <= b + 0.1 for a, b in known)
@@ -265,7 +313,10 @@ class Timeline:
                 {"name": lane.name, "busy": as_bytes(lane.busy), "down": lane.down}
                 for lane in self.lanes()
             ],
-            "incidents": [msgspec.structs.asdict(each) for each in self.all_incidents()],
+            "incidents": [
+                msgspec.structs.asdict(each) | {"is_down": each.is_down}
+                for each in self.all_incidents()
+            ],
             "incidents_left_out": self.dropped_incidents,
             "attribution": {
                 who: [{"name": name, "share": as_bytes(share)} for name, share in shares.items()]

@@ -95,7 +95,7 @@ def _alarm(waits: Sequence[NamedWait]) -> str:
 
 
 def _advice(state: State, summary: Summary, incidents: list[Incident]) -> str:
-    down = [each for each in incidents if each.back_s is None and each.what.endswith("lost")]
+    down = [each for each in incidents if each.is_down]
     if state in {"failed", "aborted"}:
         return "Fix what the error names; then offbeat train --resume RUN goes on from the last checkpoint."
     if state == "unfinished":
@@ -118,8 +118,8 @@ def _cards(
     by_reason = ", ".join(f"{label} {count:,}" for label, count in sorted(groups.dropped.items()))
     adds_up = groups.drawn == groups.trained + dropped + outstanding
     kept = bound is None or summary.max_staleness_trained <= bound
-    broken = [each for each in incidents if each.what not in {"rewound", "quiet", "resumed"}]
-    kinds = Counter(each.what for each in incidents)
+    broken = [each for each in incidents if each.what.is_failure]
+    kinds = Counter(each.what.value for each in incidents)
     return [
         Card("reward", _from_to(summary.reward_first, summary.reward_last), "means of the first and the last 20 steps"),
         Card("samples trained", f"{_whole(summary.samples_per_s)}/s",

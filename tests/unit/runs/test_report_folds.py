@@ -24,6 +24,7 @@ from offbeat.controller.events import (
     Joined,
     Opened,
     Released,
+    Retired,
     Returned,
     ReturnKind,
     Rewound,
@@ -46,7 +47,7 @@ from offbeat.runs.report.steps import (
     last_of_bins,
     read_metrics_file,
 )
-from offbeat.runs.report.timeline import Timeline
+from offbeat.runs.report.timeline import IncidentKind, Timeline
 from offbeat.telemetry.records import MetricRecord, encode_line
 from tests.support.recorded_runs import RecordedRun, receipt
 
@@ -136,6 +137,31 @@ def test_an_engine_is_down_from_its_loss_until_it_serves_again() -> None:
     lane = next(lane for lane in timeline.lanes() if lane.name == "generator-0")
     assert lane.down == [(4.0, 6.0)]
     assert lane.busy.mean() == pytest.approx(3 / 8)
+
+
+def test_only_a_process_that_was_lost_and_has_no_successor_is_down() -> None:
+    timeline = timeline_of(
+        (0.0, opened()),
+        (1.0, served()),
+        (1.0, served("generator-1")),
+        (1.0, served("generator-2")),
+        (2.0, EngineLost("generator-0", "it was killed")),
+        (3.0, EngineLost("generator-1", "it was killed")),
+        (4.0, EngineLost("generator-2", "it was killed")),
+        (5.0, served("generator-1")),
+        (6.0, Retired("generator-2", "killed too often")),
+        (7.0, Rewound(0, 1, "a test")),
+    )
+    incidents = timeline.all_incidents()
+    assert [each.what for each in incidents if each.back_s is None] == [
+        IncidentKind.ENGINE_LOST,
+        IncidentKind.ENGINE_RETIRED,
+        IncidentKind.REWOUND,
+    ]
+    assert [each.who for each in incidents if each.is_down] == ["generator-0"]
+    assert [each["is_down"] for each in timeline.to_facts()["incidents"]] == [
+        each.is_down for each in incidents
+    ]
 
 
 def test_an_engine_is_idle_once_its_last_group_was_dropped_in_flight() -> None:

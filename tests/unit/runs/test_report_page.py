@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -21,6 +22,7 @@ from offbeat.runs.report.document import document
 from offbeat.runs.report.limits import FileTooLarge, read_limited
 from offbeat.runs.report.page import SCRIPTS, page
 from offbeat.runs.report.story import RunStory
+from offbeat.runs.report.timeline import Incident, IncidentKind
 from offbeat.runs.report.verdicts import verdict_of
 from offbeat.runs.watch.prometheus import last_record
 from offbeat.runs.why import why
@@ -294,3 +296,15 @@ def test_a_wait_near_its_deadline_comes_before_any_advice(tmp_path: Path) -> Non
         "probe of generator-1 has waited 1 min 10 s for generator-1, of 1 min 30 s that it may."
     )
     assert advice(early, unlimited) == advice()
+
+
+def test_the_advice_names_the_process_that_was_lost_and_is_not_back(tmp_path: Path) -> None:
+    story = RunStory(shown_run.running(tmp_path / "run", 2), 0)
+    lost = Incident(4.0, 1, IncidentKind.WORKER_LOST, "environment-0", "it was killed")
+    rewound = Incident(5.0, 1, IncidentKind.REWOUND, "trainer", "to version 0")
+
+    def advice(*incidents: Incident) -> str:
+        return verdict_of("running", story.summary, 1, list(incidents), 9.0).advice
+
+    assert advice(lost, rewound) == "environment-0 is not back since 4 s: see logs/controller.log."
+    assert advice(msgspec.structs.replace(lost, back_s=6.0), rewound) == advice()

@@ -140,7 +140,7 @@ function drawIncidents(run) {
 
 function backAfter(incident) {
   if (incident.back_s != null) return seconds(incident.back_s - incident.at_s);
-  return incident.what.endsWith('lost') ? 'not yet' : '';
+  return incident.is_down ? 'not yet' : '';
 }
 
 function drawAttribution(run) {
