@@ -25,7 +25,8 @@ from offbeat.planning.prediction import NotPlanned, Pace, pace_of, trainer_secon
 from offbeat.planning.shared_cores import CoreUse
 from offbeat.planning.virtual_ports import Costs, GroupWork
 from offbeat.runs.directory import CONFIG
-from offbeat.runs.report.steps import AppliedSteps, read_metrics_file
+from offbeat.runs.report.metrics_file import read_metrics_file
+from offbeat.runs.report.steps import AppliedSteps
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.time_accounting import TrainerTime
 
@@ -120,7 +121,8 @@ def measured_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
     pace = pace_of(journal.aggregates, first, len(steps))
     groups, load_s = _groups(journal)
     work, alone, shared, explained = _fitted(groups, config.samples_per_group)
-    metrics = list(read_metrics_file(run_dir / "metrics.jsonl").by_version.values())
+    by_version = read_metrics_file(run_dir / "metrics.jsonl").by_version
+    metrics = [by_version[version] for version in sorted(by_version)]
     pauses = [each.metrics["sync/pause_s"] for each in metrics if "sync/pause_s" in each.metrics]
     seconds = trainer_seconds(journal.aggregates)
     trainer = {name: spent_s / len(steps) for name, spent_s in seconds.items()}

@@ -15,7 +15,8 @@ _HEAD: Final = """\
 
 Generated from `offbeat/telemetry/metric_table.py` by `python -m offbeat.telemetry.metrics_doc`; do not edit.
 
-One record per optimizer step, in `metrics.jsonl` and in every other sink. A line of `metrics.jsonl` is
+One record per optimizer step, in `metrics.jsonl` and in every other sink, and one per evaluation, with
+the `version` that the trainer has reached when it ends. A line of `metrics.jsonl` is
 `{"step": .., "version": .., "time_s": .., <metrics>}`: `version` is the trainer version after the step
 (the step of W&B), `time_s` is Unix time. A value that is not finite is written as the string `"NaN"`,
 `"Infinity"` or `"-Infinity"`. A step trained again after a rewind has a second line, and the later

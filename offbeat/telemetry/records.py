@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -14,6 +14,15 @@ class MetricRecord(msgspec.Struct, frozen=True):
     version: int  # trainer version after the step
     time_s: float  # Unix time of the end of the step
     metrics: dict[str, float]
+
+
+EVALUATION: Final = "eval/"
+"""Begins the name of every metric of an evaluation."""
+
+
+def is_evaluation(record: MetricRecord) -> bool:
+    """Return whether a record is of an evaluation: it stands beside that of the step it ended in."""
+    return bool(record.metrics) and all(name.startswith(EVALUATION) for name in record.metrics)
 
 
 def encode_line(record: MetricRecord) -> bytes:

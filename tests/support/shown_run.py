@@ -6,7 +6,7 @@ and on request losses, a rewind, retries, drops and masked samples.
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,9 +187,10 @@ class ShownRun:
         engines = {"compute": step_s, "waiting_gate": 0.6 * step_s, "sync": 0.4 * step_s}
         self.ledger.note(Spent(trainer, engines, generate_s=0.05, reward_s=0.001, syncs=1))
         if recorded:
-            self.lines.append(encode_line(self._metrics(number, step_s, sync_s)))
+            self.lines += map(encode_line, self._metrics(number, step_s, sync_s))
 
-    def _metrics(self, number: int, step_s: float, sync_s: float) -> MetricRecord:
+    def _metrics(self, number: int, step_s: float, sync_s: float) -> Iterator[MetricRecord]:
+        """Yield the record of a step, and that of an evaluation if one has ended in it."""
         dice, progress = self.dice, number / max(self.steps, 1)
         metrics = {
             "train/zero_variance_groups": min(1.0, progress + dice.uniform(0, 0.1)),
@@ -208,11 +209,12 @@ class ShownRun:
         }
         for percentile, ratio in ((5, 0.92), (50, 1.0), (95, 1.08)):
             metrics[f"staleness/ratio_p{percentile:02d}_at_1"] = ratio + dice.uniform(-0.02, 0.02)
-        if number % max(1, self.steps // 8) == 0:
-            metrics |= {"eval/reward": 0.9 * progress + 0.05, "eval/version": float(number)}
         if self.text:
             metrics[self.text] = 1.0
-        return MetricRecord(number, number, _BEGAN_UNIX_S + self.now_s, metrics)
+        yield MetricRecord(number, number, _BEGAN_UNIX_S + self.now_s, metrics)
+        if number % max(1, self.steps // 8) == 0:
+            scores = {"eval/reward": 0.9 * progress + 0.05, "eval/version": float(number)}
+            yield MetricRecord(number, number, _BEGAN_UNIX_S + self.now_s, scores)
 
     # --- what goes wrong -------------------------------------------------------------------------
 

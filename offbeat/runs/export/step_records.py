@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from offbeat.runs.report.limits import LINE_BYTES, regular_bytes
+from offbeat.runs.report.metrics_file import Standing, with_evaluation
 from offbeat.runs.report.steps import AppliedSteps
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.records import MetricRecord, decode_line
@@ -20,7 +21,8 @@ _METRICS: Final = "metrics.jsonl"
 class StepRecords:
     """The records of a run in the order of its steps, each step of the standing lineage once.
 
-    A step that a rewind undid is left out. Reward and staleness, which the journal knows as well,
+    A step that a rewind undid is left out; an evaluation is in the record of the step that the
+    trainer had reached when it ended. Reward and staleness, which the journal knows as well,
     are there for a step too whose record a killed controller took along. Records are read anew at
     each iteration.
     """
@@ -40,12 +42,12 @@ class StepRecords:
         self._versions = steps.field("version").astype(int).tolist()
         self._unix_s = steps.field("unix_s").tolist()
         self._own = {name: each for name, each in steps.columns().items() if "/" in name}
-        self._offset_by_version = dict[int, int]()
+        self._standing = Standing()  # records by their offset in the file
         names = dict.fromkeys(name for name, each in self._own.items() if np.isfinite(each).any())
         if self._path.exists():
             regular_bytes(self._path)
             for offset, record in self._records():
-                self._offset_by_version[record.version] = offset
+                self._standing.take(record, offset)
                 names |= dict.fromkeys(record.metrics)
         self.names = tuple(sorted(names))
         """Every metric that a step has."""
@@ -54,18 +56,22 @@ class StepRecords:
         return len(self._versions)
 
     def __iter__(self) -> Iterator[MetricRecord]:
-        if not self._offset_by_version:
+        if not self._path.exists():
             yield from map(self._from_journal, range(len(self)))
             return
         with self._path.open("rb") as file:
             for number, version in enumerate(self._versions):
-                offset = self._offset_by_version.get(version)
-                if offset is None:
-                    yield self._from_journal(number)
-                else:
-                    file.seek(offset)
-                    record = decode_line(file.readline(LINE_BYTES))
-                    yield replace(record, metrics={**self._known(number), **record.metrics})
+                step = self._read(file, self._standing.steps.get(version))
+                evaluation = self._read(file, self._standing.evaluations.get(version))
+                record = self._from_journal(number) if step is None else step
+                known = {**self._known(number), **record.metrics}
+                yield with_evaluation(replace(record, metrics=known), evaluation)
+
+    def _read(self, file: BinaryIO, offset: int | None) -> MetricRecord | None:
+        if offset is None:
+            return None
+        file.seek(offset)
+        return decode_line(file.readline(LINE_BYTES))
 
     def _records(self) -> Iterator[tuple[int, MetricRecord]]:
         offset = 0

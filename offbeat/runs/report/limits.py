@@ -14,8 +14,10 @@ SUMMARY_BYTES: Final = 4 * 2**20
 STATUS_BYTES: Final = 2**20
 TOKENIZER_BYTES: Final = 64 * 2**20
 METRICS_BYTES: Final = 64 * 2**20
-"""Of a longer file, ``SAMPLED_LINES`` lines at equal distances are read."""
+"""Of a longer file, ``SAMPLED_LINES`` lines at equal distances are read, and as many with evaluations."""
 SAMPLED_LINES: Final = 2000
+SCANNED_BYTES: Final = 8 * 2**30
+"""In which evaluations are looked for: some five million steps, at a second or two per 2 GB."""
 LINE_BYTES: Final = 2**20
 CONFIG_KEYS: Final = 5000
 CONFIG_DEPTH: Final = 50

@@ -4,24 +4,15 @@ The journal has every step of the lineage that stands, also the one whose metric
 controller took along; it decides which steps there are.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.controller.aggregates import STEP_FIELDS, Aggregates
-from offbeat.runs.report.limits import (
-    LINE_BYTES,
-    METRIC_NAMES,
-    METRICS_BYTES,
-    SAMPLED_LINES,
-    NoRegularFile,
-    regular_bytes,
-)
-from offbeat.telemetry.records import MetricRecord, decode_line
+from offbeat.runs.report.limits import METRIC_NAMES
+from offbeat.runs.report.metrics_file import MetricsFile
 
 Floats = NDArray[np.float64]
 Columns = Mapping[str, Floats]
@@ -117,54 +108,6 @@ def _staleness(part: Aggregates, steps: int) -> tuple[Counts, Floats]:
     np.add.at(extremes[:, 0], rows, behind * samples)
     np.maximum.at(extremes[:, 1], rows, behind)
     return by_age, extremes
-
-
-class MetricsFile(msgspec.Struct):
-    """Records of ``metrics.jsonl`` by version, as far as they could be read."""
-
-    by_version: dict[int, MetricRecord] = {}
-    unreadable: int = 0  # lines
-    problem: str = ""  # why none was read
-    sampled: bool = False  # only some lines were read, because there are too many
-
-
-def read_metrics_file(path: Path) -> MetricsFile:
-    """Read a ``metrics.jsonl``; of two records of a version the later one holds."""
-    found = MetricsFile()
-    try:
-        nbytes = regular_bytes(path)
-    except FileNotFoundError:
-        return found  # the run has trained no step yet
-    except (NoRegularFile, OSError) as error:
-        found.problem = str(error)
-        return found
-    found.sampled = nbytes > METRICS_BYTES
-    for line in _sampled_lines(path, nbytes) if found.sampled else _lines(path):
-        try:
-            record = decode_line(line)
-        except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
-            found.unreadable += 1
-            continue
-        found.by_version[record.version] = record
-    return found
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while line := file.readline(LINE_BYTES):
-            if line.endswith(b"\n"):  # else torn: the run is writing it
-                yield line
-
-
-def _sampled_lines(path: Path, nbytes: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        for offset in np.linspace(0, nbytes - 1, SAMPLED_LINES, dtype=np.int64).tolist():
-            file.seek(offset)
-            if offset:
-                file.readline(LINE_BYTES)  # the rest of the line that the offset is in
-            line = file.readline(LINE_BYTES)
-            if line.endswith(b"\n"):
-                yield line
 
 
 def joined(own: Columns, found: MetricsFile) -> dict[str, Floats]:

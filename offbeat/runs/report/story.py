@@ -21,8 +21,9 @@ from offbeat.runs.report.limits import (
     NoRegularFile,
     read_limited,
 )
+from offbeat.runs.report.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.report.recipe_values import recipe_values
-from offbeat.runs.report.steps import AppliedSteps, MetricsFile, joined, read_metrics_file
+from offbeat.runs.report.steps import AppliedSteps, joined
 from offbeat.runs.report.timeline import Timeline
 from offbeat.runs.report.told import LoggedGroups, TokenText, logged_rows, token_text
 from offbeat.runs.report.verdicts import State
@@ -144,7 +145,7 @@ class RunStory:
         if metrics.unreadable:
             self.problems.append(f"{METRICS} has {metrics.unreadable} lines that are no records")
         if metrics.sampled:
-            self.problems.append(f"{METRICS} is long: only some of its lines were read")
+            self.problems.append(f"{METRICS} is long: of its steps only some were read")
 
     def _read_groups(self, journal: RunJournal, told_groups: int) -> None:
         """Read the groups of some stretches of the journal: of all of it, if it is short."""

@@ -10,14 +10,20 @@ from typing import Final
 import msgspec
 
 from offbeat.runs.report.limits import LINE_BYTES, NoRegularFile, regular_bytes
-from offbeat.telemetry.records import MetricRecord, decode_line
+from offbeat.runs.report.metrics_file import with_evaluation
+from offbeat.telemetry.records import EVALUATION, MetricRecord, decode_line
 
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
 _METRICS: Final = "metrics.jsonl"
+_MARK: Final = f'"{EVALUATION}'.encode()
 
 
 def last_record(run_dir: Path) -> MetricRecord | None:
-    """Return the last whole record of a run's metrics; None before the first."""
+    """Return the last whole record of a step, with the metrics of the newest evaluation.
+
+    Each of the two is looked for in the last ``LINE_BYTES`` of the metrics, some hundred steps;
+    None before the first. So the scores of an evaluation stay until the next one.
+    """
     try:
         regular_bytes(run_dir / _METRICS)
         with (run_dir / _METRICS).open("rb") as file:
@@ -25,12 +31,18 @@ def last_record(run_dir: Path) -> MetricRecord | None:
             lines = file.read(LINE_BYTES).split(b"\n")
     except (OSError, NoRegularFile):
         return None
-    for line in reversed(lines[:-1]):  # after the last newline: a torn record
-        try:
-            return decode_line(line)
-        except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
-            return None
-    return None
+    whole = lines[-2::-1]  # newest first; after the last newline stands a torn record
+    step = next((line for line in whole if _MARK not in line), None)
+    scores = next((line for line in whole if _MARK in line), None)
+    records = [record for line in (step, scores) if (record := _decoded(line)) is not None]
+    return with_evaluation(records[0], records[-1]) if records else None
+
+
+def _decoded(line: bytes | None) -> MetricRecord | None:
+    try:
+        return None if line is None else decode_line(line)
+    except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
+        return None
 
 
 def exposition(records: Iterable[tuple[str, MetricRecord]]) -> str:

@@ -37,15 +37,14 @@ from offbeat.controller.events import (
 )
 from offbeat.messages.failures import Component
 from offbeat.runs.report.group_rows import GroupRows
+from offbeat.runs.report.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.report.packing import packed
 from offbeat.runs.report.shares import covered_shares, merged, per_interval
 from offbeat.runs.report.steps import (
     AppliedSteps,
-    MetricsFile,
     binned,
     joined,
     last_of_bins,
-    read_metrics_file,
 )
 from offbeat.runs.report.timeline import IncidentKind, Timeline
 from offbeat.telemetry.records import MetricRecord, encode_line

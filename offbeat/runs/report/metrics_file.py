@@ -1,0 +1,148 @@
+"""Reads ``metrics.jsonl``: of each version its step's record, with the evaluation of that version.
+
+An evaluation emits a record of its own, under the version that the trainer has reached when it
+ends; usually the record of that step is there already. So a version has up to two records.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+import numpy as np
+
+from offbeat.runs.report.limits import (
+    LINE_BYTES,
+    METRICS_BYTES,
+    SAMPLED_LINES,
+    SCANNED_BYTES,
+    NoRegularFile,
+    regular_bytes,
+)
+from offbeat.telemetry.records import EVALUATION, MetricRecord, decode_line, is_evaluation
+
+_MARK: Final = f'"{EVALUATION}'.encode()
+_BLOCK_BYTES: Final = 2**22
+
+
+class MetricsFile(msgspec.Struct):
+    """Records of ``metrics.jsonl`` by version, as far as they could be read."""
+
+    by_version: dict[int, MetricRecord] = {}
+    unreadable: int = 0  # lines
+    problem: str = ""  # why none was read
+    sampled: bool = False  # of the steps only some lines were read, because there are too many
+
+
+class Standing:
+    """Places of the records that hold: of two of one kind and version that of the later one.
+
+    A step that is trained again takes the evaluations of its version and of later ones with it: a
+    rewind has undone them.
+    """
+
+    def __init__(self) -> None:
+        self.steps = dict[int, int]()
+        """Place of the step's record, by version."""
+        self.evaluations = dict[int, int]()
+        """Place of the evaluation's record, by version."""
+        self._newest = -1  # version of a step
+
+    def take(self, record: MetricRecord, place: int) -> None:
+        """Add the next record, which stands at ``place``: any number that the caller knows it by."""
+        version = record.version
+        if is_evaluation(record):
+            self.evaluations[version] = place
+            return
+        if version <= self._newest:
+            undone = [each for each in self.evaluations if each >= version]
+            for each in undone:
+                del self.evaluations[each]
+        self._newest = version
+        self.steps[version] = place
+
+
+def with_evaluation(step: MetricRecord, evaluation: MetricRecord | None) -> MetricRecord:
+    """Return the record of a step with the metrics of the evaluation of its version, if any."""
+    if evaluation is None:
+        return step
+    return msgspec.structs.replace(step, metrics={**step.metrics, **evaluation.metrics})
+
+
+def read_metrics_file(path: Path) -> MetricsFile:
+    """Read a ``metrics.jsonl``. Of a long one some steps are read, and the evaluations."""
+    found = MetricsFile()
+    try:
+        nbytes = regular_bytes(path)
+    except FileNotFoundError:
+        return found  # the run has trained no step yet
+    except (NoRegularFile, OSError) as error:
+        found.problem = str(error)
+        return found
+    found.sampled = nbytes > METRICS_BYTES
+    records, standing = list[MetricRecord](), Standing()
+    for line in _sampled_lines(path, nbytes) if found.sampled else _lines(path):
+        try:
+            record = decode_line(line)
+        except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
+            found.unreadable += 1
+            continue
+        standing.take(record, len(records))
+        records.append(record)
+    found.by_version = {at: records[place] for at, place in standing.evaluations.items()}
+    for version, place in standing.steps.items():
+        record = with_evaluation(records[place], found.by_version.get(version))
+        found.by_version[version] = record
+    return found
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while line := file.readline(LINE_BYTES):
+            if line.endswith(b"\n"):  # else torn: the run is writing it
+                yield line
+
+
+def _sampled_lines(path: Path, nbytes: int) -> Iterator[bytes]:
+    """Yield lines at equal distances, and as many with evaluations, in the order of the file.
+
+    A run has an evaluation per hundreds of steps: lines at equal distances would leave almost all
+    of them out.
+    """
+    with path.open("rb") as file:
+        begins = _evenly(list(_evaluations(file, min(nbytes, SCANNED_BYTES))))
+        for offset in np.linspace(0, nbytes - 1, SAMPLED_LINES, dtype=np.int64).tolist():
+            file.seek(offset)
+            if offset:
+                file.readline(LINE_BYTES)  # the rest of the line that the offset is in
+            begins.add(file.tell())
+        for begin in sorted(begins):
+            file.seek(begin)
+            line = file.readline(LINE_BYTES)
+            if line.endswith(b"\n"):
+                yield line
+
+
+def _evenly(offsets: list[int]) -> set[int]:
+    """Return at most ``SAMPLED_LINES`` of the offsets, the first and the last among them."""
+    if len(offsets) <= SAMPLED_LINES:
+        return set(offsets)
+    chosen = np.linspace(0, len(offsets) - 1, SAMPLED_LINES, dtype=np.int64).tolist()
+    return {offsets[each] for each in chosen}
+
+
+def _evaluations(file: BinaryIO, nbytes: int) -> Iterator[int]:
+    """Yield where the lines begin that name a metric of an evaluation; they are not parsed."""
+    base, block = 0, b""  # what follows the last newline, and its offset
+    while base + len(block) < nbytes:
+        more = file.read(_BLOCK_BYTES)
+        if not more:
+            return
+        block += more
+        ended, at = block.rfind(b"\n") + 1, 0
+        while (at := block.find(_MARK, at, ended)) >= 0:
+            yield base + block.rfind(b"\n", 0, at) + 1
+            at = block.index(b"\n", at)
+        if not ended and len(block) > LINE_BYTES:
+            ended = len(block)  # no line of a run is that long
+        base, block = base + ended, block[ended:]

@@ -1,0 +1,100 @@
+"""``metrics.jsonl`` as its readers see it: a step's record and that of an evaluation beside it."""
+
+import csv
+from pathlib import Path
+
+from offbeat.runs.export.step_records import StepRecords
+from offbeat.runs.export.tables import write_csv
+from offbeat.runs.report.limits import METRICS_BYTES, SAMPLED_LINES
+from offbeat.runs.report.metrics_file import read_metrics_file
+from offbeat.runs.watch.prometheus import last_record
+from offbeat.telemetry.records import MetricRecord, encode_line
+from tests.support.shown_run import ShownRun
+
+
+def written(path: Path, *records: tuple[int, dict[str, float]]) -> Path:
+    lines = [encode_line(MetricRecord(v, v, float(v), metrics)) for v, metrics in records]
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def step(version: int, loss: float = 1.0) -> tuple[int, dict[str, float]]:
+    return version, {"train/loss": loss}
+
+
+def scored(version: int, reward: float) -> tuple[int, dict[str, float]]:
+    return version, {"eval/reward": reward}
+
+
+def test_an_evaluation_leaves_the_metrics_of_its_step_there_whichever_is_written_first(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path / "m", step(1), scored(1, 0.5), scored(2, 0.75), step(2, 2.0))
+    found = read_metrics_file(path).by_version
+    assert {version: dict(each.metrics) for version, each in found.items()} == {
+        1: {"train/loss": 1.0, "eval/reward": 0.5},
+        2: {"train/loss": 2.0, "eval/reward": 0.75},
+    }
+
+
+def test_a_step_that_is_trained_again_takes_the_evaluations_that_a_rewind_undid(
+    tmp_path: Path,
+) -> None:
+    path = written(
+        tmp_path / "m",
+        *(step(1), scored(1, 0.1), step(2), scored(2, 0.2), step(3), scored(3, 0.3)),
+        *(step(2, 9.0), step(3, 9.0), scored(3, 0.9)),
+    )
+    found = read_metrics_file(path).by_version
+    assert [found[version].metrics.get("eval/reward") for version in (1, 2, 3)] == [0.1, None, 0.9]
+
+
+def test_of_a_long_file_every_evaluation_is_read_and_some_of_the_steps(tmp_path: Path) -> None:
+    path, filling = tmp_path / "metrics.jsonl", {f"part/{n:099d}": 0.0 for n in range(20)}
+    steps = 2 * METRICS_BYTES // len(encode_line(MetricRecord(1, 1, 0.0, filling)))
+    with path.open("wb") as file:
+        for version in range(1, steps + 1):
+            file.write(encode_line(MetricRecord(version, version, 0.0, filling)))
+            if version % 500 == 0:
+                file.write(encode_line(MetricRecord(version, version, 0.0, {"eval/reward": 1.0})))
+        file.write(b'{"eval/torn')
+    found = read_metrics_file(path)
+    scores = [
+        version for version, each in found.by_version.items() if "eval/reward" in each.metrics
+    ]
+    assert found.sampled
+    assert sorted(scores) == list(range(500, steps + 1, 500))
+    assert 0.9 * SAMPLED_LINES < len(found.by_version) <= SAMPLED_LINES + len(scores)
+    assert not found.unreadable
+
+
+def test_of_very_many_evaluations_as_many_are_read_as_of_steps(tmp_path: Path) -> None:
+    path, count = tmp_path / "metrics.jsonl", 3 * SAMPLED_LINES
+    filling = {f"eval/{n:099d}": 0.0 for n in range(1 + METRICS_BYTES // count // 100)}
+    written(path, *((version, filling) for version in range(1, count + 1)))
+    found = read_metrics_file(path)
+    assert found.sampled
+    assert SAMPLED_LINES <= len(found.by_version) <= 2 * SAMPLED_LINES
+    assert {1, count} <= found.by_version.keys()
+
+
+def test_an_export_has_the_metrics_of_a_step_beside_those_of_the_evaluation(tmp_path: Path) -> None:
+    shown = ShownRun(tmp_path / "run", steps=16)  # evaluates every second step
+    for _ in range(4):
+        shown.step()
+    write_csv(StepRecords(shown.write()), tmp_path / "a.csv")
+    with (tmp_path / "a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [bool(row["eval/reward"]) for row in rows] == [False, True, False, True]
+    assert all(row["train/grad_norm"] and row["time/step_s"] for row in rows)
+
+
+def test_prometheus_is_told_the_last_step_and_the_newest_scores(tmp_path: Path) -> None:
+    written(tmp_path / "metrics.jsonl", step(1), scored(1, 0.5), step(2, 2.0))
+    between = last_record(tmp_path)
+    written(tmp_path / "metrics.jsonl", step(1), step(2, 2.0), scored(2, 0.75))
+    right_after = last_record(tmp_path)
+    assert between is not None
+    assert right_after is not None
+    assert between.metrics == {"train/loss": 2.0, "eval/reward": 0.5}
+    assert right_after.metrics == {"train/loss": 2.0, "eval/reward": 0.75}
