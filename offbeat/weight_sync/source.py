@@ -103,7 +103,9 @@ class GatheredSource:
                     pass
                 raise
             into = room(chunk.index, chunk.nbytes) if room else np.empty(chunk.nbytes, np.uint8)
-            yield into, pack(chunk, tensors, into)
+            digest = pack(chunk, tensors, into)
+            del tensors  # before the next ones are gathered: each may be a fused matrix of GiB
+            yield into, digest
 
     def take_part(self) -> None:
         """Take part in the gathering while rank 0 iterates over all chunks."""

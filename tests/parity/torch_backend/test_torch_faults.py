@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from parity_cases import SEQUENCES as LOSS
 from parity_cases import Cut, Step, worst_relative_error
 from world import WorkerFailed, World
@@ -150,3 +151,14 @@ def test_ranks_in_16_bits_train_as_one_does(world: World, models: Models, step: 
         assert each.result.loss == pytest.approx(one.result.loss, rel=1e-2)
         assert each.result.grad_norm == pytest.approx(one.result.grad_norm, rel=3e-2)
         assert worst_relative_error(each.weights, one.weights) < 1e-2
+
+
+def test_gradients_of_ranks_in_16_bits_are_added_up_in_float32(
+    world: World, models: Models, step: Step
+) -> None:
+    """Each rank's part has 16 bits; a sum that had been rounded to them would have no more."""
+    cut = Cut(dtype="bfloat16", max_tokens=100_000)  # one microbatch on each rank
+    given = {"path": models("qwen3"), "cut": cut, "step": step, "loss": LOSS, "chunks": (1,)}
+    for each in world.run(2, "torch_jobs:split", **given):
+        sums = torch.cat([torch.from_numpy(g).ravel() for g in each.gradients[1].values()])
+        assert (sums.bfloat16().double() != sums).float().mean() > 0.2  # noqa: PLR2004

@@ -1,6 +1,8 @@
 """Types, packing, views, and memory that is lent."""
 
 import gc
+import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta, plan
 from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.receiver import ModuleReceiver
-from offbeat.weight_sync.source import ModuleSource, named_weights
+from offbeat.weight_sync.source import GatheredSource, ModuleSource, named_weights
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
 
@@ -99,6 +101,31 @@ def test_a_plan_is_made_without_any_tensor_in_memory() -> None:
     manifest = plan(metas, 64 << 20)
     assert manifest.nbytes == 1 << 40
     assert ModuleSource(nn.Linear(1 << 20, 1 << 19, device="meta"), 64).manifest.nbytes > 1 << 40
+
+
+def test_of_gathered_tensors_those_of_one_chunk_are_held_and_of_their_metadata_none() -> None:
+    """What comes from other ranks exists until it is packed: a rank never holds the whole model."""
+    alive, most = 0, 0
+
+    def gone() -> None:
+        nonlocal alive
+        alive -= 1
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal alive, most
+        for index in range(6):
+            made = torch.ones(16)
+            weakref.finalize(made, gone)
+            alive += 1
+            most = max(most, alive)
+            yield f"w{index}", made
+            del made
+
+    two_bytes = 2 * 16 * 4
+    source = GatheredSource(((f"w{i}", (16,), "float32") for i in range(6)), gathered, two_bytes)
+    assert most == 0
+    sizes = [len(data) for data, _ in source.chunks()]
+    assert (sizes, most, alive) == ([two_bytes] * 3, 2, 0)
 
 
 def test_whatever_was_in_the_memory_before_a_packed_chunk_is_the_same() -> None:
