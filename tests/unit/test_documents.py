@@ -63,7 +63,14 @@ def test_a_reader_opens_no_more_files_than_promised(section: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["ARCHITECTURE.md", "docs/supervision.md", "docs/invariants.md", "README.md"]
+    "page",
+    [
+        "ARCHITECTURE.md",
+        "docs/supervision.md",
+        "docs/invariants.md",
+        "docs/requirements.md",
+        "README.md",
+    ],
 )
 def test_every_relative_link_leads_somewhere(page: str) -> None:
     path = ROOT / page
@@ -108,6 +115,23 @@ def test_every_test_file_that_a_page_names_exists(page: Path) -> None:
     ]
     named = set(re.findall(r"(?:\w+/)*test_\w+\.py", page.read_text()))
     assert {name for name in named if not any(test.endswith(f"/{name}") for test in tests)} == set()
+
+
+def test_every_requirement_has_a_verdict_and_is_shown_by_tests_and_files_that_exist() -> None:
+    page = (ROOT / "docs/requirements.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| .+? \| (\w+) \| (.+) \|$", page, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 124))
+    assert {verdict for _, verdict, _ in rows} <= {"met", "otherwise", "partly", "missing"}
+    sentences = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"def test_(\w+)", path.read_text())
+    }
+    named = {name for _, _, shown in rows for name in re.findall(r"`(\w{18,})`", shown)}
+    assert len(named) > 100
+    assert named - sentences == set()
+    files = {name for _, _, shown in rows for name in re.findall(r"`([\w/]+\.py)`", shown)}
+    assert {name for name in files if not (ROOT / "offbeat" / name).exists()} == set()
 
 
 def test_the_layers_shown_to_a_contributor_are_those_of_the_linter() -> None:

@@ -161,4 +161,4 @@ def test_gradients_of_ranks_in_16_bits_are_added_up_in_float32(
     given = {"path": models("qwen3"), "cut": cut, "step": step, "loss": LOSS, "chunks": (1,)}
     for each in world.run(2, "torch_jobs:split", **given):
         sums = torch.cat([torch.from_numpy(g).ravel() for g in each.gradients[1].values()])
-        assert (sums.bfloat16().double() != sums).float().mean() > 0.2  # noqa: PLR2004
+        assert (sums.bfloat16().double() != sums).float().mean() > 0.2
