@@ -7,11 +7,14 @@ import pytest
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
+from offbeat.controller.errors import RunFailed
 from offbeat.controller.failpoints import Failpoint
 from offbeat.messages.failures import TrainerCall, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, ChunkResult, PreparedColumns
+from tests.support.broken_policies import ForgetsItsBound
 from tests.support.fakes import FakeTrainer
+from tests.support.virtual_time import run
 from tests.support.world import World
 
 
@@ -72,3 +75,18 @@ def test_policy_logprobs_are_of_the_version_that_trains_also_after_an_aborted_st
     world.run()
     world.assert_ledger_agrees()
     assert len(world.trained) == 40
+
+
+def test_a_group_past_the_bound_is_not_trained_though_a_policy_selects_it() -> None:
+    """The bound is checked where groups are used, whatever admitted and selected them."""
+    world = World()
+    world.rollouts.slow = {1: 30.0}
+
+    async def main() -> None:
+        controller = world.controller()
+        controller.state.sampler = ForgetsItsBound(world.config.groups_per_step, paced_by=3)
+        await controller.run()
+
+    with pytest.raises(RunFailed, match="was claimed past the staleness bound"):
+        run(main())
+    assert len(world.trainer.steps) < world.config.steps
