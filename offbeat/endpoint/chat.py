@@ -47,10 +47,9 @@ def compact_json(text: str) -> str:
     The order of keys stays: a chat template shows it to the model.
     """
     try:
-        value = msgspec.json.decode(text)
+        return msgspec.json.encode(msgspec.json.decode(text)).decode()
     except (msgspec.DecodeError, RecursionError):
         return text
-    return msgspec.json.encode(value).decode()
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from offbeat.endpoint.chat_bridge import (
     RenderedPrompt,
     TemplateRefused,
 )
-from offbeat.endpoint.tool_calls import ParsedCall
+from offbeat.endpoint.tool_calls import ParsedCall, is_flat_enough
 from offbeat.generators.stop_strings import text_before_stop
 
 Objects = list[dict[str, Any]]
@@ -98,7 +98,7 @@ class RendererBridge:
                 ids = self._renderer.render_ids(
                     _sent(messages), tools=_offered(tools), add_generation_prompt=True
                 )
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise TemplateRefused(str(error)) from error
         return RenderedPrompt("", tuple(ids), tuple(ids))
 
@@ -119,7 +119,7 @@ class RendererBridge:
                 bridged = self._renderer.bridge_to_next_turn(
                     list(prompt), list(completion), _sent(messages[length:]), tools=_offered(tools)
                 )
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise TemplateRefused(str(error)) from error
         # Its promise, checked: tokens behind an end token within the answer it would cut off.
         if bridged is None or tuple(bridged.token_ids[: len(drawn)]) != drawn:
@@ -128,13 +128,19 @@ class RendererBridge:
         return RenderedPrompt("", ids, ids[len(drawn) :])
 
     def parse(self, answer: DrawnAnswer, tools: Tools, *, parses_calls: bool) -> ParsedAnswer:
-        with self._lock:
-            found = self._renderer.parse_response(
-                list(answer.token_ids), tools=_offered(tools), prompt_ids=list(answer.prompt_ids)
-            )
-        calls = [_call(attempt) for attempt in found.tool_calls]
-        whole, content = self.decode(answer.token_ids), found.content
-        reasoning = found.reasoning_content or ""
+        whole = self.decode(answer.token_ids)
+        try:
+            with self._lock:
+                found = self._renderer.parse_response(
+                    list(answer.token_ids),
+                    tools=_offered(tools),
+                    prompt_ids=list(answer.prompt_ids),
+                )
+        except (ValueError, TypeError, LookupError, RecursionError):  # a text that it cannot read
+            content, reasoning, calls = whole, "", []
+        else:
+            content, reasoning = found.content, found.reasoning_content or ""
+            calls = [_call(attempt) for attempt in found.tool_calls]
         if calls and parses_calls and None not in calls:
             content = text_before_stop(content, answer.stop)
             return ParsedAnswer(content, tuple(call for call in calls if call), reasoning)
@@ -164,4 +170,5 @@ def _call(attempt: ToolAttempt) -> ParsedCall | None:
     """Return a call that is whole; None for any other attempt."""
     if str(attempt.status) != "ok" or not attempt.name or not isinstance(attempt.arguments, dict):
         return None
-    return ParsedCall(attempt.name, attempt.arguments)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    call = ParsedCall(attempt.name, attempt.arguments)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    return call if is_flat_enough(call) else None

@@ -163,7 +163,10 @@ class ChatRequest(_Sampling, kw_only=True):
         if self.response_format not in (None, {"type": "text"}):
             raise unsupported("response_format", 'only {"type": "text"} is supported')
         limits = [each for each in (self.max_tokens, self.max_completion_tokens) if each]
-        tools = (msgspec.json.encode(tool).decode() for tool in self.tools or ())
+        try:
+            tools = [msgspec.json.encode(tool).decode() for tool in self.tools or ()]
+        except RecursionError as error:
+            raise unsupported("tools", "a definition is nested too deeply") from error
         return ChatTurn(
             messages=tuple(message.canonical() for message in self.messages),
             tools=tuple(tools),

@@ -50,7 +50,7 @@ class TokenizerTemplate:
                 add_generation_prompt=opens_answer,
                 tokenize=False,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except (jinja2.TemplateError, TypeError, RecursionError) as error:
             raise TemplateRefused(str(error)) from error
 
     def encode(self, text: str) -> list[int]:

@@ -22,6 +22,7 @@ from offbeat.environments.prompts import RowPrompts
 from offbeat.environments.row_store import RowStore
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
+from offbeat.messages.nesting import DEEPEST, nesting_depth
 
 RowCheck = Callable[[Mapping[str, object]], str | None]
 """Returns why a row of a prompt file cannot be used; None when it can."""
@@ -29,10 +30,7 @@ RowCheck = Callable[[Mapping[str, object]], str | None]
 _LONGEST_ROW_BYTES: Final = 16 * 2**20
 """A prompt travels to a worker in one message."""
 
-_DEEPEST: Final = 100
-"""Maximum nesting of lists and objects: far below the limit of recursive readers."""
-
-_TOO_DEEP: Final = f"is nested more than {_DEEPEST} deep; make it flatter, or put it in a string"
+_TOO_DEEP: Final = f"is nested more than {DEEPEST} deep; make it flatter, or put it in a string"
 _TOO_LONG: Final = f"has more than {_LONGEST_ROW_BYTES >> 20} MiB; a prompt travels in one message"
 _PARQUET_MAGIC: Final = b"PAR1"
 _NO_COLUMNS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -238,24 +236,11 @@ def _decoded(line: bytes) -> dict[str, object] | str:
         return f"is not JSON: {error}"
     except RecursionError:
         return _TOO_DEEP
-    if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(row) > _DEEPEST:
+    if line.count(b"[") + line.count(b"{") > DEEPEST and nesting_depth(row) > DEEPEST:
         return _TOO_DEEP
     if not isinstance(row, dict):
         return f"is a JSON {type(row).__name__}; a row is an object, one a line"
     return cast("dict[str, object]", row)
-
-
-def _depth(value: object) -> int:
-    """Return the nesting depth of lists and objects, without recursion."""
-    depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, dict | list)]:
-        depth += 1
-        level = [
-            child
-            for each in cast("list[dict[str, object] | list[object]]", level)
-            for child in (each.values() if isinstance(each, dict) else each)
-        ]
-    return depth
 
 
 def row_problem(fields: Mapping[str, object]) -> str | None:

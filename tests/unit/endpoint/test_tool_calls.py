@@ -37,6 +37,12 @@ def test_whatever_deviates_is_content_as_it_is(text: str) -> None:
     assert parse_tool_calls(text) == (text, ())
 
 
+@pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>{}", "</tool_call>", "<tool_call><"])
+def test_a_long_answer_of_tags_hangs_no_worker(piece: str) -> None:
+    text = piece * 100_000  # in quadratic time an hour, and the test has two minutes
+    assert parse_tool_calls(text) == (text, ())
+
+
 @given(st.text('<tool_call>/{"name": "arguments", {}}'))
 def test_any_text_is_either_whole_or_split(text: str) -> None:
     content, calls = parse_tool_calls(text)
