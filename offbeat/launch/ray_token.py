@@ -1,10 +1,15 @@
 """Authentication token of a Ray cluster.
 
-Ray creates one for any local ``ray.init``, and a head started later requires it.
+A local ``ray.init`` requires one, creates it in the home directory if there is none, and a head started
+later requires the same. Whoever has it can run code as this user.
 
 Loads no Ray: a client reads its variables when it is imported.
 """
 
+import contextlib
+import os
+import secrets
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,8 +32,45 @@ class TokenRefused(OffbeatError):
 
 def has_token(environment: Mapping[str, str], home: Path) -> bool:
     """Return whether a client of Ray finds a token."""
-    named = "RAY_AUTH_TOKEN" in environment or "RAY_AUTH_TOKEN_PATH" in environment
-    return named or (home / ".ray" / "auth_token").is_file()
+    return _is_named(environment) or token_file(home).is_file()
+
+
+def token_file(home: Path) -> Path:
+    """Return where Ray keeps the token of a user."""
+    return home / ".ray" / "auth_token"
+
+
+def keep_token_private(environment: Mapping[str, str], home: Path) -> None:
+    """Make the token that a private cluster will use readable by its owner alone.
+
+    Ray creates it with the permissions of any file, by default readable for everybody. What cannot be
+    changed stays as it is: Ray says what is wrong with such a home directory.
+    """
+    is_used = environment.get("RAY_AUTH_MODE", "token").lower() == "token"
+    if _is_named(environment) or not is_used:
+        return
+    file = token_file(home)
+    with contextlib.suppress(OSError):
+        if not file.exists():
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create_private(file, secrets.token_hex(32))
+        if file.stat().st_mode & 0o077:
+            file.chmod(0o600)
+
+
+def _is_named(environment: Mapping[str, str]) -> bool:
+    return "RAY_AUTH_TOKEN" in environment or "RAY_AUTH_TOKEN_PATH" in environment
+
+
+def _create_private(file: Path, content: str) -> None:
+    """Create a file, whole from its first moment; one that is there by now stays."""
+    handle, beside = tempfile.mkstemp(prefix=".token.", dir=file.parent)  # its owner's alone
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(content)
+        os.link(beside, file)
+    finally:
+        Path(beside).unlink()
 
 
 def client_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
