@@ -2,5 +2,5 @@
 
 access    who may read: host, origin, token, cookie       runs     which directories, when they change
 server    requests and replies; streams of changes        prometheus  the last record as text
-serve     the command
+serve     the command                                     connections  how many are open
 """

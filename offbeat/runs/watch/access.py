@@ -3,6 +3,9 @@
 Another user of the machine can reach a port on loopback, and any web page can make a browser ask
 it. So a random token is demanded on loopback too; the name that was asked for has to be ours,
 against rebinding of DNS names; and a request that a foreign page makes is refused by its origin.
+
+A browser sends a cookie to every port of a host, also to a server of another user of the machine.
+So ours belongs to a path that only this server and its browser know.
 """
 
 import hmac
@@ -29,13 +32,16 @@ class Access(msgspec.Struct, frozen=True):
     cookie: str
     """What a browser that has shown the token sends from then on."""
 
+    place: str
+    """Path below which a browser sees the pages, and below which alone it sends the cookie."""
+
     @classmethod
     def create(cls, host: str, port: int) -> "Access":
         """Draw the secrets of a server that listens on ``host``."""
         names = {host, *_LOOPBACK} if host in _LOOPBACK else {host}
         hosts = frozenset(f"{name}:{port}" for name in names)
         draw = secrets.token_urlsafe
-        return cls(hosts, draw(_TOKEN_BYTES), draw(_TOKEN_BYTES))
+        return cls(hosts, draw(_TOKEN_BYTES), draw(_TOKEN_BYTES), f"/{draw(_TOKEN_BYTES)}")
 
     def refusal(self, headers: Mapping[str, str]) -> HTTPStatus | None:
         """Return the status to refuse a request with for where it comes from; None to go on."""
@@ -64,6 +70,12 @@ class Access(msgspec.Struct, frozen=True):
     def set_cookie(self) -> str:
         """Return the header that gives the browser its cookie.
 
-        Scripts cannot read it, and no request that another site causes carries it.
+        Scripts cannot read it, no request that another site causes carries it, and no other server
+        of this host is sent it.
         """
-        return f"{COOKIE}={self.cookie}; Path=/; HttpOnly; SameSite=Strict"
+        return f"{COOKIE}={self.cookie}; Path={self.place}/; HttpOnly; SameSite=Strict"
+
+    def without_place(self, path: str) -> str:
+        """Return a path as it is written without ``place``, which programs may leave out."""
+        below = path.removeprefix(self.place)
+        return below if below.startswith("/") else path

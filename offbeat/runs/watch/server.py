@@ -14,11 +14,12 @@ import msgspec
 from offbeat.messages.failures import OffbeatError
 from offbeat.runs.report.page import body_text, read_web, script_text, style_text
 from offbeat.runs.watch.access import Access
+from offbeat.runs.watch.connections import PageConnections
 from offbeat.runs.watch.prometheus import exposition, last_record
 from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns, run_lines
 
 MAX_STREAMS: Final = 32
-_MAX_CONNECTIONS: Final = 128  # each has a thread
+MAX_CONNECTIONS: Final = 128  # each has a thread
 _SOCKET_TIMEOUT_S: Final = 30.0  # a client that sends or takes nothing for so long is left
 _LOOK_S: Final = 1.0  # between two looks at a run's files
 _HEARTBEAT_S: Final = 10.0  # so that a stream whose reader is gone is noticed
@@ -51,27 +52,21 @@ class WatchServer(ThreadingHTTPServer):
         self.runs, self.pause = runs, pause
         self.access = Access.create(host, self.server_address[1])
         self.streams = threading.BoundedSemaphore(MAX_STREAMS)
-        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self.connections = PageConnections(MAX_CONNECTIONS)
         host_in_url = f"[{host}]" if ":" in host else host
         self.url = f"http://{host_in_url}:{self.server_address[1]}/?token={self.access.token}"
 
     def process_request(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:  # noqa: ANN401  the standard library's
         """Serve the connection in a thread, or close it if there are too many."""
-        if not self._connections.acquire(blocking=False):
+        if self.connections.opened(_connection(request)):
+            super().process_request(request, client_address)
+        else:
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
 
-    def process_request_thread(
-        self,
-        request: socket | tuple[bytes, socket],
-        client_address: Any,  # noqa: ANN401
-    ) -> None:
-        """Serve the connection until it ends."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._connections.release()
+    def shutdown_request(self, request: socket | tuple[bytes, socket]) -> None:
+        """Close the connection."""
+        self.connections.closed(_connection(request))
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore connections that broke; nobody is left to be told."""
@@ -95,6 +90,8 @@ class _Request(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         access, url = self._watch.access, urlsplit(self.path)
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # a body that nobody reads may follow
         refused = access.refusal(self.headers)  # pyright: ignore[reportArgumentType]
         if refused is not None:
             self._refuse(refused)
@@ -103,7 +100,9 @@ class _Request(BaseHTTPRequestHandler):
         elif not access.may_read(self.headers):  # pyright: ignore[reportArgumentType]
             self._refuse(HTTPStatus.FORBIDDEN, "open the address that offbeat watch printed")
         else:
-            self._answer([unquote(part) for part in url.path.strip("/").split("/")])
+            self._watch.connections.recognised(self.connection)
+            path = access.without_place(url.path).strip("/")
+            self._answer([unquote(part) for part in path.split("/")])
 
     def _not_allowed(self) -> None:
         self.close_connection = True  # a body that nobody reads may follow
@@ -116,8 +115,9 @@ class _Request(BaseHTTPRequestHandler):
         if not self._watch.access.has_token(token):
             self._refuse(HTTPStatus.FORBIDDEN, "this token is of another offbeat watch")
             return
+        self._watch.connections.recognised(self.connection)
         self.send_response(HTTPStatus.SEE_OTHER)
-        self.send_header("Location", "/")
+        self.send_header("Location", f"{self._watch.access.place}/")
         self.send_header("Set-Cookie", self._watch.access.set_cookie())
         self.send_header("Content-Length", "0")
         for name, value in _HEADERS.items():
@@ -129,7 +129,7 @@ class _Request(BaseHTTPRequestHandler):
             match path:
                 case ["run", name]:
                     self._watch.runs.directory(name)
-                    self._reply(_document(body_text(), "/app.js"), _HTML)
+                    self._reply(_document(body_text(), "../app.js", "../app.css"), _HTML)
                 case ["run", name, "data"]:
                     self._reply(self._watch.runs.data(name), _TEXT)
                 case ["run", name, "events"]:
@@ -194,11 +194,16 @@ class _Request(BaseHTTPRequestHandler):
             self.send_header(name, value)
 
 
-def _document(body: str, script: str) -> str:
+def _connection(request: socket | tuple[bytes, socket]) -> socket:
+    assert isinstance(request, socket)  # noqa: S101  a tuple is a datagram
+    return request
+
+
+def _document(body: str, script: str, style: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<title>offbeat watch</title><link rel="stylesheet" href="/app.css"></head>\n'
+        f'<title>offbeat watch</title><link rel="stylesheet" href="{style}"></head>\n'
         f'{body}\n<script src="{script}"></script></body></html>\n'
     )
 
@@ -209,7 +214,7 @@ def _exposition(runs: WatchedRuns) -> str:
 
 
 _PAGES: Final[dict[str, tuple[Callable[[WatchedRuns], str], str]]] = {
-    "": (lambda _: _document(read_web("runs.html"), "/runs.js"), _HTML),
+    "": (lambda _: _document(read_web("runs.html"), "runs.js", "app.css"), _HTML),
     "runs.js": (lambda _: read_web("dom.js") + read_web("runs.js"), "text/javascript"),
     "app.js": (lambda _: script_text(), "text/javascript"),
     "app.css": (lambda _: style_text(), "text/css"),

@@ -5,12 +5,16 @@ import gzip
 import http.client
 import json
 import os
+import re
+import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
+from http.cookiejar import CookieJar
 from pathlib import Path
 from types import MappingProxyType
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
+from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 import pytest
 from typer.testing import CliRunner
@@ -21,7 +25,7 @@ from offbeat.runs.report.write import write_report
 from offbeat.runs.watch.access import COOKIE, Access
 from offbeat.runs.watch.prometheus import exposition
 from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns
-from offbeat.runs.watch.server import MAX_STREAMS, WatchServer
+from offbeat.runs.watch.server import MAX_CONNECTIONS, MAX_STREAMS, WatchServer
 from offbeat.telemetry.records import MetricRecord
 from tests.support import shown_run
 
@@ -88,11 +92,42 @@ def test_the_first_address_has_a_token_and_gives_a_cookie_that_no_script_reads(
     url = urlsplit(client.server.url)
     entered = client.ask(f"{url.path}?{url.query}")
     assert entered.status == 303
-    assert entered.headers["Location"] == "/", "the token leaves the address"
+    place = entered.headers["Location"]
+    assert client.server.access.token not in place, "the token leaves the address"
     cookie = entered.headers["Set-Cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
     assert client.server.access.token not in cookie
-    assert client.ask("/", {"Cookie": cookie.partition(";")[0]}).status == 200
+    assert client.ask(place, {"Cookie": cookie.partition(";")[0]}).status == 200
+    assert client.ask(place).status == 403, "the place alone opens nothing"
+
+
+def test_a_browser_shows_the_cookie_to_no_other_server_of_this_host(root: Path) -> None:
+    with closing(Client(root)) as ours, closing(Client(root)) as other:
+        jar = CookieJar()  # cookies know no ports, as those of a browser
+        browser = build_opener(HTTPCookieProcessor(jar))
+        pages = [browser.open(each.server.url).url for each in (ours, other)]
+        assert [browser.open(page).status for page in pages] == [200, 200], "each keeps its own"
+        assert b"first" in browser.open(f"{pages[0]}runs").read()
+        assert sent_cookies(jar, f"http://{other.host}/") == []
+        assert sent_cookies(jar, f"http://{other.host}/run/first/data") == []
+        assert len(sent_cookies(jar, pages[0])) == 1
+
+
+def test_what_a_page_names_is_found_from_where_the_page_lies(client: Client) -> None:
+    place = client.server.access.place
+    for page in (f"{place}/", f"{place}/run/first", f"{place}/run/second%20run"):
+        text = client.allowed(page).read().decode()
+        named = re.findall(r'(?:src|href)="([^"#]+)"', text)
+        assert len(named) == 2
+        assert [client.allowed(urljoin(page, each)).status for each in named] == [200, 200]
+    assert b"fetch('runs')" in client.allowed(f"{place}/runs.js").read()
+    assert client.allowed(urljoin(f"{place}/", "runs")).status == 200
+
+
+def sent_cookies(jar: CookieJar, url: str) -> list[str]:
+    request = Request(url)  # noqa: S310 -- no request is made
+    jar.add_cookie_header(request)
+    return [value for name, value in request.header_items() if name == "Cookie"]
 
 
 @pytest.mark.parametrize("path", ["/", "/runs", "/app.js", "/run/first/data", "/metrics", "/x"])
@@ -232,6 +267,44 @@ def test_there_are_so_many_streams_and_no_more(client: Client) -> None:
     assert {stream.status for stream in streams} == {200}
     assert client.allowed("/run/first/events").status == 503
     assert client.allowed("/run/first").status == 200, "pages are served all the same"
+
+
+def test_strangers_who_send_nothing_give_their_places_to_whoever_comes(client: Client) -> None:
+    port = client.server.server_address[1]
+    with ExitStack() as strangers:
+        held = [
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(MAX_CONNECTIONS + 1)
+        ]
+        assert held[0].recv(1) == b"", "the oldest is closed"
+        held[-1].sendall(b"GET / HT")  # and never more
+        assert client.allowed("/runs").status == 200
+
+
+def test_a_reader_keeps_its_place_whoever_comes(client: Client) -> None:
+    port = client.server.server_address[1]
+    stream = client.allowed("/run/first/events")
+    assert stream.readline() == b": still here\n"
+    with ExitStack() as strangers:
+        held = [
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(2 * MAX_CONNECTIONS)
+        ]
+        assert held[0].recv(1) == b""
+        client.looks.release(10)
+        assert [stream.readline() for _ in range(2)] == [b"\n", b": still here\n"]
+
+
+def test_a_body_of_a_get_is_not_read_as_the_next_request(client: Client) -> None:
+    port = client.server.server_address[1]
+    head = f"Host: {client.host}\r\nAuthorization: Bearer {client.server.access.token}\r\n"
+    hidden = f"GET /runs HTTP/1.1\r\n{head}\r\n"
+    sent = f"GET /runs HTTP/1.1\r\n{head}Content-Length: {len(hidden)}\r\n\r\n{hidden}"
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(sent.encode())
+        connection.shutdown(socket.SHUT_WR)
+        answers = connection.makefile("rb").read()
+    assert answers.count(b"HTTP/1.1 ") == 1
 
 
 def test_a_damaged_journal_is_told_by_name(tmp_path: Path) -> None:
