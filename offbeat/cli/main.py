@@ -14,6 +14,7 @@ from offbeat.cli.arguments import OverridesArgument, RecipeArgument
 from offbeat.cli.planning import planning_app
 from offbeat.cli.reading import reading_app
 from offbeat.messages.exit_codes import REFUSED
+from offbeat.messages.text import printable_lines
 
 app = typer.Typer(
     name="offbeat",
@@ -155,7 +156,7 @@ def evaluate(
         if not dry_run:
             check_can_evaluate(loaded.config)
     except NothingToEvaluate as error:
-        typer.echo(str(error), err=True)
+        typer.echo(printable_lines(str(error)), err=True)
         raise typer.Exit(REFUSED) from error
 
     from offbeat.launch.launch import launch
@@ -279,7 +280,7 @@ def control(
     try:
         left = leave(run, command)
     except RunDirUnusable as error:
-        typer.echo(str(error), err=True)
+        typer.echo(printable_lines(str(error)), err=True)
         raise typer.Exit(REFUSED) from error
     if not was_taken(left, within_s=wait_s):
         typer.echo(
@@ -330,7 +331,7 @@ def config_explain(
     try:
         typer.echo(explain(key))
     except NoSuchKey as error:
-        typer.echo(str(error), err=True)
+        typer.echo(printable_lines(str(error)), err=True)
         raise typer.Exit(REFUSED) from error
 
 

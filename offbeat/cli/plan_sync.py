@@ -9,6 +9,7 @@ import typer
 from offbeat.cli.recipes import read_or_exit
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import printable_lines
 from offbeat.planning.grid_text import parse_grid
 from offbeat.planning.sync_plan import (
     ENGINE_KEYS,
@@ -55,12 +56,12 @@ def plan_or_exit(
         }
         side = refused.where.partition(",")[0]
         found = refused.named({} if recipe is None else of_recipe.get(side, {}))
-        typer.echo(str(found), err=True)
+        typer.echo(printable_lines(str(found)), err=True)
         raise typer.Exit(REFUSED) from None
     except OffbeatError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(printable_lines(str(error)), err=True)
         raise typer.Exit(REFUSED) from None
-    return report.to_json() if as_json else report.to_text()
+    return report.to_json() if as_json else printable_lines(report.to_text())
 
 
 def _layouts(

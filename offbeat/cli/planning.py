@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from offbeat.cli.arguments import OverridesArgument, RecipeArgument, StagedPart
+from offbeat.messages.text import printable_lines
 
 planning_app = typer.Typer(rich_markup_mode=None)
 
@@ -88,7 +89,7 @@ def plan(
         others=others,
         as_json=as_json,
     )
-    typer.echo(text, nl=False)
+    typer.echo(text if as_json else printable_lines(text), nl=False)
 
 
 @planning_app.command()

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from offbeat.messages.text import printable_lines
+
 reading_app = typer.Typer(rich_markup_mode=None)
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")]
@@ -19,7 +21,7 @@ def replay(run: RunArgument, as_json: JsonOption = False) -> None:
 
     with told_in_one_line():
         found = replayed(run)
-    typer.echo(found.to_json() if as_json else found.to_text(), nl=False)
+    typer.echo(found.to_json() if as_json else printable_lines(found.to_text()), nl=False)
     raise typer.Exit(0 if found.agrees else 1)
 
 
@@ -57,7 +59,7 @@ def why(
             told = evaluated_row(run, *of_eval, due)
         else:
             told = group_history(run, group or "")
-    typer.echo(told.to_json() if as_json else told.to_text(), nl=False)
+    typer.echo(told.to_json() if as_json else printable_lines(told.to_text()), nl=False)
 
 
 @reading_app.command()

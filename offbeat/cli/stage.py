@@ -10,6 +10,7 @@ from offbeat.cli.recipes import read_or_exit
 from offbeat.config.run import RunConfig
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import printable_lines
 from offbeat.staging.hub_model import FORM, HubModel, hub_model
 from offbeat.staging.manifest import NothingToStage
 from offbeat.staging.outcome import table_of
@@ -36,7 +37,7 @@ def stage_exit_code(
         if isinstance(model, Path):
             model_names(model)
     except NothingToStage as error:
-        typer.echo(str(error), err=True)
+        typer.echo(printable_lines(str(error)), err=True)
         return REFUSED
 
     from offbeat.launch.process_environment import set_environment
@@ -48,7 +49,7 @@ def stage_exit_code(
     try:
         outcomes = stage(StagingRequest(model, target, stall_timeout_s, runtime_env), typer.echo)
     except OffbeatError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(printable_lines(str(error)), err=True)
         return REFUSED
     typer.echo(table_of(outcomes), nl=False)
     if not all(outcome.is_whole for outcome in outcomes.values()):

@@ -8,6 +8,7 @@ import typer
 from offbeat.cli.recipes import read_or_exit
 from offbeat.config.loader import resolve_run_dir
 from offbeat.messages.exit_codes import FAILED, REFUSED
+from offbeat.messages.text import printable_lines
 from offbeat.planning.fabricated import LengthLaw, UnusableLengths
 from offbeat.planning.sweep import SweepRequest, sweep
 from offbeat.planning.sweep_points import SweepPoint, UnusableSweep, table
@@ -44,7 +45,7 @@ def sweep_or_exit(
         file = out or resolve_run_dir(loaded.config).with_suffix(".sweep.jsonl")
         points = sweep(request, loaded, file, _said)
     except (UnusableSweep, UnusableLengths) as error:
-        typer.echo(str(error), err=True)
+        typer.echo(printable_lines(str(error)), err=True)
         raise typer.Exit(REFUSED) from None
     typer.echo(f"\n{table(points)}\n{file}")
     if all(point.outcome != "ok" for point in points):

@@ -13,6 +13,7 @@ from offbeat.launch.verify_weights import (
 from offbeat.launch.weight_requests import ask
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import printable_lines
 from offbeat.trainers.saved_weights import NoSavedWeights
 from offbeat.weight_sync.verification import Leg, LegResult
 
@@ -27,10 +28,10 @@ def verify_weights_exit_code(
     try:
         results = _results(what, against, engine=engine, wait_s=wait_s)
     except (OffbeatError, OSError) as error:
-        typer.echo(str(error), err=True)
+        typer.echo(printable_lines(str(error)), err=True)
         return REFUSED
     for each in results:
-        typer.echo(str(each), err=not each.is_equal)
+        typer.echo(printable_lines(str(each)), err=not each.is_equal)
     if any(each.difference is not None for each in results):
         return FAILED
     asked = (each for each in results if each.was_asked)

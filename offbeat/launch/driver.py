@@ -55,7 +55,7 @@ from offbeat.launch.screen import screen
 from offbeat.launch.written_files import written_files
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
-from offbeat.messages.text import first_line, printable
+from offbeat.messages.text import first_line, printable, printable_lines
 from offbeat.run_files.shared_directory import RunDirToken, new_token
 from offbeat.runs.directory import (
     RunDirUnusable,
@@ -184,7 +184,9 @@ def _driven(spec: RunSpec, console: Console, errors: Console, opened: OpenedRun)
     directory = spec.run_dir
     redactor = Redactor.from_environment(config=spec.config)
     configure_logging("driver", directory / "logs", run_id=spec.run_id, redactor=redactor)
-    console.print(f"{spec.run_id} writes to {directory}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{spec.run_id} writes to {directory}", markup=False, highlight=False, soft_wrap=True
+    )
     log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=opened.resumed is not None)
     opened.log_changes()
     signals = Signals()
@@ -230,7 +232,9 @@ def _outcome(signals: Signals, problem: str) -> tuple[Outcome, str]:
 
 
 def _print_error(errors: Console, error: object) -> None:
-    errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+    errors.print(
+        printable_lines(str(error)), style="red", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _run(

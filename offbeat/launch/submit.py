@@ -21,6 +21,7 @@ from offbeat.launch.checks.finding import size
 from offbeat.launch.ray_token import client_environment
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import printable_lines
 from offbeat.telemetry.redaction import Redactor
 
 EXCLUDED: Final = (
@@ -94,7 +95,7 @@ def submit_job(
         check_address(address)
         job = plan(loaded, overrides, Path.cwd(), python or sys.executable)
     except (NoDashboardAddress, CannotPack) as error:
-        typer.echo(str(error), err=True)
+        typer.echo(printable_lines(str(error)), err=True)
         return REFUSED
     for name, value in client_environment(os.environ, Path.home()).items():
         os.environ.setdefault(name, value)

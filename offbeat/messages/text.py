@@ -39,6 +39,11 @@ def printable(text: str, *, longest: int = LONGEST) -> str:
     return "".join(each if each.isprintable() else _escaped(each) for each in line)
 
 
+def printable_lines(text: str) -> str:
+    """Return the text with its line ends, and with all else escaped that could act on a terminal."""
+    return "".join(each if each == "\n" or each.isprintable() else _escaped(each) for each in text)
+
+
 def first_line(error: BaseException) -> str:
     """Return an error in one line: the first one of its text that is not blank, or its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

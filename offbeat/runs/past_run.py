@@ -13,6 +13,7 @@ from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import printable_lines
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.runs.nearby_runs import what_to_name
 
@@ -123,5 +124,5 @@ def told_in_one_line() -> Generator[None, None, None]:
     try:
         yield
     except (OffbeatError, OSError) as error:
-        typer.echo(f"offbeat: {error}", err=True)
+        typer.echo(f"offbeat: {printable_lines(str(error))}", err=True)
         raise typer.Exit(REFUSED) from error

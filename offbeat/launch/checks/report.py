@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -68,6 +68,7 @@ from offbeat.launch.checks.weights import check_weights
 from offbeat.launch.checks.wire import check_wire, find_devices
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded
+from offbeat.messages.text import printable_lines
 
 _COLOURS = {
     Level.OK: typer.colors.GREEN,
@@ -86,11 +87,16 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
     if not any(each.level is Level.ERROR for each in found):  # it runs the model without memory
         found += check_activations(config, this_machine())
     findings = [ok("recipe", str(loaded.recipe)), *unused, *found]
+    print_findings(findings)
+    return REFUSED if any(finding.level is Level.ERROR for finding in findings) else 0
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print each finding, and how many there are of each level."""
     for finding in findings:
-        word, rest = str(finding).split(" ", 1)
+        word, rest = printable_lines(str(finding)).split(" ", 1)
         typer.echo(f"{typer.style(word, fg=_COLOURS[finding.level])} {rest}")
     typer.echo(f"\n{summary(findings)}")
-    return REFUSED if any(finding.level is Level.ERROR for finding in findings) else 0
 
 
 def find(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offbeat.messages.text import LONGEST, first_line, printable
+from offbeat.messages.text import LONGEST, first_line, printable, printable_lines
 
 
 @pytest.mark.parametrize("length", [0, 1, LONGEST - 1, LONGEST])
@@ -32,3 +32,11 @@ def test_what_a_terminal_would_obey_is_escaped(text: str, want: str) -> None:
 def test_an_error_is_its_first_line_that_is_not_blank_or_else_its_type() -> None:
     assert first_line(ValueError("\n  \n no disk \nat all")) == "no disk"
     assert first_line(ValueError("")) == "ValueError"
+
+
+def test_lines_stay_lines_and_nothing_in_them_acts_on_a_terminal() -> None:
+    assert printable_lines("a\n  b ±\n") == "a\n  b ±\n"
+    hostile = "\x1b]0;title\x07\r\x9b2J\u202eabc\tx\udcff\n"
+    shown = printable_lines(hostile)
+    assert shown == "\\x1b]0;title\\x07\\r\\x9b2J\\u202eabc\\tx\\udcff\n"
+    assert all(line.isprintable() for line in shown.splitlines())
