@@ -237,8 +237,8 @@ def _function(
 ) -> FunctionReward:
     target = _reward_target(config, reward.target, working_dir, began_with.get(key, ""))
     target = replace(target, options=reward.options)
-    is_counted = reward.target not in GRADERS
-    return FunctionReward(tokenizer, target, config.reward_workers, is_counted=is_counted)
+    grades = {"is_counted": False, "leaves_out_thoughts": True} if reward.target in GRADERS else {}
+    return FunctionReward(tokenizer, target, config.reward_workers, **grades)
 
 
 def _built_in(

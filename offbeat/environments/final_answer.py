@@ -7,6 +7,7 @@ noise, and none of it may hang a worker.
 import re
 from typing import Final, NamedTuple
 
+THOUGHT: Final = "<think>"
 _TAG: Final = re.compile(r"(</?think>)")
 _NUMBER: Final = r"""
     \$?
@@ -37,6 +38,15 @@ class FinalAnswer(NamedTuple):
     strict: bool  # whether it follows ####
 
 
+def opened_thought(prompt: str) -> str:
+    """Return ``<think>`` if a prompt ends inside of a block that it has just opened, else no text.
+
+    Some chat templates open the block themselves. A response then begins inside of it: put this
+    before the response, so that one that is cut off there is no answer.
+    """
+    return THOUGHT if prompt.rstrip().endswith(THOUGHT) else ""
+
+
 def without_thinking(text: str) -> str:
     """Return ``text`` without its ``<think>...</think>`` blocks.
 
@@ -46,7 +56,7 @@ def without_thinking(text: str) -> str:
     """
     said, thinking = list[str](), False
     for piece in _TAG.split(text):
-        if piece == "<think>":
+        if piece == THOUGHT:
             thinking = True
         elif piece == "</think>":
             if not thinking:

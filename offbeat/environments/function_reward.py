@@ -3,13 +3,16 @@
     ``reward(prompt: dict, response: str, **options) -> float``
     ``reward(prompt: dict, response: str, **options) -> {"reward": float, "answer": str}``
 
-``prompt`` is the row of the data file, ``response`` the decoded text without special tokens. The
-answer is the final one of the response, for maj@k of evaluations. The function may be async; then the samples of a group are scored concurrently. It runs in child
+``prompt`` is the row of the data file, ``response`` the decoded text without special tokens; a grader
+of the package gets it with the thinking block that the prompt has opened. The answer is the final
+one of the response, for maj@k of evaluations. The function may be async; then the samples of a group are scored concurrently. It runs in child
 processes (``killable``), so that a failure costs at most one group.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
+from offbeat.environments.final_answer import opened_thought
 from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
 from offbeat.environments.picture_rows import without_content
 from offbeat.environments.protocol import SingleTurn
@@ -18,6 +21,9 @@ from offbeat.environments.reward_value import NamedRewards
 from offbeat.environments.text import Tokenizer, content_ids, encode_prompt
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
+
+_LAST_TOKENS: Final = 16
+"""Tokens at the end of a prompt in which a template opens a thinking block."""
 
 
 class FunctionReward(SingleTurn):
@@ -31,10 +37,26 @@ class FunctionReward(SingleTurn):
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, target: RewardTarget, workers: int, *, is_counted: bool = True
+        self,
+        tokenizer: Tokenizer,
+        target: RewardTarget,
+        workers: int,
+        *,
+        is_counted: bool = True,
+        leaves_out_thoughts: bool = False,
     ) -> None:
-        """``is_counted``: whether its calls count in ``rollout.reward_call_budget``."""
+        """Start nothing yet.
+
+        Args:
+            tokenizer: The model's.
+            target: The function.
+            workers: Processes that run it.
+            is_counted: Whether its calls count in ``rollout.reward_call_budget``.
+            leaves_out_thoughts: Whether the function judges what is outside of thinking blocks: a
+                response that begins inside of one is then given with its opening.
+        """
         self._tokenizer, self._is_counted = tokenizer, is_counted
+        self._leaves_out_thoughts = leaves_out_thoughts
         self._pool = RewardPool(target, workers)
 
     @property
@@ -53,10 +75,22 @@ class FunctionReward(SingleTurn):
     async def score(
         self, task: RolloutTask, result: GenerateResult
     ) -> Sequence[float | NamedRewards]:
+        opening = self._opened_thought(task.prompt) if self._leaves_out_thoughts else ""
         responses = [
-            self._tokenizer.decode(ids, skip_special_tokens=True) for ids in content_ids(result)
+            opening + self._tokenizer.decode(ids, skip_special_tokens=True)
+            for ids in content_ids(result)
         ]
         try:
             return await self._pool.score(without_content(task.prompt.data), responses)
         except RewardFailed as error:
             raise group_failure(task, error, error.reason) from error
+
+    def _opened_thought(self, prompt: Prompt) -> str:
+        """Return the opening of the thinking block in which responses to a prompt begin, if any."""
+        try:
+            last = self.encode(prompt)[-_LAST_TOKENS:]
+        except (
+            ValueError
+        ):  # a tokenizer without a template: prompts with pictures have a processor's
+            return ""
+        return opened_thought(self._tokenizer.decode(last))

@@ -9,14 +9,18 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from offbeat.environments.final_answer import FinalAnswer, final_answer, without_thinking
+from offbeat.environments.final_answer import (
+    FinalAnswer,
+    final_answer,
+    opened_thought,
+    without_thinking,
+)
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.text import Tokenizer, content_ids, for_template
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
 
-_OPENING: Final = "<think>"
 _LARGEST_REWARD: Final = 1e6
 _Reward = Annotated[float, msgspec.Meta(ge=-_LARGEST_REWARD, le=_LARGEST_REWARD)]
 
@@ -69,9 +73,7 @@ class Gsm8k(SingleTurn):
 
     def __init__(self, tokenizer: Tokenizer, options: Gsm8kOptions) -> None:
         self._tokenizer, self._options = tokenizer, options
-        # Some chat templates open the block themselves; then the response begins inside of it.
-        opening = tokenizer.decode(self._tokens("1+1?")).rstrip()
-        self._opened_by_prompt = _OPENING if opening.endswith(_OPENING) else ""
+        self._opened_by_prompt = opened_thought(tokenizer.decode(self._tokens("1+1?")))
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self._tokens(prompt.data["question"]))

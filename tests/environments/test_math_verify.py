@@ -11,7 +11,7 @@ from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.environments.factory import make_environment
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.messages.failures import RolloutFailed
-from tests.support.environment_fakes import CharTokenizer, result, task
+from tests.support.environment_fakes import CharTokenizer, OpensThought, result, task
 
 pytest.importorskip("math_verify", reason="the extra math is not installed")
 
@@ -68,12 +68,14 @@ def test_a_row_whose_answer_nothing_can_read_raises_instead_of_calling_every_res
         math_reward({"answer": r"\boxed{}"}, "5")
 
 
-def scored(row: dict[str, Any], *texts: str, **section: Any) -> list[object]:
+def scored(
+    row: dict[str, Any], *texts: str, tokenizer: CharTokenizer | None = None, **section: Any
+) -> list[object]:
     """The reward of each text in a group of its own, or the reason why it has none."""
 
     async def story() -> list[object]:
         config = EnvironmentConfig(name="function", target="math_verify", **section)
-        environment = make_environment(config, CharTokenizer(), Path(__file__).parent)
+        environment = make_environment(config, tokenizer or CharTokenizer(), Path(__file__).parent)
         assert isinstance(environment, FunctionReward)
         await environment.start()
         outcomes = list[object]()
@@ -101,8 +103,19 @@ def test_no_timeout_of_the_library_stands_between_an_answer_and_its_deadline() -
     assert asyncio.run(asyncio.to_thread(math_reward, HALF, "0.5")) == 1.0
 
 
+def test_a_thought_that_the_chat_template_opened_is_no_answer_until_it_is_closed() -> None:
+    """A sample that was cut off while it thinks has guessed, and not answered."""
+    asked = {"messages": [{"role": "user", "content": "?"}], "answer": "0.5"}
+    texts = (r"perhaps \boxed{0.5}", r"perhaps \boxed{3}</think>\boxed{0.5}", r"</think>3")
+    assert scored(asked, *texts, tokenizer=OpensThought()) == [0.0, 1.0, 0.0]
+    assert scored({"prompt": "? <think>", "answer": "0.5"}, "0.5", "</think>0.5") == [0.0, 1.0]
+    assert scored(asked, "0.5") == [1.0]
+
+
 def test_options_reach_the_grader() -> None:
-    assert scored({"gold": 3}, "3", options={"answer_key": "gold", "correct": 2.0}) == [2.0]
+    assert scored(
+        {"prompt": "?", "gold": 3}, "3", options={"answer_key": "gold", "correct": 2.0}
+    ) == [2.0]
 
 
 def test_the_grader_is_where_its_name_says() -> None:

@@ -16,7 +16,7 @@ from offbeat.environments.gym_tasks import (
     make_items,
 )
 from offbeat.messages.groups import Prompt
-from tests.support.environment_fakes import CharTokenizer, result, task
+from tests.support.environment_fakes import CharTokenizer, OpensThought, result, task
 
 pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
 
@@ -33,9 +33,9 @@ def run_config(seed: int = 0, **options: Any) -> RunConfig:
     )
 
 
-def environment(**options: Any) -> ReasoningGym:
+def environment(tokenizer: CharTokenizer | None = None, **options: Any) -> ReasoningGym:
     section = run_config(**options).environment
-    made = make_environment(section, CharTokenizer(), Path(__file__).parent)
+    made = make_environment(section, tokenizer or CharTokenizer(), Path(__file__).parent)
     assert isinstance(made, ReasoningGym)
     return made
 
@@ -64,9 +64,9 @@ def test_questions_are_asked_as_the_library_words_them_through_the_chat_template
     )
 
 
-def scored(*texts: str, **options: Any) -> list[Any]:
+def scored(*texts: str, tokenizer: CharTokenizer | None = None, **options: Any) -> list[Any]:
     async def story() -> list[Any]:
-        gym = environment(**options)
+        gym = environment(tokenizer, **options)
         await gym.start()
         row = prompt(3).data
         rewards = await gym.score(task(row, samples=len(texts)), result("r", texts))
@@ -81,6 +81,12 @@ def test_the_right_answer_is_a_reward_of_one_and_what_the_library_gives_for_verb
 ):
     texts = ("12", " 12\n", "<think>1</think><answer>12</answer>", "it is 12", "6", "")
     assert scored(*texts) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_thought_that_the_chat_template_opened_is_no_answer_until_it_is_closed() -> None:
+    texts = ("12", "<answer>12</answer>", "it is 12</think>12")
+    assert scored(*texts, tokenizer=OpensThought(), chat=True) == [0.0, 0.0, 1.0]
+    assert scored(*texts, chat=True) == [1.0, 1.0, 1.0]
 
 
 def test_scores_are_rewards_as_they_are_without_a_threshold() -> None:

@@ -61,6 +61,14 @@ class PartsTokenizer(CharTokenizer):
         return super().written(texts, opens_answer=opens_answer)
 
 
+class OpensThought(CharTokenizer):
+    """A chat template that begins the assistant's turn inside of a thought."""
+
+    def written(self, conversation: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
+        turns = super().written(conversation, opens_answer=opens_answer)
+        return turns + "<think>\n" * opens_answer
+
+
 def task(
     data: dict[str, Any] | None = None, *, samples: int = 2, prompt_index: int = 7
 ) -> RolloutTask:

@@ -23,17 +23,15 @@ from offbeat.environments.factory import (
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions, NoChatTemplate
 from offbeat.environments.prompt_files import PromptFileError
 from offbeat.messages.groups import Prompt
-from tests.support.environment_fakes import CharTokenizer, PartsTokenizer, result, task
+from tests.support.environment_fakes import (
+    CharTokenizer,
+    OpensThought,
+    PartsTokenizer,
+    result,
+    task,
+)
 
 ROW = {"question": "A box of 6 rows of 12?", "answer": "6 * 12 = 72\n#### 72"}
-
-
-class OpensThought(CharTokenizer):
-    """A chat template that begins the assistant's turn inside of a thought."""
-
-    def written(self, conversation: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
-        turns = super().written(conversation, opens_answer=opens_answer)
-        return turns + "<think>\n" * opens_answer
 
 
 class NoTemplate(CharTokenizer):
