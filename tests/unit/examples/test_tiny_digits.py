@@ -10,6 +10,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from offbeat.environments.digit_pictures import SIDE, picture
 
+pytest.importorskip("PIL", reason="the extra vision is not installed")
+
 ROOT = Path(__file__).parents[3]
 DIRECTORY = ROOT / "models/tiny-digits"
 MAKE_MODEL = runpy.run_path(str(ROOT / "examples/tiny_digits/make_model.py"))
