@@ -5,10 +5,11 @@ memory.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
@@ -19,6 +20,9 @@ _LENGTH_BYTES: Final = 8
 _FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _DTYPES: Final = _FLOATS | {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _HEAD: Final = "lm_head.weight"
+_PREFIX: Final = r"(?:model\.|language_model\.)*"
+_LAYER: Final = re.compile(_PREFIX + r"layers\.(\d+)\..+")
+_NAMED_DRAFT: Final = re.compile(_PREFIX + r"mtp[._].+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,9 @@ class Coverage:
     tensors: Mapping[str, tuple[tuple[int, ...], str]]
     dtype: str  # type that the engine computes in
     tied: bool  # whether the output head is the embedding
+    # Tensors that only a drafter of speculative decoding reads: no trainer has them, and no release
+    # needs them
+    drafts: frozenset[str] = frozenset()
 
     def check(self, epoch: int, manifest: Manifest) -> None:
         """Raise unless a manifest covers the model.
@@ -37,7 +44,7 @@ class Coverage:
             TransferRefused: A tensor is of another shape or type than the engine's.
         """
         names = {spec.name for spec in manifest.tensors}
-        optional = {_HEAD} if self.tied else set[str]()
+        optional = self.drafts | ({_HEAD} if self.tied else set[str]())
         missing = sorted(self.tensors.keys() - names - optional)
         unknown = sorted(names - self.tensors.keys() - optional)
         if missing or unknown:
@@ -77,4 +84,23 @@ def coverage_of(
         metas = ((name, shape, kind) for name, (shape, kind) in tensors.items())
         policy = WirePolicy(quantize=quantize)
         tensors = {each.name: (each.shape, each.dtype) for each in wire_metas(metas, policy)}
-    return Coverage(tensors, dtype, tied=bool(settings.get("tie_word_embeddings", False)))
+    drafts = frozenset(_draft_names(tensors, settings))
+    return Coverage(tensors, dtype, bool(settings.get("tie_word_embeddings", False)), drafts)
+
+
+def _draft_names(names: Iterable[str], settings: Mapping[str, object]) -> Iterator[str]:
+    """Yield the names of the tensors that predict further tokens (MTP), as vLLM leaves them out.
+
+    They are the layers behind the last one of the model, as in GLM-4.5 and DeepSeek-V3, or have a
+    name of their own, as in Qwen3-Next.
+    """
+    text = settings.get("text_config")
+    sizes = cast("Mapping[str, object]", text if isinstance(text, Mapping) else settings)
+    layers, more = sizes.get("num_hidden_layers"), sizes.get("num_nextn_predict_layers")
+    behind = (
+        range(layers, layers + more) if isinstance(layers, int) and isinstance(more, int) else ()
+    )
+    for name in names:
+        found = _LAYER.fullmatch(name)
+        if _NAMED_DRAFT.fullmatch(name) or (found is not None and int(found[1]) in behind):
+            yield name
