@@ -188,7 +188,7 @@ class RunStory:
         self.rows, skipped = logged_rows(self.run_dir, self.told)
         if skipped:
             self.problems.append(
-                f"{skipped} files of rollouts/ were left out: damaged or too large"
+                f"{skipped} files of rollouts/ were left out: damaged, or too large together"
             )
         model = self.config.get("model.path")
         self.text: TokenText = token_text(self.run_dir, str(model or ""))

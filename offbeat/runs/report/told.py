@@ -28,6 +28,8 @@ from offbeat.runs.report.limits import (
     regular_bytes,
 )
 
+_GROUP: Final = "prompt_index"  # the first column of a file
+_ANY: Final = 2**63 - 1
 _COLUMNS: Final = (
     *("prompt_index", "attempt", "sample", "prompt", "prompt_ids", "response_ids"),
     *("prompt_row", "pictures"),
@@ -74,27 +76,64 @@ def token_text(run_dir: Path, model_path: str) -> TokenText:
     return TokenText(None)
 
 
-def logged_rows(run_dir: Path, groups: Iterable[int]) -> tuple[LoggedGroups, int]:
+def logged_rows(
+    run_dir: Path, groups: Iterable[int], most_bytes: int = ROLLOUT_BYTES
+) -> tuple[LoggedGroups, int]:
     """Return the logged rows of these groups, and the number of files that were left out.
 
-    A file that is damaged, or larger than any that a run writes, is left out.
+    Only files that may have one of the groups are read, those of the newest groups first. One that
+    is damaged, or larger than any that a run writes, is left out; so are the last of those that
+    together have more than ``most_bytes``.
     """
     wanted = np.array(sorted(groups), dtype=np.int64)
     rows = dict[tuple[int, int], dict[int, list[Row]]]()
-    left, skipped = ROLLOUT_BYTES, 0
-    for path in sorted((run_dir / "rollouts").glob("*.parquet")) if len(wanted) else ():
+    found, skipped = _files_with(run_dir, wanted)
+    left = most_bytes
+    for path in found:
         try:
-            regular_bytes(path)
             with pq.ParquetFile(path) as file:
                 left -= _decompressed_bytes(file, path, min(left, ROLLOUT_FILE_BYTES))
-                found = list(_selected(file, wanted))
-        except (OSError, KeyError, pa.ArrowException, FileTooLarge, NoRegularFile):
+                selected = list(_selected(file, wanted))
+        except (OSError, KeyError, pa.ArrowException, FileTooLarge):
             skipped += 1
             continue
-        for row in found:
+        for row in selected:
             by_sample = rows.setdefault((row["prompt_index"], row["attempt"]), {})
             by_sample.setdefault(row["sample"], []).append(row)
     return rows, skipped
+
+
+def _files_with(run_dir: Path, wanted: NDArray[np.int64]) -> tuple[list[Path], int]:
+    """Return the files that may have a wanted group, that of the newest groups first.
+
+    By their tables of contents; the second value is the number of files that have none.
+    """
+    found, damaged = list[tuple[int, Path]](), 0
+    for path in sorted((run_dir / "rollouts").glob("*.parquet")) if len(wanted) else ():
+        try:
+            regular_bytes(path)
+            lowest, highest = _range_of(pq.read_metadata(path))
+        except (OSError, pa.ArrowException, NoRegularFile):
+            damaged += 1
+            continue
+        first = np.searchsorted(wanted, lowest)
+        if first < len(wanted) and wanted[first] <= highest:
+            found.append((highest, path))
+    return [path for _, path in sorted(found, reverse=True)], damaged
+
+
+def _range_of(contents: pq.FileMetaData) -> tuple[int, int]:
+    """Return the lowest and the highest group of a file; of one that does not say so, any."""
+    lows, highs = list[int](), list[int]()
+    for part in map(contents.row_group, range(contents.num_row_groups)):
+        column = part.column(0) if part.num_columns else None
+        is_known = column is not None and column.path_in_schema == _GROUP
+        known = column.statistics if is_known else None
+        if known is None or not known.has_min_max or not isinstance(known.min, int):
+            return 0, _ANY
+        lows.append(known.min)
+        highs.append(known.max)
+    return min(lows, default=0), max(highs, default=-1)
 
 
 def _decompressed_bytes(file: pq.ParquetFile, path: Path, limit: int) -> int:

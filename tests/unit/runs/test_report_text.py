@@ -74,6 +74,26 @@ def test_another_attempt_and_a_group_that_was_not_logged_have_no_text(tmp_path: 
     assert prompt_of(None, IDS) is None
 
 
+def test_files_without_a_told_group_take_no_room_and_the_newest_groups_come_first(
+    tmp_path: Path,
+) -> None:
+    for number in range(6):
+        path = logged(tmp_path, receipt(number, 1, 7), [[1] * 5, [2] * 9])
+    contents = pq.read_metadata(path)
+    room = 2 * contents.row_group(0).total_byte_size
+    found, left_out = logged_rows(tmp_path, [1, 3, 5], most_bytes=room)
+    assert ({group for group, _ in found}, left_out) == ({3, 5}, 1)
+    found, left_out = logged_rows(tmp_path, [1, 3], most_bytes=room)
+    assert ({group for group, _ in found}, left_out) == ({1, 3}, 0)
+
+
+def test_a_file_that_does_not_say_which_groups_it_has_is_read(tmp_path: Path) -> None:
+    path = logged(tmp_path, receipt(3, 1, 7), [[1] * 5, [2] * 9])
+    pq.write_table(pq.read_table(path), path, write_statistics=False)
+    found, left_out = logged_rows(tmp_path, [3])
+    assert (list(found), left_out) == ([(3, 1)], 0)
+
+
 def test_a_long_response_is_cut_and_says_so(tmp_path: Path) -> None:
     made = replace(receipt(3, 1, 0), version_spans=(((0, 3000), (1, 3000)), ((0, 1),)))
     logged(tmp_path, made, [list(range(6000)), [1]])
