@@ -106,6 +106,7 @@ def run_facts(story: RunStory, *, full: bool, thinning: int = 1) -> Facts:
         timeline.all_incidents(),
         timeline.end_s,
         () if status is None else status.waits,
+        timeline.counts,
     )
     facts["verdict"] = msgspec.to_builtins(verdict)
     if full:

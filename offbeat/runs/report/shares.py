@@ -26,11 +26,11 @@ def _time_since(moments: Floats, edges: Floats) -> Floats:
     return edges * before - sums[before]
 
 
-def merged(spans: Spans) -> list[tuple[float, float]]:
-    """Return the union of spans as disjoint spans, ascending."""
+def merged(spans: Spans, gap_s: float = 0.0) -> list[tuple[float, float]]:
+    """Return the union of spans as disjoint spans, ascending; gaps up to ``gap_s`` are closed."""
     union = list[tuple[float, float]]()
     for start, end in sorted(spans):
-        if union and start <= union[-1][1]:
+        if union and start <= union[-1][1] + gap_s:
             union[-1] = (union[-1][0], max(union[-1][1], end))
         else:
             union.append((start, end))

@@ -1,7 +1,8 @@
 """Time line of a run from the parts of its journal: lanes, incidents, attributed time."""
 
 import enum
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -29,9 +30,13 @@ CONTROLLER: Final = "controller"
 TRAINER: Final = "trainer"
 SYNC: Final = "weight sync"
 INTERVALS: Final = 600  # of a lane; a screen is hardly wider
+_DRAWN: Final = (
+    2 * INTERVALS
+)  # gaps between two losses that are shorter than such a part are not drawn
 STACK_INTERVALS: Final = 150  # of the attributed time, which changes from step to step
 
 _QUIET_MEDIANS: Final = 4  # of the longest pause between two records in a step
+_CLOSE_S: Final = 0.1  # a pause may begin or end a little outside of the loss that explains it
 _LISTED_INCIDENTS: Final = 500
 _LONGEST_DETAIL: Final = 600  # characters
 
@@ -102,9 +107,9 @@ class Timeline:
         self._parts = parts
         self.began_unix_s = parts[0].began_unix_s if parts else 0.0
         self.end_s = parts[-1].ended_unix_s - self.began_unix_s if parts else 0.0
-        self.incidents = list[Incident]()
-        self.dropped_incidents = sum(part.quiet_left_out for part in parts)
-        """Incidents and quiet spells beyond those listed."""
+        self.counts = Counter[IncidentKind]()
+        """Number of all incidents and quiet spells by kind, however many are listed."""
+        self._newest = deque[Incident](maxlen=_LISTED_INCIDENTS)
         self.engines = sorted({engine for part in parts for engine in _engines(part)})
         """Every engine that served weights or was sent a group."""
         self._version = 0  # the trainer's, before the event
@@ -119,8 +124,10 @@ class Timeline:
             for rare in part.rare:
                 self._version = rare.version
                 self._take(rare.event, *map(self._since_began, _times(rare)))
-        pauses = [steps_of(part)[:, PAUSE] for part in parts]
-        self._pauses = np.concatenate(pauses) if pauses else np.zeros(0)
+        self.quiet_after_s = _quiet_after_s(parts)
+        """Length beyond which a pause without any record counts as a quiet spell."""
+        self._spells = self._quiet_spells()
+        self.counts[IncidentKind.QUIET] += len(self._spells)
 
     def _since_began(self, unix_s: float) -> float:
         return max(0.0, unix_s - self.began_unix_s)
@@ -147,7 +154,9 @@ class Timeline:
             case Retired():
                 lost = self._lost.get(event.engine)
                 if lost is not None:
+                    self.counts[lost.what] -= 1
                     lost.what = IncidentKind.ENGINE_RETIRED
+                    self.counts[lost.what] += 1
             case TrainerReplaced():
                 self._gone(
                     TRAINER,
@@ -214,42 +223,53 @@ class Timeline:
 
     def _add(self, incident: Incident) -> None:
         incident.detail = incident.detail[:_LONGEST_DETAIL]
-        if len(self.incidents) < _LISTED_INCIDENTS:
-            self.incidents.append(incident)
-        else:
-            self.dropped_incidents += 1
+        self._newest.append(incident)
+        self.counts[incident.what] += 1
 
-    # --- results ---------------------------------------------------------------------------------
-
-    @property
-    def quiet_after_s(self) -> float:
-        """Return the length beyond which a pause without any record counts as a quiet spell."""
-        known = self._pauses[np.isfinite(self._pauses)]
-        median = float(np.median(known)) if len(known) else 0.0
-        return max(QUIET_S, _QUIET_MEDIANS * median)
-
-    def all_incidents(self) -> list[Incident]:
-        """Return incidents and quiet spells, ascending.
-
-        A pause while a trainer or a controller was gone is explained by that.
-        """
-        known = [span for lane in (TRAINER, CONTROLLER) for span in self._spans_down(lane)]
-        candidates = [
+    def _quiet_spells(self) -> list[Incident]:
+        """Return the quiet spells, but those that the loss of a trainer or a controller explains."""
+        known = [self._spans_down(lane) for lane in (TRAINER, CONTROLLER)]
+        pauses = [
             (self._since_began(start), self._since_began(end), version)
             for part in self._parts
             for start, end, version in part.quiet
         ]
-        spells = [
+        return [
             Incident(
                 start, version, IncidentKind.QUIET, "all", f"no record for {end - start:.1f} s", end
             )
-            for start, end, version in candidates
+            for start, end, version in pauses
             if end - start > self.quiet_after_s
-            and not any(a <= start + 0.1 and end <= b + 0.1 for a, b in known)
+            and not any(_lies_in(spans, start, end) for spans in known)
         ]
-        longest = sorted(spells, key=lambda spell: spell.at_s - (spell.back_s or 0.0))
-        listed = longest[:_LISTED_INCIDENTS]
-        return sorted([*self.incidents, *listed], key=lambda incident: incident.at_s)
+
+    # --- results ---------------------------------------------------------------------------------
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """Return the incidents that are listed: the newest, and those that are not over, ascending."""
+        older = [lost for lost in self._lost.values() if lost not in self._newest]
+        return [*sorted(older, key=lambda lost: lost.at_s), *self._newest]
+
+    @property
+    def left_out(self) -> int:
+        """Return the number of incidents and quiet spells beyond those listed.
+
+        A part of the journal keeps its longest pauses: if each of them is a spell, those that it
+        does not keep are counted as spells too.
+        """
+        full = (
+            part.quiet_left_out
+            for part in self._parts
+            if part.quiet and min(end - start for start, end, _ in part.quiet) > self.quiet_after_s
+        )
+        return self.counts.total() + sum(full) - len(self.all_incidents())
+
+    def all_incidents(self) -> list[Incident]:
+        """Return the listed incidents and the longest quiet spells, ascending."""
+        longest = sorted(self._spells, key=lambda spell: spell.at_s - (spell.back_s or 0.0))
+        listed = [*self.incidents, *longest[:_LISTED_INCIDENTS]]
+        return sorted(listed, key=lambda incident: incident.at_s)
 
     def _spans_down(self, lane: str) -> list[tuple[float, float]]:
         still = [(lost.at_s, self.end_s) for who, lost in self._lost.items() if who == lane]
@@ -310,19 +330,38 @@ class Timeline:
             "end_s": self.end_s,
             "quiet_after_s": self.quiet_after_s,
             "lanes": [
-                {"name": lane.name, "busy": as_bytes(lane.busy), "down": lane.down}
+                {
+                    "name": lane.name,
+                    "busy": as_bytes(lane.busy),
+                    "down": merged(lane.down, self.end_s / _DRAWN),
+                }
                 for lane in self.lanes()
             ],
             "incidents": [
                 msgspec.structs.asdict(each) | {"is_down": each.is_down}
                 for each in self.all_incidents()
             ],
-            "incidents_left_out": self.dropped_incidents,
+            "incidents_left_out": self.left_out,
             "attribution": {
                 who: [{"name": name, "share": as_bytes(share)} for name, share in shares.items()]
                 for who, shares in self.attribution().items()
             },
         }
+
+
+def _quiet_after_s(parts: Sequence[Aggregates]) -> float:
+    """Return the length of a quiet spell: of a multiple of the median of each step's longest pause."""
+    pauses = [steps_of(part)[:, PAUSE] for part in parts]
+    known = np.concatenate(pauses) if pauses else np.zeros(0)
+    known = known[np.isfinite(known)]
+    median = float(np.median(known)) if len(known) else 0.0
+    return max(QUIET_S, _QUIET_MEDIANS * median)
+
+
+def _lies_in(spans: Sequence[tuple[float, float]], start_s: float, end_s: float) -> bool:
+    """Return whether one of disjoint, ascending spans covers a pause."""
+    before = bisect_right(spans, (start_s + _CLOSE_S, float("inf")))
+    return before > 0 and end_s <= spans[before - 1][1] + _CLOSE_S
 
 
 def _engines(part: Aggregates) -> set[str]:

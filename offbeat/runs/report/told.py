@@ -122,13 +122,14 @@ def _files_with(run_dir: Path, wanted: NDArray[np.int64]) -> tuple[list[Path], i
     return [path for _, path in sorted(found, reverse=True)], damaged
 
 
-def _range_of(contents: pq.FileMetaData) -> tuple[int, int]:
+def _range_of(contents: Any) -> tuple[int, int]:  # noqa: ANN401 -- of pyarrow
     """Return the lowest and the highest group of a file; of one that does not say so, any."""
     lows, highs = list[int](), list[int]()
     for part in map(contents.row_group, range(contents.num_row_groups)):
-        column = part.column(0) if part.num_columns else None
-        is_known = column is not None and column.path_in_schema == _GROUP
-        known = column.statistics if is_known else None
+        if not part.num_columns:
+            continue
+        column = part.column(0)
+        known = column.statistics if column.path_in_schema == _GROUP else None
         if known is None or not known.has_min_max or not isinstance(known.min, int):
             return 0, _ANY
         lows.append(known.min)

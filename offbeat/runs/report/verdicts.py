@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from offbeat.runs.report.timeline import Incident
+from offbeat.runs.report.timeline import Incident, IncidentKind
 from offbeat.telemetry.status import NamedWait
 from offbeat.telemetry.summary import Summary
 from offbeat.telemetry.time_accounting import Bottleneck
@@ -57,15 +57,18 @@ def verdict_of(
     incidents: list[Incident],
     end_s: float,
     waits: Sequence[NamedWait] = (),
+    counts: Counter[IncidentKind] | None = None,
 ) -> Verdict:
     """Return what the page says first. Tuning advice is given to a healthy run only.
 
-    ``waits`` are those in progress of a run that is alive.
+    ``waits`` are those in progress of a run that is alive; ``counts`` of all incidents, where
+    ``incidents`` are some of them.
     """
+    counts = Counter(each.what for each in incidents) if counts is None else counts
     tone: Tone = {"finished": "good", "failed": "bad", "running": ""}.get(state, "warn")  # pyright: ignore[reportAssignmentType]
     return Verdict(
         state, tone, _headline(state, summary), _alarm(waits) or _advice(state, summary, incidents),
-        list(_cards(state, summary, bound, incidents, end_s)),
+        list(_cards(state, summary, bound, counts, end_s)),
     )  # fmt: skip
 
 
@@ -111,15 +114,14 @@ def _advice(state: State, summary: Summary, incidents: list[Incident]) -> str:
 
 
 def _cards(
-    state: State, summary: Summary, bound: int | None, incidents: list[Incident], end_s: float
+    state: State, summary: Summary, bound: int | None, counts: Counter[IncidentKind], end_s: float
 ) -> list[Card]:
     groups, dropped = summary.groups, sum(summary.groups.dropped.values())
     outstanding = groups.admitted + groups.in_flight + groups.ready + groups.training
     by_reason = ", ".join(f"{label} {count:,}" for label, count in sorted(groups.dropped.items()))
     adds_up = groups.drawn == groups.trained + dropped + outstanding
     kept = bound is None or summary.max_staleness_trained <= bound
-    broken = [each for each in incidents if each.what.is_failure]
-    kinds = Counter(each.what.value for each in incidents)
+    broken = sum(count for kind, count in counts.items() if kind.is_failure)
     return [
         Card("reward", _from_to(summary.reward_first, summary.reward_last), "means of the first and the last 20 steps"),
         Card("samples trained", f"{_whole(summary.samples_per_s)}/s",
@@ -133,8 +135,8 @@ def _cards(
              f"{groups.drawn:,} drawn = {groups.trained:,} trained + {dropped:,} dropped + {outstanding:,} outstanding"
              + (f" ({by_reason})" if by_reason else ""),
              "bad" if not adds_up else "warn" if dropped else ""),
-        Card("incidents", f"{len(broken)}",
-             ", ".join(f"{what} {count}" for what, count in kinds.most_common())
+        Card("incidents", f"{broken:,}",
+             ", ".join(f"{what.value} {count:,}" for what, count in counts.most_common() if count)
             or ("none" if state != "running" else "none so far"),
             "warn" if broken else "good"),
     ]  # fmt: skip

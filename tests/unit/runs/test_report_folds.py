@@ -121,6 +121,42 @@ def applied(step: int) -> StepApplied:
     return StepApplied(step, 1, step, (step,), step, samples=2, reward=0.5, staleness=((1, 2),))
 
 
+def losses(engine: str, count: int, *, first_s: float = 2.0) -> list[tuple[float, AnyEvent]]:
+    """An engine that is lost and back ``count`` times, every two seconds."""
+    pairs = (
+        [(at_s, EngineLost(engine, "killed")), (at_s + 1.0, served(engine))]
+        for at_s in (first_s + 2.0 * number for number in range(count))
+    )
+    return [event for pair in pairs for event in pair]
+
+
+def test_of_very_many_incidents_the_newest_are_listed_and_all_are_counted() -> None:
+    timeline = timeline_of(
+        (0.0, opened()), (1.0, served()), (1.0, served("generator-1")),
+        (1.5, EngineLost("generator-1", "it never came back")), *losses("generator-0", 700),
+    )  # fmt: skip
+    listed = [each for each in timeline.all_incidents() if each.what is IncidentKind.ENGINE_LOST]
+    assert (listed[0].who, listed[0].is_down) == ("generator-1", True)
+    assert listed[-1].at_s == 2.0 + 2.0 * 699
+    assert len(listed) == 501
+    assert timeline.counts[IncidentKind.ENGINE_LOST] == 701
+    assert timeline.left_out == 200
+
+
+def test_a_lane_has_no_more_stretches_than_can_be_drawn() -> None:
+    timeline = timeline_of((0.0, opened()), (1.0, served()), *losses("generator-0", 5000))
+    lanes = {lane["name"]: lane["down"] for lane in timeline.to_facts()["lanes"]}
+    assert 0 < len(lanes["generator-0"]) <= 1200
+
+
+def test_the_length_of_a_quiet_spell_is_counted_once_for_all_pauses() -> None:
+    steps = [(9.0 + 0.1 * number, applied(1 + number)) for number in range(5)]
+    timeline = timeline_of((0.0, opened()), (1.0, served()), *steps)
+    (spell,) = [each for each in timeline.all_incidents() if each.what is IncidentKind.QUIET]
+    assert (spell.at_s, spell.back_s) == (1.0, 9.0)
+    assert timeline.quiet_after_s is timeline.quiet_after_s, "it is the median of all steps"
+
+
 def test_an_engine_is_down_from_its_loss_until_it_serves_again() -> None:
     timeline = timeline_of(
         (0.0, opened()),
