@@ -93,7 +93,7 @@ class CallBatcher(Generic[Q, A]):
         self._flush_is_due = False
         requests, self._requests = self._requests, []
         cancelled, self._cancelled = self._cancelled, []
-        if requests or cancelled or self._owed(self._next_id):
+        if requests or cancelled or self._is_owed(self._next_id):
             alone = all(exchange.done() for exchange in self._exchanges)
             task = asyncio.ensure_future(
                 self._carry(requests, cancelled, self._next_id, alone=alone)
@@ -117,7 +117,7 @@ class CallBatcher(Generic[Q, A]):
             return
         for answer in answers:
             self._deliver(answer)
-        if self._newest is not asyncio.current_task() or not self._owed(before):
+        if self._newest is not asyncio.current_task() or not self._is_owed(before):
             return
         if answers or not alone:
             self._flush_soon()
@@ -139,6 +139,10 @@ class CallBatcher(Generic[Q, A]):
         for id_ in self._owed(before):
             self._open[id_].set_exception(failure)
             self._cancelled.append(id_)
+
+    def _is_owed(self, before: int) -> bool:
+        """Return whether a call with an id below ``before`` waits: as a rule the oldest one."""
+        return any(id_ < before and not answer.done() for id_, answer in self._open.items())
 
     def _owed(self, before: int) -> list[int]:
         return [id_ for id_, answer in self._open.items() if id_ < before and not answer.done()]

@@ -1,8 +1,13 @@
 """CPU seconds that the processes of a run took in a step: unlike wall time, no load lengthens them."""
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from offbeat.controller.engine_record import EngineRecord
+
+_REMEMBERED: Final = (
+    8192  # processes of workers, more than live at once; each restart is another one
+)
 
 
 class CpuSeconds:
@@ -15,12 +20,22 @@ class CpuSeconds:
     def __init__(self, own: Callable[[], float]) -> None:
         """``own`` returns the CPU seconds of this process since its start."""
         self._own = own
-        self._of_workers = dict[str, float]()  # by process
+        self._of_workers = dict[str, float]()  # by process, the one that reported longest ago first
+        self._workers_s = 0.0  # of all processes
         self._before: dict[str, float] | None = None
+
+    @property
+    def processes(self) -> int:
+        """Return the number of processes of workers that are remembered."""
+        return len(self._of_workers)
 
     def worker_reported(self, process: str, cpu_s: float) -> None:
         """Take the CPU seconds of a worker's process; a report may be late."""
-        self._of_workers[process] = max(cpu_s, self._of_workers.get(process, 0.0))
+        before = self._of_workers.pop(process, 0.0)
+        self._of_workers[process] = max(cpu_s, before)
+        self._workers_s += max(0.0, cpu_s - before)
+        if len(self._of_workers) > _REMEMBERED:
+            del self._of_workers[next(iter(self._of_workers))]
 
     def lap(self, engines: Iterable[EngineRecord]) -> dict[str, float]:
         """Return metrics of the seconds since the last call; of the first one, nothing.
@@ -29,7 +44,7 @@ class CpuSeconds:
         """
         totals = {
             "cpu/controller_s": self._own(),
-            "cpu/workers_s": sum(self._of_workers.values()),
+            "cpu/workers_s": self._workers_s,
             "cpu/engines_s": sum(engine.cpu_s for engine in engines),
         }
         before, self._before = self._before, totals

@@ -4,6 +4,7 @@ It is folded from the journal, so a killed controller loses nothing that was rec
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -17,6 +18,8 @@ from offbeat.controller.events import (
 )
 from offbeat.messages.failures import Component
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fractions, verdict
+
+_FORMER_KEPT: Final = 64  # former processes of workers whose calls are remembered one by one
 
 
 class RunCosts(msgspec.Struct):
@@ -41,7 +44,10 @@ class RunCosts(msgspec.Struct):
     reward_calls: int = 0
     """Calls of reward functions, over all workers and incarnations."""
     reward_calls_of: dict[str, int] = {}
-    """Calls of each process of a worker since the run was last started or resumed."""
+    """Calls of each process of a worker since the run was last started or resumed.
+
+    Of those that others took the place of, only the newest: a report of one may be late.
+    """
     worker_losses: int = 0
     """How often an environment worker was lost, whether it came back or not."""
     lost_workers: dict[str, str] = {}
@@ -70,8 +76,17 @@ class RunCosts(msgspec.Struct):
             case RewardCallsMade():
                 self.reward_calls += event.calls - self.reward_calls_of.get(event.process, 0)
                 self.reward_calls_of[event.process] = event.calls
+                if len(self.reward_calls_of) > _FORMER_KEPT + 2 * len(self.processes):
+                    self._forget_former()
             case _:
                 pass
+
+    def _forget_former(self) -> None:
+        """Forget the calls of processes that were replaced long ago; they stay counted."""
+        present = set(self.processes.values())
+        former = [each for each in self.reward_calls_of if each not in present]
+        for each in former[:-_FORMER_KEPT]:
+            del self.reward_calls_of[each]
 
     def forget_processes(self) -> None:
         """Forget all processes, because all actors are new.

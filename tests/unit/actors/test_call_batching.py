@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, ReplyBatcher
 from offbeat.messages.failures import ActorLost, FailureKind, OffbeatError, RolloutFailed
+from tests.support.counted_calls import calls_of
 from tests.support.virtual_time import run
 
 Question = tuple[str, float]
@@ -140,6 +141,27 @@ def test_a_slow_question_does_not_hold_up_a_fast_one() -> None:
         assert wire.sent == [([0, 1], []), ([], [])], "one exchange is open while one is owed"
 
     run(main())
+
+
+def test_an_answer_costs_the_same_however_many_calls_are_open() -> None:
+    async def answered_one_by_one(waiting: int, answers: int) -> None:
+        calls = CallBatcher(Wire(Callee()))
+        long = [asyncio.ensure_future(calls.call(("long", 1e6))) for _ in range(waiting)]
+        for number in range(answers):
+            await calls.call((str(number), 1.0))
+        calls.close()
+        for each in long:
+            each.cancel()
+        await asyncio.wait(long)
+
+    def hundred_answers(waiting: int) -> int:
+        few, many = (
+            calls_of(lambda answers=answers: run(answered_one_by_one(waiting, answers)))
+            for answers in (50, 150)
+        )
+        return many - few
+
+    assert hundred_answers(waiting=1000) < 1.1 * hundred_answers(waiting=10)
 
 
 def test_a_newer_exchange_takes_over_and_the_older_returns_at_once() -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from offbeat.controller.cpu_seconds import CpuSeconds
 from offbeat.controller.engine_record import EngineRecord
 from offbeat.messages.weights import EngineState
@@ -54,3 +56,13 @@ def test_a_report_of_a_worker_is_counted_in_the_step_in_which_it_came() -> None:
         return state.cpu.lap([])
 
     assert run(story())["cpu/workers_s"] == 3.0
+
+
+def test_processes_that_were_replaced_stay_counted_and_are_not_remembered_for_ever() -> None:
+    cpu = CpuSeconds(float)
+    cpu.lap([])
+    for number in range(20_000):
+        cpu.worker_reported(f"environment-0-{number}", 1.0)
+        cpu.worker_reported("environment-1-a", number / 1e3)
+    assert cpu.lap([])["cpu/workers_s"] == pytest.approx(20_000 + 19.999)
+    assert cpu.processes <= 8192
