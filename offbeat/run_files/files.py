@@ -17,6 +17,7 @@ import xxhash
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.run_files.disk import DISK
+from offbeat.run_files.line_file import append_line
 from offbeat.run_files.shared_directory import RunDirToken
 
 log = structlog.stdlib.get_logger()
@@ -71,7 +72,10 @@ class Files(Protocol):
         """Write a part of a file of ``nbytes``; the one at offset 0 comes first."""
         ...
 
-    def append(self, name: str, data: bytes) -> None: ...
+    def append(self, name: str, data: bytes) -> None:
+        """Append a line."""
+        ...
+
     def rename(self, old: str, new: str) -> None:
         """Rename an entry; an existing one of the new name is removed."""
         ...
@@ -123,8 +127,8 @@ class RunFiles:
         path = self._path(name)
         self._check_size(name, len(data), min(CHUNK_BYTES, self._free_bytes()))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
-            os.write(file, data)
+        with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
+            append_line(file, data)
 
     def rename(self, old: str, new: str) -> None:
         source, target = self._path(old), self._path(new)

@@ -7,6 +7,7 @@ import msgspec
 import structlog
 
 from offbeat.messages.fences import StepKey
+from offbeat.run_files.line_file import LineFile
 from offbeat.run_files.sharing import WriteLocation
 
 log = structlog.stdlib.get_logger()
@@ -17,7 +18,8 @@ class TrainedLog:
 
     It has a line ``{"step", "attempt", "version", "prompt_indices"}`` per applied step, and
     ``{"restored": version}`` per rewind: what was trained for later versions before such a line is
-    undone.
+    undone. A line that the disk refuses is missing, with a warning: the step has been applied, or
+    the trainer restored, nevertheless.
     """
 
     def __init__(self, append: Callable[[bytes], object], close: Callable[[], None]) -> None:
@@ -33,22 +35,16 @@ class TrainedLog:
         self._write({"restored": version})
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._append(msgspec.json.encode(record) + b"\n")
+        try:
+            self._append(msgspec.json.encode(record) + b"\n")
+        except OSError as error:
+            log.warning("trained.not_logged", error=str(error))
 
 
 def trained_log(place: WriteLocation) -> TrainedLog:
     """Create the log of rank 0. It is in the run directory, wherever this process runs."""
     name, files = "trained-rank0.jsonl", place.files
     if files is None:
-        path = place.directory / "logs" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab", buffering=0)
-        return TrainedLog(file.write, file.close)
-
-    def append(line: bytes) -> None:
-        try:
-            files.append(f"logs/{name}", line)
-        except OSError as error:  # the step has been applied nevertheless
-            log.warning("trained.not_logged", error=str(error))
-
-    return TrainedLog(append, lambda: None)
+        file = LineFile(place.directory / "logs" / name)
+        return TrainedLog(file.append, file.close)
+    return TrainedLog(lambda line: files.append(f"logs/{name}", line), lambda: None)

@@ -124,6 +124,17 @@ def step(
     return actor.finish_train_step(FENCE, key.next())
 
 
+def test_a_full_disk_under_the_log_of_what_was_trained_fails_no_step_and_no_restore(
+    trainer: Breakable, tmp_path: Path
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trained-rank0.jsonl").symlink_to("/dev/full")
+    actor = actor_of(trainer, tmp_path)
+    assert step(actor, 1, (0, 1)).applied
+    assert actor.restore(FENCE, 0).version == 0
+    actor.close()
+
+
 def test_each_applied_step_is_one_line_with_its_groups(
     actor: TrainerActor, trained: Trained
 ) -> None:

@@ -95,6 +95,24 @@ def test_a_write_that_broke_in_the_middle_is_made_good_by_the_next(tmp_path: Pat
     assert [each.step for each in read_metrics(path)] == [1, 2]
 
 
+def test_two_controllers_that_both_believe_they_write_lose_and_tear_no_record(
+    tmp_path: Path,
+) -> None:
+    """One was frozen, and writes what it had at hand after the next one has begun."""
+    path = tmp_path / "metrics.jsonl"
+    frozen, following = JsonlSink(path), JsonlSink(path)
+    frozen.open()
+    frozen.write(record(1, reward=0.1))
+    following.open()
+    following.write(record(2, reward=0.2))
+    following.write(record(3, reward=0.3))
+    frozen.write(record(2))
+    following.write(record(4, reward=0.4))
+    assert [each.step for each in read_metrics(path)] == [1, 2, 3, 2, 4]
+    frozen.close()
+    following.close()
+
+
 def test_closing_what_never_opened_is_fine(tmp_path: Path) -> None:
     JsonlSink(tmp_path / "metrics.jsonl").close()
     with pytest.raises(ValueError, match="not open"):

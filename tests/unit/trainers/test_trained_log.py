@@ -34,11 +34,16 @@ def test_each_step_and_restore_is_a_line_in_the_run_directory(
     assert [json.loads(line) for line in lines] == [STEP, {"restored": 1}] * 2
 
 
-def test_a_line_that_cannot_be_written_elsewhere_is_warned_of_and_fails_no_applied_step(
-    tmp_path: Path,
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_line_that_cannot_be_written_is_warned_of_and_fails_no_applied_step(
+    tmp_path: Path, *, is_remote: bool
 ) -> None:
-    log = trained_log(WriteLocation(tmp_path / "own", FullDisk(tmp_path)))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trained-rank0.jsonl").symlink_to("/dev/full")
+    place = WriteLocation(tmp_path, FullDisk(tmp_path) if is_remote else None)
+    log = trained_log(place)
     with capture_logs() as events:
         log.trained(StepKey(3, 2, 9), 3, [7, 5])
-    assert [each["event"] for each in events] == ["trained.not_logged"]
-    assert "no space left" in events[0]["error"]
+        log.restored(1)
+    assert [each["event"] for each in events] == ["trained.not_logged"] * 2
+    assert "no space left" in events[0]["error"].lower()
