@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from types import TracebackType
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from offbeat.environments.episode_mark import EpisodeMark
-from offbeat.environments.exits import exits_as_errors
+from offbeat.environments.exits import ContainedCoroutine
 
 T = TypeVar("T")
 _NONE: Final = 0
@@ -57,39 +57,18 @@ class EpisodeTasks:
         await asyncio.gather(*left, return_exceptions=True)
 
 
-class _Marked(Coroutine[Any, Any, T]):
-    """A coroutine that marks its episode while it executes."""
+class _Marked(ContainedCoroutine[T]):
+    """A contained coroutine that marks its episode while it executes."""
 
     def __init__(self, inner: Coroutine[Any, Any, T], mark: EpisodeMark, number: int) -> None:
-        self._inner, self._mark, self._number = inner, mark, number
-        self.__name__ = getattr(inner, "__name__", type(inner).__name__)
-        self.__qualname__ = getattr(inner, "__qualname__", self.__name__)
+        super().__init__(inner)
+        self._mark, self._number = mark, number
 
-    def send(self, value: Any, /) -> Any:  # noqa: ANN401 - whatever the coroutine yields
+    @contextmanager
+    def _executing(self) -> Generator[None]:
         self._mark.number = self._number
         try:
-            with exits_as_errors():
-                return self._inner.send(value)
+            with super()._executing():
+                yield
         finally:
             self._mark.number = _NONE
-
-    def throw(
-        self,
-        typ: type[BaseException] | BaseException,
-        val: BaseException | object = None,
-        tb: TracebackType | None = None,
-        /,
-    ) -> Any:  # noqa: ANN401 - as above
-        del val, tb  # asyncio throws instances
-        self._mark.number = self._number
-        try:
-            with exits_as_errors():
-                return self._inner.throw(typ)
-        finally:
-            self._mark.number = _NONE
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        return self._inner.__await__()

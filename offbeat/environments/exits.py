@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Coroutine, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -48,7 +48,7 @@ def exits_as_errors() -> Generator[None]:
         raise ExitRaised(describe(error)) from error
 
 
-class _Contained(Coroutine[Any, Any, T]):
+class ContainedCoroutine(Coroutine[Any, Any, T]):
     """A coroutine that raises ``ExitRaised`` where the wrapped coroutine raises an exit."""
 
     def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
@@ -57,7 +57,7 @@ class _Contained(Coroutine[Any, Any, T]):
         self.__qualname__ = getattr(inner, "__qualname__", self.__name__)
 
     def send(self, value: Any, /) -> Any:  # noqa: ANN401 - whatever the coroutine yields
-        with exits_as_errors():
+        with self._executing():
             return self._inner.send(value)
 
     def throw(
@@ -68,7 +68,7 @@ class _Contained(Coroutine[Any, Any, T]):
         /,
     ) -> Any:  # noqa: ANN401 - as above
         del val, tb  # asyncio throws instances
-        with exits_as_errors():
+        with self._executing():
             return self._inner.throw(typ)
 
     def close(self) -> None:
@@ -76,6 +76,10 @@ class _Contained(Coroutine[Any, Any, T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self._inner.__await__()
+
+    def _executing(self) -> AbstractContextManager[None]:
+        """Return a context in which the wrapped coroutine executes, up to its next await."""
+        return exits_as_errors()
 
 
 def contain_exits() -> None:
@@ -96,7 +100,7 @@ def _contained_task(
     coroutine: Any,  # noqa: ANN401 - a coroutine, or what a generator makes of one
     **options: Any,  # noqa: ANN401 - those of asyncio
 ) -> "asyncio.Task[Any]":
-    return asyncio.Task(_Contained(coroutine), loop=loop, **options)
+    return asyncio.Task(ContainedCoroutine(coroutine), loop=loop, **options)
 
 
 def _end_with_thread(ident: int) -> None:

@@ -125,10 +125,15 @@ def token_kinds(model: PreTrainedModel, ids_RT: Tensor) -> dict[str, Tensor]:
     return {name: (ids_RT == rules.placeholder).int()}
 
 
-def additive(model: PreTrainedModel, seen_RTT: Tensor, dtype: torch.dtype) -> Any:  # noqa: ANN401 -- a tensor, or one per kind of layer
-    """Return a mask [R, T, T] as a model takes it: one [R, 1, T, T] for all kinds of its layers."""
-    mask = torch.zeros(seen_RTT.shape, dtype=dtype, device=seen_RTT.device)
-    mask = mask.masked_fill_(~seen_RTT, torch.finfo(dtype).min)[:, None]
+def additive_mask(seen_RTT: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mask [R, 1, T, T] to add to attention scores: 0 where ``seen_RTT``, else the least."""
+    mask_RTT = torch.zeros(seen_RTT.shape, dtype=dtype, device=seen_RTT.device)
+    return mask_RTT.masked_fill_(~seen_RTT, torch.finfo(dtype).min)[:, None]
+
+
+def masks_by_kind(model: PreTrainedModel, seen_RTT: Tensor, dtype: torch.dtype) -> Any:  # noqa: ANN401 -- a tensor, or one per kind of layer
+    """Return ``additive_mask`` as a model takes it: where its layers are of several kinds, for each."""
+    mask = additive_mask(seen_RTT, dtype)
     kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None)
     return dict.fromkeys(kinds, mask) if kinds else mask
 

@@ -25,7 +25,7 @@ from offbeat.messages.media import Media
 from offbeat.model_proof.loading import load_causal_lm
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.multimodal.placing import RowSpan, placed
-from offbeat.multimodal.tower import additive, pictures_in
+from offbeat.multimodal.tower import masks_by_kind, pictures_in
 
 _NEEDED_INPUTS = (
     "input_ids",
@@ -92,7 +92,7 @@ class DecodedModel:
             if pictures is not None and pictures.blocks_K is not None:
                 seen_BPP = np.tile(np.tri(padded, dtype=np.bool_), (len(prompts), 1, 1))
                 opened_BPP = torch.from_numpy(pictures.opened(seen_BPP)).to(device)
-                further["attention_mask"] = additive(self.module, opened_BPP, self.dtype)
+                further["attention_mask"] = masks_by_kind(self.module, opened_BPP, self.dtype)
         with pictures_in(self.module, self.pictures, pictures):
             output = self.module(
                 input_ids=input_ids_BP.to(device),

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from offbeat.multimodal.canary_pictures import canary_media
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.multimodal.placing import RowSpan, blank, placed
-from offbeat.multimodal.tower import FeaturesOf, additive, features, pictures_in
+from offbeat.multimodal.tower import FeaturesOf, additive_mask, features, masks_by_kind, pictures_in
 from offbeat.trainers.batches.packing import PackedRows, visible_in
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.chunked_head import OfLogits, chunk_places, chunked_head
@@ -95,8 +95,8 @@ def _through_head(
     share = share_of(head)  # whose ranks have equal numbers of chunks
     places = chunk_places(vocabulary(model) if share is None else share.most_rows, device)
     rules, pictures = picture_rules(model.config), packed.pictures
-    computes = features_of is None and rules is not None and isinstance(model, FSDPModule)
-    if pictures is None and rules is not None and computes:
+    has_sharded_tower = features_of is None and isinstance(model, FSDPModule)
+    if pictures is None and rules is not None and has_sharded_tower:
         # All ranks gather the tower's weights and reduce its gradients, or none does.
         pictures = blank(rules)
     if plain_head and len(packed.predicts_U) > places:
@@ -130,13 +130,14 @@ def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | Non
     implementation = model.config._attn_implementation  # noqa: SLF001 -- the only place it is kept
     if opens and packed.pictures is not None:
         seen_RTT = torch.from_numpy(packed.pictures.opened(visible_in(packed))).to(device)
-        mask = additive(model, seen_RTT, dtype or model.dtype)
+        mask = masks_by_kind(model, seen_RTT, dtype or model.dtype)
     elif packed.trees and implementation == SPLIT:
         # A mask of four axes is handed on as it is; without one transformers would make a dense one.
         mask = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=device)
         further["trees"] = packed.trees
     else:
-        mask = _mask(packed, device, dtype or model.dtype)
+        seen_RTT = torch.from_numpy(visible_in(packed)).to(device)
+        mask = additive_mask(seen_RTT, dtype or model.dtype)
     further["position_ids"] = positions_RT.to(device, non_blocking=True)
     return model(input_ids=input_ids_RT, attention_mask=mask, use_cache=False, **further).logits
 
@@ -165,7 +166,7 @@ def top_logprobs(
     if pictures is not None and pictures.blocks_K is not None:
         seen_RTT = pictures.opened(np.tile(np.tri(tokens, dtype=np.bool_), (rows, 1, 1)))
         seen = torch.from_numpy(seen_RTT).to(model.device)
-        further["attention_mask"] = additive(model, seen, model.dtype)
+        further["attention_mask"] = masks_by_kind(model, seen, model.dtype)
     last_U = torch.arange(1, rows + 1, device=model.device) * tokens - 1
     try:
         given = features_of or features
@@ -205,13 +206,6 @@ def has_plain_head(model: PreTrainedModel) -> bool:
     finally:
         handle.remove()
     return torch.equal(logits[0, 0], known.to(logits.dtype))
-
-
-def _mask(packed: PackedRows, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask [R, 1, T, T]."""
-    seen_RTT = torch.from_numpy(visible_in(packed)).to(device)
-    mask_RTT = torch.zeros(seen_RTT.shape, dtype=dtype, device=device)
-    return mask_RTT.masked_fill_(~seen_RTT, torch.finfo(dtype).min)[:, None]
 
 
 @contextmanager

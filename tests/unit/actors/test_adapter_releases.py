@@ -1,57 +1,38 @@
 """Releases that hold adapters alone, on the real embedded engine."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
-from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
-from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
+from offbeat.messages.weights import WeightRelease
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.trainers.weights import TrainedWeights
-from offbeat.weight_sync import canary
 from offbeat.weight_sync.manifest import Adapter, release_digest
 from offbeat.weight_sync.source import GatheredSource
+from tests.support.engine_actors import (
+    FENCE,
+    load,
+    release_with_canary,
+    save_tiny_qwen3,
+    with_engine,
+)
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
-
-FENCE = Fence("run", 1)
-TOLERANCE = {"float32": canary.TOLERANCE_FLOAT32, "bfloat16": canary.TOLERANCE_16_BIT}
-Use = Callable[[EmbeddedEngineActor], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(path)
-    return path
+    return save_tiny_qwen3(tmp_path_factory.mktemp("tiny"))
 
 
 def trainer_of(path: Path, dtype: str = "float32", targets: tuple[str, ...] = ()) -> LoraTrainer:
@@ -86,19 +67,7 @@ def release(
     weights = holding or trainer.weights
     of = None if holding else adapter or trainer.adapter
     source = GatheredSource(weights.metas(), weights.named, 4_000, adapter=of)
-    chunks, digests = zip(*source.chunks(), strict=True)
-    asked = canary.prompts(trainer.vocabulary)
-    dtype = str(trainer.module.dtype).removeprefix("torch.")
-    made = Canary(asked, *trainer.top_logprobs(asked, canary.KEPT), TOLERANCE[dtype])
-    manifest = msgspec.structs.replace(source.manifest.sealed(digests), canary=made)
-    digest = release_digest(manifest, digests)
-    return WeightRelease(version, digest, manifest, chunks, manifest.nbytes, made)
-
-
-async def load(actor: EmbeddedEngineActor, epoch: int, new: WeightRelease) -> WeightsAck:
-    return await actor.load_weights(
-        FENCE, epoch, new.version, new.digest, new.manifest, *new.chunks
-    )
+    return release_with_canary(trainer, version, source)
 
 
 async def generate(actor: EmbeddedEngineActor, number: int) -> GenerateResult:
@@ -108,20 +77,6 @@ async def generate(actor: EmbeddedEngineActor, number: int) -> GenerateResult:
     (answer,) = await actor.exchange("worker", "life", [(number, asked)], [])
     assert answer.value is not None, answer.failure
     return answer.value
-
-
-def with_engine(path: Path, use: Use, dtype: Any = "float32") -> None:
-    async def main() -> None:
-        model = ModelConfig(path=str(path), dtype=dtype)
-        run_dir = str(path.with_name(f"{path.name}-run"))
-        spec = EngineSpec("e", model, EmbeddedGeneratorConfig(), StubConfig(), 0, run_dir)
-        actor = EmbeddedEngineActor(spec)
-        try:
-            await use(actor)
-        finally:
-            await actor.close()
-
-    asyncio.run(main())
 
 
 def trainers_logprobs(trainer: LoraTrainer, result: GenerateResult) -> np.ndarray:

@@ -1,60 +1,45 @@
 """The canary of a release on the real embedded engine, and the bugs that digests do not see."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-import msgspec
 import numpy as np
 import pytest
-import structlog
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed, EngineUnavailable
-from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
-from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
+from offbeat.messages.weights import Canary, WeightRelease
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.fingerprints import ReadBack
-from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import ModuleTarget, Receiver
 from offbeat.weight_sync.source import ModuleSource
-
-FENCE = Fence("run", 1)
-TOLERANCE = {"float32": canary.TOLERANCE_FLOAT32, "bfloat16": canary.TOLERANCE_16_BIT}
+from tests.support.engine_actors import (
+    FENCE,
+    TOLERANCE,
+    load,
+    release_with_canary,
+    save_tiny_qwen3,
+    with_engine,
+)
 
 
 @pytest.fixture(scope="session")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose output head is its embedding."""
-    path = tmp_path_factory.mktemp("tied")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(path)
-    return path
+    return save_tiny_qwen3(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
 
 
 def trainer_of(path: Path, dtype: str = "float32") -> TorchTrainer:
@@ -75,19 +60,7 @@ def train(trainer: TorchTrainer, seed: int, scale: float = 0.05) -> None:
 def release(trainer: TorchTrainer, version: int) -> WeightRelease:
     """What a trainer's rank publishes."""
     source = ModuleSource(trainer.module, chunk_bytes=200_000)
-    chunks, digests = zip(*source.chunks(), strict=True)
-    asked = canary.prompts(trainer.vocabulary)
-    dtype = str(trainer.module.dtype).removeprefix("torch.")
-    made = Canary(asked, *trainer.top_logprobs(asked, canary.KEPT), TOLERANCE[dtype])
-    manifest = msgspec.structs.replace(source.manifest.sealed(digests), canary=made)
-    digest = release_digest(manifest, digests)
-    return WeightRelease(version, digest, manifest, chunks, manifest.nbytes, made)
-
-
-async def load(actor: EmbeddedEngineActor, epoch: int, new: WeightRelease) -> WeightsAck:
-    return await actor.load_weights(
-        FENCE, epoch, new.version, new.digest, new.manifest, *new.chunks
-    )
+    return release_with_canary(trainer, version, source)
 
 
 async def generate(actor: EmbeddedEngineActor, id_: str, tokens: int = 4) -> GenerateResult:
@@ -157,38 +130,9 @@ class TiedHeadKeptOld(EmbeddedEngineActor):
         model.set_output_embeddings(OldHead(model.get_input_embeddings().get_parameter("weight")))
 
 
-@pytest.fixture
-def play(tied: Path, tmp_path: Path) -> Callable[..., None]:
-    def run(
-        kind: type[EmbeddedEngineActor],
-        use: Callable[[EmbeddedEngineActor], Awaitable[None]],
-        dtype: str = "float32",
-    ) -> None:
-        spec = EngineSpec(
-            name="generator-0",
-            model=ModelConfig.model_validate({"path": str(tied), "dtype": dtype}),
-            generator=EmbeddedGeneratorConfig(max_model_len=128),
-            stub=StubConfig(),
-            seed=0,
-            run_dir=str(tmp_path),
-        )
-
-        async def main() -> None:
-            actor = kind(spec)
-            try:
-                await use(actor)
-            finally:
-                await actor.close()
-                structlog.get_config()["logger_factory"]().close()  # its process would end here
-
-        asyncio.run(main())
-
-    return run
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_engine_that_computes_what_the_trainer_computes_passes_with_room_to_spare(
-    play: Callable[..., None], tied: Path, dtype: str
+    tied: Path, dtype: str
 ) -> None:
     trainer = trainer_of(tied, dtype)
 
@@ -200,14 +144,14 @@ def test_an_engine_that_computes_what_the_trainer_computes_passes_with_room_to_s
             assert (await generate(actor, f"after {version}")).version_spans[0][0][0] == version
             train(trainer, version)
 
-    play(EmbeddedEngineActor, use, dtype)
+    with_engine(tied, use, dtype)
 
 
 @pytest.mark.parametrize(
     "bug", [AdapterNeverApplied, LoaderCorruptsOneLayer, TiedHeadKeptOld], ids=lambda b: b.__name__
 )
 def test_a_bug_that_digests_do_not_see_is_caught_before_the_engine_serves(
-    play: Callable[..., None], tied: Path, bug: type[EmbeddedEngineActor]
+    tied: Path, bug: type[EmbeddedEngineActor]
 ) -> None:
     trainer = trainer_of(tied)
     train(trainer, 7)
@@ -220,11 +164,11 @@ def test_a_bug_that_digests_do_not_see_is_caught_before_the_engine_serves(
         with pytest.raises(EngineUnavailable):
             await generate(actor, "too early")
 
-    play(bug, use)
+    with_engine(tied, use, kind=bug)
 
 
 def test_samples_that_run_when_a_canary_fails_are_lost_and_a_good_sync_heals_the_engine(
-    play: Callable[..., None], tied: Path
+    tied: Path,
 ) -> None:
     trainer = trainer_of(tied)
     good = release(trainer, 0)
@@ -248,7 +192,7 @@ def test_samples_that_run_when_a_canary_fails_are_lost_and_a_good_sync_heals_the
         assert after.version_spans == (((1, len(after.token_ids)),),)
         assert np.isfinite(after.logprobs).all()
 
-    play(LoaderCorruptsOneLayer, use)
+    with_engine(tied, use, kind=LoaderCorruptsOneLayer)
 
 
 # --- the numbers ----------------------------------------------------------------------------------

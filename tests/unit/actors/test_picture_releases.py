@@ -1,42 +1,32 @@
 """A release of an image-text model reaches the vision tower of an engine, and its checks see that."""
 
-import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
-import structlog
 import torch
 from torch import nn
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed
-from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, SamplingParams
-from offbeat.messages.weights import Canary, WeightsAck
+from offbeat.messages.weights import WeightsAck
 from offbeat.multimodal.canary_pictures import canary_media, canary_prompts
 from offbeat.trainers.expert_names import AS_THEY_ARE
 from offbeat.trainers.receiver_names import names_for_module
 from offbeat.trainers.torch import TorchTrainer
-from offbeat.weight_sync import canary
-from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.source import ModuleSource
+from tests.support.engine_actors import load, release_with_canary, with_engine
 from tests.support.image_text_models import (
     logprobs_with_features_in_the_prompt_alone,
     make,
     pictures,
     prompt_with,
 )
-
-FENCE = Fence("run", 1)
 
 
 class TowerKeptOld(EmbeddedEngineActor):
@@ -80,54 +70,24 @@ def move(trainer: TorchTrainer, part: str) -> None:
             each.add_(0.1 * torch.randn_like(each))
 
 
-async def load(actor: EmbeddedEngineActor, trainer: TorchTrainer, version: int) -> WeightsAck:
+async def publish(actor: EmbeddedEngineActor, trainer: TorchTrainer, version: int) -> WeightsAck:
     source = ModuleSource(trainer.module, chunk_bytes=200_000)
-    chunks, digests = zip(*source.chunks(), strict=True)
-    asked = canary_prompts(trainer.vocabulary, trainer.picture_rules)
-    answers = trainer.top_logprobs(asked, canary.KEPT)
-    made = Canary(asked, *answers, canary.TOLERANCE_FLOAT32)
-    manifest = msgspec.structs.replace(source.manifest.sealed(digests), canary=made)
-    digest = release_digest(manifest, digests)
-    return await actor.load_weights(FENCE, version + 1, version, digest, manifest, *chunks)
-
-
-def play(
-    kind: type[EmbeddedEngineActor],
-    model: Path,
-    run_dir: Path,
-    use: Callable[[EmbeddedEngineActor], Awaitable[None]],
-) -> None:
-    spec = EngineSpec(
-        name="generator-0",
-        model=ModelConfig(path=str(model), dtype="float32"),
-        generator=EmbeddedGeneratorConfig(max_model_len=128),
-        stub=StubConfig(),
-        seed=0,
-        run_dir=str(run_dir),
-    )
-
-    async def main() -> None:
-        actor = kind(spec)
-        try:
-            await use(actor)
-        finally:
-            await actor.close()
-            structlog.get_config()["logger_factory"]().close()  # its process would end here
-
-    asyncio.run(main())
+    prompts = canary_prompts(trainer.vocabulary, trainer.picture_rules)
+    release = release_with_canary(trainer, version, source, prompts)
+    return await load(actor, version + 1, release)
 
 
 def test_an_engine_samples_behind_pictures_with_the_tower_that_was_released(
-    idefics3: Path, trainer: TorchTrainer, tmp_path: Path
+    idefics3: Path, trainer: TorchTrainer
 ) -> None:
     prompt, media = prompt_with(1, 5, 6), pictures(1)
     asked = GenerateRequest("one", prompt, 2, SamplingParams(max_new_tokens=6, seed=1), media)
 
     async def use(actor: EmbeddedEngineActor) -> None:
-        assert (await load(actor, trainer, 0)).canary_gap is not None
+        assert (await publish(actor, trainer, 0)).canary_gap is not None
         move(trainer, "vision_model")
         move(trainer, "connector")
-        ack = await load(actor, trainer, 1)
+        ack = await publish(actor, trainer, 1)
         assert ack.canary_gap is not None
         assert ack.canary_gap < 1e-4
         (answer,) = await actor.exchange("worker", "incarnation", [(1, asked)], [])
@@ -143,24 +103,24 @@ def test_an_engine_samples_behind_pictures_with_the_tower_that_was_released(
         served = await actor.served_weights()
         assert not served.differences
 
-    play(EmbeddedEngineActor, idefics3, tmp_path, use)
+    with_engine(idefics3, use)
 
 
 def test_the_canary_sees_a_tower_that_kept_its_old_weights(
-    idefics3: Path, trainer: TorchTrainer, tmp_path: Path
+    idefics3: Path, trainer: TorchTrainer
 ) -> None:
     async def use(actor: EmbeddedEngineActor) -> None:
         move(trainer, "text_model")
-        assert (await load(actor, trainer, 0)).canary_gap is not None
+        assert (await publish(actor, trainer, 0)).canary_gap is not None
         move(trainer, "vision_model")
         with pytest.raises(CanaryFailed):
-            await load(actor, trainer, 1)
+            await publish(actor, trainer, 1)
 
-    play(TowerKeptOld, idefics3, tmp_path, use)
+    with_engine(idefics3, use, kind=TowerKeptOld)
 
 
 def test_a_resumed_trainer_has_the_tower_and_the_projector_of_its_checkpoint(
-    idefics3: Path, trainer: TorchTrainer, tmp_path: Path
+    trainer: TorchTrainer, tmp_path: Path
 ) -> None:
     initial = trainer.weights_digest()
     move(trainer, "vision_model")

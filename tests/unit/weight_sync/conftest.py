@@ -1,9 +1,11 @@
 """Helpers of these tests are beside them."""
 
 import multiprocessing as mp
+from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 
 import pytest
+from victims import Victims
 
 pytest.register_assert_rewrite("weight_models", "broadcast_bench")
 
@@ -15,3 +17,11 @@ def processes() -> ForkServerContext:
     modules = ("receiver", "transports.gloo_sender", "transports.reshard_receiver")
     context.set_forkserver_preload([f"offbeat.weight_sync.{each}" for each in modules])
     return context
+
+
+@pytest.fixture
+def victims(processes: ForkServerContext) -> Iterator[Victims]:
+    """No process outlives its test."""
+    started = Victims(processes)
+    yield started
+    started.kill()

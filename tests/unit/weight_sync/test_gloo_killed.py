@@ -2,27 +2,19 @@
 
 import multiprocessing as mp
 import signal
-import threading
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
-from typing import Any
 
 import pytest
 from broadcast_bench import HASTY, PATIENT, Bench, End, end, names, together
+from victims import Victims, strike_self
 from weight_models import Model, equal, weights
 
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.manifest import Bytes
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.gloo_receiver import Received
-
-
-def strike_self(sign: int) -> None:
-    """This very thread does nothing more; sent to the process, it might for a moment."""
-    signal.pthread_kill(threading.get_ident(), sign)
 
 
 def engine(
@@ -52,23 +44,6 @@ def trainer(told: Connection, at: int, sign: int) -> None:
 
 
 @pytest.fixture
-def sweep() -> Iterator[list[BaseProcess]]:
-    """Whatever was started is killed at the end."""
-    started: list[BaseProcess] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.join()
-
-
-def started(processes: ForkServerContext, sweep: list[BaseProcess], *call: Any) -> BaseProcess:
-    process = processes.Process(target=call[0], args=call[1:], daemon=True)
-    process.start()
-    sweep.append(process)
-    return process
-
-
-@pytest.fixture
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     made = Bench(timeouts=request.param)
     yield made
@@ -82,14 +57,14 @@ def survivors() -> tuple[list[Model], list[End]]:
 
 @pytest.mark.parametrize("bench", [PATIENT], indirect=True)
 def test_at_every_chunk_an_engine_that_is_killed_is_left_and_the_others_get_all_at_once(
-    bench: Bench, processes: ForkServerContext, sweep: list[BaseProcess]
+    bench: Bench, victims: Victims
 ) -> None:
     """With a slack of a minute, the test's own limit shows that nobody waits for the dead."""
     models, others = survivors()
     for at in range(bench.count):
         bench.model.embed.weight.data += 1
         published, epoch = bench.sender.publish(at), at + 1
-        started(processes, sweep, engine, published, epoch, names(3), at, signal.SIGKILL)
+        victims.start(engine, published, epoch, names(3), at, signal.SIGKILL)
         together(*(partial(each.take, published, epoch, names(3)) for each in others))
         for each, model in zip(others, models, strict=True):
             assert isinstance(each.outcome, Received), each.outcome
@@ -99,11 +74,11 @@ def test_at_every_chunk_an_engine_that_is_killed_is_left_and_the_others_get_all_
 @pytest.mark.parametrize("bench", [HASTY], indirect=True)
 @pytest.mark.parametrize("at", [0, 2])
 def test_an_engine_that_is_stopped_is_left_at_the_limits_and_the_others_get_all(
-    bench: Bench, processes: ForkServerContext, sweep: list[BaseProcess], at: int
+    bench: Bench, victims: Victims, at: int
 ) -> None:
     models, others = survivors()
     published = bench.sender.publish(1)
-    started(processes, sweep, engine, published, 1, names(3), at, signal.SIGSTOP)
+    victims.start(engine, published, 1, names(3), at, signal.SIGSTOP)
     together(*(partial(each.take, published, 1, names(3)) for each in others))
     assert all(isinstance(each.outcome, Received) for each in others)
     assert all(equal(weights(model), weights(bench.model)) for model in models)
@@ -115,7 +90,7 @@ def test_an_engine_that_is_stopped_is_left_at_the_limits_and_the_others_get_all(
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_at_every_chunk_a_sender_that_is_lost_leaves_all_as_they_were(
-    processes: ForkServerContext, sweep: list[BaseProcess], sign: int
+    victims: Victims, sign: int
 ) -> None:
     models, others = survivors()
     before = [weights(model) for model in models]
@@ -123,7 +98,7 @@ def test_at_every_chunk_a_sender_that_is_lost_leaves_all_as_they_were(
     every = range(healthy.count) if sign == signal.SIGKILL else (0, 2)
     for at in every:
         ours, theirs = mp.Pipe()
-        started(processes, sweep, trainer, theirs, at, sign)
+        victims.start(trainer, theirs, at, sign)
         published, members = ours.recv(), ("g1", "g2")
         together(*(partial(each.take, published, at + 1, members) for each in others))
         for each in others:

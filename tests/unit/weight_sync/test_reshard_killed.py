@@ -2,17 +2,13 @@
 
 import multiprocessing as mp
 import signal
-import threading
-from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
-from typing import Any
 
 import pytest
 from broadcast_bench import HASTY, PATIENT, together
 from reshard_bench import GROUPS, HANDLES, TCP, ReshardBench, copied, reshard_end, rows_of, serves
+from victims import Victims, strike_self
 from weight_models import Model, equal, weights
 
 from offbeat.weight_sync.chunks import BucketMemory
@@ -26,27 +22,6 @@ HANGS = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)  # each bucket cost
 over_each_wire = pytest.mark.parametrize(
     "wire", [TCP, *(pytest.param(each, marks=pytest.mark.long) for each in (HANDLES, GROUPS))]
 )
-
-
-@pytest.fixture
-def sweep() -> Iterator[list[BaseProcess]]:
-    """Whatever was started is killed at the end."""
-    started: list[BaseProcess] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.join()
-
-
-def started(processes: ForkServerContext, sweep: list[BaseProcess], *call: Any) -> None:
-    process = processes.Process(target=call[0], args=call[1:], daemon=True)
-    process.start()
-    sweep.append(process)
-
-
-def strike_self(sign: int) -> None:
-    """This very thread does nothing more; sent to the process, it might for a moment."""
-    signal.pthread_kill(threading.get_ident(), sign)
 
 
 def engine(published: PublishedRelease, epoch: int, at: int, sign: int) -> None:
@@ -82,33 +57,32 @@ def ranks(told: Connection, at: int, sign: int, layout: str, wire: str) -> None:
 @over_each_wire
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_at_every_bucket_an_engine_that_is_lost_costs_the_others_nothing(
-    processes: ForkServerContext, sweep: list[BaseProcess], sign: int, wire: str
+    victims: Victims, sign: int, wire: str
 ) -> None:
     bench, models = ReshardBench(2, timeouts=PATIENT, wire=wire), [Model(5), Model(6)]
     others = [reshard_end(f"g{index}", model) for index, model in enumerate(models)]
     for epoch in range(1, bench.count + 1):
         published = bench.publish(epoch)
-        started(processes, sweep, engine, published, epoch, epoch, sign)
+        victims.start(engine, published, epoch, epoch, sign)
         together(*(partial(each.take, published, epoch) for each in others))
         assert all(isinstance(each.outcome, ReceivedBuckets) for each in others)
         assert all(serves(model, bench) for model in models)
         bench.train()
-    for process in sweep:
-        process.kill()
+    victims.kill()
     bench.close()
 
 
 @over_each_wire
 @pytest.mark.parametrize("sign", [signal.SIGKILL, HANGS])
 def test_at_every_bucket_ranks_that_are_lost_leave_all_as_they_were_and_the_next_ones_heal(
-    processes: ForkServerContext, sweep: list[BaseProcess], sign: int, wire: str
+    victims: Victims, sign: int, wire: str
 ) -> None:
     model = Model(5)
     receiver, before = reshard_end("g0", model), weights(model)
     at, count = 0, 1
     while at < count:
         ours, theirs = mp.Pipe()
-        started(processes, sweep, ranks, theirs, at, sign, "shards", wire)
+        victims.start(ranks, theirs, at, sign, "shards", wire)
         published, count = ours.recv()
         receiver.take(published, at + 1)
         assert isinstance(receiver.outcome, TransferFailed), receiver.outcome
@@ -124,7 +98,7 @@ def test_at_every_bucket_ranks_that_are_lost_leave_all_as_they_were_and_the_next
 @over_each_wire
 @pytest.mark.parametrize("sign", [signal.SIGKILL, HANGS])
 def test_at_every_bucket_a_rank_that_is_lost_is_replaced_by_the_copies_of_its_weights(
-    processes: ForkServerContext, sweep: list[BaseProcess], sign: int, wire: str
+    victims: Victims, sign: int, wire: str
 ) -> None:
     """The copy in another process: two processes with equal weights, each with all ranks."""
     layout = copied(rows_of(2), 2)
@@ -136,7 +110,7 @@ def test_at_every_bucket_a_rank_that_is_lost_is_replaced_by_the_copies_of_its_we
         model = Model(5)
         receiver = reshard_end("g0", model)
         ours, theirs = mp.Pipe()
-        started(processes, sweep, ranks, theirs, at, sign, "copies", wire)
+        victims.start(ranks, theirs, at, sign, "copies", wire)
         (_, _, (there,), *_), _ = ours.recv()
         assert there.digest == digest, "equal weights make equal releases"
         # The first two ranks are in the other process

@@ -1,0 +1,96 @@
+"""An embedded engine's actor inside the process of a test, and releases with canaries for it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.stub import StubConfig
+from offbeat.generators.spec import EngineSpec
+from offbeat.messages.fences import Fence
+from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
+from offbeat.trainers.torch import TorchTrainer
+from offbeat.weight_sync import canary
+from offbeat.weight_sync.manifest import release_digest
+from offbeat.weight_sync.source import GatheredSource
+
+FENCE: Final = Fence("run", 1)
+TOLERANCE: Final = {"float32": canary.TOLERANCE_FLOAT32, "bfloat16": canary.TOLERANCE_16_BIT}
+Use = Callable[[EmbeddedEngineActor], Awaitable[None]]
+
+
+def save_tiny_qwen3(path: Path, **settings: Any) -> Path:
+    """Save a random model of two layers, whose every weight matters to its logprobs."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        **settings,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def with_engine(
+    model: Path,
+    use: Use,
+    dtype: str = "float32",
+    kind: type[EmbeddedEngineActor] = EmbeddedEngineActor,
+) -> None:
+    """Run ``use`` on a new engine, and close it. Its run directory is beside the model."""
+    spec = EngineSpec(
+        name="generator-0",
+        model=ModelConfig.model_validate({"path": str(model), "dtype": dtype}),
+        generator=EmbeddedGeneratorConfig(max_model_len=128),
+        stub=StubConfig(),
+        seed=0,
+        run_dir=str(model.with_name(f"{model.name}-run")),
+    )
+
+    async def main() -> None:
+        actor = kind(spec)
+        try:
+            await use(actor)
+        finally:
+            await actor.close()
+            structlog.get_config()["logger_factory"]().close()  # its process would end here
+
+    asyncio.run(main())
+
+
+def release_with_canary(
+    trainer: TorchTrainer,
+    version: int,
+    source: GatheredSource,
+    prompts: tuple[tuple[int, ...], ...] | None = None,
+) -> WeightRelease:
+    """Return what a trainer's rank publishes of ``source``; ``prompts``: None for those of text."""
+    chunks, digests = zip(*source.chunks(), strict=True)
+    asked = canary.prompts(trainer.vocabulary) if prompts is None else prompts
+    dtype = str(trainer.module.dtype).removeprefix("torch.")
+    made = Canary(asked, *trainer.top_logprobs(asked, canary.KEPT), TOLERANCE[dtype])
+    manifest = msgspec.structs.replace(source.manifest.sealed(digests), canary=made)
+    digest = release_digest(manifest, digests)
+    return WeightRelease(version, digest, manifest, chunks, manifest.nbytes, made)
+
+
+async def load(actor: EmbeddedEngineActor, epoch: int, new: WeightRelease) -> WeightsAck:
+    """Load a release as the controller's adapter does."""
+    return await actor.load_weights(
+        FENCE, epoch, new.version, new.digest, new.manifest, *new.chunks
+    )
