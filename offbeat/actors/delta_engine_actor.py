@@ -87,7 +87,7 @@ class DeltaEngineActor(EngineActor):
     ) -> HeldRelease:
         """Compare the base with what is served before anything else, and begin the transfer."""
         self._guard.check(fence)
-        base = self._base_keeper.check(version, delta.base, self._digest)
+        base = self._kept_base.check(version, delta.base, self._digest)
         self._begin(fence, epoch, version)
         return base
 
@@ -106,7 +106,7 @@ class DeltaEngineActor(EngineActor):
 
         def work() -> tuple[Bytes, ...]:
             check_delta(epoch, delta, parts)
-            return rebuilt(epoch, base, manifest, parts, self._base_keeper.lend)
+            return rebuilt(epoch, base, manifest, parts, self._kept_base.lend)
 
         with self._transfer(epoch, version):
             chunks = await in_thread(f"delta {epoch}", work)

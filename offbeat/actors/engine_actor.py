@@ -28,7 +28,7 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
 from offbeat.messages.weights import EngineState, WeightDelta, WeightsAck
-from offbeat.weight_sync.delta import BaseKeeper
+from offbeat.weight_sync.delta import KeptBase
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
@@ -58,7 +58,7 @@ class EngineActor:
         self._requests = ReplyBatcher(self._generate, self._as_failure)
         self._epoch = 0  # epoch of the newest transfer begun
         self._broadcasts = Broadcasts(spec.name, device)
-        self._keeps_base, self._base_keeper = spec.keeps_base, BaseKeeper(spec.name)
+        self._keeps_base, self._kept_base = spec.keeps_base, KeptBase(spec.name)
         self._version: int | None = None
         self._digest: str | None = None
         self._manifest: Manifest | None = None  # of the served release
@@ -249,7 +249,7 @@ class EngineActor:
             self._version = self._digest = None  # the old weights are overwritten
             raise
         if self._keeps_base:
-            self._base_keeper.serves(digest, manifest, chunks)
+            self._kept_base.serves(digest, manifest, chunks)
         return self._acked(started_s, epoch, version, digest, manifest, taken)
 
     async def _served_from_buckets(
@@ -269,7 +269,7 @@ class EngineActor:
             started_s, epoch, version, digest, whole.manifest, whole.chunks, whole.digest
         )
         if self._keeps_base:
-            self._base_keeper.serves(digest, manifest, buckets)
+            self._kept_base.serves(digest, manifest, buckets)
         return ack
 
     def _acked(

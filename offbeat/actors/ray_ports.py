@@ -81,7 +81,7 @@ class RayRollouts:
             return await self._calls[index].call(task)
         except asyncio.CancelledError:
             if clock() >= give_up_at:
-                worker.doubt()
+                worker.probe()
             raise
 
     def report_joined(self, on_joined: OnJoined) -> None:

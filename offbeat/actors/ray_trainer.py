@@ -89,12 +89,12 @@ class RayTrainer:
 
     async def state(self, fence: Fence) -> TrainerState:
         """Return the ranks' state; first form their process group if needed."""
-        standings = await self._all(lambda rank: rank.standing.remote(fence), "start")
-        incarnations = [incarnation for incarnation, _ in standings]
+        identities = await self._all(lambda rank: rank.identity.remote(fence), "start")
+        incarnations = [incarnation for incarnation, _ in identities]
         if dying := self._killed.intersection(incarnations):
             raise ActorLost("trainer", "start", f"{', '.join(sorted(dying))} is being killed")
         self._incarnations = incarnations
-        worlds = {world for _, world in standings}
+        worlds = {world for _, world in identities}
         if len(worlds) > 1:  # one was restarted, the others wait for its former incarnation
             await self.restart()
             raise ActorLost("trainer", "start", "its ranks are not of one world")

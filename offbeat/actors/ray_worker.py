@@ -79,7 +79,7 @@ class RayWorker:
         """``process`` defaults to that of the actor ``handle``."""
         self.name, self.handle = name, handle
         self._process = process or RayProcess(name, handle)
-        self._standing: Literal["starting", "up", "gone"] = "starting"
+        self._state: Literal["starting", "up", "gone"] = "starting"
         self._probe: asyncio.Task[None] | None = None  # probe in progress
         self._reported = set[str]()  # processes that have replied
         self.on_joined: OnJoined = lambda name, incarnation: None  # noqa: ARG005 - nobody counts
@@ -90,7 +90,7 @@ class RayWorker:
     @property
     def gone(self) -> bool:
         """Return whether its process was lost and no other one has replied yet."""
-        return self._standing == "gone"
+        return self._state == "gone"
 
     async def answer(self, ref: "ray.ObjectRef[tuple[WorkerReport, T]]", during: str) -> T:
         """Return the reply to a call, without the report of the process, which is part of it.
@@ -121,16 +121,16 @@ class RayWorker:
 
     def introduce(self) -> None:
         """Ask for the name of the process before a call, if none has replied yet."""
-        if self._standing == "starting" and self._probe is None:
+        if self._state == "starting" and self._probe is None:
             self._begin(self._until_answered())
 
-    def doubt(self) -> None:
+    def probe(self) -> None:
         """Probe the worker after a missed deadline: one that does not answer is replaced.
 
         One that has not replied yet is starting, and has more time.
         """
-        if self._standing != "gone" and self._probe is None:
-            silent_s = _SILENT_S if self._standing == "up" else _START_S
+        if self._state != "gone" and self._probe is None:
+            silent_s = _SILENT_S if self._state == "up" else _START_S
             self._begin(self._replace_if_silent(silent_s))
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class RayWorker:
     def _lost(self, reason: str) -> None:
         self._report_lost(reason)
         if not self.gone:
-            self._standing = "gone"
+            self._state = "gone"
             self.close()  # no probe is needed any more
             self._begin(self._until_answered())
 
@@ -158,7 +158,7 @@ class RayWorker:
 
         The reply to a call may be late, of a process that was lost or replaced since.
         """
-        self._standing = "up"
+        self._state = "up"
         is_new = report.incarnation not in self._reported
         if is_new or (self._is_lost and is_probe):
             self._reported.add(report.incarnation)
@@ -179,7 +179,7 @@ class RayWorker:
             except ActorLost:
                 await asyncio.sleep(RETRY_S)
             except StartFailed:
-                self._standing = "starting"  # the next call reports it
+                self._state = "starting"  # the next call reports it
                 break
             else:
                 self._answered_by(report, is_probe=True)

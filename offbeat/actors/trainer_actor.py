@@ -95,7 +95,7 @@ class TrainerActor:
 
     # --- several ranks ---------------------------------------------------------------------------
 
-    def standing(self, fence: Fence) -> tuple[str, str]:
+    def identity(self, fence: Fence) -> tuple[str, str]:
         """Return the names of this incarnation and of its process group, empty before it joins."""
         self._guard.check(fence)
         return self._incarnation, self._world

@@ -165,9 +165,9 @@ class VllmEngineActor(DeltaEngineActor):
             if not manifest.pieces or await self._updates.layout.get() is None:
                 return None
             if delta is None:
-                self._base_keeper.forget()  # the workers give up theirs before they fetch
+                self._kept_base.forget()  # the workers give up theirs before they fetch
             taken = await self._updates.fetch(epoch, version, digest, manifest, route, delta)
-            self._base_keeper.serves(digest, manifest, ())
+            self._kept_base.serves(digest, manifest, ())
             return TakenRelease(*taken)
         except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
             raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused

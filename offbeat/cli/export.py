@@ -7,7 +7,7 @@ import typer
 
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.runs.export.exporting import TOOLS, Tool, export
-from offbeat.runs.past_run import told_in_one_line
+from offbeat.runs.past_run import error_in_one_line
 
 
 def export_or_exit(run: Path, to: str, output: str | None, x_axis: str) -> None:
@@ -18,7 +18,7 @@ def export_or_exit(run: Path, to: str, output: str | None, x_axis: str) -> None:
         _refuse(f"--x-axis {x_axis}: no such axis. Use steps or samples.")
     if x_axis == "samples" and to != "tensorboard":
         _refuse(f"--x-axis samples is of --to tensorboard; --to {to} has steps.")
-    with told_in_one_line():
+    with error_in_one_line():
         written = export(run, cast("Tool", to), output, in_samples=x_axis == "samples")
     typer.echo(f"{written.where}  {written.steps:,} steps of {written.metrics} metrics")
     if written.unreadable_lines:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offbeat.planning.run_plan import plan_run
-from offbeat.runs.past_run import told_in_one_line
+from offbeat.runs.past_run import error_in_one_line
 
 
 def plan_or_exit(
@@ -18,7 +18,7 @@ def plan_or_exit(
     as_json: bool,
 ) -> str:
     """Return the plan as text or JSON; a run that cannot be planned: one line and exit code 2."""
-    with told_in_one_line():
+    with error_in_one_line():
         plan = plan_run(
             run,
             overrides,

@@ -16,10 +16,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 @reading_app.command()
 def replay(run: RunArgument, as_json: JsonOption = False) -> None:
     """Fold a run's journal again, and compare it with what the run wrote. 1: they differ."""
-    from offbeat.runs.past_run import told_in_one_line
+    from offbeat.runs.past_run import error_in_one_line
     from offbeat.runs.replay import replay as replayed
 
-    with told_in_one_line():
+    with error_in_one_line():
         found = replayed(run)
     typer.echo(found.to_json() if as_json else printable_lines(found.to_text()), nl=False)
     raise typer.Exit(0 if found.agrees else 1)
@@ -47,19 +47,19 @@ def why(
 ) -> None:
     """Show the history of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
     from offbeat.runs.evaluated_row import evaluated_row
-    from offbeat.runs.past_run import told_in_one_line
+    from offbeat.runs.past_run import error_in_one_line
     from offbeat.runs.why import why as group_history
 
     if (group is None) == (of_eval is None):
         raise typer.BadParameter("name a GROUP, or --eval SET ROW, and not both")
     if due is not None and of_eval is None:
         raise typer.BadParameter("--due goes with --eval SET ROW")
-    with told_in_one_line():
+    with error_in_one_line():
         if of_eval is not None:
-            told = evaluated_row(run, *of_eval, due)
+            history = evaluated_row(run, *of_eval, due)
         else:
-            told = group_history(run, group or "")
-    typer.echo(told.to_json() if as_json else printable_lines(told.to_text()), nl=False)
+            history = group_history(run, group or "")
+    typer.echo(history.to_json() if as_json else printable_lines(history.to_text()), nl=False)
 
 
 @reading_app.command()
@@ -74,10 +74,10 @@ def report(
     ] = None,
 ) -> None:
     """Write one self-contained page on a run: outcome, time line, curves, groups. Opens offline."""
-    from offbeat.runs.past_run import told_in_one_line
+    from offbeat.runs.past_run import error_in_one_line
     from offbeat.runs.report.write import write_report
 
-    with told_in_one_line():
+    with error_in_one_line():
         written = write_report(runs, output)
     typer.echo(f"{written.path}  {written.nbytes / 1e3:,.0f} kB")
 
@@ -115,8 +115,8 @@ def watch(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
 ) -> None:
     """Serve the page of offbeat report, live, for all runs of a directory. Ctrl-C ends it."""
-    from offbeat.runs.past_run import told_in_one_line
+    from offbeat.runs.past_run import error_in_one_line
     from offbeat.runs.watch.serve import serve
 
-    with told_in_one_line():
+    with error_in_one_line():
         serve(runs, host, port)

@@ -273,12 +273,12 @@ class SampleSession:
             sampling, max_new_tokens=most, stop_token_ids=ends, stop=request.stop
         )
         again = f":{self.retry}" if self.retry else ""
-        dice = random.Random(f"{task.seed}:{self.sample}:{number}:{request.seed}{again}")
+        rng = random.Random(f"{task.seed}:{self.sample}:{number}:{request.seed}{again}")
         engine = replace(self.engine, sampling=sampling)
         id_ = f"{task.request_prefix}-{self.sample}-{number}"
         self.open_requests += 1
         try:
-            result = await engine.sample(id_, prompt.token_ids, 1, dice.getrandbits(31))
+            result = await engine.sample(id_, prompt.token_ids, 1, rng.getrandbits(31))
         except Exception as error:
             if not _is_the_agents(error):
                 self.fail(error)

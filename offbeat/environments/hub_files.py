@@ -89,7 +89,7 @@ def hub_files(path: str, commit: str) -> list[Path]:
     found = list(filter_repo_objects(names, allow_patterns=[pattern]))
     if not found:
         problem = f"no file of {dataset} at commit {commit} is named {pattern!r}"
-        raise HubFilesError(path, problem, _those_there(names))
+        raise HubFilesError(path, problem, _files_there(names))
     return [Path(folder) / name for name in found]
 
 
@@ -100,7 +100,7 @@ def _parsed(path: str) -> HubPath:
     return wanted
 
 
-def _those_there(names: list[str]) -> str:
+def _files_there(names: list[str]) -> str:
     readable = [name for name in names if name.endswith(READABLE)]
     if not readable:
         return f"It has no Parquet and no JSON Lines files, but: {_listing(names)}"

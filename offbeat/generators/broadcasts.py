@@ -164,16 +164,16 @@ async def in_thread(name: str, work: Callable[[], T]) -> T:
         try:
             value = work()
         except Exception as error:  # noqa: BLE001 -- raised where the result is awaited
-            _tell(loop, answer, lambda error=error: answer.set_exception(error))
+            _settle(loop, answer, lambda error=error: answer.set_exception(error))
         else:
-            _tell(loop, answer, lambda: answer.set_result(value))
+            _settle(loop, answer, lambda: answer.set_result(value))
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await answer
 
 
-def _tell(
-    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[T], tell: Callable[[], None]
+def _settle(
+    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[T], settle: Callable[[], None]
 ) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(lambda: None if answer.done() else tell())
+        loop.call_soon_threadsafe(lambda: None if answer.done() else settle())

@@ -203,14 +203,14 @@ class EngineLoop:
         """Execute commands, then a step, until there is neither."""
         while self._gone is None:
             while self._inbox:
-                self._obey(self._inbox.popleft(), loop)
+                self._execute(self._inbox.popleft(), loop)
             if not self._engine.has_work:
                 return
             finished = self._engine.step()
             if finished:
                 loop.call_soon_threadsafe(self._deliver, finished)
 
-    def _obey(self, command: _Command, loop: asyncio.AbstractEventLoop) -> None:
+    def _execute(self, command: _Command, loop: asyncio.AbstractEventLoop) -> None:
         try:
             value = command.action(self._engine)
         except Exception as error:  # noqa: BLE001 -- not handled here: whoever asked gets it

@@ -78,8 +78,8 @@ class StubEngine:
             raise InvalidRequest(id_, "stop holds an empty string", "Leave it out")
         if id_ in self._open:
             raise InvalidRequest(id_, "a request of this id is open", "Use each id once")
-        dice = random.Random(f"{self._seed}/{id_}/{request.sampling.seed}")
-        duration_s = self._duration_s(dice)
+        rng = random.Random(f"{self._seed}/{id_}/{request.sampling.seed}")
+        duration_s = self._duration_s(rng)
         timer = asyncio.create_task(self._sleep(duration_s), name=f"stub rollout {id_}")
         rollout = self._open[id_] = _Rollout(timer, [self.version])
         try:
@@ -89,7 +89,7 @@ class StubEngine:
             del self._open[id_]
         self.check_usable("generate")
         self.busy_s += duration_s
-        return self._result(request, rollout, dice)
+        return self._result(request, rollout, rng)
 
     async def set_version(self, version: int) -> None:
         """Take the modelled time of a weight sync; open requests end in the new version."""
@@ -105,15 +105,15 @@ class StubEngine:
         for rollout in self._open.values():
             rollout.timer.cancel()
 
-    def _duration_s(self, dice: random.Random) -> float:
-        return dice.lognormvariate(math.log(self._config.median_rollout_s), self._config.tail_sigma)
+    def _duration_s(self, rng: random.Random) -> float:
+        return rng.lognormvariate(math.log(self._config.median_rollout_s), self._config.tail_sigma)
 
     def _result(
-        self, request: GenerateRequest, rollout: _Rollout, dice: random.Random
+        self, request: GenerateRequest, rollout: _Rollout, rng: random.Random
     ) -> GenerateResult:
         most = request.sampling.max_new_tokens
-        drawn = [dice.randint(1, most) for _ in range(request.samples)]
-        noise = np.random.default_rng(dice.getrandbits(64))
+        drawn = [rng.randint(1, most) for _ in range(request.samples)]
+        noise = np.random.default_rng(rng.getrandbits(64))
         token_ids = noise.integers(0, len(_VOCABULARY), sum(drawn), dtype=np.int32)
         logprobs = -noise.exponential(1.0, sum(drawn)).astype(np.float32) - np.float32(1e-3)
         ends = [

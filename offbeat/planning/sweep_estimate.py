@@ -77,8 +77,8 @@ def _largest_minibatch(
 
     groups, samples = config.groups_per_step, config.samples_per_group
     made = fabricate(law, groups, samples, vocabulary(model), config.seed)
-    dealt, minibatches = share_of_minibatches(made, config, Replicas.of(config.trainer), 0)
+    assigned, minibatches = share_of_minibatches(made, config, Replicas.of(config.trainer), 0)
     parts = dict[int, list[FabricatedGroup]]()
-    for at, minibatch in zip(dealt, minibatches, strict=True):
+    for at, minibatch in zip(assigned, minibatches, strict=True):
         parts.setdefault(minibatch, []).append(made[at])
     return max(parts.values(), key=lambda each: sum(map(tokens_of, each)))

@@ -79,8 +79,8 @@ def _measured(task: RankTask) -> RankResult:
         trainer = _trainer(task, config, _peers(task, config), stack)
         made = _all_groups(task, config, trainer)
         tokens = sum(map(tokens_of, made))
-        dealt, minibatches = share_of_minibatches(made, config, task.replicas, task.rank)
-        groups = [made[at] for at in dealt]
+        assigned, minibatches = share_of_minibatches(made, config, task.replicas, task.rank)
+        groups = [made[at] for at in assigned]
         del made  # memory is measured with the groups of this rank alone
         rng = np.random.default_rng(config.seed)
         advantages = [

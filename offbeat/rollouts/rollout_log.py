@@ -91,7 +91,7 @@ class RolloutLog:
         """Bytes of the groups that are not written yet."""
         self.not_logged = 0
         """Groups that will never be in a file: the disk was too slow or refused."""
-        self._told = 0  # number of those that the worker's log has reported
+        self._reported = 0  # number of those that the worker's log has reported
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollout-log")
         self._writing = list[asyncio.Future[None]]()
 
@@ -105,8 +105,8 @@ class RolloutLog:
         nbytes = _bytes_of(task, receipt, columns) + sum(len(each.rgb) for each in pictures)
         if self.held_bytes and self.held_bytes + nbytes > self._held_limit:
             self.not_logged += 1
-            if not self._told:
-                self._tell()
+            if not self._reported:
+                self._report_not_logged()
             return
         logged = {name: _owned(columns[name]) for name in _LOGGED}
         self._rows.append(LoggedGroup(task, receipt, logged, pictures, picture_sizes(media)))
@@ -133,8 +133,8 @@ class RolloutLog:
         for written in self._writing:
             await written
         self._writer.shutdown()
-        if self.not_logged > self._told:
-            self._tell()
+        if self.not_logged > self._reported:
+            self._report_not_logged()
 
     def _start_writing(self) -> None:
         if self._due is not None:
@@ -154,11 +154,11 @@ class RolloutLog:
         lost = await written
         self.not_logged += lost
         self.held_bytes -= nbytes
-        if self.not_logged > self._told:
-            self._tell()
+        if self.not_logged > self._reported:
+            self._report_not_logged()
 
-    def _tell(self) -> None:
-        self._told = self.not_logged
+    def _report_not_logged(self) -> None:
+        self._reported = self.not_logged
         log.warning(
             "rollouts.not_logged",
             groups=self.not_logged,

@@ -119,7 +119,7 @@ def conserves(ledger: Ledger) -> bool:
 
 
 @contextmanager
-def told_in_one_line() -> Generator[None, None, None]:
+def error_in_one_line() -> Generator[None, None, None]:
     """Exit with code 2 and one line if a run is unreadable."""
     try:
         yield

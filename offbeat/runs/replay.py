@@ -136,7 +136,7 @@ def replay(run_dir: Path) -> Replay:
     differences = list(_between_folds(journal, story.ledger))
     if not differences:  # else the newest snapshot, which aggregates are read from, is wrong
         differences += differing_aggregates(journal)
-    state, ended, found = _held_against(story, run_dir / SUMMARY)
+    state, ended, found = _compared_with_summary(story, run_dir / SUMMARY)
     ledger = story.ledger
     return Replay(
         run_id=ledger.run_id,
@@ -257,10 +257,10 @@ def _state(ledger: Ledger) -> dict[str, Any]:
 
 # --- the summary ---------------------------------------------------------------------------------
 
-_Standing = Literal["agrees", "differs", "of an earlier incarnation", "not written"]
+_Agreement = Literal["agrees", "differs", "of an earlier incarnation", "not written"]
 
 
-def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]:
+def _compared_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, list[str]]:
     """Compare with the summary; return whether it agrees, the recorded end, and the differences."""
     if not path.exists():
         return "not written", "", []

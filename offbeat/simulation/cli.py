@@ -33,7 +33,7 @@ BAD_ARGUMENTS: Final = 2
 INTERRUPTED: Final = 130
 _SHOWN_FINDINGS: Final = 10
 _SHOWN_VIOLATIONS: Final = 3
-_TOLD_EVENTS: Final = 20
+_SHOWN_EVENTS: Final = 20
 _PROGRESS_S: Final = 10.0
 
 Write = Callable[[str], object]
@@ -78,7 +78,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
         return BAD_ARGUMENTS
     replay = replay_command(recipe, faults, schedule)
     if seed is not None:
-        return _tell(
+        return _report(
             run_episode(seed, config, profile=faults, planned_faults=planned_faults), write
         )
     first = secrets.randbelow(10**9) if base is None else base
@@ -108,15 +108,15 @@ def _campaign(
     replay: str,
     write: Write,
 ) -> int:
-    began = told_at = time.perf_counter()
+    began = reported_at = time.perf_counter()
     tally, interrupted = CampaignTotals(), False
     try:
         write(f"{len(seeds)} episodes from seed {seeds.start}, faults: {faults}\n")
         for tally in run_campaign(
             config, seeds, faults, planned_faults=planned_faults, workers=workers
         ):
-            if time.perf_counter() > told_at + _PROGRESS_S:
-                told_at = time.perf_counter()
+            if time.perf_counter() > reported_at + _PROGRESS_S:
+                reported_at = time.perf_counter()
                 write(f"  {tally.episodes} played, violations in {len(tally.findings)}\n")
     except KeyboardInterrupt:
         interrupted = True
@@ -174,7 +174,7 @@ def _counted(name: str, count: int) -> str:
     return f"{name:<22} {count}{'' if count else '   <- never'}"
 
 
-def _tell(result: EpisodeResult, write: Write) -> int:
+def _report(result: EpisodeResult, write: Write) -> int:
     """Report one episode in full."""
     violations = [*violations_of(result), *map(str, audit_aggregates(result.journal))]
     write(f"seed {result.seed}: {result.outcome} after {result.virtual_s:.1f} s of virtual time, "
@@ -186,7 +186,7 @@ def _tell(result: EpisodeResult, write: Write) -> int:
     )
     if (silent := len(result.plan.planned_faults) - len(result.fired)) > 0:
         write(f"{silent} of the planned faults never came due, or found no target\n")
-    for line in last_events(result, _TOLD_EVENTS):
+    for line in last_events(result, _SHOWN_EVENTS):
         write(f"  {line}\n")
     for violation in violations:
         write(f"{violation}\n")

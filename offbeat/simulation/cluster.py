@@ -344,7 +344,7 @@ class Cluster:
 
     def unclosed(self) -> tuple[str, ...]:
         """Return the live actors that the ended controller did not close."""
-        closed = self.latest.caller.told_to_close
+        closed = self.latest.caller.asked_to_close
         return tuple(
             name
             for name, actor in self.actors.items()

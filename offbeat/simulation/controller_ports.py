@@ -47,7 +47,7 @@ class Caller:
 
     def __init__(self, context: SimulationContext, process: Process, fence: Fence) -> None:
         self.context, self.process, self.fence = context, process, fence
-        self.told_to_close: set[str] = set()
+        self.asked_to_close: set[str] = set()
 
     async def call(
         self,
@@ -74,7 +74,7 @@ class Caller:
             return
         calls = list[SimulatedCall]()
         for host, on_report in itertools.zip_longest(hosts, on_reports):
-            self.told_to_close.add(host.name)
+            self.asked_to_close.add(host.name)
             self.context.record(Closed(self.context.loop.time(), host.name))
             if host.process.alive:
                 call = self.context.network.send(self.process, host, "close", self.fence)

@@ -50,7 +50,7 @@ class SimulatedDisk:
         for old in sorted(self._checkpoints)[: -self._keep]:
             if old != version:
                 del self._checkpoints[old]
-        self._tell_latest(at_s)
+        self._record_latest(at_s)
 
     def newest(self, at_most: int) -> SavedModel | None:
         """Return the newest checkpoint of this version or older."""
@@ -65,10 +65,10 @@ class SimulatedDisk:
         newer = [each for each in self._checkpoints if each > version]
         if self._latest > version and version in self._checkpoints:
             self._latest = version
-            self._tell_latest(at_s)
+            self._record_latest(at_s)
         for each in newer:
             del self._checkpoints[each]
 
-    def _tell_latest(self, at_s: float) -> None:
+    def _record_latest(self, at_s: float) -> None:
         named = self._checkpoints.get(self._latest)
         self._records.append(CheckpointLatest(at_s, self._latest, named is not None))

@@ -82,7 +82,7 @@ class WandbSink:
             except wandb.Error as error:
                 wandb.teardown()  # forget the failed connection
                 self._run = self._begin("offline")
-                self._tell_how_to_sync(" ".join(str(error).split())[:300])
+                self._log_how_to_sync(" ".join(str(error).split())[:300])
         else:
             self._run = self._begin("offline")
 
@@ -105,7 +105,7 @@ class WandbSink:
             run.finish()
             self._teardown()
         except Exception as error:  # noqa: BLE001  too slow, or its process is gone: no more to do
-            self._tell_how_to_sync(
+            self._log_how_to_sync(
                 f"not all was uploaded within {self._upload_timeout_s:g} s: {error!r}"
             )
             self._abandon()
@@ -167,7 +167,7 @@ class WandbSink:
             x_transaction_log_flush_interval=2.0,  # what a crash of W&B's process can lose
         )
 
-    def _tell_how_to_sync(self, reason: str) -> None:
+    def _log_how_to_sync(self, reason: str) -> None:
         log.warning(
             "wandb.kept_offline",
             reason=reason,

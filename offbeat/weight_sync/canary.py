@@ -37,9 +37,9 @@ _DROPS: Final = tuple(0.1 * rank for rank in range(KEPT))
 
 def prompts(vocabulary: int, count: int = PROMPTS) -> tuple[tuple[int, ...], ...]:
     """Return the fixed prompts: tokens spread over the vocabulary, equal in every run of a model."""
-    dice = random.Random(vocabulary)
+    rng = random.Random(vocabulary)
     return tuple(
-        tuple(dice.randrange(vocabulary) for _ in range(PROMPT_TOKENS)) for _ in range(count)
+        tuple(rng.randrange(vocabulary) for _ in range(PROMPT_TOKENS)) for _ in range(count)
     )
 
 

@@ -149,7 +149,7 @@ def word_bytes(manifest: Manifest) -> list[int]:
     return [narrowest_bytes(*each) if each else 1 for each in dtypes]
 
 
-class BaseKeeper:
+class KeptBase:
     """The release that an engine serves, kept so that a delta can be applied to it."""
 
     def __init__(self, engine: str) -> None:

@@ -119,9 +119,9 @@ def test_groups_are_filtered_sorted_and_told(browser: Any, pages: dict[str, Path
         rewards = page.locator("#groups tbody tr td:nth-child(3)").all_inner_texts()
         assert rewards == sorted(rewards, key=float)
         page.locator("#groups tbody button").first.click()
-        told = page.inner_text("#story")
+        examples = page.inner_text("#story")
         for part in ("Prompt", "8 samples", "What became of it", "dispatched", "committed"):
-            assert part in told
+            assert part in examples
         page.select_option("#group-only", "dropped")
         assert page.inner_text("#group-count").startswith("1 group")
 
@@ -132,10 +132,10 @@ def test_a_group_of_two_weight_versions_is_shaded_by_version(
     with OpenedPage(browser, pages["losses"]) as opened:
         page = opened.page
         page.select_option("#group-only", "mixed")
-        told = set(page.evaluate("Object.keys(view.page.runs[0].told)"))
+        examples = set(page.evaluate("Object.keys(view.page.runs[0].examples)"))
         rows = page.locator("#groups tbody button")
         names = [int(name.removeprefix("g-")) for name in rows.all_inner_texts()]
-        shown = next(row for row, name in enumerate(names) if str(name) in told)
+        shown = next(row for row, name in enumerate(names) if str(name) in examples)
         rows.nth(shown).click()
         assert page.locator("#story .responses .v1").count() > 0
         assert page.locator("#story .version").count() == 2

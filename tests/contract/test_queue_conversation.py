@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from offbeat.queue_service.clients.lease import ClientLease
-from offbeat.queue_service.clients.protocol import TOLD_AT_ONCE_BYTES, ClientProtocol
+from offbeat.queue_service.clients.protocol import REPORTED_AT_ONCE_BYTES, ClientProtocol
 from offbeat.queue_service.core import records
 from offbeat.queue_service.core.records import PutReceipt
 from offbeat.queue_service.errors import QueuePayloadLost
@@ -67,7 +67,7 @@ def test_memory_that_could_not_be_mapped_is_not_kept_from_others() -> None:
 
 def test_memory_that_the_service_could_not_be_told_of_at_once_is_told_with_the_next_call() -> None:
     say, keeper = ClientProtocol(), ArenaAllocator()
-    nbytes = TOLD_AT_ONCE_BYTES
+    nbytes = REPORTED_AT_ONCE_BYTES
     arena = keeper.make("client", nbytes)
     ours, busy = socket.socketpair()
     with ours, busy:

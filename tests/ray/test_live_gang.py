@@ -115,7 +115,7 @@ class Bench:
 
     async def incarnation(self, rank: int) -> str:
         """A name for the process of a rank."""
-        incarnation, _ = await self.ranks[rank].standing.remote(FENCE)
+        incarnation, _ = await self.ranks[rank].identity.remote(FENCE)
         return incarnation
 
     async def pid(self, rank: int) -> int:

@@ -88,8 +88,8 @@ class Bench:
         return Outcome(self.result.loss, self.result.grad_norm, digest)
 
     async def pids(self) -> list[int]:
-        standings = [await each.standing.remote(FENCE) for each in self.ranks]
-        return [int(incarnation.split("-")[-2]) for incarnation, _ in standings]
+        identities = [await each.identity.remote(FENCE) for each in self.ranks]
+        return [int(incarnation.split("-")[-2]) for incarnation, _ in identities]
 
     async def _begin(self) -> None:
         self.key = StepKey(1, next(self._attempts), 0)

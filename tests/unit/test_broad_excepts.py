@@ -92,7 +92,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "actors/call_batching.py ReplyBatcher._answer",
         "endpoint/server.py AgentEndpoint._answer_or_refusal",  # as status 500; the sample fails with it
         "generators/broadcasts.py in_thread",
-        "generators/engine_loop.py EngineLoop._obey",
+        "generators/engine_loop.py EngineLoop._execute",
         "launch/bounded_call.py bounded",
         "staging/thread_job.py ThreadJob._answer",
         "weight_sync/transports/bounded_calls.py _begun",
@@ -119,7 +119,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "model_proof/tiny_model.py tiny_model",  # a cut of its config
         "trainers/torch/proof.py _gap",
     ),
-    FILE_OF_A_USER: ("runs/report/told.py token_text",),
+    FILE_OF_A_USER: ("runs/report/examples.py token_text",),
     OTHER_RANKS: (
         "trainers/checkpoints/gathered_export.py write_on_first_rank",
         "trainers/checkpoints/shared_work.py SharedWork._carry_out",

@@ -86,7 +86,7 @@ class Engine(VllmEngineActor):
         """Take it for served what the changes of a release apply to."""
         assert release.delta is not None
         self._digest = release.delta.base
-        self._base_keeper.serves(release.delta.base, release.manifest, ())
+        self._kept_base.serves(release.delta.base, release.manifest, ())
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """As an exchange with an environment worker does."""

@@ -90,7 +90,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="weights")  # in order
         self._planned: list[list[tuple[str, Tensor]]] = []  # views of the memory, by chunk
-        self._telling: VerdictSender | None = None
+        self._verdicts: VerdictSender | None = None
         self._rank = self.parallel_config.rank
         self._obstacle: str | None = None  # reason against a shadow copy; None: not determined yet
         self._epoch, self._chunks, self._next = _NOBODY, 0, 0
@@ -109,9 +109,9 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         with Path(init_info.path).open("r+b") as file:
             mapped = mmap.mmap(file.fileno(), init_info.nbytes)
         self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
-        if self._telling is not None:
-            self._telling.close()
-        self._telling = VerdictSender(init_info.verdicts, self._rank)
+        if self._verdicts is not None:
+            self._verdicts.close()
+        self._verdicts = VerdictSender(init_info.verdicts, self._rank)
 
     # --- before anything is opened ------------------------------------------------------------------
 
@@ -168,23 +168,23 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
 
     def _do_beside(self, work: str, does: Callable[[], T]) -> Future[T]:
         """Run work in the background thread, and report its result to the actor."""
-        epoch, telling = self._epoch, self._telling
-        assert telling is not None  # noqa: S101 -- for the type checker: the actor gives it first
+        epoch, verdicts = self._epoch, self._verdicts
+        assert verdicts is not None  # noqa: S101 -- for the type checker: the actor gives it first
 
         def run_and_report() -> T:
             try:
                 done = does()
             except TransferRefused as refused:
-                telling.refused(epoch, work, refused)
+                verdicts.refused(epoch, work, refused)
                 raise
             except TransferFailed as failure:
-                telling.failed(epoch, work, failure)
+                verdicts.failed(epoch, work, failure)
                 raise
             except Exception as error:
                 said = f"{type(error).__name__} {error}".strip()
-                telling.refused(epoch, work, TransferRefused(epoch, work, said, "done"))
+                verdicts.refused(epoch, work, TransferRefused(epoch, work, said, "done"))
                 raise
-            telling.done(epoch, work)
+            verdicts.done(epoch, work)
             return done
 
         return self._beside.submit(run_and_report)

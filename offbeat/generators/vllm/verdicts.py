@@ -87,22 +87,22 @@ class VerdictSender:
         self._write, self._worker = os.open(path, os.O_WRONLY | os.O_CLOEXEC), worker
 
     def done(self, epoch: int, work: str) -> None:
-        self._tell(TransferVerdict(epoch, work, self._worker))
+        self._send(TransferVerdict(epoch, work, self._worker))
 
     def refused(self, epoch: int, work: str, refused: TransferRefused) -> None:
         about = refused.what, refused.got, refused.want
         what, got, want = (said[:_LONGEST] for said in about)
-        self._tell(TransferVerdict(epoch, work, self._worker, (what, got, want)))
+        self._send(TransferVerdict(epoch, work, self._worker, (what, got, want)))
 
     def failed(self, epoch: int, work: str, failure: TransferFailed) -> None:
         why = f"worker {self._worker}: {failure.detail}"[: 3 * _LONGEST]
         about = failure.at, why, isinstance(failure, SenderGone)
-        self._tell(TransferVerdict(epoch, work, self._worker, failed=about))
+        self._send(TransferVerdict(epoch, work, self._worker, failed=about))
 
     def close(self) -> None:
         os.close(self._write)
 
-    def _tell(self, verdict: TransferVerdict) -> None:
+    def _send(self, verdict: TransferVerdict) -> None:
         os.write(self._write, msgspec.json.encode(verdict) + b"\n")
 
 

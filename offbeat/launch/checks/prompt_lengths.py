@@ -94,8 +94,8 @@ def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -
         try:
             tokens, least = _tokens(texts.environment, prompt)
         except Exception as broken:  # noqa: BLE001 - a chat template may raise anything
-            told = f"row {prompt.row} of {key} cannot be tokenised: {broken}"
-            yield warning("prompts", told, "Fix the row, or the model's chat template.")
+            message = f"row {prompt.row} of {key} cannot be tokenised: {broken}"
+            yield warning("prompts", message, "Fix the row, or the model's chat template.")
             return
         seen.rows, seen.longest = seen.rows + 1, max(seen.longest, len(tokens))
         seen.too_long += [prompt.row] if len(tokens) + least > limit else []
@@ -103,34 +103,36 @@ def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -
         if problem := texts.picture_tokens.problem_of_text(tokens):
             seen.of_pictures.append((prompt.row, problem))
     if seen.rows:
-        yield from _told(config, key, prompts, seen)
+        yield from _findings(config, key, prompts, seen)
 
 
-def _told(config: RunConfig, key: str, prompts: FilePrompts, seen: _Measured) -> Iterator[Finding]:
+def _findings(
+    config: RunConfig, key: str, prompts: FilePrompts, seen: _Measured
+) -> Iterator[Finding]:
     summary = f"the {seen.rows} longest of {prompts.rows} rows in {key} were tokenised"
     if too_long := seen.too_long:
-        told = (
+        message = (
             f"{summary}: {len(too_long)} leave no room in generator.max_model_len="
             f"{config.generator.max_model_len}, the longest has {seen.longest} tokens "
             f"(row {too_long[0]}, counted from 0)"
         )
         fix = "Take them out, or raise generator.max_model_len: they fail their group."
         finding = error if _ends_run(config, key, prompts, len(too_long)) else warning
-        yield finding("prompts", told, fix)
+        yield finding("prompts", message, fix)
     else:
         yield ok("prompts", f"{summary}: {seen.longest} tokens at most")
     if seen.of_pictures:
         row, problem = seen.of_pictures[0]
         bad = len(seen.of_pictures)
-        told = f"{summary}: {bad} cannot be used, the first is row {row}: it {problem}"
+        message = f"{summary}: {bad} cannot be used, the first is row {row}: it {problem}"
         finding = error if _ends_run(config, key, prompts, bad) else warning
-        yield finding("prompts", told, "Take them out: they fail their group.")
+        yield finding("prompts", message, "Take them out: they fail their group.")
     if lossy := seen.lossy:
-        told = (
+        message = (
             f"{summary}: {len(lossy)} have text that the tokenizer of model.path does not know, the "
             f"first is row {lossy[0]}; the model reads its unknown token there"
         )
-        yield warning("prompts", told, "Write the rows in the tokenizer's characters.")
+        yield warning("prompts", message, "Write the rows in the tokenizer's characters.")
 
 
 def _ends_run(config: RunConfig, key: str, prompts: FilePrompts, too_long: int) -> bool:

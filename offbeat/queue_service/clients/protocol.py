@@ -44,7 +44,7 @@ Declared = ColumnSpec | tuple[str, str] | tuple[str, str, bool]
 
 INLINE_BYTES: Final = 64 << 10
 """Payloads smaller than this travel in the message."""
-TOLD_AT_ONCE_BYTES: Final = 1 << 20
+REPORTED_AT_ONCE_BYTES: Final = 1 << 20
 """Bytes of unpinned memory from which on it is reported at once, not with the next call."""
 
 
@@ -84,7 +84,7 @@ class ClientProtocol:
         self._writer, self._lock = Writer(), threading.Lock()
         self._unpinned: deque[Slot] = deque()
         self._reader = Reader(self._gone)
-        self._untold = 0
+        self._unreported_bytes = 0
         self._anchor: socket.socket | None = None
         self._closed = False
 
@@ -106,10 +106,10 @@ class ClientProtocol:
         Small views are reported with the next call, large ones at once.
         """
         self._unpinned.append(slot)
-        self._untold += nbytes
+        self._unreported_bytes += nbytes
         if self._closed:
             self._drop_anchor()
-        elif self._untold >= TOLD_AT_ONCE_BYTES and self._anchor is not None:
+        elif self._unreported_bytes >= REPORTED_AT_ONCE_BYTES and self._anchor is not None:
             slots = self.unpinned()
             try:
                 self._anchor.send(one_way(Nothing(), slots), socket.MSG_DONTWAIT)
@@ -123,7 +123,7 @@ class ClientProtocol:
     def unpinned(self) -> tuple[Slot, ...]:
         """Return the slots unpinned since the last call. They are sent with the next request."""
         gone, slots = self._unpinned, list[Slot]()
-        self._untold = 0
+        self._unreported_bytes = 0
         while gone:
             try:
                 slots.append(gone.popleft())

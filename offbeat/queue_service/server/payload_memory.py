@@ -25,9 +25,9 @@ class PayloadMemory:
     The views of a client are pins, which the client removes itself; if it dies, they end with it.
     """
 
-    def __init__(self, keeper: ArenaAllocator, path: str) -> None:
+    def __init__(self, arenas: ArenaAllocator, path: str) -> None:
         """``path`` is that of the service's socket."""
-        self._keeper = keeper
+        self._arenas = arenas
         self._path = path.encode()
         self._probe: Arena | None = None
         self._pins: dict[str, Counter[Slot]] = {}
@@ -35,26 +35,26 @@ class PayloadMemory:
 
     @property
     def arena_bytes(self) -> int:
-        return self._keeper.bytes_in_use
+        return self._arenas.bytes_in_use
 
     @property
     def has_excess(self) -> bool:
-        return self._keeper.has_excess
+        return self._arenas.has_excess
 
     def probe(self) -> Arena:
         """Return a page that begins with the path of the socket."""
         if self._probe is None:
-            self._probe = self._keeper.probe(self._path)
+            self._probe = self._arenas.probe(self._path)
         return self._probe
 
     def lend(self, client: str, nbytes: int) -> Arena:
-        return self._keeper.make(client, nbytes)
+        return self._arenas.make(client, nbytes)
 
     def announce(self, client: str) -> tuple[Slot, ...]:
-        return tuple(self._keeper.announce(client))
+        return tuple(self._arenas.announce(client))
 
     def cool(self) -> None:
-        self._keeper.cool(WARM_BYTES)
+        self._arenas.cool(WARM_BYTES)
 
     def store(self, client: str, payload: WirePayload) -> WirePayload:
         """Store a payload; return it as it is kept. It has to be dropped once.
@@ -64,9 +64,9 @@ class PayloadMemory:
         """
         nbytes = payload.nbytes
         if payload.slot is not None:
-            if not self._keeper.owns(client, payload.slot, nbytes):
+            if not self._arenas.owns(client, payload.slot, nbytes):
                 raise SchemaError("*", f"{payload.slot}", f"a free slot lent to {client}")
-            self._keeper.hold(payload.slot, nbytes)
+            self._arenas.hold(payload.slot, nbytes)
             return payload
         inline = payload.inline or b""
         if len(inline) != nbytes:
@@ -78,12 +78,12 @@ class PayloadMemory:
     def drop(self, payload: WirePayload) -> None:
         """Drop one reference to a payload; its memory is free once no view of it is left."""
         if payload.slot is not None:
-            self._keeper.let_go(payload.slot)
+            self._arenas.let_go(payload.slot)
 
     def kept(self, payload: WirePayload) -> WirePayload:
         """Add a reference to a payload: it has to be dropped once more."""
         if payload.slot is not None:
-            self._keeper.pin(payload.slot)
+            self._arenas.pin(payload.slot)
         return payload
 
     def deliver(self, client: str, groups: Iterable[Sequence[Part]], *, maps: bool) -> Deliveries:
@@ -95,8 +95,8 @@ class PayloadMemory:
             for part in parts:
                 payload: WirePayload = part.payload
                 if payload.slot is not None and maps:
-                    arenas[payload.slot.arena] = self._keeper.arena(payload.slot)
-                    self._keeper.pin(payload.slot)
+                    arenas[payload.slot.arena] = self._arenas.arena(payload.slot)
+                    self._arenas.pin(payload.slot)
                     self._pins.setdefault(client, Counter())[payload.slot] += 1
                 elif payload.slot is not None:
                     payload = WirePayload(payload.header, payload.nbytes, self.bytes_of(payload))
@@ -112,13 +112,13 @@ class PayloadMemory:
                 pins[slot] -= 1
                 if not pins[slot]:
                     del pins[slot]
-                self._keeper.let_go(slot)
+                self._arenas.let_go(slot)
 
     def client_gone(self, client: str) -> None:
         """Release the views of a client that is gone; its payloads stay."""
         for slot in self._pins.pop(client, Counter[Slot]()).elements():
-            self._keeper.let_go(slot)
-        self._keeper.producer_gone(client)
+            self._arenas.let_go(slot)
+        self._arenas.producer_gone(client)
 
     def bytes_of(self, payload: WirePayload) -> bytes:
         """Return a copy of the payload's bytes."""
@@ -128,23 +128,23 @@ class PayloadMemory:
         """Return a view of the payload's bytes, valid as long as the payload is kept."""
         if payload.slot is None:
             return np.frombuffer(payload.inline or b"", np.uint8)
-        return self._keeper.read(payload.slot, payload.nbytes)
+        return self._arenas.read(payload.slot, payload.nbytes)
 
     def stored(self, payload: WirePayload) -> WirePayload:
         """Store a payload that was read from a file."""
         return self.store(_SERVICE, payload)
 
     def close(self) -> None:
-        self._keeper.close()
+        self._arenas.close()
 
     def _moved(self, payload: WirePayload, inline: bytes, nbytes: int) -> WirePayload:
-        self._writer.freed(self._keeper.announce(_SERVICE))
+        self._writer.freed(self._arenas.announce(_SERVICE))
         allocated = self._writer.take(nbytes)
         if allocated is None:
-            self._writer.lend(self._keeper.make(_SERVICE, nbytes))
+            self._writer.lend(self._arenas.make(_SERVICE, nbytes))
             allocated = self._writer.take(nbytes)
         assert allocated is not None  # noqa: S101 - an arena was made for it
         slot, block = allocated
         block.data[:] = inline
-        self._keeper.hold(slot, nbytes)
+        self._arenas.hold(slot, nbytes)
         return msgspec.structs.replace(payload, inline=None, slot=slot)

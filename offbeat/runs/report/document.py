@@ -11,24 +11,24 @@ import numpy as np
 from offbeat.messages.groups import group_id
 from offbeat.runs.page_files import check_no_links
 from offbeat.runs.past_run import clock_time
+from offbeat.runs.report.examples import example_samples, pictures_of, prompt_of, rest_of
 from offbeat.runs.report.group_rows import MAX_ROWS
 from offbeat.runs.report.steps import binned, last_of_bins
 from offbeat.runs.report.story import RunStory
 from offbeat.runs.report.timeline import as_bytes
-from offbeat.runs.report.told import pictures_of, prompt_of, rest_of, told_samples
 from offbeat.runs.report.verdicts import NOTHING, duration, verdict_of
 from offbeat.telemetry.metric_table import ROWS
 from offbeat.telemetry.summary import Summary
 
 Facts = dict[str, Any]
-TOLD_GROUPS: Final = 160
+EXAMPLE_GROUPS: Final = 160
 PAGE_BYTES: Final = 5_000_000
 """A page beyond it is made again with less."""
 _THINNINGS: Final = (1, 2, 4, 8, 16)
 _BINS: Final = 1000  # of the curves in the panels
 _COARSE_BINS: Final = 250  # of all other metrics
 _HEAT_BINS: Final = 200
-_TEXT_CHARACTERS: Final = 500_000  # of all told groups; about a fifth of it after compression
+_TEXT_CHARACTERS: Final = 500_000  # of all examples; about a fifth of it after compression
 _AXES: Final = ("step", "time", "samples")
 _CURVES: Final = (
     "train/reward", "train/zero_variance_groups", "rollout/response_tokens_mean",
@@ -48,8 +48,8 @@ def stories(run_dirs: Sequence[Path]) -> list[RunStory]:
     """
     for run_dir in run_dirs:
         check_no_links(run_dir)
-    told = TOLD_GROUPS
-    return [RunStory(run_dir, 0 if number else told) for number, run_dir in enumerate(run_dirs)]
+    examples = EXAMPLE_GROUPS
+    return [RunStory(run_dir, 0 if number else examples) for number, run_dir in enumerate(run_dirs)]
 
 
 def document(run_dirs: Sequence[Path]) -> Facts:
@@ -114,7 +114,7 @@ def run_facts(story: RunStory, *, full: bool, thinning: int = 1) -> Facts:
         facts |= timeline.to_facts()
         facts["heat"] = [as_bytes(row) for row in story.steps.staleness_shares(_HEAT_BINS)]
         facts["groups"] = story.groups.to_facts(MAX_ROWS // thinning)
-        facts["told"] = dict(_told(story, _TEXT_CHARACTERS // thinning))
+        facts["examples"] = dict(_examples(story, _TEXT_CHARACTERS // thinning))
         facts["thinned"] = list(_thinned(story, facts, thinning))
     return facts
 
@@ -132,7 +132,7 @@ def _thinned(story: RunStory, facts: Facts, thinning: int) -> Iterator[str]:
     if thinning > 1:
         yield (
             f"So that the page has at most {PAGE_BYTES / 1e6:.0f} MB, it has one of {thinning} of the "
-            f"points and texts that it would have: the text of {len(facts['told'])} groups, and "
+            f"points and texts that it would have: the text of {len(facts['examples'])} groups, and "
             f"{_COARSE_BINS // thinning} points of each metric that is in no panel."
         )
 
@@ -182,13 +182,13 @@ def _summary_rows(summary: Summary, end_s: float) -> Iterator[tuple[str, str]]:
     yield from ((name, _figure(value)) for name, value in sorted(summary.evaluation.items()))
 
 
-def _told(story: RunStory, characters: int) -> Iterator[tuple[str, Facts]]:
-    """Yield the told groups, as many as so many characters have room for."""
+def _examples(story: RunStory, characters: int) -> Iterator[tuple[str, Facts]]:
+    """Yield the example groups, as many as so many characters have room for."""
     left = characters
-    for prompt_index in story.told:
+    for prompt_index in story.examples:
         receipt = story.receipts.get(prompt_index)
         rows = story.rows.get((prompt_index, receipt.attempt)) if receipt else None
-        samples = list(told_samples(receipt, rows, story.text)) if receipt else []
+        samples = list(example_samples(receipt, rows, story.text)) if receipt else []
         history = story.histories[prompt_index]
         facts: Facts = {
             "name": group_id(prompt_index),

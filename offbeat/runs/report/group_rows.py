@@ -180,8 +180,8 @@ class GroupColumns:
         }
         return cls(joined, stretches[0].drop_labels)
 
-    def telling(self, limit: int) -> list[int]:
-        """Return the groups whose text and history are worth a place in the page, ascending.
+    def examples(self, limit: int) -> list[int]:
+        """Return example groups, whose text and history the page shows, ascending.
 
         Those that something happened to, the best and the worst, the first and the last, and some at
         equal distances.

@@ -13,6 +13,7 @@ from offbeat.controller.run_summary import folded_summary
 from offbeat.messages.groups import Receipt
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.page_files import METRICS
+from offbeat.runs.report.examples import LoggedGroups, TokenText, logged_rows, token_text
 from offbeat.runs.report.group_rows import GroupColumns, GroupRows
 from offbeat.runs.report.limits import (
     STATUS_BYTES,
@@ -25,7 +26,6 @@ from offbeat.runs.report.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.report.recipe_values import recipe_values
 from offbeat.runs.report.steps import AppliedSteps, joined
 from offbeat.runs.report.timeline import Timeline
-from offbeat.runs.report.told import LoggedGroups, TokenText, logged_rows, token_text
 from offbeat.runs.report.verdicts import State
 from offbeat.runs.run_journal import JournalState, RunJournal
 from offbeat.runs.why import GroupHistories, GroupHistory
@@ -41,9 +41,9 @@ class RunStory:
     """Everything that the page says about one run."""
 
     def __init__(
-        self, run_dir: Path, told_groups: int, clock: Callable[[], float] = time.time
+        self, run_dir: Path, example_groups: int, clock: Callable[[], float] = time.time
     ) -> None:
-        """Read the directory. ``told_groups``: how many groups get text and history.
+        """Read the directory. ``example_groups``: how many groups get text and history.
 
         Raises:
             NotARun: There is no journal.
@@ -68,7 +68,7 @@ class RunStory:
         metrics = read_metrics_file(run_dir / METRICS)
         self._note(metrics)
         self.columns = joined(self._steps.columns(), metrics)
-        self._read_groups(journal, told_groups)
+        self._read_groups(journal, example_groups)
 
     @property
     def name(self) -> str:
@@ -147,12 +147,12 @@ class RunStory:
         if metrics.sampled:
             self.problems.append(f"{METRICS} is long: of its steps only some were read")
 
-    def _read_groups(self, journal: RunJournal, told_groups: int) -> None:
+    def _read_groups(self, journal: RunJournal, example_groups: int) -> None:
         """Read the groups of some stretches of the journal: of all of it, if it is short."""
-        self.told, self.receipts = list[int](), dict[int, Receipt]()
+        self.examples, self.receipts = list[int](), dict[int, Receipt]()
         self.histories = dict[int, GroupHistory]()
         columns, labels = list[GroupColumns](), list[str]()
-        stretches = journal.stretches(RECORDS) if told_groups else []
+        stretches = journal.stretches(RECORDS) if example_groups else []
         for stretch in stretches:
             begun = journal.state_before(stretch.start)
             if begun is None:
@@ -166,12 +166,12 @@ class RunStory:
             is_last = stretch.stop == len(journal.aggregates)
             kept = None if is_last else rows.ended(journal.undone_to(stretch.stop - 1))
             columns.append(rows.columns(kept))
-            told = columns[-1].telling(max(1, told_groups // len(stretches)))
-            self._tell(events, told, journal.state_before(stretch.start) or begun)
+            examples = columns[-1].examples(max(1, example_groups // len(stretches)))
+            self._read_examples(events, examples, journal.state_before(stretch.start) or begun)
         self.groups = GroupColumns.of(columns)
         self._read_texts()
 
-    def _tell(
+    def _read_examples(
         self, events: Sequence[tuple[int, AnyEvent]], groups: list[int], begun: JournalState
     ) -> None:
         histories, wanted = GroupHistories(groups, begun.ledger, begun.driver), set(groups)
@@ -181,11 +181,11 @@ class RunStory:
             if isinstance(event, Committed) and event.receipt.prompt_index in wanted:
                 self.receipts[event.receipt.prompt_index] = event.receipt
         self.histories |= {each: histories.of(each) for each in groups}
-        self.told += groups
+        self.examples += groups
 
     def _read_texts(self) -> None:
         self.rows: LoggedGroups
-        self.rows, skipped = logged_rows(self.run_dir, self.told)
+        self.rows, skipped = logged_rows(self.run_dir, self.examples)
         if skipped:
             self.problems.append(
                 f"{skipped} files of rollouts/ were left out: damaged, or too large together"

@@ -87,13 +87,13 @@ def mark_weights(model: nn.Module) -> None:
     gradients over the copies of a dense layer. Experts have other copies where fewer ranks share the
     matrices of an expert than those of a dense layer.
     """
-    dealt_along: dict[type[object], int] = {
+    divided_axes: dict[type[object], int] = {
         ColumnParallelLinear: 0,
         VocabParallelEmbedding: 0,
         RowParallelLinear: 1,
     }
     for module in model.modules():
-        axis = dealt_along.get(type(module))
+        axis = divided_axes.get(type(module))
         if axis is None or module.weight is None:
             continue
         if not hasattr(module.weight, "tensor_model_parallel"):  # marked by megatron-core 0.19

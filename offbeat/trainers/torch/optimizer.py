@@ -172,22 +172,22 @@ class Optimizer:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if isinstance(parameter, DTensor):
                 master.grad = None if parameter.grad is None else own(parameter.grad)
-        return self._those()
+        return self._master_gradients()
 
     def _equalised(self) -> float:
         """Give copies of a gradient the same bits; return NaN if this rank's were not finite, else 0."""
         if self._mesh is None:
             return 0.0
-        copies = self._those(self._mesh.is_copied)
+        copies = self._master_gradients(self._mesh.is_copied)
         squares = _squares(copies)
         self._mesh.equalise(copies)
         return 0.0 * squares
 
     def _counted(self) -> list[Tensor]:
         """Return the gradients of ``_gradients`` that this rank adds to the norm."""
-        return self._those(None if self._mesh is None else self._mesh.counts)
+        return self._master_gradients(None if self._mesh is None else self._mesh.counts)
 
-    def _those(self, is_wanted: Callable[[Tensor], bool] | None = None) -> list[Tensor]:
+    def _master_gradients(self, is_wanted: Callable[[Tensor], bool] | None = None) -> list[Tensor]:
         """Return the masters' gradients of the wanted parameters; None: of all."""
         return [
             master.grad

@@ -128,7 +128,7 @@ class ControlServer:
         elif ready is self._stopped:
             self._read.append(Close())
         elif isinstance(ready, socket.socket) and ready in self._peers:
-            self._hear(self._peers[ready])
+            self._receive(self._peers[ready])
 
     def _accept(self) -> None:
         try:
@@ -178,7 +178,7 @@ class ControlServer:
             os.close(self._spare)
             self._spare = None
 
-    def _hear(self, peer: _Peer) -> None:
+    def _receive(self, peer: _Peer) -> None:
         try:
             data = peer.socket.recv(1 << 16)
             peer.frames.feed(data)

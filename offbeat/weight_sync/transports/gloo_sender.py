@@ -186,11 +186,11 @@ class GlooSender:
         while (plan := session.plan(problem)) is not None:
             plan = msgspec.structs.replace(plan, gone=is_gone)
             self._control.post(session.name, plan.members, plan)
-            self._tell_left_out(session, plan.round)
+            self._notify_left_out(session, plan.round)
             if plan.error or snapshot is None:
                 break
             problem = self._broadcast(session, plan, snapshot)
-        self._tell_left_out(session, session.rounds)
+        self._notify_left_out(session, session.rounds)
         self._meeting.forget(session.name)
         self.dropped += session.dropped
         failed = {name: error for name, error in session.ended.items() if error}
@@ -209,7 +209,7 @@ class GlooSender:
             elif self._control.connected(message.session, message.member):
                 session.joined(message)
 
-    def _tell_left_out(self, session: Session, round_: int) -> None:
+    def _notify_left_out(self, session: Session, round_: int) -> None:
         """Notify the members left out: they may be alive, and would wait for the next plan."""
         plan = RoundPlan(round_, error=f"left out: it {SILENT}")
         self._control.post(session.name, session.left_out, plan)

@@ -28,7 +28,7 @@ class Session:
         self.dropped = 0  # messages of other sessions and rounds
         self._expected, self._chunks = first.members, chunks
         self._at = {first.member: 0}  # verified chunks by joined member
-        self._heard = {first.member}  # members heard from since the last plan
+        self._responded = {first.member}  # members heard from since the last plan
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class Session:
     def everybody(self) -> bool:
         """Return whether all expected members have sent their message."""
         awaited = self.members if self.rounds else self._expected
-        return all(each in self._heard or each in self.ended for each in awaited)
+        return all(each in self._responded or each in self.ended for each in awaited)
 
     def joined(self, join: Join) -> bool:
         """Record a join; False if it is for another session, a duplicate, or too late."""
@@ -48,16 +48,16 @@ class Session:
             self.dropped += 1
             return False
         self._at[join.member] = 0
-        self._heard.add(join.member)
+        self._responded.add(join.member)
         return True
 
     def reported(self, report: Report) -> bool:
         """Record a member's result of the last round; False if it is of another round or session."""
         late = (report.session, report.round) != (self.name, self.rounds - 1)
-        if late or report.member not in self.members or report.member in self._heard:
+        if late or report.member not in self.members or report.member in self._responded:
             self.dropped += 1
             return False
-        self._heard.add(report.member)
+        self._responded.add(report.member)
         self._at[report.member] = report.at
         if report.left or report.at == self._chunks:
             self.ended[report.member] = report.error
@@ -80,7 +80,7 @@ class Session:
             return None
         if self.rounds > len(self._expected):  # every earlier round should have lost a member
             sender_error = sender_error or f"none of {self.rounds} rounds came to its end"
-        self._heard, self.rounds = set[str](), self.rounds + 1
+        self._responded, self.rounds = set[str](), self.rounds + 1
         if sender_error:
             self.ended |= dict.fromkeys(left, sender_error)
             return RoundPlan(self.rounds - 1, left, error=sender_error)
@@ -88,6 +88,6 @@ class Session:
 
     def _leave_out_the_silent(self) -> None:
         awaited = self.members if self.rounds else self._expected
-        silent = [m for m in awaited if m not in self._heard and m not in self.ended]
+        silent = [m for m in awaited if m not in self._responded and m not in self.ended]
         self.ended |= dict.fromkeys(silent, SILENT)
         self.left_out = tuple(silent)

@@ -89,8 +89,8 @@ def test_a_worker_that_is_starting_is_given_its_time() -> None:
     async def main() -> None:
         process = Hanging(1)
         worker = RayWorker("environment-0", None, process)
-        worker.doubt()
-        worker.doubt()
+        worker.probe()
+        worker.probe()
         await asyncio.sleep(119)
         assert process.kills == 0
         worker.close()
@@ -102,10 +102,10 @@ def test_a_worker_that_hangs_while_it_starts_is_killed() -> None:
     async def main() -> None:
         process = Hanging(1)
         worker = RayWorker("environment-0", None, process)
-        worker.doubt()
+        worker.probe()
         await asyncio.sleep(121)
         assert process.kills == 1
-        worker.doubt()
+        worker.probe()
         await asyncio.sleep(121)
         assert process.kills == 1, "the next one answered"
 
@@ -206,10 +206,10 @@ def test_a_process_that_hangs_is_lost_when_it_is_killed_and_its_late_answer_brin
         worker = RayWorker("environment-0", None, process)
         heard = told(worker)
         await worker.answer(reply((WorkerReport("incarnation-9"), "a group")), "rollout")
-        worker.doubt()
+        worker.probe()
         await asyncio.sleep(11)
         await worker.answer(reply((WorkerReport("incarnation-9"), "a group")), "rollout")
-        worker.doubt()
+        worker.probe()
         await asyncio.sleep(1)
         assert heard == [
             "environment-0 is incarnation-9",

@@ -371,15 +371,15 @@ def test_a_row_has_what_the_receipt_says_and_a_rewind_takes_the_step_back(tmp_pa
     run.close()
 
 
-def test_groups_worth_telling_are_those_that_something_happened_to() -> None:
+def test_groups_worth_an_example_are_those_that_something_happened_to() -> None:
 
     rows = GroupRows()
     for index in range(1000):
         rows.take(Admitted(index, None))
         rows.take(Dispatched(index, 3 if index == 517 else 1, "generator-0", 0))
         rows.take(Committed(receipt(index, 1, 0)))
-    told = rows.columns().telling(40)
-    assert 517 in told
-    assert len(told) == 40
-    assert told[-1] == 999
-    assert GroupRows().columns().telling(40) == []
+    examples = rows.columns().examples(40)
+    assert 517 in examples
+    assert len(examples) == 40
+    assert examples[-1] == 999
+    assert GroupRows().columns().examples(40) == []

@@ -140,10 +140,10 @@ def test_page_summary_and_why_tell_the_same_story(run: RecordedRun) -> None:
     assert groups["step"].tolist() == [1, 1, 0, 2, 2]
     assert groups["attempts"].tolist() == [2, 1, 1, 1, 1]
     assert facts["groups"]["drop_labels"] == ["zero_variance"]
-    for prompt_index, told in facts["told"].items():
+    for prompt_index, example in facts["examples"].items():
         history = why(run_dir, prompt_index)
-        assert told["now"] == history.now
-        assert [moment[1:] for moment in told["moments"]] == [
+        assert example["now"] == history.now
+        assert [moment[1:] for moment in example["moments"]] == [
             [each.what, each.detail] for each in history.moments
         ]
 

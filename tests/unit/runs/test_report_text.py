@@ -1,4 +1,4 @@
-"""Text of told groups: prompt and responses, shaded by the weight version of each token."""
+"""Text of example groups: prompt and responses, shaded by the weight version of each token."""
 
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.rollout_log import LoggedGroup, table
 from offbeat.runs.inputs import keep_tokenizer
-from offbeat.runs.report import told
-from offbeat.runs.report.told import (
+from offbeat.runs.report import examples
+from offbeat.runs.report.examples import (
     TokenText,
+    example_samples,
     logged_rows,
     pictures_of,
     prompt_of,
     rest_of,
     token_text,
-    told_samples,
 )
 from tests.support.recorded_runs import receipt
 
@@ -45,7 +45,7 @@ def logged(directory: Path, made: Receipt, branches: list[list[int]]) -> Path:
 def spans(directory: Path, made: Receipt) -> list[list[tuple[int, str]]]:
     rows, _ = logged_rows(directory, [made.prompt_index])
     found = rows.get((made.prompt_index, made.attempt))
-    return [sample.spans for sample in told_samples(made, found, IDS)]
+    return [sample.spans for sample in example_samples(made, found, IDS)]
 
 
 def test_tokens_stand_under_the_version_that_sampled_them(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_long_response_is_cut_and_says_so(tmp_path: Path) -> None:
     made = replace(receipt(3, 1, 0), version_spans=(((0, 3000), (1, 3000)), ((0, 1),)))
     logged(tmp_path, made, [list(range(6000)), [1]])
     rows, _ = logged_rows(tmp_path, [3])
-    long, short = told_samples(made, rows[3, 1], IDS)
+    long, short = example_samples(made, rows[3, 1], IDS)
     assert sum(len(text) for _, text in long.spans) == 4000
     assert (long.is_cut, short.is_cut) == (True, False)
 
@@ -119,7 +119,7 @@ def test_a_group_is_shown_with_the_rest_of_its_row_and_without_where_an_older_lo
 def test_the_tokenizer_is_the_run_s_copy_or_that_of_its_exported_model_or_recipe(
     tmp_path: Path,
 ) -> None:
-    model = Path(told.__file__).parents[3] / "models" / "tiny-addition"
+    model = Path(examples.__file__).parents[3] / "models" / "tiny-addition"
     assert token_text(tmp_path, str(model)).of([5]) != "[5]"
     assert token_text(tmp_path, "no/such/model").of([5, 6]) == "[5][6]"
     broken = tmp_path / "checkpoints" / "step_3"

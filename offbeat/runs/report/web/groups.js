@@ -7,7 +7,7 @@ const GROUP_COLUMNS = [
 ];
 const ONLY = {
   all: ['all', () => true],
-  text: ['with text in this page', (_, row, told) => told(row)],
+  text: ['with text in this page', (_, row, isExample) => isExample(row)],
   retried: ['retried', (g, row) => g.attempts[row] > 1],
   mixed: ['of several weight versions', (g, row) => g.span[row] > 0],
   same: ['all rewards equal', (g, row) => g.spread[row] === 0],
@@ -33,7 +33,7 @@ function rowOf(groups, index) {
 const table_state = { sort: null, ascending: true, only: 'all', number: '', page: 0, order: [] };
 
 function drawGroups(run) {
-  const { groups } = run, columns = groups.columns, told = row => String(indexOf(groups, row)) in run.told;
+  const { groups } = run, columns = groups.columns, isExample = row => String(indexOf(groups, row)) in run.examples;
   const body = el('tbody'), count = el('span', { class: 'dim', 'aria-live': 'polite', id: 'group-count' });
   const number = el('input', { id: 'group-number', placeholder: 'number', inputmode: 'numeric', size: 8, 'aria-label': 'Groups whose number begins with', value: table_state.number });
   const only = el('select', { id: 'group-only', 'aria-label': 'Which groups' },
@@ -42,7 +42,7 @@ function drawGroups(run) {
     const wanted = table_state.number, [, keep] = ONLY[table_state.only], order = [];
     for (let row = 0; row < groups.count; row += 1) {
       if (wanted && !String(indexOf(groups, row)).startsWith(wanted)) continue;
-      if (keep(columns, row, told)) order.push(row);
+      if (keep(columns, row, isExample)) order.push(row);
     }
     const by = columns[table_state.sort], sign = table_state.ascending ? 1 : -1;
     // A group without a number stands at the end either way.

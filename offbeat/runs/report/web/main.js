@@ -19,9 +19,9 @@ function draw(page) {
   redrawAll();
 }
 
-/* The group that is told first: one that something happened to, in the middle of the run. */
+/* The example that is shown first: one that something happened to, in the middle of the run. */
 function worthReading(run) {
-  const { columns } = run.groups, row = index => rowOf(run.groups, index), all = Object.keys(run.told).map(Number);
+  const { columns } = run.groups, row = index => rowOf(run.groups, index), all = Object.keys(run.examples).map(Number);
   const special = all.filter(index => columns.span[row(index)] > 0 || columns.attempts[row(index)] > 1);
   const mixed = all.filter(index => columns.spread[row(index)] > 0);
   const pool = special.length ? special : mixed.length ? mixed : all;

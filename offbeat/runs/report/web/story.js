@@ -1,23 +1,23 @@
 /* One group: its prompt, its responses shaded by weight version, and what became of it. */
 
 function drawStory(run, index) {
-  const told = run.told[index], box = $('story');
+  const example = run.examples[index], box = $('story');
   box.replaceChildren(el('h3', {}, groupName(index)));
-  if (!told) {
+  if (!example) {
     box.append(el('p', { class: 'dim' }, 'Its text is not in this page. The run directory has it: '),
       el('code', {}, `offbeat why RUN ${index}`));
     return;
   }
-  box.append(el('p', {}, told.now));
-  if (told.prompt != null) box.append(el('h4', {}, 'Prompt'), el('pre', { class: 'text' }, told.prompt || '(empty)'));
-  if (told.pictures.length) box.append(el('h4', {}, 'Its pictures, small, as the model reads them'), el('div', {}, told.pictures.map(picture)));
-  if (told.row != null) box.append(el('h4', {}, 'Its row besides the text'), el('pre', { class: 'text' }, told.row));
-  const oldest = Math.min(...told.samples.flatMap(sample => sample.spans.map(([version]) => version)));
-  if (told.samples.length) {
-    box.append(el('h4', {}, `${told.samples.length} samples`), versionKey(told.samples, oldest));
-    box.append(el('ol', { class: 'responses' }, told.samples.map(sample => response(sample, oldest))));
+  box.append(el('p', {}, example.now));
+  if (example.prompt != null) box.append(el('h4', {}, 'Prompt'), el('pre', { class: 'text' }, example.prompt || '(empty)'));
+  if (example.pictures.length) box.append(el('h4', {}, 'Its pictures, small, as the model reads them'), el('div', {}, example.pictures.map(picture)));
+  if (example.row != null) box.append(el('h4', {}, 'Its row besides the text'), el('pre', { class: 'text' }, example.row));
+  const oldest = Math.min(...example.samples.flatMap(sample => sample.spans.map(([version]) => version)));
+  if (example.samples.length) {
+    box.append(el('h4', {}, `${example.samples.length} samples`), versionKey(example.samples, oldest));
+    box.append(el('ol', { class: 'responses' }, example.samples.map(sample => response(sample, oldest))));
   }
-  box.append(el('h4', {}, 'What became of it'), el('ol', { class: 'moments' }, told.moments.map(([at, what, detail]) =>
+  box.append(el('h4', {}, 'What became of it'), el('ol', { class: 'moments' }, example.moments.map(([at, what, detail]) =>
     el('li', {}, el('span', { class: 'dim number' }, at == null ? '' : seconds(at)), el('b', {}, what), el('span', {}, detail)))));
 }
 

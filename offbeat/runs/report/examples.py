@@ -1,7 +1,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyarrow has no types.
-"""Text and history of the groups that the page tells: prompt, responses by version, moments."""
+"""Text of the example groups of the page: prompt, and responses by weight version."""
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -154,8 +154,8 @@ def _selected(file: pq.ParquetFile, wanted: NDArray[np.int64]) -> Iterator[Row]:
         yield from file.read(columns=list(_COLUMNS)).take(pa.array(at)).to_pylist()
 
 
-class ToldSample(msgspec.Struct, frozen=True):
-    """One sample of a told group."""
+class ExampleSample(msgspec.Struct, frozen=True):
+    """A sample of an example group."""
 
     reward: float | None  # None: masked
     finish: str
@@ -166,9 +166,9 @@ class ToldSample(msgspec.Struct, frozen=True):
     is_cut: bool  # its text goes on after the last span
 
 
-def told_samples(
+def example_samples(
     receipt: Receipt, rows: BranchesBySample | None, text: TokenText
-) -> Iterator[ToldSample]:
+) -> Iterator[ExampleSample]:
     """Yield the samples of a group; without text where nothing was logged."""
     for sample in range(min(receipt.samples, _SAMPLES)):
         branches: list[list[int]] = [
@@ -176,7 +176,7 @@ def told_samples(
         ]
         spans, is_cut = _spans(branches, receipt.version_spans[sample], text)
         reward = receipt.rewards[sample] if receipt.valid[sample] else None
-        yield ToldSample(
+        yield ExampleSample(
             reward=reward,
             finish=receipt.finish_reasons[sample],
             tokens=receipt.response_tokens[sample],
