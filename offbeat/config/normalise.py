@@ -6,6 +6,7 @@ from typing import Any, Final, cast
 
 from offbeat.config import schema
 from offbeat.config.merge import SHORTHAND
+from offbeat.config.peer_keys import translated
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
 from offbeat.config.tree import Leaf, Node, Section
@@ -160,7 +161,13 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
         other = " or ".join(known.variants)
         hint = f"Only {chooser}={other} has it: take it out, or set {chooser} to {other}."
         return Problem(node.location, key, value, message, hint)
-    return Problem(node.location, key, value, "unknown key", meant(key, valid))
+    hint = _meant_by_section(key, node) if isinstance(node, Section) else ""
+    return Problem(node.location, key, value, "unknown key", hint or meant(key, valid))
+
+
+def _meant_by_section(place: str, section: Section) -> str:
+    """Return what the keys of an unknown section are here, where another library has them in it."""
+    return translated((f"{place}.{key}" for key, _ in section.locations()), parts=2)
 
 
 def meant(key: str, valid: Iterable[str]) -> str:
@@ -170,6 +177,15 @@ def meant(key: str, valid: Iterable[str]) -> str:
     """
     place, _, leaf = key.rpartition(".")
     valid = sorted(valid)
+    is_known = any(known.leaf == leaf for known in schema.known_keys().values())
+    is_misspelt = place and difflib.get_close_matches(leaf, valid, n=1, cutoff=_CLOSE_ELSEWHERE)
+    hint = "" if is_misspelt else translated([key], parts=2 if is_known else 1)
+    return hint or _nearest(key, valid)
+
+
+def _nearest(key: str, valid: list[str]) -> str:
+    """Return the place of this key, or the nearest key there is, else the names of its section."""
+    place, _, leaf = key.rpartition(".")
     by_leaf = dict[str, list[schema.Key]]()
     for known in schema.known_keys().values():
         by_leaf.setdefault(known.leaf, []).append(known)

@@ -1,9 +1,14 @@
 import re
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from offbeat.config.explain import NoSuchKey, explain
+from offbeat.config.peer_keys import PEER_KEYS
 from offbeat.config.schema import known_keys
+
+PAGE: Final = Path(__file__).parents[3] / "docs/coming-from.md"
 
 
 def test_a_key_is_explained_by_type_range_default_and_docstring() -> None:
@@ -61,3 +66,44 @@ def test_an_unknown_section_is_told_where_the_key_belongs() -> None:
 def test_a_key_below_what_is_no_section_is_told_about_that(key: str, hint: str) -> None:
     with pytest.raises(NoSuchKey, match=re.escape(hint)):
         explain(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("num_generations", "`num_generations` is `samples_per_group` here"),
+        ("beta", "`beta` is `algorithm.loss.kl_coef` here"),
+        ("grpo.val_period", "`grpo.val_period` is `eval.interval` here"),
+        ("actor_rollout_ref.rollout.n", "is `samples_per_group` here"),
+        ("rollout.name", "`rollout.name` is `generator.backend` here"),
+        ("trainer.lr", "is `trainer.optimizer.learning_rate` here"),
+        ("trainer.n_gpus_per_node", "is `trainer.data_parallel` or `generator.engines` here"),
+        ("tensor_model_parallel_size", "`generator.vllm.tensor_parallel` or `trainer.tensor_par"),
+        ("gpu_memory_utilization", "is `generator.vllm.engine_args.gpu_memory_utilization` here"),
+    ],
+)
+def test_a_key_of_another_library_is_translated(key: str, hint: str) -> None:
+    with pytest.raises(NoSuchKey, match=re.escape(hint)):
+        explain(key)
+
+
+def test_a_misspelt_key_of_this_section_is_not_taken_for_one_of_another_library() -> None:
+    with pytest.raises(NoSuchKey, match="Did you mean `betas`"):
+        explain("trainer.optimizer.beta")
+
+
+@pytest.mark.parametrize("ours", PEER_KEYS)
+def test_what_a_key_is_translated_to_can_be_set(ours: str) -> None:
+    above = ours.rpartition(".")[0]
+    assert ours in known_keys() or known_keys()[above].kind == "mapping"
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer"), [(ours, peer) for ours, peers in PEER_KEYS.items() for peer in peers]
+)
+def test_each_key_of_another_library_is_translated_as_the_page_does(ours: str, peer: str) -> None:
+    page, named = PAGE.read_text(), {ours, ours.rpartition(".")[0]}
+    rows = [row.split("|") for row in page.splitlines() if row.startswith("| `")]
+    theirs = [row[2:] for row in rows if named & set(re.findall(r"`([\w.]+)`", row[1]))]
+    in_table = any(f"`{peer}`" in "|".join(cells) for cells in theirs)
+    assert in_table or f"`{peer}` is `{ours}`" in page

@@ -351,3 +351,11 @@ def test_a_report_shows_no_secret_and_nothing_that_acts_on_a_terminal(report: Re
     text = report('"a\\e[2J": 1\napi_key: canary-1\n', "environment.token=canary-2", options)
     assert "canary" not in text.replace(options, "")
     assert r"a\x1b[2J" in text and text.replace("\n", "").isprintable()
+
+
+def test_a_section_of_another_library_is_translated_key_by_key(report: Report) -> None:
+    text = report(
+        "grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 4, seed: 1}\nsteps: 1\n"
+    )
+    assert "`grpo.num_prompts_per_step` is `groups_per_step` here; " in text
+    assert "`grpo.num_generations_per_prompt` is `samples_per_group` here. More: docs/" in text
