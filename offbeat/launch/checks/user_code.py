@@ -1,9 +1,9 @@
 """Checks of the user's own code: its source is read, never run."""
 
 import ast
+import difflib
 import importlib.util
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeGuard
@@ -26,7 +26,14 @@ _EXTRAS: Final = {
 }
 """Extra of this package that brings a package which user code imports."""
 
-_AGENT_ARGUMENTS: Final = 2  # the task and the client
+_GIVEN: Final = {
+    "agent": "an agent gets a task and a client",
+    "function": "a reward gets a row and a response",
+}
+"""Positional arguments of a function that the user writes, two of them, by ``environment.name``."""
+
+_GIVEN_COUNT: Final = 2
+_BATCHED: Final = {"prompts", "completions"}  # arguments of a reward function of TRL
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -38,21 +45,27 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
             yield _installed("environment", each.target)
         else:
             section = key.removesuffix(".target")
-            yield _parsed(section, each.target, each.options, working_dir)[1]
+            source, finding = _parsed(
+                section, each.target, each.options, working_dir, environment.name
+            )
+            yield finding
+            if source is not None:
+                yield from _one_sample_per_call(section, source, each.target)
     if environment.target is None or environment.rewards:
         return
     if environment.target in GRADERS:
         yield _installed("environment", environment.target)
         return
-    is_agent = environment.name == "agent"
     source, finding = _parsed(
-        "environment", environment.target, environment.options, working_dir, is_agent=is_agent
+        "environment", environment.target, environment.options, working_dir, environment.name
     )
     yield finding
     if source is not None:
         name = environment.target.partition(":")[2]
         if environment.max_turns == 1:
             yield from _one_turn(source, name)
+        if environment.name == "function":
+            yield from _one_sample_per_call("environment", source, environment.target)
         yield from _one_call_at_a_time(config, source, name)
 
 
@@ -68,23 +81,42 @@ def _parsed(
     target: str,
     options: Collection[str],
     working_dir: Path,
-    *,
-    is_agent: bool = False,
+    environment: str = "",
 ) -> tuple[Path | None, Finding]:
-    """Return the source of a target, None unless it can be used, and the finding about it."""
+    """Return the source of a target, None unless it can be used, and the finding about it.
+
+    ``environment`` is the name of the environment that calls it, of which two give it arguments.
+    """
     module, _, name = target.partition(":")
     source = find_module(module, working_dir)
     if source is None:
         seen = f"{section}.target={target}: no module {module} from {working_dir}"
         fix = "Start offbeat in the directory that holds it, or install it."
         return None, error(section, seen, fix)
-    if problem := _unusable(source, name, options, is_agent=is_agent):
+    if problem := _unusable(source, name, options, environment):
         return None, error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
     if absent := _absent_import(source, working_dir):
         seen = f"{section}.target={target}: {source.name} imports {absent}, which is not installed"
         fix = f"Install it in the environment that runs offbeat{_by_extra(absent)}."
         return None, error(section, seen, fix)
     return source, ok(section, f"module {module} is found")
+
+
+def _one_sample_per_call(section: str, source: Path, target: str) -> Iterator[Finding]:
+    """Warn of a reward whose arguments are named as those of TRL, which are lists."""
+    name = target.partition(":")[2]
+    if source.suffix != ".py":
+        return
+    for node in ast.parse(source.read_bytes()).body:
+        if _is_function(node, name) and _BATCHED & {
+            each.arg for each in node.args.args[:_GIVEN_COUNT]
+        }:
+            yield warning(
+                section,
+                f"{name}() in line {node.lineno} is written for prompts and completions of a batch; it is "
+                "called once per response, with its row and its text",
+                f"Write def {name}(prompt, response), and return one number.",
+            )
 
 
 def _one_call_at_a_time(config: RunConfig, source: Path, name: str) -> Iterator[Finding]:
@@ -162,28 +194,48 @@ def check_secrets(config: RunConfig) -> Iterator[Finding]:
         yield error("secrets", seen, f"Give it again: {key}=...")
 
 
-def _unusable(source: Path, name: str, options: Collection[str], *, is_agent: bool) -> str:
+def _unusable(source: Path, name: str, options: Collection[str], environment: str) -> str:
     """Return why ``name`` in this source cannot be called with ``options``; empty if it may be."""
     if source.suffix != ".py":
         return ""
     try:
-        code = source.read_bytes()
-        tree = ast.parse(code)
+        tree = ast.parse(source.read_bytes())
     except SyntaxError as broken:
         return f"{broken.msg}, in line {broken.lineno}"
     except (OSError, ValueError) as broken:
         return f"it cannot be read: {broken}"
     for node in tree.body:
         if _is_function(node, name):
-            wrong = _unfit_for_agent(node, options) if is_agent else ""
-            return wrong or _unknown_option(node, options)
+            return _unfit(node, options, environment) or _unknown_option(node, options)
         if _is_constant(node, name):
             return f"{name} in line {node.lineno} is a constant, and cannot be called"
+    return _nowhere(tree, name)
+
+
+def _nowhere(tree: ast.Module, name: str) -> str:
+    """Say that nothing in a module is called ``name``; ``""`` if something may be."""
     by_star = any(
         isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)
     )
-    there = by_star or re.search(rb"\b%s\b" % re.escape(name.encode()), code)
-    return "" if there else f"nothing in it is called {name!r}"
+    if by_star or any(name in _names(node) for node in ast.walk(tree)):
+        return ""
+    near = difflib.get_close_matches(name, (n for node in tree.body for n in _names(node)), n=1)
+    return f"nothing in it is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _names(node: ast.AST) -> tuple[str, ...]:
+    """Return the names that a node may bind, without those below it."""
+    match node:
+        case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return (name,)
+        case ast.ClassDef(name=name) | ast.Constant(value=str(name)):
+            return (name,)  # a constant as in globals()["reward"]
+        case ast.keyword(arg=str(name)):
+            return (name,)
+        case ast.alias(name=name, asname=other):
+            return (other or name.partition(".")[0],)
+        case _:
+            return ()
 
 
 def _by_extra(package: str) -> str:
@@ -227,22 +279,26 @@ def _is_constant(node: ast.stmt, name: str) -> bool:
     )
 
 
-def _unfit_for_agent(function: _Function, options: Collection[str]) -> str:
-    """Return why a function cannot be called as ``await run(task, client, **options)``."""
+def _unfit(function: _Function, options: Collection[str], environment: str) -> str:
+    """Return why a function cannot be called as ``f(task, client, **options)``, or with row and response."""
+    if environment not in _GIVEN:
+        return ""
     here, takes = f"{function.name}() in line {function.lineno}", function.args
-    if not isinstance(function, ast.AsyncFunctionDef):
+    if environment == "agent" and not isinstance(function, ast.AsyncFunctionDef):
         return f"{here} is not async: write async def {function.name}(task, client)"
     positional = [*takes.posonlyargs, *takes.args]
-    if len(positional) < _AGENT_ARGUMENTS and takes.vararg is None:
-        return f"{here} takes {len(positional)} arguments; an agent gets a task and a client"
-    required = positional[_AGENT_ARGUMENTS : len(positional) - len(takes.defaults)]
+    if len(positional) < _GIVEN_COUNT and takes.vararg is None:
+        return f"{here} takes {len(positional)} arguments; {_GIVEN[environment]}"
+    required = positional[_GIVEN_COUNT : len(positional) - len(takes.defaults)]
     required += [
         each
         for each, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True)
         if default is None
     ]
     missing = [each.arg for each in required if each.arg not in options]
-    return f"{here} needs {missing[0]!r}: add it to environment.options" if missing else ""
+    if not missing:
+        return ""
+    return f"{here} needs {missing[0]!r}: add it to its options; {_GIVEN[environment]}"
 
 
 def _unknown_option(function: _Function, options: Iterable[str]) -> str:

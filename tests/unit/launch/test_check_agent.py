@@ -76,7 +76,7 @@ def test_an_agents_recipe_can_be_dried(tmp_path: Path) -> None:
         ("async def run(task): ...", "takes 1 arguments; an agent gets a task and a client"),
         (
             "async def run(task, client, *, tool): ...",
-            "needs 'tool': add it to environment.options",
+            "needs 'tool': add it to its options; an agent gets a task and a client",
         ),
         ("async def run(task, client, tool, depth=1): ...", "needs 'tool'"),
         ("run = 5", "is a constant, and cannot be called"),

@@ -680,7 +680,9 @@ def user_code(tmp_path: Path) -> Path:
     package = tmp_path / "mine" / "rewards"
     package.mkdir(parents=True)
     (tmp_path / "mine" / "__init__.py").write_text("raise RuntimeError('user code was run')")
-    (package / "math.py").write_text("raise RuntimeError('user code was run')\ndef f(): ...\n")
+    (package / "math.py").write_text(
+        "raise RuntimeError('user code was run')\ndef f(row, text): ...\n"
+    )
     (package / "policy.py").write_text("class Policy: ...\n")
     return tmp_path
 
@@ -725,6 +727,7 @@ def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Le
     [
         ("x = 1\ndef f(:\n", "invalid syntax, in line 2"),
         ("def g(): ...\n", "nothing in it is called 'f'"),
+        ("g = 'as f does'\n", "nothing in it is called 'f'"),
         ("x = '\0'\n", "null bytes"),
         ("from json import *\n", ""),
         ("globals().update(f=1)\n", ""),
@@ -802,6 +805,47 @@ def test_an_option_that_a_reward_does_not_take_is_told_before_it_is_run(
     finding = one(check_targets(config(environment=section), tmp_path))
     assert (finding.level is Level.ERROR) is bool(problem)
     assert problem in finding.message
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (
+            "def f(completions, **rest): ...",
+            "takes 1 arguments; a reward gets a row and a response",
+        ),
+        ("def f(source, solution, truth, extra=None): ...", "needs 'truth': add it to its options"),
+        ("def f(*both): ...", ""),
+        ("def f(prompt, response, near=1): ...", ""),
+    ],
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_reward_that_cannot_be_called_is_refused_before_a_run(
+    tmp_path: Path, code: str, problem: str, *, several: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    named: dict[str, object] = {"rewards": {"one": {"target": "mine:f"}}}
+    section = {"name": "function"} | (named if several else {"target": "mine:f"})
+    finding = one(check_targets(config(environment=section), tmp_path))
+    assert (finding.level is Level.ERROR) is bool(problem)
+    assert problem in finding.message
+
+
+def test_a_reward_that_is_written_for_a_batch_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def f(prompts, completions, **rest): ...\n")
+    section = {"name": "function", "target": "mine:f"}
+    found, warned = check_targets(config(environment=section), tmp_path)
+    assert (found.level, warned.level) == (Level.OK, Level.WARNING)
+    assert "called once per response" in warned.message
+
+
+def test_a_reward_of_a_near_name_is_offered(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(prompt, response): ...\n")
+    section = {"name": "function", "target": "mine:rewards"}
+    assert (
+        "did you mean 'reward'?"
+        in one(check_targets(config(environment=section), tmp_path)).message
+    )
 
 
 @pytest.mark.parametrize(("form", "is_warned"), [("def", True), ("async def", False)])
