@@ -49,6 +49,7 @@ from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
 from offbeat.launch.gcs_watch import GcsWatch
 from offbeat.launch.heartbeat import HeartbeatTimeout
 from offbeat.launch.initial_model import with_initial_model
+from offbeat.launch.next_commands import next_commands
 from offbeat.launch.opened_run import OpenedRun, open_run
 from offbeat.launch.read_backs import ReadBacks
 from offbeat.launch.screen import screen
@@ -204,6 +205,9 @@ def _driven(spec: RunSpec, console: Console, errors: Console, opened: OpenedRun)
         if spec.evaluates_only and summary.outcome == "finished"
         else render_summary(summary, written_files(directory))
     )
+    if not spec.evaluates_only:
+        offered = next_commands(directory, summary, on_stubs=spec.config.trainer.backend == "stub")
+        console.print(f"\n{offered}", markup=False, highlight=False, soft_wrap=True)
     if spec.evaluates_only and summary.outcome == "finished" and summary.evaluations_failed:
         summary = msgspec.structs.replace(
             summary, outcome="failed", error=summary.evaluation_failure

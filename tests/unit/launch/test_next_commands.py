@@ -1,0 +1,34 @@
+"""Commands that the table at the end of a run offers."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from offbeat.launch.next_commands import next_commands
+from offbeat.telemetry.summary import GroupCounts, Summary
+
+FINISHED = Summary(
+    run_id="run-1",
+    name="mine",
+    outcome="finished",
+    steps=5,
+    trainer_version=5,
+    groups=GroupCounts(drawn=10, trained=10),
+    wall_s=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    "change", [{"outcome": "aborted"}, {"outcome": "failed"}, {"ended_by": "offbeat control stop"}]
+)
+def test_a_run_that_ended_early_names_the_command_that_goes_on(change: dict[str, str]) -> None:
+    summary = msgspec.structs.replace(FINISHED, **change)
+    offered = next_commands(Path("/data/my runs/mine"), summary, on_stubs=False)
+    assert offered.endswith("\ngo on      offbeat train --resume '/data/my runs/mine'")
+    assert "--resume" not in next_commands(Path("runs/mine"), summary, on_stubs=True)
+
+
+def test_a_finished_run_names_its_page_alone() -> None:
+    offered = next_commands(Path("runs/mine"), FINISHED, on_stubs=False)
+    assert offered == "next\none page   offbeat report runs/mine"
