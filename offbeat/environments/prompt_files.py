@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from offbeat.config.hub_path import is_on_hub
+from offbeat.config.hub_path import FORM, is_on_hub
 from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commit
 from offbeat.environments.picture_rows import PICTURE_KEYS, names_pictures
 from offbeat.environments.prompts import RowPrompts
@@ -161,6 +161,9 @@ class _Reader:
         except IsADirectoryError as error:
             problem = "holds no *.parquet and no *.jsonl; folders inside it are not searched"
             raise PromptFileError(str(path), 0, problem) from error
+        except FileNotFoundError as error:
+            problem = f"cannot be read: {error.strerror}. Files of the Hugging Face Hub are {FORM}"
+            raise PromptFileError(str(path), 0, problem) from error
         except OSError as error:
             raise PromptFileError(str(path), 0, f"cannot be read: {error.strerror}") from error
 
@@ -247,7 +250,8 @@ def row_problem(fields: Mapping[str, object]) -> str | None:
     """Return why a row is not a prompt; None when it is."""
     if ("prompt" in fields) == ("messages" in fields):
         both = "both" if "prompt" in fields else "neither"
-        return f"has {both} of 'prompt' and 'messages' (keys: {', '.join(fields)}); give one"
+        fix = "give one, or name its column in columns, as in {prompt: question}"
+        return f"has {both} of 'prompt' and 'messages' (keys: {', '.join(fields)}); {fix}"
     if "prompt" in fields:
         return _problem_of_prompt(fields["prompt"])
     return _problem_of_messages(fields["messages"])

@@ -129,7 +129,7 @@ def _read(
     except PromptFileError as broken:
         columns = key.replace("path", "columns")
         fix = f"Point {key} at JSON Lines or Parquet, and {columns} at its columns."
-        fix = "Fix the line." if broken.line else fix
+        fix = f"Fix the line, or {columns}." if broken.line else fix
         yield error("prompts", str(broken), fix)
         return None
     except BadEnvironment as wrong:

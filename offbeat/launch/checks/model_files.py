@@ -22,6 +22,7 @@ _SUBJECT: Final = "model"
 _POSITIONS: Final = "max_position_embeddings"
 _INDEX: Final = "model.safetensors.index.json"
 _FIX: Final = "Point model.path at a Hugging Face directory with config, weights (*.safetensors) and tokenizer."
+_DOWNLOAD: Final = "Nothing is downloaded: hf download OWNER/NAME --local-dir DIRECTORY gets one."
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
     Return its facts, None if unreadable, and the problems found.
     """
     if not folder.is_dir():
-        return None, [error(_SUBJECT, f"{folder} is no directory", _FIX)]
+        return None, [error(_SUBJECT, f"{folder} is no directory", f"{_FIX} {_DOWNLOAD}")]
     wrong = list(_missing_files(folder))
     settings, problem = _read_settings(folder / "config.json")
     wrong += [problem] if problem else []
