@@ -22,6 +22,7 @@ _DTYPES: Final = _FLOATS | {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"
 _HEAD: Final = "lm_head.weight"
 _PREFIX: Final = r"(?:model\.|language_model\.)*"
 _LAYER: Final = re.compile(_PREFIX + r"layers\.(\d+)\..+")
+_FREQUENCIES: Final = ".rotary_emb.inv_freq"
 _NAMED_DRAFT: Final = re.compile(_PREFIX + r"mtp[._].+")
 
 
@@ -32,9 +33,8 @@ class Coverage:
     tensors: Mapping[str, tuple[tuple[int, ...], str]]
     dtype: str  # type that the engine computes in
     tied: bool  # whether the output head is the embedding
-    # Tensors that only a drafter of speculative decoding reads: no trainer has them, and no release
-    # needs them
-    drafts: frozenset[str] = frozenset()
+    # Tensors that the model itself does not read: no trainer has them, and no release needs them
+    unread: frozenset[str] = frozenset()
 
     def check(self, epoch: int, manifest: Manifest) -> None:
         """Raise unless a manifest covers the model.
@@ -44,7 +44,7 @@ class Coverage:
             TransferRefused: A tensor is of another shape or type than the engine's.
         """
         names = {spec.name for spec in manifest.tensors}
-        optional = self.drafts | ({_HEAD} if self.tied else set[str]())
+        optional = self.unread | ({_HEAD} if self.tied else set[str]())
         missing = sorted(self.tensors.keys() - names - optional)
         unknown = sorted(names - self.tensors.keys() - optional)
         if missing or unknown:
@@ -84,15 +84,16 @@ def coverage_of(
         metas = ((name, shape, kind) for name, (shape, kind) in tensors.items())
         policy = WirePolicy(quantize=quantize)
         tensors = {each.name: (each.shape, each.dtype) for each in wire_metas(metas, policy)}
-    drafts = frozenset(_draft_names(tensors, settings))
-    return Coverage(tensors, dtype, bool(settings.get("tie_word_embeddings", False)), drafts)
+    unread = frozenset(_unread_names(tensors, settings))
+    return Coverage(tensors, dtype, bool(settings.get("tie_word_embeddings", False)), unread)
 
 
-def _draft_names(names: Iterable[str], settings: Mapping[str, object]) -> Iterator[str]:
-    """Yield the names of the tensors that predict further tokens (MTP), as vLLM leaves them out.
+def _unread_names(names: Iterable[str], settings: Mapping[str, object]) -> Iterator[str]:
+    """Yield the names of the tensors that vLLM and transformers both leave out.
 
-    They are the layers behind the last one of the model, as in GLM-4.5 and DeepSeek-V3, or have a
-    name of their own, as in Qwen3-Next.
+    They predict further tokens (MTP), which only a drafter of speculative decoding does: layers behind
+    the last one of the model, as in GLM-4.5 and DeepSeek-V3, or with a name of their own, as in
+    Qwen3-Next. Or they are frequencies of positions, which old files of Llama hold for each layer.
     """
     text = settings.get("text_config")
     sizes = cast("Mapping[str, object]", text if isinstance(text, Mapping) else settings)
@@ -102,5 +103,6 @@ def _draft_names(names: Iterable[str], settings: Mapping[str, object]) -> Iterat
     )
     for name in names:
         found = _LAYER.fullmatch(name)
-        if _NAMED_DRAFT.fullmatch(name) or (found is not None and int(found[1]) in behind):
+        is_drafter = _NAMED_DRAFT.fullmatch(name) or (found is not None and int(found[1]) in behind)
+        if is_drafter or name.endswith(_FREQUENCIES):
             yield name

@@ -33,7 +33,7 @@ def manifest(names: Sequence[str] = TRAINED) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "settings"),
+    ("unread", "settings"),
     [
         (["model.layers.2.eh_proj.weight"], {"num_nextn_predict_layers": 1}),
         (
@@ -42,19 +42,20 @@ def manifest(names: Sequence[str] = TRAINED) -> Manifest:
         ),
         (["mtp.layers.0.mlp.gate.weight", "mtp.fc.weight"], {}),
         (["model.mtp_block.0.mlp.up_proj.weight"], {}),
+        (["model.layers.1.self_attn.rotary_emb.inv_freq"], {}),
         (
             ["model.language_model.layers.2.eh_proj.weight"],
             {"text_config": {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}},
         ),
     ],
 )
-def test_what_a_drafter_alone_reads_need_not_be_in_a_release(
-    tmp_path: Path, drafter: list[str], settings: dict[str, Any]
+def test_what_the_model_does_not_read_need_not_be_in_a_release(
+    tmp_path: Path, unread: list[str], settings: dict[str, Any]
 ) -> None:
     """No trainer has these tensors: a model whose files hold them could not be served at all."""
-    coverage = coverage_of(str(directory(tmp_path, drafter, **settings)), "float32")
+    coverage = coverage_of(str(directory(tmp_path, unread, **settings)), "float32")
     coverage.check(1, manifest())
-    coverage.check(2, manifest((*TRAINED, *drafter)))
+    coverage.check(2, manifest((*TRAINED, *unread)))
     with pytest.raises(CoverageRefused, match=r"model\.layers\.0\.mlp"):
         coverage.check(3, manifest([name for name in TRAINED if "layers.0" not in name]))
 
