@@ -181,7 +181,7 @@ class TrainerActor:
         inside the next call, for which the other ranks would otherwise wait in vain.
         """
         self._guard.check(fence)
-        self._columns.put(number, payloads)
+        self._columns.put(fence, number, payloads)
 
     @ray.method(num_returns=2)
     def prepare_logprobs(
@@ -195,7 +195,7 @@ class TrainerActor:
             ColumnsMissing: The columns sent with ``hold`` did not arrive.
         """
         self._admit(fence)
-        groups = self._groups("prepare_logprobs", places, sent, payloads)
+        groups = self._groups(fence, "prepare_logprobs", places, sent, payloads)
         written = self._classified(
             TrainerCall.PREPARE_LOGPROBS,
             self._split.steps_applied + 1,
@@ -250,7 +250,7 @@ class TrainerActor:
             ColumnsMissing: The columns sent with ``hold`` did not arrive.
         """
         self._admit(fence)
-        groups = self._groups("train_microbatch", places, sent, payloads)
+        groups = self._groups(fence, "train_microbatch", places, sent, payloads)
         train = self._split.train_microbatch
         result = self._classified(
             TrainerCall.MICROBATCH, key.step, train, key, groups, advantages, minibatches
@@ -348,13 +348,18 @@ class TrainerActor:
             raise CheckpointFailed(self._rank, stored.version, problem)
 
     def _groups(
-        self, during: str, places: Places, sent: int, payloads: Sequence[Sequence[Columns]]
+        self,
+        fence: Fence,
+        during: str,
+        places: Places,
+        sent: int,
+        payloads: Sequence[Sequence[Columns]],
     ) -> Sequence[Columns]:
         """Return the columns of each group.
 
         Missing ones raise when they are read, inside the call of all ranks.
         """
-        brought = self._columns.take(sent) if sent else payloads
+        brought = self._columns.take(fence, sent) if sent else payloads
         if brought is None:
             return MissingColumns(self._rank, during)
         return merged(places, brought)

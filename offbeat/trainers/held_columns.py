@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.messages.fences import Fence
 from offbeat.trainers.errors import ColumnsMissing
 from offbeat.transfer_queue.schema import Columns
 
@@ -17,15 +18,17 @@ class HeldColumns:
     """Buffer for columns that arrive ahead of their call; it holds those of one call at most."""
 
     def __init__(self) -> None:
-        self._number, self._payloads = 0, tuple[Sequence[Columns], ...]()
+        self._key: tuple[int, int] | None = None
+        self._payloads = tuple[Sequence[Columns], ...]()
 
-    def put(self, number: int, payloads: tuple[Sequence[Columns], ...]) -> None:
-        self._number, self._payloads = number, payloads
+    def put(self, fence: Fence, number: int, payloads: tuple[Sequence[Columns], ...]) -> None:
+        """Keep the payloads of call ``number`` of this controller: each one counts from 1."""
+        self._key, self._payloads = (fence.incarnation, number), payloads
 
-    def take(self, number: int) -> tuple[Sequence[Columns], ...] | None:
-        """Remove and return the payloads of call ``number``; None if they did not arrive."""
-        arrived, payloads = self._number == number, self._payloads
-        self._number, self._payloads = 0, ()
+    def take(self, fence: Fence, number: int) -> tuple[Sequence[Columns], ...] | None:
+        """Remove and return the payloads of that call; None if they did not arrive."""
+        arrived, payloads = self._key == (fence.incarnation, number), self._payloads
+        self._key, self._payloads = None, ()
         return payloads if arrived else None
 
 

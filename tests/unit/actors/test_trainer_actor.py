@@ -463,6 +463,17 @@ def test_columns_that_did_not_arrive_fail_the_call_and_are_never_those_of_anothe
     assert step(actor, 1, (0,), attempt=2).applied
 
 
+def test_columns_of_a_replaced_controller_are_not_those_of_a_call_of_the_next_one(
+    actor: TrainerActor,
+) -> None:
+    """Each controller numbers its calls from 1; the first one of this was refused, or never sent."""
+    successor = Fence(FENCE.run_id, FENCE.incarnation + 1)
+    actor.hold(FENCE, 1, [group(0)])
+    actor.begin_train_step(successor, StepKey(1, 1, 0), LOSS)
+    with pytest.raises(ColumnsMissing):
+        actor.train_microbatch(successor, StepKey(1, 1, 1), [0], [(0.5, -0.5)], (), (((0, 0),),), 1)
+
+
 def test_what_a_process_cannot_be_a_rank_of_is_said_again_to_whoever_asks_later(
     tmp_path: Path,
 ) -> None:
