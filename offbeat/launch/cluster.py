@@ -35,6 +35,7 @@ from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
 from offbeat.launch.own_session import in_own_session
 from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token, keep_token_private
+from offbeat.launch.session_folder import session_folder
 from offbeat.launch.wire_room import check_one_machine
 from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line
@@ -111,10 +112,8 @@ def start_ray(runtime_env: Mapping[str, str]) -> None:
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
     check_token(address)
-    if address == "local":
-        keep_token_private(os.environ, Path.home())
     variables = {**ENVIRONMENT, **passed_on(os.environ, runtime_env).plain}
-    local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    local = _settings_of_private() if address == "local" else {}
     try:
         with in_own_session():
             ray.init(
@@ -132,6 +131,11 @@ def start_ray(runtime_env: Mapping[str, str]) -> None:
         if not_started := why_not_started(error):
             raise not_started from error
         raise
+
+
+def _settings_of_private() -> dict[str, Any]:
+    keep_token_private(os.environ, Path.home())
+    return {"include_dashboard": False, "_temp_dir": session_folder(os.environ)}
 
 
 def check_token(address: str) -> None:
