@@ -35,6 +35,11 @@ STRANGER_S: Final = 10.0
 MOST_STRANGERS: Final = 64
 """Connections without a valid request at a time. Beyond, the oldest one is closed: a client has sent
 its first request when it is accepted, so it is not the one that waits."""
+_ACCEPTED_AT_ONCE: Final = 8
+"""Connections accepted per turn of the loop: what a client has sent is read some turns later, before
+as many others have come as push it out."""
+_BACKLOG: Final = 512
+"""Connections that the system holds before they are accepted: all ranks may come at once."""
 _decode_request = msgspec.msgpack.Decoder[StoreRequest](
     Set | Get | Check | Add | CompareSet | Append | Delete | Count
 ).decode
@@ -53,7 +58,7 @@ class StoreServer:
     ) -> None:
         """Listen at a free port of ``host``, and of no other address."""
         self._key, self._stranger_s, self._most_strangers = key, stranger_s, most_strangers
-        self._listening = socket.create_server((host, 0), backlog=512)
+        self._listening = socket.create_server((host, 0), backlog=_BACKLOG)
         self.host, self.port = host, int(self._listening.getsockname()[1])
         self._values = dict[str, bytes]()
         self._strangers = dict[asyncio.StreamWriter, None]()  # oldest first
@@ -82,7 +87,10 @@ class StoreServer:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._accepted, sock=self._listening)
+        server = await asyncio.start_server(
+            self._accepted, sock=self._listening, backlog=_ACCEPTED_AT_ONCE
+        )
+        self._listening.listen(_BACKLOG)  # asyncio has one number for both
         async with server:
             await self._closing.wait()
         for task in self._tasks:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,8 +25,9 @@ from torch.distributed import (
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.rendezvous.requests import Count
 from offbeat.rendezvous.store import SharedStore
-from offbeat.rendezvous.store_server import StoreServer
+from offbeat.rendezvous.store_server import MOST_STRANGERS, StoreServer
 
 HOST, KEY, PATIENT_S = "127.0.0.1", SharedKey(b"k" * 32), 20.0
 
@@ -230,6 +232,31 @@ def test_strangers_hold_a_bounded_number_of_connections_and_keep_no_client_out()
     assert all(map(is_closed, strangers[:6]))
     assert client(server).add("still", 1) == 1
     for each in strangers:
+        each.close()
+    server.close()
+
+
+class HeldServer(StoreServer):
+    """Accepts nobody until it is let go: whoever comes before comes at once."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        super().__init__(HOST, KEY)
+
+    def _run(self) -> None:
+        self.go.wait()
+        super()._run()
+
+
+def test_strangers_who_come_all_at_once_push_out_no_client_among_them() -> None:
+    server = HeldServer()
+    first = stranger(server)
+    first.sendall(KEY.frame(msgspec.msgpack.encode(Count())))
+    others = [stranger(server) for _ in range(200)]
+    server.go.set()
+    assert first.recv(1) != b"", "it is answered"
+    assert all(map(is_closed, others[:-MOST_STRANGERS]))
+    for each in (first, *others):
         each.close()
     server.close()
 
