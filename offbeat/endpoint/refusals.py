@@ -1,4 +1,4 @@
-"""From what a session raises to the error that an agent is answered with."""
+"""Maps what a session raises to the error that an agent is answered with."""
 
 from http import HTTPStatus
 from typing import Final

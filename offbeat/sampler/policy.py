@@ -131,7 +131,7 @@ class Sampler(Protocol):
         ...
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
-        """A waiting group may go to an engine now: it could still be trained in time.
+        """Return whether a waiting group may go to an engine now: it could still be trained in time.
 
         True for a group just admitted. A group that comes back, after a failure or a rewind, may
         have to wait for newer weights.
@@ -139,15 +139,15 @@ class Sampler(Protocol):
         ...
 
     def select(self, view: View) -> list[int]:
-        """Prompts to claim now for the step in progress, at most ``view.groups_needed`` of them."""
+        """Return the prompts to claim now for the open step, at most ``view.groups_needed`` of them."""
         ...
 
     def stale(self, view: View) -> list[int]:
-        """Prompt indices of ready groups that are past the bound and can never be trained."""
+        """Return prompt indices of ready groups that are past the bound and can never be trained."""
         ...
 
     def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
-        """Prompt indices of groups in flight that can no longer be trained in time.
+        """Return prompt indices of groups in flight that can no longer be trained in time.
 
         Args:
             view: The run.
@@ -163,7 +163,7 @@ def past_bound(view: View, max_staleness: int) -> list[int]:
 
 
 def past_bound_in_flight(view: View, max_staleness: int) -> list[int]:
-    """Groups in flight whose oldest token is past the bound already."""
+    """Return groups in flight whose oldest token is past the bound already."""
     return _older_than(view.in_flight_at, view.trainer_version - max_staleness)
 
 

@@ -174,7 +174,6 @@ class Faults:
         """Applies a fault of ``FaultMoment.NOW``; returns False if its target does not exist."""
         self.fired: list[str] = []
         self.struck: list[str] = []  # failpoints at which a fault had an effect
-        self.last_at_s = 0.0
 
     @property
     def reached(self) -> list[str]:
@@ -203,7 +202,6 @@ class Faults:
 
     def has_fired(self, kind: str, target: str, detail: str) -> None:
         self.fired.append(kind)
-        self.last_at_s = self._loop.time()
         self._on_fired(kind, target, detail)
 
     def step(self, applied: int) -> None:

@@ -12,12 +12,7 @@ from offbeat.trainers.ranks.shard_sender import ReshardSender
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Manifest, TensorMeta, release_digest
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
-from offbeat.weight_sync.reshard.buckets import (
-    NamedRegion,
-    needed_by,
-    part_of_release,
-    plan_buckets,
-)
+from offbeat.weight_sync.reshard.buckets import NamedRegion, needed_by, plan_buckets
 from offbeat.weight_sync.reshard.placement import Placement
 from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.reshard.shards import HeldShards
@@ -25,6 +20,7 @@ from offbeat.weight_sync.transaction import TensorSpecs
 from offbeat.weight_sync.transports.messages import ReshardRoute, TransferTimeouts
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 from offbeat.weight_sync.transports.reshard_server import ReshardServer
+from tests.support.release_parts import part_of_release
 
 BUCKET_BYTES = 3_000
 RECEIVERS = 2

@@ -33,7 +33,7 @@ from offbeat.weight_sync.reshard.buckets import plan_buckets
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout, needed_buckets
 from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.reshard.region_tensors import RegionTensors
-from offbeat.weight_sync.reshard.shards import HeldShards, regions_held
+from offbeat.weight_sync.reshard.shards import HeldShards
 
 
 def recorded(model: Path, ranks: int) -> dict[str, Any]:
@@ -89,7 +89,8 @@ def fetched(
         for rank in range(2)
     ]
     layout = EngineLayout(tuple(given), (tuple(regions),))
-    plan = plan_buckets(metas, [regions_held(h) for h in held], 5_000, layout.placement(metas))
+    regions_held = [[(each.name, each.region) for each in own] for own in held]
+    plan = plan_buckets(metas, regions_held, 5_000, layout.placement(metas))
     packed = dict[int, Bytes]()
     for rank, own in enumerate(held):
         source = HeldShards(plan, rank, lambda own=own: own)

@@ -48,12 +48,6 @@ class BucketFetch:
             planned = dict(routes[bucket].sender_by_receiver).get(receiver)
             sender = min(routes[bucket].holders, key=self._load) if planned is None else planned
             self._waiting.setdefault(sender, []).append(bucket)
-        self.count = len(buckets)
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether every bucket has arrived."""
-        return len(self.arrived) == self.count
 
     @property
     def is_over(self) -> bool:

@@ -1,6 +1,6 @@
 """Sources of a reshard: a rank packs the buckets that it holds, out of its own shard alone."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from torch import Tensor
@@ -91,8 +91,3 @@ class WholeShards:
         chunks = self._source.chunks(cast("Room", room))  # they are packed into any memory
         for index, (data, digest) in enumerate(chunks):
             yield PackedBucket(index, data, digest)
-
-
-def regions_held(held: Iterable[TensorRegion]) -> Sequence[tuple[str, Region]]:
-    """Return names and regions without the values."""
-    return [(each.name, each.region) for each in held]

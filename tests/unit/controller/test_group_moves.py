@@ -78,15 +78,14 @@ def test_the_ledger_makes_the_moves_of_the_table_and_no_others(
     assert contradiction(before, events[-1]) is None
 
 
-@pytest.mark.parametrize("place", [*Place, *GroupEnd])
 @pytest.mark.parametrize("move", GUARDED, ids=name_of)
-def test_a_journal_with_a_move_from_another_place_is_refused(
-    move: GroupMove, place: Place | GroupEnd
-) -> None:
+def test_a_journal_with_a_move_from_another_place_is_refused(move: GroupMove) -> None:
     ledger, events = at(min(move.leaves))
     METHODS[name_of(move)](ledger)
-    if place not in move.leaves:
-        assert contradiction(at(place)[0], events[-1]) is not None
+    others = [place for place in (*Place, *GroupEnd) if place not in move.leaves]
+    assert others
+    for place in others:
+        assert contradiction(at(place)[0], events[-1]) is not None, place
 
 
 def test_a_rewind_moves_what_is_claimed_and_what_was_trained() -> None:

@@ -93,7 +93,9 @@ def test_a_process_that_user_code_forked_scores_no_sample_of_another_group() -> 
                     scores.append((response, await pool.score({}, [response])))
         return scores
 
-    assert all(got == [len(response)] for response, got in asyncio.run(scored()))
+    scores = asyncio.run(scored())
+    assert scores, "not every call failed"
+    assert all(got == [len(response)] for response, got in scores)
 
 
 def test_the_answer_of_the_process_that_was_asked_counts_and_never_that_of_its_fork() -> None:

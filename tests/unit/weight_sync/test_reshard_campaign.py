@@ -103,7 +103,7 @@ def fetched(
                     got[bucket] = data
         else:
             fetch.ended(sender)
-    return got if fetch.is_done else None
+    return None if fetch.lost else got
 
 
 @given(st.data())

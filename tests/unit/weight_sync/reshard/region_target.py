@@ -10,9 +10,10 @@ from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, release_digest
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
 from offbeat.weight_sync.reshard.agreement import agreed_digests
-from offbeat.weight_sync.reshard.buckets import BucketPlan, part_of_release
+from offbeat.weight_sync.reshard.buckets import BucketPlan
 from offbeat.weight_sync.reshard.region import Region
 from offbeat.weight_sync.reshard.shards import HeldShards
+from tests.support.release_parts import part_of_release
 
 UNREAD = -1.0
 """What a receiver has where nothing was sent; no weight is negative."""

@@ -194,7 +194,7 @@ def test_buckets_that_the_plan_has_for_no_such_receiver_come_from_the_least_load
     fetch = BucketFetch(routes, [10, 10], 7, needed=(0, 1))
     assert fetch.next() == (0, (0,))
     assert fetch.next() == (1, (1,))
-    assert fetch.count == 2
+    assert fetch.next() is None
     planned = BucketFetch(routes, [10, 10], 0, needed=(1,))
     assert planned.next() == (0, (1,))
-    assert planned.count == 1
+    assert planned.next() is None

@@ -1,0 +1,31 @@
+"""A part of a release, as a receiver that stages its own regions alone reads it."""
+
+from collections.abc import Sequence
+
+import msgspec
+import xxhash
+
+from offbeat.weight_sync.manifest import Manifest, PieceSpec
+
+
+def part_of_release(manifest: Manifest, buckets: Sequence[int]) -> Manifest:
+    """Return the manifest of some buckets of a release, which one of several receivers needs."""
+    if len(buckets) == len(manifest.chunk_nbytes):
+        return manifest
+    place = {bucket: index for index, bucket in enumerate(buckets)}
+    chosen = [each for each in manifest.pieces if each.chunk in place]
+    tensors = sorted({each.tensor for each in chosen})
+    number = {tensor: index for index, tensor in enumerate(tensors)}
+    pieces = tuple(
+        PieceSpec(number[each.tensor], each.region, place[each.chunk], each.offset)
+        for each in chosen
+    )
+    digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((manifest.digest, list(buckets))))
+    return msgspec.structs.replace(
+        manifest,
+        tensors=tuple(manifest.tensors[each] for each in tensors),
+        chunk_nbytes=tuple(manifest.chunk_nbytes[each] for each in buckets),
+        chunk_digests=tuple(manifest.chunk_digests[each] for each in buckets),
+        pieces=pieces,
+        digest=digest,
+    )
