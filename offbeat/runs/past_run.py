@@ -1,7 +1,7 @@
 """Reads the journal of a finished, crashed or live run."""
 
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable_lines
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.runs.nearby_runs import what_to_name
+from offbeat.runs.report.limits import regular_bytes
 
 
 class NotARun(OffbeatError):
@@ -48,6 +49,7 @@ def journal_of(run_dir: Path) -> Path:
 
     Raises:
         NotARun: There is no journal.
+        NoRegularFile: A name in it stands for no file: a pipe would be waited for.
     """
     if not run_dir.is_dir():
         problem = "a file" if run_dir.exists() else "no such directory"
@@ -57,6 +59,9 @@ def journal_of(run_dir: Path) -> Path:
         raise NotARun(str(run_dir), "its run ended before its first record", f"See {SUMMARY}")
     if not journal.is_dir():
         raise NotARun(str(run_dir), "it holds no journal", what_to_name(run_dir))
+    for path in journal.iterdir():
+        with suppress(FileNotFoundError):  # the run has removed it just now
+            regular_bytes(path)
     return journal
 
 

@@ -16,6 +16,7 @@ from offbeat.messages.failures import Component
 from offbeat.messages.text import printable
 from offbeat.runs.directory import SUMMARY
 from offbeat.runs.past_run import clock_time, folded, journal_of
+from offbeat.runs.report.limits import SUMMARY_BYTES, read_limited
 from offbeat.telemetry.summary import Summary
 
 
@@ -126,6 +127,7 @@ def replay(run_dir: Path) -> Replay:
 
     Raises:
         NotARun: There is no journal.
+        NoRegularFile, FileTooLarge: A file is none that a run writes.
         JournalCorrupt: A file of the journal is damaged.
         ImpossibleEvent: An event does not fit those before it.
     """
@@ -265,7 +267,7 @@ def _compared_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, 
     if not path.exists():
         return "not written", "", []
     try:
-        summary = Summary.from_json(path.read_bytes())
+        summary = Summary.from_json(read_limited(path, SUMMARY_BYTES))
     except msgspec.DecodeError as error:
         return "differs", "", [f"{SUMMARY} cannot be read: {error}"]
     why = summary.error or (summary.ended_by and f"ended by {summary.ended_by}")

@@ -13,7 +13,6 @@ from offbeat.controller.events import AnyEvent
 from offbeat.controller.journal import JournalParts, JournalState, read_parts
 from offbeat.controller.ledger import Ledger
 from offbeat.runs.past_run import checked, journal_of
-from offbeat.runs.report.limits import regular_bytes
 
 
 class RunJournal:
@@ -29,8 +28,6 @@ class RunJournal:
             JournalVersion: Another version of offbeat wrote it.
         """
         journal = journal_of(run_dir)
-        for path in journal.iterdir():
-            regular_bytes(path)
         self._read: JournalParts = read_parts(journal)
         self.ledger, self.history = self._read.ledger, self._read.history
         self.problems = self._read.problems

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -334,3 +335,14 @@ def test_an_event_that_cannot_have_happened_is_told_in_one_line(
 def test_the_error_keeps_its_fields() -> None:
     error = NotARun("runs/x", "no such directory", "Name another")
     assert NotARun(*error.args).path == "runs/x"
+
+
+@pytest.mark.parametrize("name", ["summary.json", "journal/events-000001.bin"])
+def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(run: RecordedRun, name: str) -> None:
+    run.summarise()
+    run.close()
+    (run.run_dir / name).unlink()
+    os.mkfifo(run.run_dir / name)
+    refused = offbeat("replay", run.run_dir)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert f"{name} is no regular file" in refused.stderr
