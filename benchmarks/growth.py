@@ -2,11 +2,12 @@
 
 Memory and disk of the controller, and the time to restart.
 
-    python -m benchmarks.growth [--steps N] [--groups-per-step N] [--ledger-only] [--directory DIR]
+    python -m benchmarks.growth [--steps N] [--groups-per-step N] [--ledger-only | --everything] [--directory DIR]
 
 The whole controller on no-op ports, a real event loop and a real journal, without checkpoints: the
 trainer could only start over, so every step could still be undone. ``--ledger-only`` makes the same
-moves on ledger and journal without the pumps, several times as fast. Resident memory and the bytes of
+moves on ledger and journal without the pumps, several times as fast; ``--everything`` writes metrics,
+trace and an evaluation every 250 steps, too, into the directory above the journal. Resident memory and the bytes of
 the journal are printed at 1 %, 2 %, 5 %, 10 % and each further tenth of the run; then what a new
 process needs to take over from that journal, to find the steps that a rewind to the initial model
 undoes, and to give their groups back.
@@ -43,19 +44,26 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.ports import NoPayloads, NoTrace, Ports
+from offbeat.controller.ports import NoEvaluationLog, NoPayloads, NoTrace, Ports
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.messages.weights import WeightsAck
 from offbeat.sampler.build import build_sampler
+from offbeat.telemetry.evaluation_files import EvaluationFiles
+from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.jsonl_sink import JsonlSink
+from offbeat.telemetry.trace import TRACE_FILE, TraceFile
 
 SAMPLES = 2
 ENGINES = 2
 STEPS_PER_BARRIER = 50  # a run has two barriers a step, which takes the time of two fsyncs
 
 
-def run_config(steps: int, groups_per_step: int) -> RunConfig:
+EVALUATION_STEPS = 250
+
+
+def run_config(steps: int, groups_per_step: int, *, evaluates: bool = False) -> RunConfig:
     """A run without checkpoints."""
     return RunConfig.model_validate(
         {
@@ -66,6 +74,8 @@ def run_config(steps: int, groups_per_step: int) -> RunConfig:
             "sampler": {"name": "ready_first", "max_staleness": 1},
             "buffer": {"capacity_mib": 1e9},
             "checkpoint": {"final": False, "interval": 0},
+            "eval": {"interval": EVALUATION_STEPS * evaluates, "prompts": 4, "samples": SAMPLES},
+            "generator": {"backend": "stub", "engines": ENGINES},
         }
     )
 
@@ -83,6 +93,7 @@ class Growth:
         self._groups_per_step, self._directory = groups_per_step, directory
         self._marks = {steps * percent // 100 for percent in (1, 2, 5, *range(10, 101, 10))}
         self._done, self._began_s = 0, time.perf_counter()
+        self._cpu_s, self._counted = time.process_time(), 0  # at the last line
 
     def step(self, _: Mapping[str, float] | None = None) -> None:
         """Count one more."""
@@ -94,9 +105,52 @@ class Growth:
         print(
             f"step {self._done:9,}  {groups:11,} groups  {resident_mib():7.1f} MiB resident  "
             f"segments {events / 2**20:8.1f} MiB ({events / groups:.0f} B a group)  "
-            f"snapshots {snapshots / 2**20:6.1f} MiB  {time.perf_counter() - self._began_s:7.0f} s",
+            f"beside them {snapshots / 2**20:6.1f} MiB  {time.perf_counter() - self._began_s:7.0f} s  "
+            f"{self._cpu_per_step_us():5.0f} us of CPU a step  {descriptors()} descriptors",
             flush=True,
         )
+
+    def _cpu_per_step_us(self) -> float:
+        """CPU of the process for each step since the last line."""
+        cpu_s, steps = time.process_time() - self._cpu_s, self._done - self._counted
+        self._cpu_s, self._counted = time.process_time(), self._done
+        return 1e6 * cpu_s / steps
+
+
+class Written:
+    """What a run writes beside its journal; telemetry that counts the steps."""
+
+    def __init__(self, run_dir: Path, growth: Growth) -> None:
+        self._telemetry = Telemetry([JsonlSink(run_dir / "metrics.jsonl")])
+        self.trace = TraceFile(run_dir / TRACE_FILE, asyncio.get_running_loop().time)
+        self.scores = EvaluationFiles(run_dir)
+        self._run_dir, self._growth = run_dir, growth
+        self._telemetry.start()
+        self.trace.start()
+
+    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
+        self._telemetry.emit(step, version, metrics)
+        if "eval/version" not in metrics:
+            self._growth.step()
+
+    def close(self) -> None:
+        """Write the rest, and print what there is of each."""
+        self.scores.close()
+        self._telemetry.close(60)
+        self.trace.close(60)
+        for path in sorted(self._run_dir.iterdir()):
+            files = [path] if path.is_file() else list(path.iterdir())
+            nbytes = sum(each.stat().st_size for each in files)
+            print(f"{path.name}: {nbytes / 2**20:,.1f} MiB in {len(files):,} files")
+
+
+async def run_everything(config: RunConfig, directory: Path, growth: Growth) -> None:
+    """Train to the end, and write what a run writes."""
+    written = Written(directory.parent, growth)
+    try:
+        await run(config, directory, written)
+    finally:
+        written.close()
 
 
 async def run_ledger(config: RunConfig, directory: Path, growth: Growth) -> None:
@@ -125,7 +179,10 @@ async def run_ledger(config: RunConfig, directory: Path, growth: Growth) -> None
 
 
 async def run(
-    config: RunConfig, directory: Path, telemetry: StepClock, snapshot_records: int = 20_000
+    config: RunConfig,
+    directory: Path,
+    telemetry: StepClock | Written,
+    snapshot_records: int = 20_000,
 ) -> None:
     """Train to the end; ``telemetry`` sees every step."""
     ledger, journal = opened(directory, snapshot_records)
@@ -140,8 +197,10 @@ async def run(
             trainer=NoopTrainer(),
             journal=journal,
             telemetry=telemetry,
-            trace=NoTrace(),
+            trace=telemetry.trace if isinstance(telemetry, Written) else NoTrace(),
             payloads=NoPayloads(),
+            evaluation={"": NoopPrompts()} if config.eval.interval else {},
+            scores=telemetry.scores if isinstance(telemetry, Written) else NoEvaluationLog(),
         ),
         sampler=build_sampler(config.sampler, config.groups_per_step),
         advantages=lambda rewards, _valid: rewards,
@@ -162,21 +221,30 @@ def resident_mib() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
+def descriptors() -> int:
+    """Open files and sockets of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def journal_bytes(directory: Path) -> tuple[int, int]:
-    """Bytes of its segments, and of its snapshots."""
-    sizes = {"events": 0, "snapshot": 0}
+    """Bytes of its segments, and of what stands beside them: snapshots and aggregates."""
+    sizes = {"events": 0, "snapshot": 0, "aggregates": 0}
     for path in directory.iterdir():
         with contextlib.suppress(FileNotFoundError):  # a snapshot was just renamed
             sizes[path.name.partition("-")[0]] += path.stat().st_size
-    return sizes["events"], sizes["snapshot"]
+    return sizes["events"], sizes["snapshot"] + sizes["aggregates"]
 
 
-def grow(steps: int, groups_per_step: int, directory: Path, *, ledger_only: bool) -> None:
+def grow(
+    steps: int, groups_per_step: int, directory: Path, *, ledger_only: bool, everything: bool
+) -> None:
     """Print memory and disk while the run goes on."""
     growth = Growth(steps, groups_per_step, directory)
-    config = run_config(steps, groups_per_step)
+    config = run_config(steps, groups_per_step, evaluates=everything)
     if ledger_only:
         asyncio.run(run_ledger(config, directory, growth))
+    elif everything:
+        asyncio.run(run_everything(config, directory, growth))
     else:
         asyncio.run(run(config, directory, StepClock(growth.step)))
 
@@ -221,6 +289,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--groups-per-step", type=int, default=10)
     parser.add_argument("--ledger-only", action="store_true", help="no pumps: a longer run")
+    parser.add_argument("--everything", action="store_true", help="metrics, trace, evaluations")
     parser.add_argument("--directory", type=Path, help="of the journal; default: a temporary one")
     parser.add_argument(
         "--take-over", action="store_true", help="only this, of an existing journal"
@@ -238,6 +307,7 @@ def main() -> None:
             arguments.groups_per_step,
             directory,
             ledger_only=arguments.ledger_only,
+            everything=arguments.everything,
         )
         again = [sys.executable, "-m", "benchmarks.growth", "--take-over", "--directory", directory]
         subprocess.run(again, check=True)

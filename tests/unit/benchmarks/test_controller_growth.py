@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.growth import run, run_config
+from benchmarks.growth import journal_bytes, run, run_config
 from benchmarks.noop_ports import StepClock
 from offbeat.simulation.quiet_log import quiet_log
 
@@ -35,3 +35,9 @@ def test_five_hundred_more_steps_leave_the_controller_as_large_as_it_was(tmp_pat
     asyncio.run(run(run_config(LATE, 1), tmp_path / "journal", StepClock(note), 1000))
     # Not zero: caches fill, and what other tests left in this process allocates a little, too.
     assert blocks[LATE] - blocks[EARLY] < (LATE - EARLY) * 9 // 10, "one object a step is too much"
+
+
+def test_bytes_of_a_journal_count_its_snapshots_and_aggregates(tmp_path: Path) -> None:
+    for name, nbytes in (("events", 5), ("snapshot", 3), ("aggregates", 2)):
+        (tmp_path / f"{name}-000002.bin").write_bytes(b"x" * nbytes)
+    assert journal_bytes(tmp_path) == (5, 5)
