@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -18,6 +18,8 @@ from offbeat.runs.directory import SUMMARY
 from offbeat.runs.past_run import clock_time, folded, journal_of
 from offbeat.runs.report.limits import SUMMARY_BYTES, read_limited
 from offbeat.telemetry.summary import Summary
+
+_SHOWN: Final = 10  # checkpoints, rewinds and incarnations that begin and end a list for people
 
 
 class ControllerIncarnation(msgspec.Struct):
@@ -77,7 +79,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         """Format the result as text with a final newline."""
         rows = {
             "events": f"{sum(self.events.values())}: {_listed(self.events)}",
-            "controller": "\n".join(each.to_text() for each in self.incarnations)
+            "controller": "\n".join(_shortened([each.to_text() for each in self.incarnations]))
             or "no incarnation yet",
             "groups": self._equation(),
             "dropped": _listed(self.dropped),
@@ -114,7 +116,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.groups['drawn']} drawn = {' + '.join(rest)}"
 
     def _lineage(self) -> str:
-        back = [f"to version {each.target} ({each.reason})" for each in self.rewinds]
+        back = _shortened([f"to version {each.target} ({each.reason})" for each in self.rewinds])
         return f"{self.lineage}" + ("".join(f"; rewound {each}" for each in back))
 
 
@@ -323,7 +325,15 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def _joined(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
+    return ", ".join(_shortened([str(number) for number in numbers]))
+
+
+def _shortened(texts: list[str]) -> list[str]:
+    """Return the first and the last of very many texts, and how many stand between them."""
+    between = len(texts) - 2 * _SHOWN
+    return (
+        texts if between <= 0 else [*texts[:_SHOWN], f"... {between:,} more ...", *texts[-_SHOWN:]]
+    )
 
 
 def _brief(value: object, longest: int = 200) -> str:

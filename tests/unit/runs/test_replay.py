@@ -90,6 +90,20 @@ def test_each_incarnation_is_told_with_its_times_and_a_resume_as_one(tmp_path: P
     assert "incarnation 3 resumed from 2026-11-21T22:20:08.000Z to " in text
 
 
+def test_of_very_many_checkpoints_people_read_the_first_and_the_last(run: RecordedRun) -> None:
+    for _ in range(2000):
+        run.train(run.ready(1))
+        run.ledger.checkpointed(run.ledger.trainer_version, "aa")
+    run.close()
+    found = replay(run.run_dir)
+    (line,) = (line for line in found.to_text().splitlines() if line.startswith("checkpoints"))
+    assert line.startswith("checkpoints   versions 1, 2, 3, 4,")
+    assert line.endswith(
+        ", ... 1,981 more ..., 1992, 1993, 1994, 1995, 1996, 1997, 1998, 1999, 2000, 2001"
+    )
+    assert len(found.checkpoints) == 2001
+
+
 def test_what_the_summary_says_of_the_end_is_told(run: RecordedRun) -> None:
     run.summarise(outcome="failed", error="run failed at step 2: the disk is full")
     run.close()
