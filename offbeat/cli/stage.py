@@ -1,7 +1,10 @@
 """Runs ``offbeat stage`` and chooses its exit code."""
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
@@ -12,7 +15,7 @@ from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable_lines
 from offbeat.staging.hub_model import FORM, HubModel, hub_model
-from offbeat.staging.manifest import NothingToStage
+from offbeat.staging.manifest import NothingToStage, SourceStalled
 from offbeat.staging.outcome import table_of
 from offbeat.staging.source import model_names
 
@@ -48,6 +51,8 @@ def stage_exit_code(
 
     try:
         outcomes = stage(StagingRequest(model, target, stall_timeout_s, runtime_env), typer.echo)
+    except SourceStalled as error:
+        refuse_at_once(error)
     except OffbeatError as error:
         typer.echo(printable_lines(str(error)), err=True)
         return REFUSED
@@ -56,6 +61,17 @@ def stage_exit_code(
         return FAILED
     typer.echo(f"Every node has the model. In a recipe: {part.key}={target}")
     return FINISHED
+
+
+def refuse_at_once(error: SourceStalled) -> NoReturn:
+    """Print the error and end the process, whose threads may read or download for ever.
+
+    Python waits at its end for the threads of a pool, which the client of the hub downloads in.
+    """
+    typer.echo(printable_lines(str(error)), err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(REFUSED)
 
 
 def _check_target(target: Path) -> None:

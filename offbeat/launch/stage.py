@@ -20,7 +20,7 @@ from offbeat.actors.staging_actor import ModelReaderActor, RayStagingJob, Stagin
 from offbeat.launch.cluster import start_ray, stop_ray
 from offbeat.messages.failures import OffbeatError
 from offbeat.staging.hub_model import HubModel, downloaded
-from offbeat.staging.manifest import ModelManifest, NothingToStage, shortened
+from offbeat.staging.manifest import ModelManifest, SourceStalled, shortened
 from offbeat.staging.outcome import NodeOutcome, as_node_outcome
 from offbeat.staging.progress import ProgressMeter
 from offbeat.staging.source import pickles_of, read_manifest
@@ -56,7 +56,8 @@ def stage(request: StagingRequest, say: Callable[[str], None]) -> dict[str, Node
     """Copy a model to every node of the cluster that ``RAY_ADDRESS`` names; return the outcomes.
 
     Raises:
-        NothingToStage: The model cannot be read, or its disk or the hub stands still.
+        NothingToStage: The model cannot be read.
+        SourceStalled: Its disk or the hub stands still; what reads it goes on in threads.
         RayNotStarted: No cluster was started on this machine.
         ClusterUnreachable: There is no cluster at ``RAY_ADDRESS``.
         TokenRefused: It requires a token that this process does not have.
@@ -66,11 +67,11 @@ def stage(request: StagingRequest, say: Callable[[str], None]) -> dict[str, Node
         model, stall_s = request.model, request.stall_s
         if isinstance(model, HubModel):
             what = f"download of {model.name}"
-            here = _awaited(partial(downloaded, model), what, stall_s, say)
+            here = awaited(partial(downloaded, model), what, stall_s, say)
             model, pickles = here.folder, here.pickles
         else:
             pickles = pickles_of(model)
-        manifest = _awaited(partial(read_manifest, model), f"reading of {model}", stall_s, say)
+        manifest = awaited(partial(read_manifest, model), f"reading of {model}", stall_s, say)
         say(f"{len(manifest.files)} files, {manifest.nbytes:,} bytes, read once at {model}")
         if pickles:
             say(f"Left out, since pickles run code when they are loaded: {shortened(pickles)}")
@@ -116,14 +117,14 @@ def stage_on(
     return {name: as_node_outcome(outcome) for name, outcome in outcomes.items()}
 
 
-def _awaited(
+def awaited(
     call: Callable[[ProgressMeter], T], what: str, stall_s: float, say: Callable[[str], None]
 ) -> T:
     """Return the value of a call on this machine, which is abandoned when it stands still."""
     outcome = watch({_AT_SOURCE: ThreadJob(call, what)}, stall_s, SystemClock(), say)[_AT_SOURCE]
     if isinstance(outcome, Stalled):
         fix = "Look at the disk or the network of this machine, and stage again"
-        raise NothingToStage(what, str(outcome), fix)
+        raise SourceStalled(what, str(outcome), fix)
     if isinstance(outcome, OffbeatError):
         raise outcome
     return outcome

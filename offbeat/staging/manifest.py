@@ -30,6 +30,10 @@ class NothingToStage(OffbeatError):
         return f"{self.source}: {self.problem}. {self.fix}"
 
 
+class SourceStalled(NothingToStage):
+    """Reading or download on this machine that stands still; its threads may never end."""
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
     """One file of a model, as it was read at the source."""

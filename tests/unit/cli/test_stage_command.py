@@ -1,12 +1,17 @@
 """What ``offbeat stage`` refuses before it starts Ray, and how it says so."""
 
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
+from offbeat.launch.stage import awaited
 from offbeat.messages.exit_codes import REFUSED
+from offbeat.staging.manifest import SourceStalled
 
 
 def model_of(directory: Path, *names: str) -> str:
@@ -71,3 +76,38 @@ def test_a_name_that_is_neither_a_directory_nor_of_the_hub_is_refused(name: str)
 def test_settings_without_a_recipe_are_refused(tmp_path: Path) -> None:
     model = model_of(tmp_path / "m", "config.json", "a.safetensors")
     assert "settings go with a recipe" in refusal(model, "steps=1", "--to", "/local/m")
+
+
+STALLED = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+from offbeat.cli.stage import refuse_at_once
+from offbeat.staging.manifest import SourceStalled
+
+begun = threading.Event()
+
+def download():
+    with ThreadPoolExecutor(1) as pool:  # as the hub's client
+        pool.submit(lambda: (begun.set(), time.sleep(3600)))
+
+threading.Thread(target=download, daemon=True).start()
+begun.wait()
+print("so far")
+refuse_at_once(SourceStalled("download of a/b", "no byte moved for 1 s", "Stage again"))
+"""
+
+
+def test_a_download_that_stands_still_does_not_keep_the_process_that_gave_it_up() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STALLED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == REFUSED
+    assert done.stdout == "so far\n"
+    assert done.stderr == "download of a/b: no byte moved for 1 s. Stage again\n"
+
+
+def test_what_stands_still_on_this_machine_is_told_from_what_cannot_be_staged() -> None:
+    ends = threading.Event()
+    with pytest.raises(SourceStalled, match="no byte moved for 0 s"):
+        awaited(lambda _: ends.wait(60), "download of a/b", 0.0, print)
+    ends.set()
