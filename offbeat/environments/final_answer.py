@@ -1,4 +1,4 @@
-"""Extracts the final number of a response as text, and compares two such numbers.
+"""Extracts the final answer of a response as text, and compares two numbers.
 
 All functions take linear time on any text: a model may write millions of digits, half a tag, or
 noise, and none of it may hang a worker.
@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 THOUGHT: Final = "<think>"
 _TAG: Final = re.compile(r"(</?think>)")
+_OPENING: Final = "<answer>"
+_CLOSING: Final = "</answer>"
 _NUMBER: Final = r"""
     \$?
     (?P<sign> (?<![\w)\].,]) - )?                  # a minus; in 5-3 and in a word it is none
@@ -65,6 +67,21 @@ def without_thinking(text: str) -> str:
         elif not thinking:
             said.append(piece)
     return "".join(said)
+
+
+def tagged_answer(text: str) -> str | None:
+    """Return what stands in the last ``<answer>...</answer>``; None without one.
+
+    A block reaches from its opening tag to the next closing one.
+    """
+    answer, at = None, 0
+    while (start := text.find(_OPENING, at)) >= 0:
+        start += len(_OPENING)
+        end = text.find(_CLOSING, start)
+        if end < 0:
+            break
+        answer, at = text[start:end], end + len(_CLOSING)
+    return answer
 
 
 def final_answer(text: str) -> FinalAnswer | None:

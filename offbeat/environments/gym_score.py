@@ -2,17 +2,14 @@
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnusedImport=false
 # reasoning-gym is an extra, unknown where it is not installed.
 
-import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import reasoning_gym  # noqa: F401 - at the start of the child, not within the deadline of a call
 
-from offbeat.environments.final_answer import without_thinking
+from offbeat.environments.final_answer import tagged_answer, without_thinking
 from offbeat.environments.gym_tasks import GymOptions, make_items
-
-_ANSWER: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def gym_reward(prompt: Mapping[str, Any], response: str, **options: Any) -> float:  # noqa: ANN401
@@ -23,8 +20,8 @@ def gym_reward(prompt: Mapping[str, Any], response: str, **options: Any) -> floa
     """
     gym = msgspec.convert(options, GymOptions)
     said = without_thinking(response)
-    tagged = _ANSWER.findall(said)
-    answer = (tagged[-1] if tagged else said).strip()
+    tagged = tagged_answer(said)
+    answer = (said if tagged is None else tagged).strip()
     items = make_items(gym, prompt["seed"])
     score = float(items.score_answer(answer, items[prompt["item"]]))
     return score if gym.threshold is None else float(score >= gym.threshold)

@@ -1,10 +1,11 @@
+import re
 from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.environments.final_answer import final_answer, without_thinking
+from offbeat.environments.final_answer import final_answer, tagged_answer, without_thinking
 
 
 def number_of(text: str) -> str | None:
@@ -119,6 +120,7 @@ def test_no_text_is_a_crash(text: str) -> None:
 ADVERSARIAL = (
     *("9", "1,", "1,234,", "123,456,7890", "0.0,", "1.", ".", "-", "$", "-$", "- $"),
     *("#", "####", "#### ", "#### -", " ", "{,}", "<think>", "</think>", "<thin", "é-1"),
+    *("<answer>", "</answer>", "<answer><"),
 )
 
 
@@ -127,6 +129,29 @@ def test_a_long_text_takes_time_in_proportion(piece: str) -> None:
     # In quadratic time each of these would take minutes, and pytest's limit would end the test.
     for text in (piece * (300_000 // len(piece)), "#### " + piece * 100_000 + "x"):
         final_answer(without_thinking(text))
+        tagged_answer(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("no tag", None),
+        ("<answer>not closed", None),
+        ("</answer>not opened", None),
+        ("<answer></answer>", ""),
+        ("<answer>1</answer> or <answer> 2\n</answer>.", " 2\n"),
+        ("<answer>1</answer> or <answer>2", "1"),
+        ("<answer>1 <answer>2</answer> 3</answer>", "1 <answer>2"),
+    ],
+)
+def test_the_last_answer_between_tags_counts(text: str, answer: str | None) -> None:
+    assert tagged_answer(text) == answer
+
+
+@given(st.text("<answer>/1"))
+def test_tags_are_read_as_a_regular_expression_reads_them(text: str) -> None:
+    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    assert tagged_answer(text) == (found[-1] if found else None)
 
 
 def test_a_number_of_any_length_is_compared_whole() -> None:
