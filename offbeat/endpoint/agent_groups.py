@@ -153,6 +153,8 @@ class AgentGroups:
             detail = f"sample {session.sample}: the agent returned without an answer of the model"
             if session.last_refusal:
                 detail += f"; the last of its requests was refused: {session.last_refusal}"
+            else:
+                detail += "; requests count that go to client.base_url with client.api_key"
             raise failed(task, FailureKind.DATA, "no_model_call", detail)
         if len(branches) == 1 or self._trains_branches or task.evaluation:
             return

@@ -51,6 +51,8 @@ _REMEMBERED: Final = 4096
 _CHARACTERS_PER_TOKEN: Final = 32
 """A conversation longer than this for every token of the window is refused before it is encoded."""
 
+_ROUTES: Final = "served are POST /v1/chat/completions and GET /v1/models"
+
 _FINISHED: Final = (HTTPStatus.UNAUTHORIZED, "sample_finished", str(SessionFinished()))
 
 
@@ -248,7 +250,9 @@ class AgentEndpoint:
                 return entry
         elif name in self._finished:
             raise RequestRefused(*_FINISHED)
-        problem = "this token is of no sample that runs here"
+        problem = (
+            "this token is of no sample that runs here: send the api_key of the agent's client"
+        )
         raise RequestRefused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", problem)
 
     def _recognise(self, request: web.Request, name: str) -> None:
@@ -315,7 +319,8 @@ class AgentEndpoint:
         except web.HTTPException as error:
             status = HTTPStatus(error.status)
             code = error.reason.lower().replace(" ", "_")
-            refused = RequestRefused(status, code, f"{error.reason}: {request.path:.80}")
+            problem = f"{error.reason}: {request.path:.80}; {_ROUTES}"
+            refused = RequestRefused(status, code, problem)
         except RequestRefused as error:
             refused = error
         except Exception as error:  # noqa: BLE001 -- a bug; the session has it as its failure

@@ -162,7 +162,7 @@ def test_samples_with_rewards_by_other_names_fail_their_group() -> None:
         ("raises", "agent_raised", "KeyError: 'tool' (user_agents.py"),
         ("exits", "agent_process_died", "exit code 0"),
         ("raises_exit", "agent_raised", "SystemExit"),
-        ("never_asks", "no_model_call", "without an answer of the model"),
+        ("never_asks", "no_model_call", "requests count that go to client.base_url"),
         ("swallows_a_refusal", "no_model_call", "was refused: 400 context_length_exceeded"),
         ("returns_no_reward", "reward_wrong_type", "['style'] without 'reward'"),
         (

@@ -428,6 +428,8 @@ def test_a_token_opens_its_own_sample_alone_and_only_while_it_runs() -> None:
         ]
         for key in forged:
             assert await client.refused(HELLO, key=key) == (401, "invalid_api_key")
+        _, answer = await client.post(HELLO, key="sk-mine")
+        assert answer["error"]["message"].endswith("send the api_key of the agent's client")
         for headers in ({"Authorization": client.key}, {"Authorization": ""}):
             assert await client.refused(HELLO, headers=headers) == (401, "missing_api_key")
         await client.endpoint.finish(client.key)
@@ -537,7 +539,7 @@ def test_other_paths_and_methods_are_errors_in_the_same_form(path: str, status: 
         target = URL(url, encoded=True)
         async with client.http.post(target, json=HELLO, headers=headers) as response:
             assert response.status == status
-            assert "error" in await response.json()
+            assert "/v1/chat/completions" in (await response.json())["error"]["message"]
 
     play(story)
 
