@@ -252,7 +252,10 @@ class _Teller:
                 self._ended = f"dropped: step {event.step} was not applied ({event.reason})"
                 yield "dropped", f"step {event.step} was not applied: {event.reason}"
             case Unclaimed() if was is Place.TRAINING:
-                yield "ready again", f"attempt {event.attempt} at step {event.step} was aborted"
+                yield (
+                    "ready again",
+                    f"{_step_attempt(event.attempt)} at step {event.step} was aborted",
+                )
             case Rewound():
                 yield from self._rewound(event, was)
             case Checkpointed() if 0 < self._trained_in <= event.version:
@@ -293,7 +296,7 @@ class _Teller:
     def _step(self, event: Claimed | StepIntent | StepApplied) -> Iterator[tuple[str, str]]:
         if self.prompt_index not in event.prompt_indices:
             return
-        at = f"step {event.step}, attempt {event.attempt}"
+        at = f"step {event.step}, {_step_attempt(event.attempt)}"
         match event:
             case Claimed():
                 yield "claimed", at
@@ -317,6 +320,12 @@ class _Teller:
             yield "rewound", f"{back}; it has tokens of an abandoned version"
         elif was is Place.TRAINING:
             yield "rewound", f"{back}; its step was open"
+
+
+def _step_attempt(attempt: int) -> str:
+    """Return an attempt of a step as counted by its controller; its upper half is the incarnation."""
+    incarnation, number = divmod(attempt, 1 << 32)
+    return f"attempt {number}" + (f" of controller {incarnation}" if incarnation > 1 else "")
 
 
 def _whereabouts(group: GroupRecord) -> str:

@@ -105,6 +105,21 @@ def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("incarnation", "shown"), [(1, "step 1, attempt 3"), (2, "step 1, attempt 3 of controller 2")]
+)
+def test_a_step_is_counted_by_its_controller_as_a_person_counts(
+    run: RecordedRun, incarnation: int, shown: str
+) -> None:
+    group = run.ledger.admit(None)
+    run.ledger.commit(receipt(group, run.ledger.dispatch(group, "generator-1", 0), 0))
+    run.attempts = (incarnation << 32) + 2
+    run.train([group])
+    run.close()
+    told = why(run.run_dir, "g-000000").moments
+    assert [each.detail for each in told if each.what == "claimed"] == [shown]
+
+
 def test_a_group_that_was_lost_with_its_worker_names_the_workers_lost_meanwhile(
     run: RecordedRun,
 ) -> None:
