@@ -1,10 +1,14 @@
-"""Arguments that several commands have."""
+"""Arguments that several commands have, and what they say of a setting written as an option."""
 
+import difflib
 import enum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
+
+from offbeat.messages.exit_codes import REFUSED
 
 RecipeArgument = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="YAML recipe, as in recipes/quickstart.yaml.")
@@ -16,6 +20,37 @@ OverridesArgument = Annotated[
         help="Settings laid over the recipe: steps=10 sampler.name=in_order.",
     ),
 ]
+
+
+_CLOSE: Final = 0.8
+
+
+class RecipeCommand(TyperCommand):
+    """Command that takes settings of a recipe: one that is written as an option is refused with its form here."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of typer's own click
+        """Parse the arguments.
+
+        Raises:
+            typer.Exit: An argument looks like an option that this command does not have.
+        """
+        known = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        for at, argument in enumerate(args):
+            name, equals, value = argument.partition("=")
+            if name == "--":
+                break
+            is_option = not name.startswith("--") or name in (*known, *ctx.help_option_names)
+            if is_option or difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE):
+                continue  # a misspelt one is named with the nearest where it is parsed
+            key = name.removeprefix("--").replace("-", "_")
+            setting = f"{key}={value if equals else (*args[at + 1 :], 'VALUE')[0]}"
+            typer.echo(
+                f"No such option: {name}. Settings of a recipe stand behind it, without dashes: {setting}. "
+                f"Options: {ctx.command_path} --help",
+                err=True,
+            )
+            raise typer.Exit(REFUSED)
+        return super().parse_args(ctx, args)
 
 
 class StagedPart(enum.StrEnum):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from offbeat import __version__
-from offbeat.cli.arguments import OverridesArgument, RecipeArgument
+from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand
 from offbeat.cli.planning import planning_app
 from offbeat.cli.reading import reading_app
 from offbeat.messages.exit_codes import REFUSED
@@ -56,7 +56,7 @@ def offbeat(
     """Asynchronous reinforcement learning for language models."""
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def train(
     recipe: Annotated[
         Path | None,
@@ -103,7 +103,7 @@ def train(
     _launch(recipe, overrides, run_dir, dry_run=False, resume=resume, changed_code=changed_code)
 
 
-@app.command("dry-run")
+@app.command("dry-run", cls=RecipeCommand)
 def dry_run(
     recipe: RecipeArgument, overrides: OverridesArgument = None, run_dir: RunDirOption = None
 ) -> None:
@@ -131,7 +131,7 @@ def _launch(
     )
 
 
-@app.command("eval")
+@app.command("eval", cls=RecipeCommand)
 def evaluate(
     what: Annotated[
         Path,
@@ -179,7 +179,7 @@ def init(
     write_starter(Path(folder))
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def check(
     recipe: Annotated[
         Path | None,
@@ -204,7 +204,7 @@ def check(
     raise SystemExit(check_machine(loaded, run_dir) if loaded is not None else 0)
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def submit(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
@@ -226,7 +226,7 @@ def submit(
     raise SystemExit(submit_job(loaded, overrides or [], address, python))
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def simulate(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
@@ -335,7 +335,7 @@ def config_explain(
         raise typer.Exit(REFUSED) from error
 
 
-@config_app.command("show")
+@config_app.command("show", cls=RecipeCommand)
 def config_show(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.arguments import OverridesArgument, RecipeArgument, StagedPart
+from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand, StagedPart
 from offbeat.messages.text import printable_lines
 
 planning_app = typer.Typer(rich_markup_mode=None)
 
 
-@planning_app.command("plan-sync")
+@planning_app.command("plan-sync", cls=RecipeCommand)
 def plan_sync(
     recipe: Annotated[
         Path | None,
@@ -56,7 +56,7 @@ def plan_sync(
     )
 
 
-@planning_app.command()
+@planning_app.command(cls=RecipeCommand)
 def plan(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory with some steps.")],
     overrides: OverridesArgument = None,
@@ -92,7 +92,7 @@ def plan(
     typer.echo(text if as_json else printable_lines(text), nl=False)
 
 
-@planning_app.command()
+@planning_app.command(cls=RecipeCommand)
 def sweep(  # noqa: PLR0917 -- the options of a command line
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
@@ -137,7 +137,7 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
     )
 
 
-@planning_app.command()
+@planning_app.command(cls=RecipeCommand)
 def stage(
     what: Annotated[
         str,

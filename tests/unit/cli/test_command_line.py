@@ -28,6 +28,28 @@ def offbeat(*args: str) -> Result:
     return CliRunner().invoke(app, args)
 
 
+@pytest.mark.parametrize("command", [("train",), ("check",), ("config", "show"), ("dry-run",)])
+@pytest.mark.parametrize(
+    ("written", "setting"),
+    [
+        (["--steps", "10"], "steps=10"),
+        (["--sampler.max-staleness=2"], "sampler.max_staleness=2"),
+        (["--seed"], "seed=VALUE"),
+    ],
+)
+def test_a_setting_that_is_written_as_an_option_is_shown_as_it_is_written_here(
+    command: tuple[str, ...], written: list[str], setting: str
+) -> None:
+    refused = offbeat(*command, QUICKSTART, *written)
+    assert refused.exit_code == 2
+    assert f"without dashes: {setting}. Options: " in refused.stderr
+
+
+def test_a_misspelt_option_is_named_with_the_nearest() -> None:
+    refused = offbeat("train", QUICKSTART, "--resum", "runs/mine")
+    assert (refused.exit_code, "--resume" in refused.stderr) == (2, True)
+
+
 def modules_loaded_by(*args: str) -> tuple[int, list[str]]:
     """Exit code of a command, and the heavy modules its process had loaded at the end."""
     program = (
