@@ -13,6 +13,19 @@ from offbeat.config.sections.trainer import StubTrainerConfig
 STEPS: Final = 10
 ENGINES: Final = 4
 TOKENS: Final = 64
+_NO_FILE: Final[Mapping[str, Any]] = {"path": None, "columns": {}}
+_STUB_ENVIRONMENT: Final[Mapping[str, Any]] = {
+    "name": "stub",
+    "target": None,
+    "command": (),
+    "rewards": {},
+    "options": {},
+    "max_turns": 1,
+    "variables": (),
+    "renderer": {},
+    "episodes_per_child": None,
+    "workers": 1,
+}
 
 
 def dry(config: RunConfig) -> RunConfig:
@@ -23,24 +36,11 @@ def dry(config: RunConfig) -> RunConfig:
     contacted.
     """
     values = config.model_dump()
-    no_file: dict[str, Any] = {"path": None, "columns": {}}
-    stub: dict[str, Any] = {
-        "name": "stub",
-        "target": None,
-        "command": (),
-        "rewards": {},
-        "options": {},
-        "max_turns": 1,
-        "variables": (),
-        "renderer": {},
-        "episodes_per_child": None,
-        "workers": 1,
-    }
     environments = {
         name: {
-            "environment": each.environment.model_dump() | stub,
-            "data": each.data.model_dump() | no_file,
-            "eval": each.eval.model_dump() | no_file,
+            "environment": each.environment.model_dump() | _STUB_ENVIRONMENT,
+            "data": each.data.model_dump() | _NO_FILE,
+            "eval": each.eval.model_dump() | _NO_FILE,
         }
         for name, each in config.environments.items()
     }
@@ -48,7 +48,7 @@ def dry(config: RunConfig) -> RunConfig:
         "environments": {
             name: values["environments"][name] | section for name, section in environments.items()
         },
-        "environment": {} if config.environments else stub,
+        "environment": {} if config.environments else {**_STUB_ENVIRONMENT},
         "rollout": {
             "on_failed_sample": on_failed_sample(config),
             "max_sample_tokens": None,
@@ -57,10 +57,10 @@ def dry(config: RunConfig) -> RunConfig:
             "reward_call_budget": None,
             "on_reward_budget_spent": RolloutConfig().on_reward_budget_spent,
         },
-        "data": no_file,
+        "data": {**_NO_FILE},
         "eval": {
-            **no_file,
-            "sets": {name: each.model_dump() | no_file for name, each in config.eval.sets.items()},
+            **_NO_FILE,
+            "sets": {name: each.model_dump() | _NO_FILE for name, each in config.eval.sets.items()},
         },
         "generator": {
             "backend": "stub",

@@ -285,6 +285,11 @@ class _Rollout:
                 call.fail(drawn)
                 return
             receipt = drawn
+        self._send(receipt, kind, oldest, newest)
+
+    def _send(self, receipt: Receipt, kind: str, oldest: int, newest: int) -> None:
+        """Record what was generated, and answer the call with it; ``kind``: the fault in it, if any."""
+        call, context, task = self.call, self.worker.context, self.content.task
         samples = drawn_samples(receipt)
         masked = tuple([sample for sample, gone in enumerate(samples.masked) if gone])
         if kind:
