@@ -71,7 +71,7 @@ def correction(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Correct
         parts.append(torch.where(out_S, 0.0, _one_or_nan(drift_S))[tokens.sequence_N])
         dropped.append(out_S[tokens.sequence_N])
         metrics["train/off_policy_masked_fraction"] = PartialMetric(
-            PartialReduction.SEQUENCES, out_S.sum()
+            PartialReduction.SEQUENCES, (out_S * tokens.sample_share_S).sum()
         )
     return Correction(
         torch.stack(parts).prod(0) if parts else None,

@@ -130,6 +130,21 @@ def test_sequences_of_a_step_are_its_samples_with_a_token_to_train(
     assert torch_result.tokens == stub_result.tokens
 
 
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_a_sample_whose_branches_are_all_dropped_is_one_dropped_sequence(
+    trainer_of: MakeTrainer, branched: Step, advantage: float
+) -> None:
+    groups = [
+        {**each, "generation_logprobs": np.full_like(each["generation_logprobs"], 9)}
+        for each in branched[0]
+    ]
+    advantages = [(advantage,) * len(each) for each in branched[1]]
+    config = ClippedPgLossConfig(off_policy_delta=0.1)
+    result = trainer_of().train(groups, advantages, LossSpec(config))
+    dropped = result.metrics["train/off_policy_masked_fraction"]
+    assert dropped == pytest.approx(float(advantage < 0))
+
+
 @pytest.mark.parametrize("samples", [[0, 1], [1, 1, 2, 2], [0, 2, 2, 3], [0, 1, 0, 1]])
 def test_branches_out_of_order_are_the_fault_of_their_group(
     trainer_of: MakeTrainer, branched: Step, samples: list[int]
