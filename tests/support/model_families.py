@@ -125,6 +125,25 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "attn_logit_softcapping": 5.0,
     },
     "Gemma3Text": {**_HEADS, "num_hidden_layers": 6, "sliding_window": 8},
+    "Gemma3nText": {
+        **_HEADS,
+        "num_hidden_layers": 5,
+        "sliding_window": 8,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "laurel_rank": 4,
+        "altup_num_inputs": 2,
+        "num_kv_shared_layers": 0,
+    },
+    "Gemma4Text": {
+        **_HEADS,
+        "num_hidden_layers": 6,
+        "sliding_window": 8,
+        "global_head_dim": 16,  # of layers with full attention
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "num_kv_shared_layers": 0,
+    },
     "Cohere2": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 1.0},
     "Exaone4": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 8},
     "Olmo3": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 8},
@@ -286,6 +305,8 @@ LONG_ROPES: Final[dict[str, dict[str, Any]]] = {
 
 _MODELS: Final = {
     "Gemma3Text": "Gemma3ForCausalLM",
+    "Gemma3nText": "Gemma3nForCausalLM",
+    "Gemma4Text": "Gemma4ForCausalLM",
     "GPT2": "GPT2LMHeadModel",
     "Llama4Text": "Llama4ForCausalLM",
 }

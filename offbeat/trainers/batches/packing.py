@@ -206,7 +206,10 @@ def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> Pack
     shape = (1, int(length_R.sum())) if flat else (len(rows), width)
     first_R = np.cumsum(length_R) - length_R if flat else np.arange(len(rows)) * width
 
-    input_ids_RT = np.zeros(shape, np.int64)
+    input_ids_RT = np.empty(shape, np.int64)
+    # Padding is a token of its row. At another one, such as one whose embedding is zeros, a model may
+    # have no finite gradient: infinity times 0 would be NaN in the weights' own.
+    input_ids_RT[:] = 0 if flat else np.array([prompt[0] for prompt in prompts])[:, None]
     positions_RT = np.zeros(shape, np.int64)
     segments_RT = np.full(shape, PADDING, np.int64)
     sample_tokens_RT = np.zeros(shape, np.int64)

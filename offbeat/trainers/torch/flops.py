@@ -33,7 +33,7 @@ def model_flops(model: PreTrainedModel) -> ModelFlops | None:
     return ModelFlops(
         token=sum(_per_weight(each) * each.numel() * part for each, part in (*body, *experts)),
         place=_per_weight(head.weight) * head.weight.numel(),
-        pair=PER_DIMENSION * config.num_hidden_layers * _dimensions_of_heads(config),
+        pair=PER_DIMENSION * sum(map(_dimensions_of_heads, _config_of_each_layer(config))),
     )
 
 
@@ -52,6 +52,11 @@ def _expert_weights(
             for each in block.parameters():
                 if each.ndim == 3 and len(each) == len(matrix):  # noqa: PLR2004 -- axes
                     yield each, config.num_experts_per_tok / len(matrix)
+
+
+def _config_of_each_layer(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    """Yield the config of each layer: some families have heads of other sizes in some of their layers."""
+    return (config.per_layer_config[layer] for layer in range(config.num_hidden_layers))
 
 
 def _dimensions_of_heads(config: PreTrainedConfig) -> int:

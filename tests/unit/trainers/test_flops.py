@@ -15,6 +15,8 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GptOssConfig,
@@ -121,6 +123,23 @@ def test_the_flops_of_an_architecture_are_those_counted_by_hand(qwen3: Path) -> 
     assert counted.token == 6 * layers * (attention + 3 * hidden * wide)
     assert counted.place == 6 * words * hidden
     assert counted.pair == 6 * layers * (heads * size + heads * size)
+
+
+def test_heads_of_layers_of_other_sizes_are_each_counted() -> None:
+    sizes: dict[str, Any] = SMALL | {
+        "attn_implementation": "eager",
+        "hidden_size_per_layer_input": 0,
+    }
+    for unknown in ("experts_implementation", "moe_intermediate_size", "num_experts_per_tok"):
+        del sizes[unknown]
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    sizes |= {"global_head_dim": 24, "layer_types": kinds, "pad_token_id": 0}
+    config = Gemma4TextConfig(**sizes)
+    model = Gemma4ForCausalLM(config).eval()
+    flops = model_flops(model)
+    assert flops is not None
+    assert flops.pair == 6 * 4 * (2 * 16 + 2 * 16 + 2 * 24)
+    assert third_of_counted(model) == forward_flops(model)
 
 
 ROWS, TOKENS = 3, 20

@@ -188,3 +188,15 @@ def test_response_tokens_know_the_trained_tokens_of_their_sample_in_all_its_bran
     seen = packed.sample_tokens_RT[packed.segments_RT > PROMPT].tolist()
     assert sorted(seen) == sorted(of_first_sample + of_second_sample)
     assert (packed.sample_tokens_RT[packed.segments_RT <= PROMPT] == 0).all()
+
+
+def test_padding_is_a_token_of_its_row() -> None:
+    groups = [make_group(np.random.default_rng(0), prompt, [6, 2]) for prompt in (3, 5)]
+    batch = flatten(groups, only_trained=False, vocabulary=64)
+    packed = pack(batch, plan_rows(batch, response_tokens=0, max_tokens=99))
+    pads = [
+        set(row[own < 0]) for row, own in zip(packed.input_ids_RT, packed.segments_RT, strict=True)
+    ]
+    for row, own, pad in zip(packed.input_ids_RT, packed.segments_RT, pads, strict=True):
+        assert pad <= set(row[own >= 0].tolist())
+    assert any(pads)

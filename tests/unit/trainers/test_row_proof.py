@@ -32,6 +32,8 @@ IN_EVERY_SUITE = {
     "Qwen3Moe",
     "Mistral",
     "Gemma2",
+    "Gemma4Text",
+    "Falcon",
     "Llama4Text:tuned",
     "GPTNeo",
     "Bloom",
@@ -121,6 +123,28 @@ def test_every_family_is_trained_on_what_its_samples_compute_alone(
     assert largest(trained(trainer, groups) - want) < EXACT
     exact = distance_if_shared(model, groups, want) < EXACT
     assert trainer.shares_prompts == exact
+
+
+def _add_magnitude(_: nn.Module, __: object, embedded_RTH: Tensor) -> Tensor:
+    return embedded_RTH + embedded_RTH.square().mean(-1, keepdim=True).sqrt()
+
+
+def test_padding_brings_no_embedding_of_zeros_at_which_a_model_has_no_gradient() -> None:
+    model = family_model("Llama", pad_token_id=None)
+    with torch.no_grad():
+        model.model.embed_tokens.get_parameter("weight")[0] = 0
+    model.model.embed_tokens.register_forward_hook(_add_magnitude)
+    rng = np.random.default_rng(0)
+    groups = [make_group(rng, 9, [20, 3]), make_group(rng, 3, [5, 1])]
+    for group, name in itertools.product(groups, ("prompt_ids", "response_ids")):
+        group[name] = np.maximum(group[name], 1)
+    planner = MicrobatchPlanner(
+        10_000, shared_prompt=False, ratio_tokens=1e9, vocabulary=VOCABULARY
+    )
+    _, (packed,) = planner.cut(groups, only_trained=False)
+    assert (packed.segments_RT < 0).any()
+    packed_logprobs(model, packed, 1.0).sum().backward()
+    assert all(each.grad is None or each.grad.isfinite().all() for each in model.parameters())
 
 
 def test_samples_share_a_prompt_where_no_sample_is_longer_than_the_window(
