@@ -223,6 +223,18 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
     if any(isinstance(each, Conv1D) for each in modules.values()):
         problem = "has matrices of transposed axes (Conv1D)"
         raise UntrainableModel(name, problem, "Leave trainer.lora out")
+    _check_own_matrices(model, lora)
+
+
+def _check_own_matrices(model: PreTrainedModel, lora: LoraConfig) -> None:
+    """Check that no two targets share a matrix: a release has it once, and their sums would differ."""
+    paths_by_matrix = dict[nn.Parameter, list[str]]()
+    for path, module in targeted_modules(model, lora).items():
+        paths_by_matrix.setdefault(module.weight, []).append(path)
+    for path, *others in paths_by_matrix.values():
+        if others:
+            problem = f"has {path}, whose matrix is that of {others[0]}, too"
+            raise UntrainableModel(type(model).__name__, problem, _NAME_OTHERS)
 
 
 def targeted_modules(model: PreTrainedModel, lora: LoraConfig) -> dict[str, nn.Linear]:

@@ -26,6 +26,7 @@ from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.trainers.torch.sharded_state import saved_names
+from tests.support.model_families import family_model
 
 peft = pytest.importorskip("peft", reason="the extra `lora` is not installed")
 
@@ -256,6 +257,17 @@ def test_a_target_that_cannot_be_adapted_is_refused_by_name(
 def test_a_head_that_is_tied_to_the_embeddings_is_refused(lora_of: MakeLora, llama: Path) -> None:
     with pytest.raises(UntrainableModel, match="tied to the embeddings"):
         lora_of(llama, lora={**SMALL, "target_modules": ["lm_head"]})
+
+
+@pytest.mark.parametrize("targets", [[], ["q_proj"]])
+def test_modules_that_share_a_matrix_are_refused(
+    lora_of: MakeLora, tmp_path: Path, targets: list[str]
+) -> None:
+    family_model("Zamba2").save_pretrained(tmp_path)
+    with pytest.raises(
+        UntrainableModel, match=r"layers\.1\..*, whose matrix is that of .*layers\.3\."
+    ):
+        lora_of(tmp_path, lora={**SMALL, "target_modules": targets})
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
