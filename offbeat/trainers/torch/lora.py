@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 import xxhash
@@ -214,7 +214,7 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
             raise UntrainableModel(name, f"has no module {target}", _linear_names_said(model))
         for path in sorted(found):
             module = modules[path]
-            if not isinstance(module, nn.Linear):
+            if not _is_plain(module):
                 problem = f"has {path}, which is no linear module but {type(module).__name__}"
                 raise UntrainableModel(name, problem, _NAME_OTHERS)
             if module.weight is embedding:
@@ -228,7 +228,7 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
 
 def _check_own_matrices(model: PreTrainedModel, lora: LoraConfig) -> None:
     """Check that no two targets share a matrix: a release has it once, and their sums would differ."""
-    paths_by_matrix = dict[nn.Parameter, list[str]]()
+    paths_by_matrix = dict[Tensor, list[str]]()
     for path, module in targeted_modules(model, lora).items():
         paths_by_matrix.setdefault(module.weight, []).append(path)
     for path, *others in paths_by_matrix.values():
@@ -246,13 +246,18 @@ def targeted_modules(model: PreTrainedModel, lora: LoraConfig) -> dict[str, nn.L
     return {
         path: module
         for path, module in model.named_modules()
-        if isinstance(module, nn.Linear)
+        if _is_plain(module)
         and (
             any(_is_targeted(path, each) for each in lora.target_modules)
             if lora.target_modules
             else module is not head
         )
     }
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a module computes what an adapter is added to: some routers answer with more."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 def _is_targeted(path: str, target: str) -> bool:

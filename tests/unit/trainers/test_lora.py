@@ -259,6 +259,15 @@ def test_a_head_that_is_tied_to_the_embeddings_is_refused(lora_of: MakeLora, lla
         lora_of(llama, lora={**SMALL, "target_modules": ["lm_head"]})
 
 
+def test_a_router_that_answers_with_more_than_logits_gets_no_adapter(
+    lora_of: MakeLora, tmp_path: Path
+) -> None:
+    family_model("Phimoe").save_pretrained(tmp_path)
+    assert not [name for name in lora_of(tmp_path).weights.local_tensors() if "router" in name]
+    with pytest.raises(UntrainableModel, match="no linear module but PhimoeTopKRouter"):
+        lora_of(tmp_path, lora={**SMALL, "target_modules": ["router"]})
+
+
 @pytest.mark.parametrize("targets", [[], ["q_proj"]])
 def test_modules_that_share_a_matrix_are_refused(
     lora_of: MakeLora, tmp_path: Path, targets: list[str]
