@@ -36,10 +36,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
         "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
     }
-    config = Glm4MoeConfig(
-        **sizes, num_nextn_predict_layers=1, tie_word_embeddings=False, eos_token_id=None
-    )
+    config = Glm4MoeConfig(**sizes, tie_word_embeddings=False, eos_token_id=None)
     Glm4MoeForCausalLM(config).save_pretrained(folder)
     file = folder / "model.safetensors"
     tensors = load_file(file)
