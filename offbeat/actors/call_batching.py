@@ -11,6 +11,10 @@ which returns all replies that are ready.
 One exchange is always open while replies are pending. A newer one supersedes it: the older returns
 at once with the replies that are ready. So an exchange that was never superseded and returns
 nothing shows that the callee has no pending work, for example because its process was replaced.
+
+Ray may fail to report that a process has died: its timers follow the wall clock, which may be set
+back. So an exchange without a reply is followed by another one after a while, and one that stays
+open although the callee has answered later ones is lost.
 """
 
 import asyncio
@@ -18,7 +22,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -26,6 +30,9 @@ from offbeat.messages.failures import ActorLost, OffbeatError
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+# Without a reply of an exchange, or for one that a later one has superseded. A large reply may take
+# this long over a slow network.
+_PATIENCE_S: Final = 30.0
 
 
 class BatchedReply(msgspec.Struct, Generic[A], frozen=True):
@@ -55,6 +62,8 @@ class CallBatcher(Generic[Q, A]):
         self._cancelled = list[int]()
         self._exchanges = set[asyncio.Task[None]]()
         self._newest: asyncio.Task[None] | None = None
+        # Exchanges that stayed open for long after the callee had answered a later one
+        self._doubted = set[asyncio.Task[None]]()
         self._flush_is_due = False
 
     async def call(self, question: Q) -> A:
@@ -100,7 +109,14 @@ class CallBatcher(Generic[Q, A]):
             )
             self._exchanges.add(task)
             task.add_done_callback(self._exchanges.discard)
+            task.add_done_callback(self._doubted.discard)
             self._newest = task
+            asyncio.get_running_loop().call_later(_PATIENCE_S, self._follow_up, task)
+
+    def _follow_up(self, exchange: asyncio.Task[None]) -> None:
+        """Start another exchange if this one is the newest and has no reply."""
+        if exchange is self._newest and not exchange.done():
+            self._flush_soon()
 
     async def _carry(
         self, requests: list[tuple[int, Q]], cancelled: list[int], before: int, *, alone: bool
@@ -119,11 +135,23 @@ class CallBatcher(Generic[Q, A]):
             self._deliver(answer)
         if self._newest is not asyncio.current_task() or not self._is_owed(before):
             return
-        if answers or not alone:
+        older = self._exchanges - {self._newest}
+        if answers or not (alone or older):
             self._flush_soon()
-        else:  # the callee has no pending work
+        elif older <= self._doubted:  # the callee has no pending work
             detail = "it knows nothing of this question any more"
             self._fail(before, ActorLost("the callee", "a call", detail))
+            for exchange in older:
+                exchange.cancel()
+        else:
+            await self._wait_for(older)
+
+    async def _wait_for(self, older: set[asyncio.Task[None]]) -> None:
+        """Wait for exchanges that were superseded, then ask once more: they may be on the way."""
+        _, still_open = await asyncio.wait(older, timeout=_PATIENCE_S)
+        self._doubted |= still_open
+        if self._newest is asyncio.current_task():
+            self._flush_soon()
 
     def _deliver(self, answer: BatchedReply[A]) -> None:
         waiting = self._open.get(answer.id)

@@ -84,6 +84,7 @@ class Wire:
         if broken.done():
             carried.cancel()
             await broken
+            await asyncio.get_running_loop().create_future()  # nobody ever reports it
         answers = await carried
         self.brought.append([answer.id for answer in answers])
         return answers
@@ -103,6 +104,13 @@ class Wire:
         self.callee = Callee(self.callee.weigh, self.callee.limit)
         for broken in self.in_transit:
             self.fail(broken, ActorLost("callee", "exchange", "the process is gone"))
+
+    def replace_callee_unreported(self) -> None:
+        """Its process dies, and nobody tells the caller: exchanges in transit stay open."""
+        self.callee.outbox.cancel_all()
+        self.callee = Callee(self.callee.weigh, self.callee.limit)
+        for broken in self.in_transit:
+            broken.set_result(None)
 
     @staticmethod
     def fail(broken: asyncio.Future[None], failure: Exception) -> None:
@@ -133,11 +141,11 @@ def test_a_slow_question_does_not_hold_up_a_fast_one() -> None:
         clock = asyncio.get_running_loop()
         wire = Wire(Callee())
         calls = CallBatcher(wire)
-        slow = asyncio.ensure_future(calls.call(("slow", 100.0)))
+        slow = asyncio.ensure_future(calls.call(("slow", 20.0)))
         assert await calls.call(("fast", 1.0)) == "fast"
         assert clock.time() == 1.0
         assert await slow == "slow"
-        assert clock.time() == 100.0
+        assert clock.time() == 20.0
         assert wire.sent == [([0, 1], []), ([], [])], "one exchange is open while one is owed"
 
     run(main())
@@ -265,6 +273,39 @@ def test_questions_that_a_new_process_never_heard_of_are_found_to_be_lost() -> N
         with pytest.raises(ActorLost, match="knows nothing of this question"):
             await forgotten
         old.outbox.cancel_all()
+
+    run(main())
+
+
+@pytest.mark.parametrize("others_call", [False, True])
+def test_a_call_whose_loss_is_never_reported_fails_all_the_same(*, others_call: bool) -> None:
+    async def main() -> None:
+        clock = asyncio.get_running_loop()
+        wire = Wire(Callee())
+        calls = CallBatcher(wire)
+        lost = asyncio.ensure_future(calls.call(("lost", 1.0)))
+        await asyncio.sleep(0.5)
+        wire.replace_callee_unreported()
+        if others_call:
+            assert await calls.call(("other", 5.0)) == "other"
+        with pytest.raises(ActorLost, match="knows nothing of this question"):
+            await lost
+        assert clock.time() < 100.0
+        assert len(wire.sent) < 8, "an exchange that returns nothing is not repeated at once"
+        assert await calls.call(("next", 5.0)) == "next"
+
+    run(main())
+
+
+def test_a_question_that_travels_for_long_is_not_lost_to_those_that_overtake_it() -> None:
+    async def main() -> None:
+        way_s = iter((80.0, 0.0))
+        wire = Wire(Callee(), delay_s=lambda: next(way_s, 0.0))
+        calls = CallBatcher(wire)
+        overtaken = asyncio.ensure_future(calls.call(("overtaken", 50.0)))
+        await asyncio.sleep(50.0)
+        assert await calls.call(("fast", 1.0)) == "fast"
+        assert await overtaken == "overtaken"
 
     run(main())
 
