@@ -15,7 +15,6 @@ import asyncio
 import hmac
 import secrets
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +35,12 @@ from offbeat.endpoint.refusals import refusal_of, too_long
 from offbeat.endpoint.requests import ChatRequest, TokenRequest, decoded
 from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, TokenTurn, Turn
 from offbeat.endpoint.shared_calls import SharedCalls
+from offbeat.endpoint.socket_folders import (
+    SOCKET,
+    UNNAMED,
+    new_socket_folder,
+    remove_abandoned_sockets,
+)
 
 log = structlog.stdlib.get_logger()
 
@@ -146,10 +151,13 @@ class AgentEndpoint:
         tcp = await loop.create_server(connections, "127.0.0.1", 0, backlog=_BACKLOG)
         self._servers.append(tcp)
         self.port = tcp.sockets[0].getsockname()[1]
-        self._socket_folder = Path(tempfile.mkdtemp(prefix="offbeat-"))  # for its owner alone
-        path = str(self.socket_path)
-        self._servers.append(await loop.create_unix_server(connections, path, backlog=_BACKLOG))
-        self.socket_path.chmod(0o600)
+        remove_abandoned_sockets()
+        self._socket_folder = new_socket_folder()
+        path = self._socket_folder / UNNAMED
+        unix = await loop.create_unix_server(connections, str(path), backlog=_BACKLOG)
+        self._servers.append(unix)
+        path.chmod(0o600)
+        path.rename(self.socket_path)
 
     async def close(self) -> None:
         """Cancel every request and stop listening."""
@@ -172,7 +180,7 @@ class AgentEndpoint:
     def socket_path(self) -> Path:
         """The Unix socket, which only this user can open."""
         assert self._socket_folder is not None, "start first"  # noqa: S101
-        return self._socket_folder / "endpoint.sock"
+        return self._socket_folder / SOCKET
 
     @property
     def connections(self) -> int:
