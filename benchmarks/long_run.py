@@ -143,8 +143,11 @@ def make(run_dir: Path, run: LongRun) -> None:
         head = header(SEGMENT, part, _segment_bytes(journal, part) if part else 0)
         segment_path(journal, segment).write_bytes(head)
         _make_hole(segment_path(journal, segment), len(head))
-        _write(aggregates_path(journal, segment + 1), AGGREGATES, _shifted(template, run, part))
-        _write(snapshot_path(journal, segment + 1), SNAPSHOT, _shifted_state(saved, run, part))
+        # Each names what its segment follows, as the segment itself does.
+        follows = segment, _segment_bytes(journal, segment)
+        aggregates, state = _shifted(template, run, part), _shifted_state(saved, run, part)
+        _write(aggregates_path(journal, segment + 1), header(AGGREGATES, *follows), aggregates)
+        _write(snapshot_path(journal, segment + 1), header(SNAPSHOT, *follows), state)
     last = run.parts + 1
     segment_path(journal, last).write_bytes(
         header(SEGMENT, last - 1, _segment_bytes(journal, last - 1))
@@ -186,8 +189,8 @@ def _padding(nbytes: int) -> bytes:
     return frame(msgspec.msgpack.encode(Released(0, "x" * (2**16 + nbytes - empty))))
 
 
-def _write(path: Path, kind: bytes, content: object) -> None:
-    path.write_bytes(header(kind) + frame(msgspec.msgpack.encode(content)))
+def _write(path: Path, head: bytes, content: object) -> None:
+    path.write_bytes(head + frame(msgspec.msgpack.encode(content)))
 
 
 def _shifted(template: Aggregates, run: LongRun, part: int) -> Aggregates:
