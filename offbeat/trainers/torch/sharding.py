@@ -63,6 +63,9 @@ def shard(
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(enable=True)
+        # A weight that one rank's rows do not use has no gradient there, and would shift those behind it
+        # in the buffer that the ranks add up.
+        module.set_reduce_scatter_unused_params(True)
 
 
 def class_name(model: nn.Module) -> str:

@@ -24,6 +24,7 @@ from parity_cases import (
     worst_relative_error,
 )
 from parity_table import ParityTable
+from unused_jobs import UNUSED
 from world import World
 
 from offbeat.weight_sync import canary
@@ -321,3 +322,16 @@ def test_a_bug_that_others_had_is_seen(
 
 def off(got: float, want: float) -> float:
     return abs(got - want) / abs(want)
+
+
+def test_a_weight_that_some_ranks_do_not_use_gets_the_gradient_of_the_others(
+    world: World, models: Models, step: Step
+) -> None:
+    path, cut = models("qwen3"), Cut()
+    got = world.run(2, "unused_jobs:fed", path=path, cut=cut, step=step)
+    for user, unused in enumerate(reversed(UNUSED)):
+        own, gradients = got[user]
+        alone = world.run(1, "unused_jobs:fed", path=path, cut=cut, step=step, prompt_indices=own)
+        name = f"{unused}.weight"
+        want = alone[0][1]
+        assert worst_relative_error({name: gradients[name]}, {name: want[name]}) <= BOUND
