@@ -106,13 +106,15 @@ class TrainPump:
         give_up_at = clock() + within_s
         try:
             await self._trainer_client.abort(key, within_s)
-            await self._trainer_client.call(
+            made = await self._trainer_client.call(
                 f"last checkpoint, version {version}",
                 partial(self._trainer_client.trainer.save_checkpoint, state.fence, version),
                 give_up_at - clock(),
             )
         except OffbeatError as failure:
             log.warning("checkpoint.failed", version=version, error=str(failure))
+        else:
+            state.ledger.checkpointed(made.version, made.digest)
 
     def _is_unsaved(self, version: int) -> bool:
         """Return whether a resumed run would have to train anything again."""

@@ -7,6 +7,7 @@ import pytest
 
 from offbeat.controller.commands import Pause, Resume, Stop
 from offbeat.controller.errors import RunAborted, RunFailed, RunStalled
+from offbeat.controller.events import Checkpointed
 from offbeat.controller.lifecycle import RunPhase
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, StepResult
@@ -82,6 +83,7 @@ def test_an_aborted_run_leaves_a_checkpoint_of_its_last_version() -> None:
     _abort_at(world, 12)
     version = world.built.state.ledger.trainer_version
     assert version and list(world.trainer.checkpoints) == [version]
+    assert [each.version for each in world.events(Checkpointed)] == [version]
 
 
 @pytest.mark.parametrize("finish_s", [0.5, 6.0])
