@@ -43,6 +43,8 @@ class WatchServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    # With the default of 5, whoever comes beside a flood waits a second and more for the kernel's next try.
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(
         self, host: str, port: int, runs: WatchedRuns, *, pause: Pause = time.sleep
