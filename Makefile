@@ -78,7 +78,10 @@ run-images: $(VISION_STAMP)
 	$(BIN)/offbeat train recipes/quickstart-images.yaml $(ARGS)
 
 # Tests on real actors mostly wait, as do those that start other programs; unit tests compute. Side by side they fill
-# two cores.
+# two cores. The last two rooms of the unit tests run behind the tests in process, which are done first.
+LAST_UNITS := tests/unit/trainers tests/unit/weight_sync
+IN_PROCESS := $(filter-out tests/unit/ tests/ray/ tests/ray_jobs/ tests/ray_queue/,$(wildcard tests/*/)) $(LAST_UNITS)
+
 ifeq ($(ARGS),)
 test: $(DEV_STAMP)
 	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=line test-on-actors test-units test-in-process
@@ -91,10 +94,10 @@ test-on-actors: $(DEV_STAMP)
 	$(BIN)/python -m pytest tests/ray tests/ray_jobs tests/ray_queue tests/contract -m "ray and not long"
 
 test-units: $(DEV_STAMP)
-	$(BIN)/python -m pytest tests/unit -m "not ray and not long"
+	$(BIN)/python -m pytest tests/unit $(LAST_UNITS:%=--ignore=%) -m "not ray and not long"
 
 test-in-process: $(DEV_STAMP)
-	$(BIN)/python -m pytest --ignore=tests/unit --ignore=tests/ray --ignore=tests/ray_jobs --ignore=tests/ray_queue -m "not ray and not long"
+	$(BIN)/python -m pytest $(IN_PROCESS) -m "not ray and not long"
 
 test-agents: $(AGENT_CLIENTS_STAMP)
 	$(BIN)/python -m pytest tests/agents $(ARGS)
