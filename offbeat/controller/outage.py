@@ -1,8 +1,30 @@
-"""A circuit breaker for failures of the environment. Pure: the caller brings the time."""
+"""A circuit breaker for failures of the environment. Pure: the caller brings the time.
+
+Waits double with each failure, up to a bound; ``backoff_s`` computes them for trials and retries::
+
+    wait(k) = min(W, w * 2 ** (k - 1))
+
+    open      f >= F
+    trial     one at a time, each wait(t + 1) or more after the failure that it follows
+    retry     of a group wait(r) * u after its failure, no earlier than the trial while open
+
+    w, W   ``rollout.backoff_s`` and ``rollout.backoff_max_s``, in seconds
+    F      ``rollout.outage_failures``
+    f      failures of the environment in a row, over all groups; an answered rollout makes it 0,
+           and one that may cost a prompt its last retry raises it to F
+    t      trials that had failed before that failure, since the breaker opened
+    r      failures of that group, of the kind that is retried
+    u      jitter, uniform in 0.5 to 1, so that groups do not return together
+"""
 
 import math
 
 from offbeat.config.sections.rollout import RolloutConfig
+
+
+def backoff_s(limits: RolloutConfig, failures: int) -> float:
+    """Return the seconds to wait after so many failures, from 1: ``wait`` of the module."""
+    return min(limits.backoff_max_s, limits.backoff_s * math.pow(2, failures - 1))
 
 
 class OutageBreaker:
@@ -64,9 +86,8 @@ class OutageBreaker:
         if is_suspected:
             self._failures_in_row = max(self._failures_in_row, self._limits.outage_failures)
         if self.is_open:
-            wait_s = self._limits.backoff_s * math.pow(2, self.trials)
+            self._not_before = now + backoff_s(self._limits, self.trials + 1)
             self.trials += was_open
-            self._not_before = now + min(self._limits.backoff_max_s, wait_s)
             self._is_trying = False
         return not (was_open or is_suspected)
 

@@ -13,6 +13,7 @@ import structlog
 from offbeat.controller.errors import BudgetSpent
 from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.ledger import GroupRecord
+from offbeat.controller.outage import backoff_s
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
     WORKER_LOST,
@@ -268,9 +269,7 @@ class RetryPolicy:
         return whole - state.ledger.batch_deficits.get(step, 0) - 1 >= smallest
 
     def _backoff_s(self, failures: int) -> float:
-        limits = self._state.config.rollout
-        longest = min(limits.backoff_max_s, limits.backoff_s * math.pow(2, failures - 1))
-        return longest * self._rng.uniform(0.5, 1.0)
+        return backoff_s(self._state.config.rollout, failures) * self._rng.uniform(0.5, 1.0)
 
 
 def _classify(failure: Failure) -> tuple[FailureKind, str]:

@@ -23,7 +23,7 @@ from offbeat.controller.ports import Prompts, Rollouts
 from offbeat.controller.receipts import refusal
 from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.reward_budget import RewardBudget
-from offbeat.controller.room import groups_without_room
+from offbeat.controller.room import BufferBounds
 from offbeat.controller.state import RunState
 from offbeat.controller.waiting_groups import WaitingGroups
 from offbeat.messages.failures import (
@@ -76,7 +76,7 @@ class RolloutPump:
         max_group_bytes: int,
     ) -> None:
         self._state, self._prompts, self._workers = state, prompts, workers
-        self._retries, self._max_group_bytes = retries, max_group_bytes
+        self._retries, self._buffer = retries, BufferBounds.of(state, max_group_bytes)
         self._waiting, self._budget = WaitingGroups(state), RewardBudget(state)
         self._running: dict[int, _Running] = {}
         config = state.config
@@ -84,10 +84,6 @@ class RolloutPump:
         self._min_valid_samples = min_valid_samples(config)
         self._filter = GroupFilter(config.filters, config.groups_per_step)
         self._max_in_flight = config.rollout.max_in_flight or state.sampler.max_outstanding_groups
-        self._capacity_groups = (
-            config.buffer.capacity_groups or state.sampler.max_outstanding_groups
-        )
-        self._capacity_bytes = int(config.buffer.capacity_mib * 2**20)
         sampler = config.sampler
         self._drops_evicted = isinstance(sampler, WindowedConfig) and sampler.on_evicted == "drop"
 
@@ -143,11 +139,7 @@ class RolloutPump:
 
     def _has_room(self, waiting: int) -> bool:
         """Return whether one more group of maximum size fits the buffer, besides ``waiting``."""
-        state, ledger = self._state, self._state.ledger
-        if len(ledger.groups) - ledger.admitted + waiting >= self._capacity_groups:
-            return False
-        promised = (ledger.in_flight + waiting + 1) * self._max_group_bytes
-        return state.queue.bytes_held + promised <= self._capacity_bytes
+        return self._buffer.has_room(self._state, waiting)
 
     def _next_admission(self) -> Admission | None:
         """Return the admission of one more prompt; None when none is needed or admitted."""
@@ -327,8 +319,8 @@ class RolloutPump:
         Called after groups of the step in progress have lost their columns. Rolled out again, one
         needs room for the largest group, and groups of later steps would keep that forever.
         """
-        state, groups, nbytes = self._state, self._capacity_groups, self._capacity_bytes
-        for prompt_index in groups_without_room(state, groups, nbytes, self._max_group_bytes):
+        state = self._state
+        for prompt_index in self._buffer.groups_without_room(state):
             if prompt_index in self._running:
                 self.cancel((prompt_index,), "no_room")
                 continue
