@@ -105,18 +105,30 @@ class RolloutPump:
     # --- admission -------------------------------------------------------------------------------
 
     def _can_dispatch(self) -> bool:
-        state = self._state
         return (
-            state.sync.is_gate_open
-            and not (state.operator.is_stopping or state.operator.is_paused)
-            and state.lifecycle.phase is not RunPhase.REWINDING
-            and state.ledger.in_flight < self._max_in_flight
-            and state.fleet.is_serving
-            and self._retries.outage.may_dispatch(asyncio.get_running_loop().time())
+            self._is_dispatch_open()
+            and self._has_free_slot()
             and self._has_room(0)
-            and (self._turn() is not None or self._waiting.next_trial(self._has_room) is not None)
+            and self._has_candidate()
             and self._budget.is_settled
         )
+
+    def _is_dispatch_open(self) -> bool:
+        """Return whether no sync, operator or rewind holds dispatches back."""
+        state, operator = self._state, self._state.operator
+        is_rewinding = state.lifecycle.phase is RunPhase.REWINDING
+        is_held = operator.is_stopping or operator.is_paused or is_rewinding
+        return state.sync.is_gate_open and not is_held
+
+    def _has_free_slot(self) -> bool:
+        """Return whether an engine and the environment take one more rollout."""
+        state, now = self._state, asyncio.get_running_loop().time()
+        has_slot = state.ledger.in_flight < self._max_in_flight and state.fleet.is_serving
+        return has_slot and self._retries.outage.may_dispatch(now)
+
+    def _has_candidate(self) -> bool:
+        """Return whether a group is next in turn, or may be tried in an outage."""
+        return self._turn() is not None or self._waiting.next_trial(self._has_room) is not None
 
     def _turn(self) -> "_Turn | None":
         """Return the source of the next dispatch, if there is room for it now.
