@@ -1,9 +1,6 @@
 """State machine of one replica's weight updates. Pure: no I/O, no clock, no tensors.
 
-    IDLE ---------+                                  +--> COMMITTED (serves the new version)
-    COMMITTED ----+--> PREPARED --> TRANSFERRING --> VERIFYING
-    STALE --------+        |             |              |
-                           +-------------+--------------+--> ABORTING --> what it was, or STALE
+The table of its moves is ``transaction_moves.MOVES``.
 
 *Staged* weights are written in one go at the commit: until then, and after an abort, the replica is
 what it was. Weights taken *in place* are a mixture from the first chunk on: such a replica takes
@@ -14,33 +11,20 @@ The controller (``syncing.py``, ``engines.py``, ``fleet.py``) owns the set of re
 health, deadlines and retries; this is the state inside one engine.
 """
 
-import enum
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from offbeat.weight_sync.errors import CoverageRefused, IllegalTransactionMove, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.reshard.region import Region, union_elements
+from offbeat.weight_sync.transaction_moves import (
+    LEAVES,
+    PROBLEMS,
+    TransactionEvent,
+    TransactionPhase,
+)
 
 TensorSpecs = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of every tensor of a replica, by name."""
-
-
-class TransactionPhase(enum.StrEnum):
-    """Phase of a replica's transaction."""
-
-    IDLE = "idle"  # never had weights of this run
-    PREPARED = "prepared"
-    TRANSFERRING = "transferring"
-    VERIFYING = "verifying"  # all chunks arrived, as they were sent
-    COMMITTED = "committed"
-    ABORTING = "aborting"
-    STALE = "stale"  # a mixture of versions
-
-
-_OPEN: Final = frozenset(
-    {TransactionPhase.PREPARED, TransactionPhase.TRANSFERRING, TransactionPhase.VERIFYING}
-)
 
 
 class Transaction:
@@ -68,7 +52,7 @@ class Transaction:
     @property
     def open(self) -> bool:
         """Return whether a transfer is in progress."""
-        return self.phase in _OPEN
+        return self._allows(TransactionEvent.ABORT)
 
     @property
     def expects(self) -> int:
@@ -99,9 +83,7 @@ class Transaction:
         """
         if epoch <= self.epoch:
             raise TransferRefused(epoch, "epoch", str(epoch), f"more than {self.epoch}")
-        self._need(
-            "begin", not self.open and self.phase is not TransactionPhase.ABORTING, "one is open"
-        )
+        self._check(TransactionEvent.BEGIN)
         self.epoch = epoch
         known = self._fitting
         if known is None or known[1] is not specs or not known[0].describes_as(manifest):
@@ -121,16 +103,11 @@ class Transaction:
         Raises:
             IllegalTransactionMove: It would sample from a mixture.
         """
-        torn = self._torn or (
-            self.in_place
-            and self.phase
-            in (
-                TransactionPhase.TRANSFERRING,
-                TransactionPhase.VERIFYING,
-                TransactionPhase.ABORTING,
-            )
-        )
-        self._need("resume", not torn, "its weights are a mixture until a whole transfer")
+        is_written = self.open and self.phase is not TransactionPhase.PREPARED
+        is_written |= self.phase is TransactionPhase.ABORTING
+        if self._torn or (self.in_place and is_written):
+            problem = "its weights are a mixture until a whole transfer"
+            raise IllegalTransactionMove(self.replica, "resume", self.phase, problem)
         self.paused = False
 
     def arrived(self, epoch: int, index: int, nbytes: int, digest: str) -> bool:
@@ -158,7 +135,9 @@ class Transaction:
             names = _names_in(manifest, index)
             want = manifest.chunk_digests[index]
             raise TransferRefused(epoch, f"digest of chunk {index} ({names})", digest, want)
-        self._need("a chunk", self.paused or not self.in_place, "it has to be paused")
+        if self.in_place and not self.paused:
+            chunk, problem = TransactionEvent.CHUNK, "it has to be paused"
+            raise IllegalTransactionMove(self.replica, chunk, self.phase, problem)
         self._got.append(digest)
         self.phase = TransactionPhase.TRANSFERRING
         return True
@@ -169,9 +148,9 @@ class Transaction:
         Raises:
             TransferRefused: Chunks are missing, or the digest differs.
         """
-        self._need("verify", self.open and self._manifest is not None, "no transfer is open")
+        self._check(TransactionEvent.VERIFY)
         manifest = self._manifest
-        assert manifest is not None  # noqa: S101 -- for the type checker; _need has looked
+        assert manifest is not None  # noqa: S101 -- for the type checker; an open transfer has one
         if self.expects != len(manifest.chunk_nbytes):
             want = str(len(manifest.chunk_nbytes))
             raise TransferRefused(self.epoch, "chunks received", str(self.expects), want)
@@ -188,12 +167,12 @@ class Transaction:
         """
         if self.phase is TransactionPhase.COMMITTED and self.version == version:
             return False
-        self._need("commit", self.phase is TransactionPhase.VERIFYING, "nothing is verified")
+        self._check(TransactionEvent.COMMIT)
         return True
 
     def commit(self, version: int) -> None:
         """Record that the verified weights are served."""
-        self._need("commit", self.phase is TransactionPhase.VERIFYING, "nothing is verified")
+        self._check(TransactionEvent.COMMIT)
         self.version, self.digest, self.phase = version, self._release, TransactionPhase.COMMITTED
         self._torn = False
         self._close()
@@ -207,7 +186,7 @@ class Transaction:
 
     def aborted(self) -> None:
         """Record that the target has been rolled back; a target in place stays stale."""
-        if self.phase is not TransactionPhase.ABORTING:
+        if not self._allows(TransactionEvent.ROLLED_BACK):
             return
         self._close()
         if self._torn:
@@ -220,9 +199,12 @@ class Transaction:
     def _close(self) -> None:
         self._manifest, self._got, self._release = None, [], ""
 
-    def _need(self, call: str, allowed: bool, problem: str) -> None:  # noqa: FBT001
-        if not allowed:
-            raise IllegalTransactionMove(self.replica, call, self.phase, problem)
+    def _allows(self, event: TransactionEvent) -> bool:
+        return self.phase in LEAVES[event]
+
+    def _check(self, event: TransactionEvent) -> None:
+        if not self._allows(event):
+            raise IllegalTransactionMove(self.replica, event, self.phase, PROBLEMS[event])
 
 
 def _check_coverage(epoch: int, manifest: Manifest, specs: TensorSpecs) -> None:

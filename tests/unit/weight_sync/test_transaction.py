@@ -1,5 +1,9 @@
 """A replica's transaction by itself: no tensors, no bytes."""
 
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +15,17 @@ from offbeat.weight_sync.errors import (
     TransferRefused,
 )
 from offbeat.weight_sync.manifest import Manifest, plan, release_digest
-from offbeat.weight_sync.transaction import TensorSpecs, Transaction, TransactionPhase
+from offbeat.weight_sync.transaction import TensorSpecs, Transaction
+from offbeat.weight_sync.transaction_moves import (
+    LEAVES,
+    MOVES,
+    PROBLEMS,
+    TransactionEvent,
+    TransactionPhase,
+    table,
+)
 
+PAGE = Path(__file__).parents[3] / "docs" / "weight-sync.md"
 SPECS: TensorSpecs = {"a": ((4,), "float32"), "b": ((2,), "bfloat16"), "c": ((16,), "float32")}
 DIGESTS = ["d0", "d1", "d2"]
 
@@ -209,3 +222,75 @@ def test_only_one_order_goes_through(order: list[int]) -> None:
         assert list(order) != [0, 1, 2]
     else:
         assert list(order) == [0, 1, 2]
+
+
+def next_chunk(replica: Transaction) -> None:
+    index = min(replica.expects, 2)
+    replica.arrived(replica.epoch, replica.expects, manifest().chunk_nbytes[index], DIGESTS[index])
+
+
+CALLS: dict[TransactionEvent, Callable[[Transaction], object]] = {
+    TransactionEvent.BEGIN: lambda replica: replica.begin(9, manifest(), SPECS),
+    TransactionEvent.CHUNK: next_chunk,
+    TransactionEvent.VERIFY: lambda replica: replica.verify(
+        release(manifest(SPECS if replica.expects else {}))
+    ),
+    TransactionEvent.COMMIT: lambda replica: replica.commit(6),
+    TransactionEvent.ABORT: lambda replica: replica.aborting(),
+    TransactionEvent.ROLLED_BACK: lambda replica: replica.aborted(),
+}
+
+
+def at(phase: TransactionPhase) -> list[Transaction]:
+    """Replicas in place that are in a phase, in each way that an event tells apart."""
+    replica = Transaction("r", in_place=True)
+    match phase:
+        case TransactionPhase.IDLE:
+            found = [replica]
+        case TransactionPhase.PREPARED:
+            replica.begin(1, manifest({}), {})
+            found = [replica, taken(Transaction("r", in_place=True), 1, chunks=0)]
+        case TransactionPhase.TRANSFERRING:
+            found = [taken(replica, 1), taken(Transaction("r", in_place=True), 1, chunks=1)]
+        case TransactionPhase.VERIFYING:
+            taken(replica, 1).verify(release(manifest()))
+            found = [replica]
+        case TransactionPhase.COMMITTED:
+            found = [committed(replica, 1, 5)]
+        case TransactionPhase.ABORTING:
+            served = committed(Transaction("r", in_place=True), 1, 5)
+            found = [
+                taken(replica, 1, chunks=0),
+                taken(served, 2, chunks=0),
+                taken(Transaction("r", in_place=True), 1, chunks=1),
+            ]
+            for each in found:
+                each.aborting()
+        case TransactionPhase.STALE:
+            (_, _, torn) = at(TransactionPhase.ABORTING)
+            torn.aborted()
+            found = [torn]
+    return found
+
+
+@pytest.mark.parametrize("phase", TransactionPhase)
+@pytest.mark.parametrize("event", TransactionEvent)
+def test_a_transaction_makes_the_moves_of_the_table_and_no_others(
+    event: TransactionEvent, phase: TransactionPhase
+) -> None:
+    replicas, entered = at(phase), set[TransactionPhase]()
+    for replica in replicas:
+        assert replica.phase is phase
+        if phase not in LEAVES[event] and event in PROBLEMS:
+            with pytest.raises(IllegalTransactionMove, match=PROBLEMS[event]):
+                CALLS[event](replica)
+        else:
+            with suppress(TransferRefused):  # too few chunks, or one too many
+                CALLS[event](replica)
+        entered.add(replica.phase)
+    enters = {move.enters for move in MOVES if move.event is event and phase in move.leaves}
+    assert entered - {phase} == enters - {phase}
+
+
+def test_the_page_shows_the_table_of_moves() -> None:
+    assert table() in PAGE.read_text(encoding="utf-8"), f"put these rows there:\n{table()}"
