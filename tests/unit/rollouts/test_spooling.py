@@ -97,7 +97,7 @@ def test_a_disk_that_hangs_holds_up_no_group_and_is_used_again_once_it_answers(
     writer = HangingWriter(tmp_path)
 
     async def main() -> list[Receipt]:
-        spool = Spooling(writer, patience_s=0.001)
+        spool = Spooling(writer, patience_s=0.2)
         without = [await spool.spooled(made(n, 1), columns(n)) for n in range(2)]
         writer.freed.set()
         copied = without[0]
