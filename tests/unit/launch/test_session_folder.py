@@ -54,6 +54,15 @@ def test_a_link_that_somebody_has_left_there_is_not_followed(place: Path) -> Non
     assert not [*(place / "elsewhere").iterdir()]
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a folder to another user")
+def test_a_folder_of_another_user_is_not_taken(place: Path) -> None:
+    own(place).mkdir(mode=0o700)
+    os.chown(own(place), 12345, 12345)
+    found = folder_in(place)
+    assert found.parent.parent == place and found.parent != own(place)
+    assert is_closed(found.parent)
+
+
 @pytest.mark.parametrize(
     "environment",
     [{"RAY_TMPDIR": "/x"}, {"TMPDIR": "/nowhere/at/all"}],
