@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from offbeat.weight_sync.transports.group import BrokenLink
 
 GRACE_S: Final = 1.0
-"""Seconds that a call has to end once it was asked to: a thread that has ended is in nobody's way."""
+"""Seconds that a call and the request to give up have to end: what has ended disturbs nothing."""
 T = TypeVar("T")
 
 
@@ -31,14 +31,14 @@ def call_within(
         give_up: Asks the call to end. It may take any time itself, and what it raises is ignored.
 
     Raises:
-        BrokenLink: The call has not ended in time, and was asked to.
+        BrokenLink: The call has not ended in time, and was asked to. Where that took less than
+            ``GRACE_S``, both have ended by now.
         Exception: Whatever the call raises.
     """
     outcome = _begun(call, what)
     wait([outcome], limit_s)
     if not outcome.done():
-        _begun(give_up, f"give up: {what}")
-        wait([outcome], GRACE_S)
+        wait([outcome, _begun(give_up, f"give up: {what}")], GRACE_S)
         raise BrokenLink(f"{what} has not ended after {limit_s:.3g} s")
     return outcome.result()
 

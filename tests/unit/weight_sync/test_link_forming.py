@@ -188,3 +188,22 @@ def test_a_call_beyond_its_limit_is_asked_to_give_up() -> None:
     with pytest.raises(BrokenLink, match=r"waiting has not ended after 0\.01 s"):
         call_within(0.01, lambda: go.wait(PATIENCE_S), what="waiting", give_up=go.set)
     assert go.is_set()
+
+
+def test_what_gives_up_has_ended_when_a_late_call_is_an_error() -> None:
+    stopped, ended = threading.Event(), threading.Event()
+
+    def give_up() -> None:
+        stopped.set()
+        late.join()
+        ended.set()
+
+    def call() -> None:
+        nonlocal late
+        late = threading.current_thread()
+        stopped.wait(PATIENCE_S)
+
+    late = threading.main_thread()
+    with pytest.raises(BrokenLink, match="adding has not ended after"):
+        call_within(0.01, call, what="adding", give_up=give_up)
+    assert ended.is_set()
