@@ -10,7 +10,7 @@ A daemon thread does not keep its process from ending, whatever it waits for.
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from offbeat.weight_sync.transports.group import BrokenLink
 
@@ -38,7 +38,8 @@ def call_within(
     outcome = _begun(call, what)
     wait([outcome], limit_s)
     if not outcome.done():
-        wait([outcome, _begun(give_up, f"give up: {what}")], GRACE_S)
+        pending: list[Future[Any]] = [outcome, _begun(give_up, f"give up: {what}")]
+        wait(pending, GRACE_S)
         raise BrokenLink(f"{what} has not ended after {limit_s:.3g} s")
     return outcome.result()
 
