@@ -13,7 +13,7 @@ tokens (those whose logprobs are computed), U positions in the rows that predict
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -105,20 +105,32 @@ class PackedRows:
     one_branch_a_row: bool  # causal attention needs no mask
     trees: tuple[PromptTree, ...] = ()  # of a flat row: its groups. Empty: a row holds one group
     pictures: PlacedPictures | None = None  # of the prompts in the rows, each prompt's once
+    is_padding: bool = False  # of no sample: nothing that is computed on it counts
+
+    @property
+    def padding_token(self) -> int:
+        """Return a token that a model computes in these rows anyway, to pad with.
+
+        At another token, such as one whose embedding is zeros, a model may have no finite gradient:
+        infinity times 0 would be NaN in the gradients of the weights.
+        """
+        first = self.predicts_U[0] if self.predicts_U.size else 0
+        return int(self.input_ids_RT.flat[first])
 
 
-PADDING_MICROBATCH: Final = PackedRows(
-    input_ids_RT=np.zeros((1, 1), np.int64),
-    positions_RT=np.zeros((1, 1), np.int64),
-    segments_RT=np.zeros((1, 1), np.int64),
-    sample_tokens_RT=np.zeros((1, 1), np.int64),
-    predicts_U=np.zeros(1, np.int64),
-    which_N=np.zeros(1, np.int64),
-    target_N=np.zeros(1, np.int64),
-    source_N=np.zeros(1, np.int64),
-    one_branch_a_row=True,
-)
-"""A microbatch of one token of no sample, for a rank that has to compute along with others."""
+def padding_microbatch(token: int) -> PackedRows:
+    """Return a microbatch of one token of no sample, for a rank that has to compute along with others.
+
+    Args:
+        token: The ``padding_token`` of a microbatch of the same step.
+    """
+    return replace(
+        rows_of([[token]]),
+        which_N=np.zeros(1, np.int64),
+        target_N=np.full(1, token, np.int64),
+        source_N=np.zeros(1, np.int64),
+        is_padding=True,
+    )
 
 
 def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
@@ -207,8 +219,7 @@ def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> Pack
     first_R = np.cumsum(length_R) - length_R if flat else np.arange(len(rows)) * width
 
     input_ids_RT = np.empty(shape, np.int64)
-    # Padding is a token of its row. At another one, such as one whose embedding is zeros, a model may
-    # have no finite gradient: infinity times 0 would be NaN in the weights' own.
+    # Padding is a token of its row, for the reason of ``PackedRows.padding_token``.
     input_ids_RT[:] = 0 if flat else np.array([prompt[0] for prompt in prompts])[:, None]
     positions_RT = np.zeros(shape, np.int64)
     segments_RT = np.full(shape, PADDING, np.int64)

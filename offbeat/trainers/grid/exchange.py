@@ -88,7 +88,7 @@ class ExchangingTrainer(ModelTrainer):
 
     def _wait_for_all(self, during: str) -> None:
         """Wait until all ranks have done what ``during`` names; ``PeerFailed`` if one cannot."""
-        all_reduce_max_or_fail(self.peers, during, 0, None)
+        all_reduce_max_or_fail(self.peers, during, [], None)
 
     def _named_by_lanes(self, digests: Sequence[str]) -> list[list[str]]:
         """Return the digests of the pictures that each lane reads; begin an exchange."""

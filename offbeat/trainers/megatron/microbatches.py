@@ -39,13 +39,16 @@ def aligned(
     gathers = has_experts and config.moe_token_dispatcher_type == "allgather"  # noqa: S105 -- no secret
     shapes: list[tuple[int, int]] = [each.input_ids_RT.shape for each in microbatches]
     count, rows, tokens = len(shapes), 1, 1
+    token = max((each.padding_token for each in microbatches), default=0)
     if has_experts:
         every_rows, every_tokens = zip(*shapes or [(1, 1)], strict=True)
         # Replicas that are linked through others wait for those as well: all ranks of the layout.
         group = expert_group() if layout.experts_fill_replicas else layout_group()
-        count, rows, tokens = _most([count, max(every_rows), max(every_tokens)], group)
+        count, rows, tokens, token = _most(
+            [count, max(every_rows), max(every_tokens), token], group
+        )
     even: list[PackedRows] = []
-    for each in [*microbatches, *[_EMPTY] * (count - len(shapes))]:
+    for each in [*microbatches, *[_empty(token)] * (count - len(shapes))]:
         own_rows, own_tokens = each.input_ids_RT.shape
         shape = (rows, tokens) if gathers else (own_rows, own_tokens)
         even.append(_padded(each, *shape, multiple))
@@ -95,7 +98,7 @@ def _padded(packed: PackedRows, rows: int, tokens: int, multiple: int) -> Packed
     return replace(
         packed,
         pictures=pictures,
-        input_ids_RT=grown(packed.input_ids_RT, 0),
+        input_ids_RT=grown(packed.input_ids_RT, packed.padding_token),
         positions_RT=grown(packed.positions_RT, 0),
         segments_RT=grown(packed.segments_RT, PADDING),
         sample_tokens_RT=grown(packed.sample_tokens_RT, 0),
@@ -103,15 +106,6 @@ def _padded(packed: PackedRows, rows: int, tokens: int, multiple: int) -> Packed
     )
 
 
-_NONE = np.zeros(0, np.int64)
-_EMPTY = PackedRows(
-    input_ids_RT=np.zeros((1, 1), np.int64),
-    positions_RT=np.zeros((1, 1), np.int64),
-    segments_RT=np.zeros((1, 1), np.int64),
-    sample_tokens_RT=np.zeros((1, 1), np.int64),
-    predicts_U=_NONE,
-    which_N=_NONE,
-    target_N=_NONE,
-    source_N=_NONE,
-    one_branch_a_row=True,
-)
+def _empty(token: int) -> PackedRows:
+    """Return a microbatch of one token, of which no prediction is wanted."""
+    return replace(rows_of([[token]]), predicts_U=np.zeros(0, np.int64), is_padding=True)

@@ -94,8 +94,10 @@ class SingleRank:
         return False
 
 
-def all_reduce_max_or_fail(peers: Peers, during: str, value: int, failure: Exception | None) -> int:
-    """Return the maximum of ``value`` over all ranks, if none of them failed. All ranks call it.
+def all_reduce_max_or_fail(
+    peers: Peers, during: str, values: Sequence[int], failure: Exception | None
+) -> list[int]:
+    """Return the elementwise maximum over all ranks, if none of them failed. All ranks call it.
 
     So a rank that cannot continue reports it before the others wait for it.
 
@@ -103,7 +105,7 @@ def all_reduce_max_or_fail(peers: Peers, during: str, value: int, failure: Excep
         Exception: ``failure``, on the rank that has it.
         PeerFailed: On the others.
     """
-    most, failed = peers.all_reduce_max([value, 0 if failure is None else peers.rank + 1])
+    *most, failed = peers.all_reduce_max([*values, 0 if failure is None else peers.rank + 1])
     if failure is not None:
         raise failure
     if failed:
@@ -132,5 +134,5 @@ def run_and_reduce_max(
         if peers.size == 1 or peers.are_lost(error):
             raise
         done, value, failure = None, 0, error
-    most = all_reduce_max_or_fail(peers, during, value, failure)
+    [most] = all_reduce_max_or_fail(peers, during, [value], failure)
     return cast("T", done), most

@@ -24,7 +24,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.multimodal.picture_rules import PictureRules, picture_rules
 from offbeat.multimodal.tower import FeaturesOf
 from offbeat.trainers.backend import TopLogprobs
-from offbeat.trainers.batches.packing import PADDING_MICROBATCH, PackedRows
+from offbeat.trainers.batches.packing import PackedRows, padding_microbatch
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
@@ -281,7 +281,7 @@ class TorchTrainer(ReloadableTrainer):
                         features_of=self._features_of,
                     )
                     self._routing.forward_done()
-                    if packed is PADDING_MICROBATCH:
+                    if packed.is_padding:
                         loss = logprobs_N.sum() * 0.0
                     else:
                         loss = loss_of(packed, logprobs_N, entropy_N)
@@ -329,7 +329,7 @@ class TorchTrainer(ReloadableTrainer):
                     plain_head=plain_head,
                     features_of=self._features_of,
                 )
-                if packed is not PADDING_MICROBATCH:
+                if not packed.is_padding:
                     values[packed.source_N] = logprobs_N.float().cpu().numpy()
             settle(model)
         return values
@@ -344,10 +344,11 @@ class TorchTrainer(ReloadableTrainer):
             if self.peers.size == 1:
                 raise
             failure = error
-        count = all_reduce_max_or_fail(self.peers, during, len(own), failure)
+        token = max((each.padding_token for each in own), default=0)
+        count, token = all_reduce_max_or_fail(self.peers, during, [len(own), token], failure)
         if self._config.tensor_parallel > 1:
             check_same_rows(self.peers, self._config.tensor_parallel, during, own)
-        return cast("T", what), pad_microbatches(own, count, PADDING_MICROBATCH)
+        return cast("T", what), pad_microbatches(own, count, padding_microbatch(token))
 
     def _model_of(self, name: str) -> PreTrainedModel:
         """Return the model whose logprobs a column holds."""

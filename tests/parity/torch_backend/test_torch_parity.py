@@ -335,3 +335,12 @@ def test_a_weight_that_some_ranks_do_not_use_gets_the_gradient_of_the_others(
         name = f"{unused}.weight"
         want = alone[0][1]
         assert worst_relative_error({name: gradients[name]}, {name: want[name]}) <= BOUND
+
+
+def test_ranks_without_rows_compute_along_on_a_token_at_which_the_model_has_a_gradient(
+    world: World, models: Models, step: Step
+) -> None:
+    path, cut = models("qwen3"), Cut()
+    [alone] = world.run(1, "padding_jobs:one_group", path=path, cut=cut, step=step)
+    for got in world.run(2, "padding_jobs:one_group", path=path, cut=cut, step=step):
+        assert worst_relative_error(got, alone) <= BOUND

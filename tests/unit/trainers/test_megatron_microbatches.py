@@ -30,8 +30,9 @@ def aligned(microbatches: list[PackedRows], config: Any) -> list[PackedRows]:
 
 def rows(rows_: int, tokens: int) -> PackedRows:
     """Every token but the last of a row predicts the next one."""
-    ids_RT = np.arange(rows_ * tokens).reshape(rows_, tokens)
-    predicts_U = ids_RT[:, :-1].ravel()
+    places_RT = np.arange(rows_ * tokens).reshape(rows_, tokens)
+    predicts_U = places_RT[:, :-1].ravel()
+    ids_RT = places_RT + 1
     return PackedRows(
         input_ids_RT=ids_RT,
         positions_RT=np.tile(np.arange(tokens), (rows_, 1)),
@@ -56,6 +57,7 @@ def test_rows_that_are_shared_along_the_sequence_grow_to_a_multiple_of_the_ranks
     (padded,) = aligned([own], config)
     assert padded.input_ids_RT.shape == padded.positions_RT.shape == (2, 8)
     assert (padded.input_ids_RT[:, :5] == own.input_ids_RT).all()
+    assert (padded.input_ids_RT[:, 5:] == own.padding_token).all()
     assert (padded.segments_RT[:, 5:] == PADDING).all(), "nobody attends to the padding"
     assert (padded.sample_tokens_RT[:, 5:] == 0).all(), "padding is of no sample"
     predicting = padded.input_ids_RT.ravel()[padded.predicts_U]

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_groups import make_group
 
-from offbeat.trainers.batches.packing import PROMPT, Batch, flatten, pack, visible, visible_in
+from offbeat.trainers.batches.packing import (
+    PROMPT,
+    Batch,
+    flatten,
+    pack,
+    padding_microbatch,
+    visible,
+    visible_in,
+)
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.batches.rows import (
     PackedRow,
@@ -200,3 +208,15 @@ def test_padding_is_a_token_of_its_row() -> None:
     for row, own, pad in zip(packed.input_ids_RT, packed.segments_RT, pads, strict=True):
         assert pad <= set(row[own >= 0].tolist())
     assert any(pads)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_what_pads_a_step_is_a_token_that_its_rows_compute(flat: bool) -> None:
+    groups = [make_group(np.random.default_rng(0), 3, [6, 2])]
+    batch = flatten(groups, only_trained=False, vocabulary=64)
+    packed = pack(batch, plan_rows(batch, response_tokens=0, max_tokens=99), flat=flat)
+    assert packed.padding_token in groups[0]["prompt_ids"]
+    padding = padding_microbatch(packed.padding_token)
+    assert padding.is_padding
+    assert not packed.is_padding
+    assert padding.input_ids_RT.tolist() == [[packed.padding_token]]

@@ -94,11 +94,13 @@ def test_a_rank_that_lost_the_others_does_not_wait_for_them() -> None:
 
 
 def test_the_maximum_is_that_of_all_ranks_unless_one_has_failed() -> None:
-    maxima = on_all_ranks(lambda peers: all_reduce_max_or_fail(peers, "a step", peers.rank, None))
-    assert maxima == [RANKS - 1] * RANKS
+    maxima = on_all_ranks(
+        lambda peers: all_reduce_max_or_fail(peers, "a step", [peers.rank, -peers.rank], None)
+    )
+    assert maxima == [[RANKS - 1, 0]] * RANKS
     torn = ValueError("torn")
     first, *others = on_all_ranks(
-        lambda peers: all_reduce_max_or_fail(peers, "a step", 0, None if peers.rank else torn)
+        lambda peers: all_reduce_max_or_fail(peers, "a step", [], None if peers.rank else torn)
     )
     assert first is torn
     assert [type(other) for other in others] == [PeerFailed] * (RANKS - 1)
