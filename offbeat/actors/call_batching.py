@@ -5,7 +5,7 @@ costs less than that. So all requests of one turn of the event loop are sent in 
 which returns all replies that are ready.
 
     CallBatcher (caller)                                 ReplyBatcher (callee)
-    call(question) -- exchange(asked, cancelled) -->     work(question) as a task each
+    call(question) -- exchange(asked, cancelled, doubted) --> work(question) as a task each
                    <-- answers, as soon as one is ready --
 
 One exchange is always open while replies are pending. A newer one supersedes it: the older returns
@@ -14,7 +14,8 @@ nothing shows that the callee has no pending work, for example because its proce
 
 Ray may fail to report that a process has died: its timers follow the wall clock, which may be set
 back. So an exchange without a reply is followed by another one after a while, and one that stays
-open although the callee has answered later ones is lost.
+open although the callee has answered later ones is presumed lost. The calls that it may have carried
+are named in the next exchange, and fail if the callee does not know them.
 """
 
 import asyncio
@@ -30,9 +31,10 @@ from offbeat.messages.failures import ActorLost, OffbeatError
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-# Without a reply of an exchange, or for one that a later one has superseded. A large reply may take
-# this long over a slow network.
-_PATIENCE_S: Final = 30.0
+_FOLLOW_UP_S: Final = 30.0
+"""Seconds without the reply of an exchange before another one follows it up, or before it is presumed
+lost if a later one has returned: a large reply may take as long over a slow network."""
+_UNKNOWN: Final = "it knows nothing of this question any more"
 
 
 class BatchedReply(msgspec.Struct, Generic[A], frozen=True):
@@ -43,7 +45,22 @@ class BatchedReply(msgspec.Struct, Generic[A], frozen=True):
     failure: OffbeatError | None = None
 
 
-Exchange = Callable[[Sequence[tuple[int, Q]], Sequence[int]], Awaitable[Sequence[BatchedReply[A]]]]
+Exchange = Callable[
+    [Sequence[tuple[int, Q]], Sequence[int], Sequence[int]], Awaitable[Sequence[BatchedReply[A]]]
+]
+"""Takes new requests, ids of cancelled ones, and ids of those that the callee may not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch(Generic[Q]):
+    """What one exchange carries, and what was open when it began."""
+
+    requests: tuple[tuple[int, Q], ...]
+    cancelled: tuple[int, ...]
+    doubted: tuple[int, ...]  # calls that an exchange presumed lost may have carried
+    before: int  # calls with ids from here on do not belong to it
+    older: frozenset[asyncio.Task[None]]
+    presumed_lost: frozenset[asyncio.Task[None]]
 
 
 class CallBatcher(Generic[Q, A]):
@@ -62,8 +79,9 @@ class CallBatcher(Generic[Q, A]):
         self._cancelled = list[int]()
         self._exchanges = set[asyncio.Task[None]]()
         self._newest: asyncio.Task[None] | None = None
-        # Exchanges that stayed open for long after the callee had answered a later one
-        self._doubted = set[asyncio.Task[None]]()
+        self._overtaken = set[asyncio.Task[None]]()  # open although a later one has returned
+        self._presumed_lost = set[asyncio.Task[None]]()  # overtaken, and open for long since
+        self._doubted_before = 0  # ids of calls that those may have carried are below it
         self._flush_is_due = False
 
     async def call(self, question: Q) -> A:
@@ -100,58 +118,71 @@ class CallBatcher(Generic[Q, A]):
     def _flush(self) -> None:
         """Start an exchange with all requests since the last one."""
         self._flush_is_due = False
-        requests, self._requests = self._requests, []
-        cancelled, self._cancelled = self._cancelled, []
-        if requests or cancelled or self._is_owed(self._next_id):
-            alone = all(exchange.done() for exchange in self._exchanges)
-            task = asyncio.ensure_future(
-                self._carry(requests, cancelled, self._next_id, alone=alone)
-            )
-            self._exchanges.add(task)
-            task.add_done_callback(self._exchanges.discard)
-            task.add_done_callback(self._doubted.discard)
-            self._newest = task
-            asyncio.get_running_loop().call_later(_PATIENCE_S, self._follow_up, task)
+        if not (self._requests or self._cancelled or self._is_owed(self._next_id)):
+            return
+        batch = _Batch(
+            tuple(self._requests),
+            tuple(self._cancelled),
+            tuple(self._owed(self._doubted_before)) if self._presumed_lost else (),
+            self._next_id,
+            frozenset(each for each in self._exchanges if not each.done()),
+            frozenset(self._presumed_lost),
+        )
+        self._requests.clear()
+        self._cancelled.clear()
+        task = asyncio.ensure_future(self._carry(batch))
+        self._exchanges.add(task)
+        task.add_done_callback(self._forget)
+        self._newest = task
+        asyncio.get_running_loop().call_later(_FOLLOW_UP_S, self._follow_up, task)
 
     def _follow_up(self, exchange: asyncio.Task[None]) -> None:
         """Start another exchange if this one is the newest and has no reply."""
         if exchange is self._newest and not exchange.done():
             self._flush_soon()
 
-    async def _carry(
-        self, requests: list[tuple[int, Q]], cancelled: list[int], before: int, *, alone: bool
-    ) -> None:
-        """Carry out one exchange; calls with ids from ``before`` on do not belong to it.
-
-        ``alone`` states that no other exchange was in progress at its start. Exchanges may overtake
-        each other, so only one that was alone all the time knows that it was not superseded.
-        """
+    async def _carry(self, batch: _Batch[Q]) -> None:
+        """Carry out one exchange."""
         try:
-            answers = await self._exchange(requests, cancelled)
+            answers = await self._exchange(batch.requests, batch.cancelled, batch.doubted)
         except Exception as failure:  # noqa: BLE001 - not handled here: the calls raise it
-            self._fail(before, failure)
+            self._fail(batch.before, failure)
             return
         for answer in answers:
             self._deliver(answer)
-        if self._newest is not asyncio.current_task() or not self._is_owed(before):
+        for exchange in batch.presumed_lost:  # the callee was asked for what they carried
+            exchange.cancel()
+        overtaken = {each for each in batch.older - batch.presumed_lost if not each.done()}
+        self._overtake(overtaken)
+        if self._newest is not asyncio.current_task() or not self._is_owed(batch.before):
             return
-        older = self._exchanges - {self._newest}
-        if answers or not (alone or older):
-            self._flush_soon()
-        elif older <= self._doubted:  # the callee has no pending work
-            detail = "it knows nothing of this question any more"
-            self._fail(before, ActorLost("the callee", "a call", detail))
-            for exchange in older:
-                exchange.cancel()
-        else:
-            await self._wait_for(older)
+        # Exchanges may overtake each other, so only one that was alone all the time knows that it
+        # was not superseded.
+        if not answers and not batch.older:  # the callee has no pending work
+            self._fail(batch.before, ActorLost("the callee", "a call", _UNKNOWN))
+        elif answers or not overtaken:
+            self._flush_soon()  # else once those have returned, or are presumed lost
 
-    async def _wait_for(self, older: set[asyncio.Task[None]]) -> None:
-        """Wait for exchanges that were superseded, then ask once more: they may be on the way."""
-        _, still_open = await asyncio.wait(older, timeout=_PATIENCE_S)
-        self._doubted |= still_open
-        if self._newest is asyncio.current_task():
+    def _overtake(self, exchanges: set[asyncio.Task[None]]) -> None:
+        """Presume exchanges lost that stay open for long after a later one has returned."""
+        for exchange in exchanges - self._overtaken:
+            self._overtaken.add(exchange)
+            asyncio.get_running_loop().call_later(_FOLLOW_UP_S, self._presume_lost, exchange)
+
+    def _presume_lost(self, exchange: asyncio.Task[None]) -> None:
+        if not exchange.done():
+            self._presumed_lost.add(exchange)
+            self._doubted_before = self._next_id
             self._flush_soon()
+
+    def _forget(self, exchange: asyncio.Task[None]) -> None:
+        """Forget an exchange that has ended; one that was waited for makes room for the next."""
+        self._exchanges.discard(exchange)
+        self._presumed_lost.discard(exchange)
+        if exchange in self._overtaken:
+            self._overtaken.discard(exchange)
+            if self._newest is not None and self._newest.done():
+                self._flush_soon()
 
     def _deliver(self, answer: BatchedReply[A]) -> None:
         waiting = self._open.get(answer.id)
@@ -234,10 +265,12 @@ class ReplyBatcher(Generic[Q, A]):
         incarnation: str,
         requests: Sequence[tuple[int, Q]],
         cancelled: Sequence[int],
+        doubted: Sequence[int] = (),
     ) -> list[BatchedReply[A]]:
         """Accept requests; return the replies that are ready.
 
-        An empty list means that a newer exchange has superseded this one, or that the caller has no
+        A call of ``doubted`` that is neither pending nor ready here fails as ``ActorLost``: this
+        process took the place of the one that had it, or its reply was lost. An empty list means that a newer exchange has superseded this one, or that the caller has no
         pending requests.
         """
         client = self._client(name, incarnation)
@@ -249,6 +282,13 @@ class ReplyBatcher(Generic[Q, A]):
             # Not at the end of ``_answer``: a task cancelled before its first step never reaches
             # it.
             task.add_done_callback(partial(client.ended, id_))
+        known = (
+            {*client.tasks, *(answer.id for answer in client.answers)} if doubted else set[int]()
+        )
+        for id_ in doubted:
+            if id_ not in known:
+                lost = ActorLost("the callee", "a call", _UNKNOWN)
+                client.answers.append(BatchedReply[A](id_, None, lost))
         client.wake()  # supersedes an older exchange
         waiter = client.waiter = asyncio.get_running_loop().create_future()
         if client.tasks and not client.answers:

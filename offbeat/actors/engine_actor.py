@@ -69,9 +69,10 @@ class EngineActor:
         incarnation: str,
         requests: Sequence[tuple[int, GenerateRequest]],
         cancelled: Sequence[int],
+        doubted: Sequence[int] = (),
     ) -> list[BatchedReply[GenerateResult]]:
         """Generate for an environment worker; see ``offbeat.actors.call_batching``."""
-        return await self._requests.exchange(worker, incarnation, requests, cancelled)
+        return await self._requests.exchange(worker, incarnation, requests, cancelled, doubted)
 
     async def state(self, fence: Fence) -> EngineState:
         """Return the engine's state.

@@ -117,6 +117,7 @@ class EnvironmentActor:
         fence: Fence,
         requests: Sequence[tuple[int, RolloutTask]],
         cancelled: Sequence[int],
+        doubted: Sequence[int] = (),
     ) -> tuple[tuple[WorkerReport, list[BatchedReply[Receipt]]], list[Columns]]:
         """Roll groups out; see ``offbeat.actors.call_batching``.
 
@@ -130,7 +131,9 @@ class EnvironmentActor:
         incarnation = f"{fence.run_id}/{fence.incarnation}"
         if self._spooling is not None:
             self._spooling.begin(incarnation)
-        answers = await self._groups.exchange("controller", incarnation, requests, cancelled)
+        answers = await self._groups.exchange(
+            "controller", incarnation, requests, cancelled, doubted
+        )
         receipts = [
             BatchedReply(each.id, each.value[0] if each.value else None, each.failure)
             for each in answers
@@ -363,9 +366,11 @@ def _exchange_with(
     engine: str, handle: Handle, worker: str, incarnation: str
 ) -> Exchange[GenerateRequest, GenerateResult]:
     async def exchange(
-        requests: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
+        requests: Sequence[tuple[int, GenerateRequest]],
+        cancelled: Sequence[int],
+        doubted: Sequence[int],
     ) -> Sequence[BatchedReply[GenerateResult]]:
-        ref = handle.exchange.remote(worker, incarnation, requests, cancelled)
+        ref = handle.exchange.remote(worker, incarnation, requests, cancelled, doubted)
         return await reply_of(ref, engine, "generate")
 
     return exchange

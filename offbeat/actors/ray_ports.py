@@ -121,9 +121,13 @@ class RayRollouts:
         self, worker: RayWorker
     ) -> Exchange[RolloutTask, tuple[Receipt, PayloadHandle]]:
         async def exchange(
-            requests: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
+            requests: Sequence[tuple[int, RolloutTask]],
+            cancelled: Sequence[int],
+            doubted: Sequence[int],
         ) -> list[BatchedReply[tuple[Receipt, PayloadHandle]]]:
-            answers, payload = worker.handle.exchange.remote(self._fence, requests, cancelled)
+            answers, payload = worker.handle.exchange.remote(
+                self._fence, requests, cancelled, doubted
+            )
             places = itertools.count()
 
             def packed(receipt: Receipt) -> tuple[Receipt, PayloadHandle]:

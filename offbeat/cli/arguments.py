@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from offbeat.messages.exit_codes import REFUSED
+from offbeat.messages.text import printable_lines
 
 RecipeArgument = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="YAML recipe, as in recipes/quickstart.yaml.")
@@ -42,15 +43,27 @@ class RecipeCommand(TyperCommand):
             is_option = not name.startswith("--") or name in (*known, *ctx.help_option_names)
             if is_option or difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE):
                 continue  # a misspelt one is named with the nearest where it is parsed
-            key = name.removeprefix("--").replace("-", "_")
-            setting = f"{key}={value if equals else (*args[at + 1 :], 'VALUE')[0]}"
-            typer.echo(
+            setting = _setting(name, value if equals else (*args[at + 1 :], "VALUE")[0])
+            line = (
                 f"No such option: {name}. Settings of a recipe stand behind it, without dashes: {setting}. "
-                f"Options: {ctx.command_path} --help",
-                err=True,
+                f"Options: {ctx.command_path} --help"
             )
+            typer.echo(printable_lines(line), err=True)
             raise typer.Exit(REFUSED)
         return super().parse_args(ctx, args)
+
+
+def _setting(option: str, value: str) -> str:
+    """Return an option in the form of a setting; of a secret, or of no key of a recipe, only the form."""
+    from offbeat.config import schema
+    from offbeat.config.peer_keys import translated
+    from offbeat.config.secrets import is_secret_key
+
+    key = option.removeprefix("--").replace("-", "_")
+    if is_secret_key(key):
+        return f"{key}=VALUE"
+    is_key = schema.known(key) is not None or bool(translated([key]))
+    return f"{key}={value}" if is_key else "KEY=VALUE"
 
 
 class StagedPart(enum.StrEnum):

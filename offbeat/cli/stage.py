@@ -50,17 +50,21 @@ def stage_exit_code(
     from offbeat.launch.stage import StagingRequest, stage
 
     try:
-        outcomes = stage(StagingRequest(model, target, stall_timeout_s, runtime_env), typer.echo)
+        outcomes = stage(StagingRequest(model, target, stall_timeout_s, runtime_env), _say)
     except SourceStalled as error:
         refuse_at_once(error)
     except OffbeatError as error:
         typer.echo(printable_lines(str(error)), err=True)
         return REFUSED
-    typer.echo(table_of(outcomes), nl=False)
+    typer.echo(printable_lines(table_of(outcomes)), nl=False)
     if not all(outcome.is_whole for outcome in outcomes.values()):
         return FAILED
     typer.echo(f"Every node has the model. In a recipe: {part.key}={target}")
     return FINISHED
+
+
+def _say(line: str) -> None:
+    typer.echo(printable_lines(line))
 
 
 def refuse_at_once(error: SourceStalled) -> NoReturn:

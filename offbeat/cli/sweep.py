@@ -47,11 +47,12 @@ def sweep_or_exit(
     except (UnusableSweep, UnusableLengths) as error:
         typer.echo(printable_lines(str(error)), err=True)
         raise typer.Exit(REFUSED) from None
-    typer.echo(f"\n{table(points)}\n{file}")
+    typer.echo(printable_lines(f"\n{table(points)}\n{file}"))
     if all(point.outcome != "ok" for point in points):
         raise typer.Exit(FAILED)
 
 
 def _said(point: SweepPoint) -> None:
     what = f"{point.step_s:.3g} s/step" if point.outcome == "ok" else point.outcome
-    typer.echo(f"{' '.join(point.settings) or 'the recipe'}: {what}", err=True)
+    line = f"{' '.join(point.settings) or 'the recipe'}: {what}"
+    typer.echo(printable_lines(line), err=True)

@@ -18,13 +18,18 @@ Waits double with each failure, up to a bound; ``backoff_s`` computes them for t
 """
 
 import math
+from typing import Final
 
 from offbeat.config.sections.rollout import RolloutConfig
+
+_MAX_DOUBLINGS: Final = 64
+"""Beyond any bound of a wait, and far from the largest float."""
 
 
 def backoff_s(limits: RolloutConfig, failures: int) -> float:
     """Return the seconds to wait after so many failures, from 1: ``wait`` of the module."""
-    return min(limits.backoff_max_s, limits.backoff_s * math.pow(2, failures - 1))
+    doublings = min(failures - 1, _MAX_DOUBLINGS)
+    return min(limits.backoff_max_s, limits.backoff_s * math.pow(2, doublings))
 
 
 class OutageBreaker:

@@ -46,7 +46,7 @@ class RunCosts(msgspec.Struct):
     reward_calls_of: dict[str, int] = {}
     """Calls of each process of a worker since the run was last started or resumed.
 
-    Of those that others took the place of, only the newest: a report of one may be late.
+    Of replaced processes only those that reported last are kept: a report of one may be late.
     """
     worker_losses: int = 0
     """How often an environment worker was lost, whether it came back or not."""
@@ -74,8 +74,8 @@ class RunCosts(msgspec.Struct):
                 self.reward_s += event.reward_s
                 self.syncs += event.syncs
             case RewardCallsMade():
-                self.reward_calls += event.calls - self.reward_calls_of.get(event.process, 0)
-                self.reward_calls_of[event.process] = event.calls
+                self.reward_calls += event.calls - self.reward_calls_of.pop(event.process, 0)
+                self.reward_calls_of[event.process] = event.calls  # last: in the order of reports
                 if len(self.reward_calls_of) > _FORMER_KEPT + 2 * len(self.processes):
                     self._forget_former()
             case _:

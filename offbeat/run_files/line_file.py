@@ -1,18 +1,23 @@
 """Appends whole lines to a file that several processes may hold open."""
 
+import fcntl
 import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 _BLOCK: Final = 1 << 16  # bytes of one read while the last newline is looked for
+_LOCK_WAITS_S: Final = (0.0, 0.001, 0.01, 0.1, 1.0)  # an append takes microseconds
 
 
 class LineFile:
     """A file of lines, each written whole or not at all.
 
     Before and after every call it is a sequence of whole lines, or ends in one torn line that the
-    next ``append`` cuts off, whichever process makes it. Lines that another process has appended
-    meanwhile stay: a process that was replaced may have one more line to write.
+    next ``append`` cuts off, whichever process makes it. Lines that other processes append at the
+    same time stay: a process that was replaced may have one more line to write.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,15 +48,43 @@ class LineFile:
 def append_line(file: int, line: bytes) -> None:
     """Append a line to a descriptor opened with ``O_RDWR | O_APPEND``, after a torn one was cut off.
 
+    Processes take turns by a lock of the file. One that is stopped while it holds the lock delays the
+    others by a second each time: they cut nothing off then, but end a torn line.
+
     Raises:
         OSError: The disk refused it.
     """
-    size = os.fstat(file).st_size
-    if size and os.pread(file, 1, size - 1) != b"\n":
-        os.ftruncate(file, _end_of_last_line(file, size))
-    rest = memoryview(line)
-    while rest:
-        rest = rest[os.write(file, rest) :]
+    with _locked(file) as is_locked:
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            if is_locked:  # else another process may be writing that line
+                os.ftruncate(file, _end_of_last_line(file, size))
+            else:
+                line = b"\n" + line
+        rest = memoryview(line)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+
+
+@contextmanager
+def _locked(file: int) -> Generator[bool]:
+    """Lock a file against the other processes that append; yield whether it could be locked in time."""
+    is_locked = False
+    for wait_s in _LOCK_WAITS_S:
+        time.sleep(wait_s)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        except OSError:  # a file system without locks
+            break
+        is_locked = True
+        break
+    try:
+        yield is_locked
+    finally:
+        if is_locked:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _end_of_last_line(file: int, size: int) -> int:

@@ -127,10 +127,11 @@ class InProcessGenerator:
         incarnation: str,
         asked: Sequence[tuple[int, GenerateRequest]],
         cancelled: Sequence[int],
+        doubted: Sequence[int],
     ) -> list[BatchedReply[GenerateResult]]:
         """What the one environment worker sends."""
         return await self._reply(
-            self.engine.exchange("environment-0", incarnation, asked, cancelled)
+            self.engine.exchange("environment-0", incarnation, asked, cancelled, doubted)
         )
 
     async def restart(self) -> None:
@@ -195,9 +196,12 @@ class InProcessRollouts:
         await self._worker.close()
 
     async def _exchange(
-        self, asked: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
+        self,
+        asked: Sequence[tuple[int, RolloutTask]],
+        cancelled: Sequence[int],
+        doubted: Sequence[int],
     ) -> list[BatchedReply[tuple[Receipt, Columns]]]:
-        (_, answers), columns = await self._worker.exchange(self._fence, asked, cancelled)
+        (_, answers), columns = await self._worker.exchange(self._fence, asked, cancelled, doubted)
         payloads = iter(columns)
         return [
             BatchedReply(each.id, each.value and (each.value, next(payloads)), each.failure)

@@ -232,6 +232,8 @@ def _names(node: ast.AST) -> tuple[str, ...]:
             return (name,)  # a constant as in globals()["reward"]
         case ast.keyword(arg=str(name)):
             return (name,)
+        case ast.Attribute(attr=name):
+            return (name,)  # as in sys.modules[__name__].reward = f
         case ast.alias(name=name, asname=other):
             return (other or name.partition(".")[0],)
         case _:

@@ -22,7 +22,8 @@ class StepRecords:
     """The records of a run in the order of its steps, each step of the standing lineage once.
 
     A step that a rewind undid is left out; an evaluation is in the record of the step that the
-    trainer had reached when it ended. Reward and staleness, which the journal knows as well,
+    trainer had reached when it ended, and that of the initial weights a record before all steps, of
+    version 0. Reward and staleness, which the journal knows as well,
     are there for a step too whose record a killed controller took along. Records are read anew at
     each iteration.
     """
@@ -60,6 +61,9 @@ class StepRecords:
             yield from map(self._from_journal, range(len(self)))
             return
         with self._path.open("rb") as file:
+            initial = self._read(file, self._standing.evaluations.get(0))
+            if initial is not None:
+                yield initial
             for number, version in enumerate(self._versions):
                 step = self._read(file, self._standing.steps.get(version))
                 evaluation = self._read(file, self._standing.evaluations.get(version))

@@ -67,18 +67,24 @@ class Wire:
     sent: list[tuple[list[int], list[int]]] = field(
         default_factory=list[tuple[list[int], list[int]]]
     )
+    doubted: list[list[int]] = field(default_factory=list[list[int]])
     brought: list[list[int]] = field(default_factory=list[list[int]])
     in_transit: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
 
     async def __call__(
-        self, asked: Sequence[tuple[int, Question]], cancelled: Sequence[int]
+        self,
+        asked: Sequence[tuple[int, Question]],
+        cancelled: Sequence[int],
+        doubted: Sequence[int] = (),
     ) -> list[BatchedReply[str]]:
         self.sent.append(([id_ for id_, _ in asked], list(cancelled)))
+        if doubted:
+            self.doubted.append(list(doubted))
         if self.lost is not None:
             raise self.lost
         broken = asyncio.get_running_loop().create_future()
         self.in_transit.append(broken)
-        carried = asyncio.ensure_future(self._carried(asked, cancelled))
+        carried = asyncio.ensure_future(self._carried(asked, cancelled, doubted))
         await asyncio.wait((carried, broken), return_when=asyncio.FIRST_COMPLETED)
         self.in_transit.remove(broken)
         if broken.done():
@@ -90,11 +96,16 @@ class Wire:
         return answers
 
     async def _carried(
-        self, asked: Sequence[tuple[int, Question]], cancelled: Sequence[int]
+        self,
+        asked: Sequence[tuple[int, Question]],
+        cancelled: Sequence[int],
+        doubted: Sequence[int] = (),
     ) -> list[BatchedReply[str]]:
         callee = self.callee
         await asyncio.sleep(self.delay_s())
-        answers = await callee.outbox.exchange(self.name, self.incarnation, asked, cancelled)
+        answers = await callee.outbox.exchange(
+            self.name, self.incarnation, asked, cancelled, doubted
+        )
         await asyncio.sleep(self.delay_s())
         return answers
 
@@ -297,9 +308,49 @@ def test_a_call_whose_loss_is_never_reported_fails_all_the_same(*, others_call: 
     run(main())
 
 
+def test_neither_do_calls_that_go_on_without_a_pause_hide_a_lost_one() -> None:
+    async def main() -> None:
+        clock = asyncio.get_running_loop()
+        wire = Wire(Callee())
+        calls = CallBatcher(wire)
+        lost = asyncio.ensure_future(calls.call(("lost", 1.0)))
+        await asyncio.sleep(0.5)
+        wire.replace_callee_unreported()
+        others = list[asyncio.Task[str]]()
+        while clock.time() < 200.0:
+            others.append(asyncio.create_task(calls.call((str(len(others)), 5.0))))
+            await asyncio.sleep(2.0)
+            if lost.done():
+                break
+        assert clock.time() < 100.0
+        with pytest.raises(ActorLost, match="knows nothing of this question"):
+            await lost
+        assert await together(*others) == [str(number) for number in range(len(others))]
+        assert wire.callee.cancelled == []
+
+    run(main())
+
+
+def test_a_slow_reply_costs_no_call_that_the_callee_works_on() -> None:
+    """Its exchange is presumed lost, and the callee, which is asked, knows the other call."""
+
+    async def main() -> None:
+        delays_s = iter((0.0, 0.0, 70.0))
+        wire = Wire(Callee(), delay_s=lambda: next(delays_s, 0.0))
+        calls = CallBatcher(wire)
+        long = asyncio.ensure_future(calls.call(("long", 150.0)))
+        await asyncio.sleep(0.0)
+        other = asyncio.ensure_future(calls.call(("other", 1.0)))
+        assert await other == "other"
+        assert await long == "long"
+        assert wire.doubted and all(ids == [0] for ids in wire.doubted)
+
+    run(main())
+
+
 def test_a_question_that_travels_for_long_is_not_lost_to_those_that_overtake_it() -> None:
     async def main() -> None:
-        way_s = iter((80.0, 0.0))
+        way_s = iter((55.0, 0.0))
         wire = Wire(Callee(), delay_s=lambda: next(way_s, 0.0))
         calls = CallBatcher(wire)
         overtaken = asyncio.ensure_future(calls.call(("overtaken", 50.0)))

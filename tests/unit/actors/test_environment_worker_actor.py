@@ -50,7 +50,7 @@ class Worker(EnvironmentActor):
 
 
 async def exchange(
-    asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
+    asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int], doubted: Sequence[int]
 ) -> list[BatchedReply[GenerateResult]]:
     return [BatchedReply(id_, await answers("7", "hang")(request)) for id_, request in asked]
 
@@ -178,7 +178,10 @@ class AgentWorker(EnvironmentActor):
         self.engine = DrawnBytes()
 
     async def _drawn(
-        self, asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
+        self,
+        asked: Sequence[tuple[int, GenerateRequest]],
+        cancelled: Sequence[int],
+        doubted: Sequence[int],
     ) -> list[BatchedReply[GenerateResult]]:
         return [BatchedReply(id_, await self.engine.generate(request)) for id_, request in asked]
 

@@ -35,6 +35,10 @@ def offbeat(*args: str) -> Result:
         (["--steps", "10"], "steps=10"),
         (["--sampler.max-staleness=2"], "sampler.max_staleness=2"),
         (["--seed"], "seed=VALUE"),
+        (["--wandb.api-key", "s3cret"], "wandb.api_key=VALUE"),
+        (["--num-generations", "8"], "num_generations=8"),
+        (["--no-such-key", "8"], "KEY=VALUE"),
+        (["--steps", "\x1b[2J"], r"steps=\x1b[2J"),
     ],
 )
 def test_a_setting_that_is_written_as_an_option_is_shown_as_it_is_written_here(

@@ -22,3 +22,19 @@ def test_reward_calls_of_replaced_workers_stay_counted_and_a_snapshot_does_not_g
     costs.take(RewardCallsMade("environment-1-a", 8))
     assert costs.reward_calls == 2000 * 5 + 1 + 8
     assert len(msgspec.msgpack.encode(costs)) < 5000
+
+
+def test_a_late_report_of_the_process_that_lived_longest_counts_what_is_new() -> None:
+    costs = RunCosts()
+    costs.take(Joined(Component.WORKER, "environment-1", "environment-1-a"))
+    costs.take(RewardCallsMade("environment-1-a", 7))
+    restarts = [f"environment-0-{number}" for number in range(1000)]
+    for process in restarts:
+        costs.take(Joined(Component.WORKER, "environment-0", process))
+        costs.take(RewardCallsMade(process, 3))
+    costs.take(RewardCallsMade("environment-1-a", 1_000_000))
+    costs.take(Joined(Component.WORKER, "environment-1", "environment-1-b"))
+    costs.take(Joined(Component.WORKER, "environment-0", "environment-0-last"))
+    costs.take(RewardCallsMade("environment-0-last", 3))
+    costs.take(RewardCallsMade("environment-1-a", 1_000_001))
+    assert costs.reward_calls == 1001 * 3 + 1_000_001

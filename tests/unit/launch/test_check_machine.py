@@ -732,6 +732,7 @@ def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Le
         ("x = '\0'\n", "null bytes"),
         ("from json import *\n", ""),
         ("globals().update(f=1)\n", ""),
+        ("import sys\nsys.modules[__name__].f = print\n", ""),
     ],
 )
 def test_code_that_cannot_hold_its_target_is_told_without_being_run(

@@ -1,5 +1,8 @@
 """Lines that several processes append to one file: each is there whole, none is lost."""
 
+import fcntl
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -34,6 +37,55 @@ def test_a_torn_line_is_cut_off_by_the_next_process_that_appends(torn: int, firs
         path.write_bytes(before + b"x" * torn)
         RunFiles(Path(folder)).append("logs/lines", b"next\n")
         assert path.read_bytes() == before + b"next\n"
+
+
+_WRITER = """
+import os, sys
+from pathlib import Path
+from offbeat.run_files.line_file import LineFile
+file, name = LineFile(Path(sys.argv[1])), sys.argv[2]
+os.write(1, b"ready")
+os.read(0, 1)
+for number in range(300):
+    file.append((f"{name} {number} " + name * 30_000 + "\\n").encode())
+"""
+
+
+def test_processes_that_append_at_the_same_time_lose_no_line(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(tmp_path / "lines"), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for name in "ab"
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.read(5) == b"ready"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write(b"x")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate(timeout=60)
+    lines = (tmp_path / "lines").read_text().splitlines()
+    assert sorted(lines) == sorted(
+        f"{name} {n} " + name * 30_000 for name in "ab" for n in range(300)
+    )
+
+
+def test_beside_a_process_that_is_stopped_in_an_append_a_torn_line_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    file = LineFile(path)
+    path.write_bytes(b"whole\ntor")
+    with path.open("rb") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        file.append(b"next\n")
+        file.append(b"one more\n")
+    file.append(b"last\n")
+    file.close()
+    assert path.read_bytes() == b"whole\ntor\nnext\none more\nlast\n"
 
 
 def test_a_disk_that_refuses_raises_and_the_file_can_be_closed_twice() -> None:

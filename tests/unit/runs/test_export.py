@@ -14,7 +14,7 @@ from offbeat.cli.main import app
 from offbeat.runs.export.mlflow_sink import MlflowSink
 from offbeat.runs.export.step_records import StepRecords
 from offbeat.runs.export.tables import write_csv
-from offbeat.telemetry.records import MetricRecord, read_metrics
+from offbeat.telemetry.records import MetricRecord, encode_line, read_metrics
 from offbeat.telemetry.tensorboard_sink import TensorBoardSink
 from tests.support.shown_run import ShownRun, empty, running, with_losses, without_numbers
 
@@ -51,6 +51,16 @@ def test_a_step_without_a_record_has_what_the_journal_knows(tmp_path: Path) -> N
         *("train/reward", "off_policy/staleness_mean", "off_policy/staleness_max")
     }
     assert records[0].time_s < records[1].time_s < records[2].time_s
+
+
+def test_an_evaluation_of_the_initial_weights_is_a_row_before_all_steps(tmp_path: Path) -> None:
+    shown = ShownRun(tmp_path / "run", 3)
+    shown.lines.append(encode_line(MetricRecord(0, 0, 1.0, {"eval/reward": 0.125})))
+    for _ in range(3):
+        shown.step()
+    records = list(StepRecords(shown.write()))
+    assert [record.version for record in records] == [0, 1, 2, 3]
+    assert records[0].metrics == {"eval/reward": 0.125}
 
 
 def test_csv_and_parquet_have_a_row_per_step_and_the_same_numbers(
