@@ -141,8 +141,10 @@ class GroupHistories:
         self._ledger = ledger
         self._workers = _LostWorkers()
         workers = self._workers
-        self._tellers = {each: _Teller(each, ledger, driver, workers) for each in prompt_indices}
-        self._moments = {each: list[GroupEvent]() for each in self._tellers}
+        self._builders = {
+            each: _GroupHistoryBuilder(each, ledger, driver, workers) for each in prompt_indices
+        }
+        self._moments = {each: list[GroupEvent]() for each in self._builders}
         self._version, self._until_unix_s = ledger.trainer_version, 0.0
         self.has_pictures = False
         """Whether the prompt of one of the groups has pictures, as far as an attempt was committed."""
@@ -153,7 +155,7 @@ class GroupHistories:
         for prompt_index in self._about(event):
             self._moments[prompt_index] += (
                 GroupEvent(number, event.unix_s, self._version, *described)
-                for described in self._tellers[prompt_index].describe(event)
+                for described in self._builders[prompt_index].describe(event)
             )
         self._version, self._until_unix_s = self._ledger.trainer_version, event.unix_s
 
@@ -163,28 +165,28 @@ class GroupHistories:
             run_id=self._ledger.run_id,
             group=group_id(prompt_index),
             moments=self._moments[prompt_index],
-            now=self._tellers[prompt_index].now(),
+            now=self._builders[prompt_index].now(),
             until_unix_s=self._until_unix_s,
         )
 
     def is_over(self, prompt_index: int) -> bool:
         """Return whether only a rewind could still happen to one of the groups."""
-        return self._tellers[prompt_index].is_over()
+        return self._builders[prompt_index].is_over()
 
     def _about(self, event: AnyEvent) -> Iterable[int]:
         match event:
             case Admitted() | Dispatched() | Returned() | Dropped():
-                return (event.prompt_index,) if event.prompt_index in self._tellers else ()
+                return (event.prompt_index,) if event.prompt_index in self._builders else ()
             case Committed():
                 index = event.receipt.prompt_index
-                if index not in self._tellers:
+                if index not in self._builders:
                     return ()
                 self.has_pictures |= MEDIA_VALUES in event.receipt.columns
                 return (index,)
             case Claimed() | StepIntent() | StepApplied():
-                return [index for index in event.prompt_indices if index in self._tellers]
+                return [index for index in event.prompt_indices if index in self._builders]
             case Opened() | Rewound() | StepRefused() | Unclaimed() | Checkpointed():
-                return self._tellers
+                return self._builders
             case _:
                 return ()
 
@@ -219,8 +221,8 @@ class _LostWorkers:
                 yield f"{worker} was lost: {reason}"
 
 
-class _Teller:
-    """Follows one group through the events."""
+class _GroupHistoryBuilder:
+    """Builds the history of one group from the events."""
 
     def __init__(
         self, prompt_index: int, ledger: Ledger, driver: str, workers: _LostWorkers

@@ -1,4 +1,4 @@
-"""Reads ``metrics.jsonl``: of each version its step's record, with the evaluation of that version.
+"""Reads ``metrics.jsonl`` into one record per version.
 
 An evaluation emits a record of its own, under the version that the trainer has reached when it
 ends; usually the record of that step is there already. So a version has up to two records.
@@ -34,22 +34,22 @@ class MetricsFile(msgspec.Struct):
     sampled: bool = False  # of the steps only some lines were read, because there are too many
 
 
-class Standing:
-    """Places of the records that hold: of two of one kind and version that of the later one.
+class ValidRecords:
+    """Index of the records that no rewind has undone.
 
-    A step that is trained again takes the evaluations of its version and of later ones with it: a
-    rewind has undone them.
+    A later record replaces the one of the same kind and version. A step that is trained again removes
+    the evaluations of its version and of later ones: a rewind has undone them.
     """
 
     def __init__(self) -> None:
         self.steps = dict[int, int]()
-        """Place of the step's record, by version."""
+        """Position of the step's record, by version."""
         self.evaluations = dict[int, int]()
-        """Place of the evaluation's record, by version."""
+        """Position of the evaluation's record, by version."""
         self._newest = -1  # version of a step
 
     def take(self, record: MetricRecord, place: int) -> None:
-        """Add the next record, which stands at ``place``: any number that the caller knows it by."""
+        """Add the next record, which is at ``place``: any number by which the caller finds it."""
         version = record.version
         if is_evaluation(record):
             self.evaluations[version] = place
@@ -60,6 +60,9 @@ class Standing:
                 del self.evaluations[each]
         self._newest = version
         self.steps[version] = place
+
+
+Standing = ValidRecords  # former name, until ``offbeat.runs.export`` imports the new one
 
 
 def with_evaluation(step: MetricRecord, evaluation: MetricRecord | None) -> MetricRecord:
@@ -80,17 +83,17 @@ def read_metrics_file(path: Path) -> MetricsFile:
         found.problem = str(error)
         return found
     found.sampled = nbytes > METRICS_BYTES
-    records, standing = list[MetricRecord](), Standing()
+    records, valid = list[MetricRecord](), ValidRecords()
     for line in _sampled_lines(path, nbytes) if found.sampled else _lines(path):
         try:
             record = decode_line(line)
         except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
             found.unreadable += 1
             continue
-        standing.take(record, len(records))
+        valid.take(record, len(records))
         records.append(record)
-    found.by_version = {at: records[place] for at, place in standing.evaluations.items()}
-    for version, place in standing.steps.items():
+    found.by_version = {at: records[place] for at, place in valid.evaluations.items()}
+    for version, place in valid.steps.items():
         record = with_evaluation(records[place], found.by_version.get(version))
         found.by_version[version] = record
     return found

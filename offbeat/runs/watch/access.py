@@ -28,12 +28,12 @@ class Access(msgspec.Struct, frozen=True):
     hosts: frozenset[str]
     """Accepted values of the header ``Host``."""
     token: str
-    """In the first URL, and of a program as bearer token."""
+    """Token of the first URL, which a program sends as bearer token."""
     cookie: str
-    """What a browser that has shown the token sends from then on."""
+    """Value of the cookie that a browser sends once it has shown the token."""
 
-    place: str
-    """Path below which a browser sees the pages, and below which alone it sends the cookie."""
+    path_prefix: str
+    """Path below which a browser finds the pages, and below which alone it sends the cookie."""
 
     @classmethod
     def create(cls, host: str, port: int) -> "Access":
@@ -73,9 +73,9 @@ class Access(msgspec.Struct, frozen=True):
         Scripts cannot read it, no request that another site causes carries it, and no other server
         of this host is sent it.
         """
-        return f"{COOKIE}={self.cookie}; Path={self.place}/; HttpOnly; SameSite=Strict"
+        return f"{COOKIE}={self.cookie}; Path={self.path_prefix}/; HttpOnly; SameSite=Strict"
 
-    def without_place(self, path: str) -> str:
-        """Return a path as it is written without ``place``, which programs may leave out."""
-        below = path.removeprefix(self.place)
+    def strip_prefix(self, path: str) -> str:
+        """Return a path without ``path_prefix``, which programs may leave out."""
+        below = path.removeprefix(self.path_prefix)
         return below if below.startswith("/") else path

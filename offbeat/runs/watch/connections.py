@@ -1,7 +1,7 @@
 """Bound on the connections of the live page, each of which has a thread.
 
 Whoever reaches the port can open connections and send nothing, or a byte now and then. Such a
-connection loses its place to the next one; one that has shown the secret keeps it.
+connection is closed in favour of the next one; one that has shown the secret is kept.
 """
 
 import contextlib
@@ -14,36 +14,36 @@ class PageConnections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._strangers: dict[socket, None] = {}  # oldest first
-        self._readers = set[socket]()
+        self._unauthenticated: dict[socket, None] = {}  # oldest first
+        self._authenticated = set[socket]()
         self._lock = threading.Lock()
 
     def opened(self, connection: socket) -> bool:
-        """Take a connection in, in the place of the oldest stranger if need be.
+        """Accept a connection, and close the oldest unauthenticated one if there are too many.
 
         Returns:
-            False if all places are taken by readers.
+            False if all connections are authenticated, and there is no room for another.
         """
         with self._lock:
-            if len(self._strangers) + len(self._readers) >= self._most:
-                oldest = next(iter(self._strangers), None)
+            if len(self._unauthenticated) + len(self._authenticated) >= self._most:
+                oldest = next(iter(self._unauthenticated), None)
                 if oldest is None:
                     return False
-                del self._strangers[oldest]
+                del self._unauthenticated[oldest]
                 with contextlib.suppress(OSError):  # its other end has closed it
                     oldest.shutdown(SHUT_RDWR)  # wakes its thread, which closes it
-            self._strangers[connection] = None
+            self._unauthenticated[connection] = None
             return True
 
-    def recognised(self, connection: socket) -> None:
-        """Record that a connection has shown the secret, unless it has lost its place."""
+    def mark_authenticated(self, connection: socket) -> None:
+        """Record that a connection has shown the secret, unless it has been closed for another."""
         with self._lock:
-            if connection in self._strangers:
-                del self._strangers[connection]
-                self._readers.add(connection)
+            if connection in self._unauthenticated:
+                del self._unauthenticated[connection]
+                self._authenticated.add(connection)
 
     def closed(self, connection: socket) -> None:
         """Forget a connection, before its socket is closed."""
         with self._lock:
-            self._strangers.pop(connection, None)
-            self._readers.discard(connection)
+            self._unauthenticated.pop(connection, None)
+            self._authenticated.discard(connection)

@@ -71,7 +71,7 @@ class WatchServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore connections that broke; nobody is left to be told."""
+        """Ignore connections that broke; nobody is left to be informed."""
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -102,8 +102,8 @@ class _Request(BaseHTTPRequestHandler):
         elif not access.may_read(self.headers):  # pyright: ignore[reportArgumentType]
             self._refuse(HTTPStatus.FORBIDDEN, "open the address that offbeat watch printed")
         else:
-            self._watch.connections.recognised(self.connection)
-            path = access.without_place(url.path).strip("/")
+            self._watch.connections.mark_authenticated(self.connection)
+            path = access.strip_prefix(url.path).strip("/")
             self._answer([unquote(part) for part in path.split("/")])
 
     def _not_allowed(self) -> None:
@@ -117,9 +117,9 @@ class _Request(BaseHTTPRequestHandler):
         if not self._watch.access.has_token(token):
             self._refuse(HTTPStatus.FORBIDDEN, "this token is of another offbeat watch")
             return
-        self._watch.connections.recognised(self.connection)
+        self._watch.connections.mark_authenticated(self.connection)
         self.send_response(HTTPStatus.SEE_OTHER)
-        self.send_header("Location", f"{self._watch.access.place}/")
+        self.send_header("Location", f"{self._watch.access.path_prefix}/")
         self.send_header("Set-Cookie", self._watch.access.set_cookie())
         self.send_header("Content-Length", "0")
         for name, value in _HEADERS.items():

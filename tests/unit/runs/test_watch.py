@@ -114,7 +114,7 @@ def test_a_browser_shows_the_cookie_to_no_other_server_of_this_host(root: Path) 
 
 
 def test_what_a_page_names_is_found_from_where_the_page_lies(client: Client) -> None:
-    place = client.server.access.place
+    place = client.server.access.path_prefix
     for page in (f"{place}/", f"{place}/run/first", f"{place}/run/second%20run"):
         text = client.allowed(page).read().decode()
         named = re.findall(r'(?:src|href)="([^"#]+)"', text)
