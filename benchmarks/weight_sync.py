@@ -203,7 +203,7 @@ def gloo(
     for round_ in range(rounds):
         plan = RoundPlan(round_, group.names)
         group.ask("bare", *[(route, plan, 1 + each, sizes) for each in range(receivers)])
-        place = sender._meeting.of("bare", plan, 0)  # noqa: SLF001 -- a broadcast of our own
+        place = sender._rendezvous.of("bare", plan, 0)  # noqa: SLF001 -- a broadcast of our own
         device = Device(HOST, TIMEOUTS.slack_s)
         with opened(partial(BroadcastGroup, place, device)) as ranks:
             ranks.broadcast(np.zeros(1, np.uint8), TIMEOUTS.slack_s)

@@ -112,13 +112,13 @@ _PAGE: Final = "More: docs/coming-from.md."
 
 
 def translated(keys: Iterable[str], *, parts: int = 1) -> str:
-    """Return which keys of a recipe stand for ``keys`` of other libraries; ``""`` if none is known.
+    """Return which keys of a recipe correspond to ``keys`` of other libraries; ``""`` if none does.
 
     Args:
         keys: Dotted, as written.
         parts: Last parts of a dotted key that have to be those of the other library's key.
     """
-    found = [(key, ours) for key in keys if (ours := _ours(key, parts))]
+    found = [(key, ours) for key in keys if (ours := _matching_keys(key, parts))]
     said = [
         f"`{key}` is {' or '.join(f'`{each}`' for each in ours)} here"
         for key, ours in found[:_MOST_TRANSLATED]
@@ -126,7 +126,7 @@ def translated(keys: Iterable[str], *, parts: int = 1) -> str:
     return f"{'; '.join(said)}. {_PAGE}" if said else ""
 
 
-def _ours(key: str, least: int) -> list[str]:
+def _matching_keys(key: str, least: int) -> list[str]:
     """Return the keys whose counterparts share the most last parts with ``key``, and at least ``least``."""
     shared = {
         ours: max(_shared_parts(key, peer) for peer in peers) for ours, peers in PEER_KEYS.items()

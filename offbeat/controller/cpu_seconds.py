@@ -5,9 +5,8 @@ from typing import Final
 
 from offbeat.controller.engine_record import EngineRecord
 
-_REMEMBERED: Final = (
-    8192  # processes of workers, more than live at once; each restart is another one
-)
+_MAX_PROCESSES: Final = 8192
+"""Worker processes that are remembered: more than live at once, as each restart is another one."""
 
 
 class CpuSeconds:
@@ -34,7 +33,7 @@ class CpuSeconds:
         before = self._of_workers.pop(process, 0.0)
         self._of_workers[process] = max(cpu_s, before)
         self._workers_s += max(0.0, cpu_s - before)
-        if len(self._of_workers) > _REMEMBERED:
+        if len(self._of_workers) > _MAX_PROCESSES:
             del self._of_workers[next(iter(self._of_workers))]
 
     def lap(self, engines: Iterable[EngineRecord]) -> dict[str, float]:

@@ -54,7 +54,7 @@ from offbeat.messages.failures import OffbeatError
 _Options = TypeVar("_Options", bound=msgspec.Struct)
 _STUB_ROWS: Final = 1024
 _SHARE_OF_DEADLINE: Final = 0.9
-"""Of a reward's deadline: an async call that waits ends by itself then, and its process lives."""
+"""Fraction of the deadline after which an async call is cancelled, so that its process survives."""
 
 _HERE: Final = Path()
 EPISODE: Final = "offbeat.environments.verifiers_episode:play"
@@ -237,7 +237,7 @@ def _function(
 ) -> FunctionReward:
     target = _reward_target(config, reward.target, working_dir, began_with.get(key, ""))
     target = replace(target, options=reward.options)
-    grades = {"is_counted": False, "leaves_out_thoughts": True} if reward.target in GRADERS else {}
+    grades = {"is_counted": False, "ignores_thinking": True} if reward.target in GRADERS else {}
     return FunctionReward(tokenizer, target, config.reward_workers, **grades)
 
 

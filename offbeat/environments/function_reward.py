@@ -43,7 +43,7 @@ class FunctionReward(SingleTurn):
         workers: int,
         *,
         is_counted: bool = True,
-        leaves_out_thoughts: bool = False,
+        ignores_thinking: bool = False,
     ) -> None:
         """Start nothing yet.
 
@@ -52,11 +52,11 @@ class FunctionReward(SingleTurn):
             target: The function.
             workers: Processes that run it.
             is_counted: Whether its calls count in ``rollout.reward_call_budget``.
-            leaves_out_thoughts: Whether the function judges what is outside of thinking blocks: a
+            ignores_thinking: Whether the function judges what is outside of thinking blocks: a
                 response that begins inside of one is then given with its opening.
         """
         self._tokenizer, self._is_counted = tokenizer, is_counted
-        self._leaves_out_thoughts = leaves_out_thoughts
+        self._ignores_thinking = ignores_thinking
         self._pool = RewardPool(target, workers)
 
     @property
@@ -75,7 +75,7 @@ class FunctionReward(SingleTurn):
     async def score(
         self, task: RolloutTask, result: GenerateResult
     ) -> Sequence[float | NamedRewards]:
-        opening = self._opened_thought(task.prompt) if self._leaves_out_thoughts else ""
+        opening = self._opened_thought(task.prompt) if self._ignores_thinking else ""
         responses = [
             opening + self._tokenizer.decode(ids, skip_special_tokens=True)
             for ids in content_ids(result)

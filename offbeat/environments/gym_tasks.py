@@ -86,7 +86,7 @@ class ReasoningGym(FunctionReward):
     def __init__(
         self, tokenizer: Tokenizer, target: RewardTarget, workers: int, options: GymOptions
     ) -> None:
-        super().__init__(tokenizer, target, workers, leaves_out_thoughts=True)
+        super().__init__(tokenizer, target, workers, ignores_thinking=True)
         self._options, self._texts = options, tokenizer
 
     async def start(self) -> None:

@@ -98,11 +98,13 @@ def _unread_names(names: Iterable[str], settings: Mapping[str, object]) -> Itera
     text = settings.get("text_config")
     sizes = cast("Mapping[str, object]", text if isinstance(text, Mapping) else settings)
     layers, more = sizes.get("num_hidden_layers"), sizes.get("num_nextn_predict_layers")
-    behind = (
+    drafter_layers = (
         range(layers, layers + more) if isinstance(layers, int) and isinstance(more, int) else ()
     )
     for name in names:
         found = _LAYER.fullmatch(name)
-        is_drafter = _NAMED_DRAFT.fullmatch(name) or (found is not None and int(found[1]) in behind)
+        is_drafter = _NAMED_DRAFT.fullmatch(name) or (
+            found is not None and int(found[1]) in drafter_layers
+        )
         if is_drafter or name.endswith(_FREQUENCIES):
             yield name

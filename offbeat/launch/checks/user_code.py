@@ -26,11 +26,11 @@ _EXTRAS: Final = {
 }
 """Extra of this package that brings a package which user code imports."""
 
-_GIVEN: Final = {
+_ARGUMENTS_BY_ENVIRONMENT: Final = {
     "agent": "an agent gets a task and a client",
     "function": "a reward gets a row and a response",
 }
-"""Positional arguments of a function that the user writes, two of them, by ``environment.name``."""
+"""Positional arguments, two of them, of a function that the user writes, by ``environment.name``."""
 
 _GIVEN_COUNT: Final = 2
 _BATCHED: Final = {"prompts", "completions"}  # arguments of a reward function of TRL
@@ -206,14 +206,14 @@ def _unusable(source: Path, name: str, options: Collection[str], environment: st
         return f"it cannot be read: {broken}"
     for node in tree.body:
         if _is_function(node, name):
-            return _unfit(node, options, environment) or _unknown_option(node, options)
+            return _signature_problem(node, options, environment) or _unknown_option(node, options)
         if _is_constant(node, name):
             return f"{name} in line {node.lineno} is a constant, and cannot be called"
-    return _nowhere(tree, name)
+    return _missing_name_problem(tree, name)
 
 
-def _nowhere(tree: ast.Module, name: str) -> str:
-    """Say that nothing in a module is called ``name``; ``""`` if something may be."""
+def _missing_name_problem(tree: ast.Module, name: str) -> str:
+    """Return that nothing in a module is called ``name``; ``""`` if something may be."""
     by_star = any(
         isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)
     )
@@ -281,16 +281,16 @@ def _is_constant(node: ast.stmt, name: str) -> bool:
     )
 
 
-def _unfit(function: _Function, options: Collection[str], environment: str) -> str:
+def _signature_problem(function: _Function, options: Collection[str], environment: str) -> str:
     """Return why a function cannot be called as ``f(task, client, **options)``, or with row and response."""
-    if environment not in _GIVEN:
+    if environment not in _ARGUMENTS_BY_ENVIRONMENT:
         return ""
     here, takes = f"{function.name}() in line {function.lineno}", function.args
     if environment == "agent" and not isinstance(function, ast.AsyncFunctionDef):
         return f"{here} is not async: write async def {function.name}(task, client)"
     positional = [*takes.posonlyargs, *takes.args]
     if len(positional) < _GIVEN_COUNT and takes.vararg is None:
-        return f"{here} takes {len(positional)} arguments; {_GIVEN[environment]}"
+        return f"{here} takes {len(positional)} arguments; {_ARGUMENTS_BY_ENVIRONMENT[environment]}"
     required = positional[_GIVEN_COUNT : len(positional) - len(takes.defaults)]
     required += [
         each
@@ -300,7 +300,7 @@ def _unfit(function: _Function, options: Collection[str], environment: str) -> s
     missing = [each.arg for each in required if each.arg not in options]
     if not missing:
         return ""
-    return f"{here} needs {missing[0]!r}: add it to its options; {_GIVEN[environment]}"
+    return f"{here} needs {missing[0]!r}: add it to its options; {_ARGUMENTS_BY_ENVIRONMENT[environment]}"
 
 
 def _unknown_option(function: _Function, options: Iterable[str]) -> str:

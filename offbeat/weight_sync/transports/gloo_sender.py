@@ -96,7 +96,7 @@ class GlooSender:
         self._buffers = Buffers()
         self._key = SharedKey.random()
         self._control = ControlServer(host, self._key, clock)
-        self._meeting = Rendezvous(host, self._key, timeouts.slack_s)
+        self._rendezvous = Rendezvous(host, self._key, timeouts.slack_s)
         self._device = Device(host, timeouts.slack_s)
         # Snapshot to send; None before the first release
         self.snapshot: StagedRelease | None = None
@@ -129,7 +129,7 @@ class GlooSender:
             self.snapshot = StagedRelease(manifest, digest, chunks)
             if delta is not None:
                 self._delta = StagedRelease(delta.manifest, delta.digest, delta.chunks)
-        at = self._control.host, self._control.port, self._meeting.port, self._key
+        at = self._control.host, self._control.port, self._rendezvous.port, self._key
         route = Route(*at, self._incarnation, version, digest, self._timeouts)
         if delta is not None:
             route_of_delta = msgspec.structs.replace(route, digest=delta.digest)
@@ -157,7 +157,7 @@ class GlooSender:
             log.exception("weights.sender_ended")
         finally:
             self._control.close()
-            self._meeting.close()
+            self._rendezvous.close()
 
     def _serve(self) -> None:
         while not self._closed:
@@ -191,7 +191,7 @@ class GlooSender:
                 break
             problem = self._broadcast(session, plan, snapshot)
         self._notify_left_out(session, session.rounds)
-        self._meeting.forget(session.name)
+        self._rendezvous.forget(session.name)
         self.dropped += session.dropped
         failed = {name: error for name, error in session.ended.items() if error}
         if failed:
@@ -227,7 +227,7 @@ class GlooSender:
         chunks, at = list(walk(snapshot.manifest)), plan.first
         patience_s = self._timeouts.of(max(snapshot.manifest.chunk_nbytes, default=0))
         try:
-            place = self._meeting.of(session.name, plan, 0)
+            place = self._rendezvous.of(session.name, plan, 0)
             with opened(lambda: BroadcastGroup(place, self._device)) as group:
                 for chunk in chunks[plan.first :]:
                     at, limit_s = chunk.index, self._timeouts.of(chunk.nbytes)

@@ -27,7 +27,7 @@ from offbeat.weight_sync.transports.messages import DevicePlace, Route
 from offbeat.weight_sync.transports.peer_proof import PeerProof, accept_peer
 from offbeat.weight_sync.transports.wire import BucketLink
 
-_KEY: Final = "handles"  # at which the sender's port and token stand in the store
+_KEY: Final = "handles"  # of the sender's port and token in the store
 
 
 class HandleUnusable(Exception):
@@ -258,8 +258,8 @@ class HandleLink:
             raise BrokenLink(f"the other end has closed: {error}") from error
 
 
-class _Meeting(msgspec.Struct, frozen=True):
-    """Port of the sender and token of a link, as they stand in the store for its peer."""
+class _RendezvousInfo(msgspec.Struct, frozen=True):
+    """Port of the sender and token of a link, which its peer reads from the store."""
 
     port: int
     token: bytes
@@ -269,16 +269,16 @@ def _accepted(place: GroupAddress, address: str, key: SharedKey, limit_s: float)
     """Listen at a free port, leave it in the store with a token, and accept who has both."""
     expected = PeerProof.fresh(place.plan_digest)
     with socket.create_server((address, 0)) as listening:
-        meeting = _Meeting(listening.getsockname()[1], expected.token)
-        place.store.set(_KEY, msgspec.json.encode(meeting).decode())
+        info = _RendezvousInfo(listening.getsockname()[1], expected.token)
+        place.store.set(_KEY, msgspec.json.encode(info).decode())
         return accept_peer(listening, key, expected, limit_s)
 
 
 def _connected(place: GroupAddress, route: Route, limit_s: float) -> socket.socket:
     """Connect to the sender, and prove that this is the peer that it waits for."""
-    meeting = msgspec.json.decode(place.store.get(_KEY), type=_Meeting)
-    connection = socket.create_connection((route.host, meeting.port), timeout=limit_s)
-    proof = PeerProof(meeting.token, place.plan_digest)
+    info = msgspec.json.decode(place.store.get(_KEY), type=_RendezvousInfo)
+    connection = socket.create_connection((route.host, info.port), timeout=limit_s)
+    proof = PeerProof(info.token, place.plan_digest)
     try:
         connection.sendall(route.key.frame(msgspec.msgpack.encode(proof)))
     except OSError:
