@@ -15,7 +15,7 @@ from offbeat.config.sections.eval import EvalSetConfig
 SECTION: Final = "environments"
 
 _OWN_KEYS: Final = re.compile(r"(?<![\w.])(?=environment\.|data\.|eval\.(?:path|columns))")
-"""Where a key begins that each of several environments has for itself."""
+"""Matches the beginning of a key that each of several environments has for itself."""
 
 
 def environment_views(config: RunConfig) -> dict[str, RunConfig]:

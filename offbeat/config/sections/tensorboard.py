@@ -13,5 +13,5 @@ class TensorBoardConfig(Config):
     a fraction of a millisecond per step and 2 kB of disk; `offbeat export` writes the same afterwards."""
 
     x_axis: Literal["steps", "samples"] = "steps"
-    """What TensorBoard calls the step. samples (`groups_per_step` times `samples_per_group` per step) lays runs of
+    """Unit of TensorBoard's step axis. samples (`groups_per_step` times `samples_per_group` per step) lays runs of
     different batch sizes over one another; steps matches logs and checkpoints."""

@@ -94,7 +94,7 @@ class TorchTrainerConfig(_ModelTrainer):
     """Any Hugging Face causal LM, cut over data-parallel (FSDP2) and tensor-parallel ranks (DTensor)."""
 
     backend: Literal["torch"] = "torch"
-    """What trains."""
+    """Training backend."""
 
     lora: LoraConfig | None = None
     """Train adapters, not the model: smaller releases and less memory (docs/lora.md)."""
@@ -104,7 +104,7 @@ class MegatronTrainerConfig(_ModelTrainer):
     """megatron-core (extra ``megatron``): models it has a mapping for, over several axes of parallelism."""
 
     backend: Literal["megatron"] = "megatron"
-    """What trains."""
+    """Training backend."""
 
     pipeline_parallel: Annotated[int, Field(ge=1)] = 1
     """Stages that the layers are divided into. More fit deeper models and exchange little, but stages idle at
@@ -138,7 +138,7 @@ class StubTrainerConfig(_Trainer):
     """A cost model (section `stub`) instead of a model: dry runs, without torch."""
 
     backend: Literal["stub"] = "stub"
-    """What trains."""
+    """Training backend."""
 
 
 TrainerConfig = Annotated[

@@ -23,7 +23,7 @@ class VllmConfig(Config):
     of many small experts, and is as slow as the device with the busiest experts."""
 
     pause: Literal["keep", "wait", "abort"] = "keep"
-    """What a weight sync does to running samples. keep: they go on afterwards, partly under old
+    """Treatment of running samples at a weight sync. keep: they go on afterwards, partly under old
     weights; wait: they end first on the old weights, which delays the sync; abort: they start
     anew on the new ones, which loses their work."""
 
