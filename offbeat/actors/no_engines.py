@@ -12,7 +12,7 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 
 ROWS: Final = "rows"
-"""Name of the generator that stands for the file; also the name of its only incarnation."""
+"""Name of the generator that represents the file; also the name of its only incarnation."""
 
 
 class RowGenerator:

@@ -15,7 +15,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End normally: after the step in progress if its batch is complete, else without that step."""
 
     reason: str = "offbeat control stop"
-    """What has ended the run early, for ``Summary.ended_by``."""
+    """Cause of the early end, for ``Summary.ended_by``."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -25,7 +25,7 @@ def section() -> str:
 
 
 def _edges() -> Iterator[str]:
-    """Yield each arrow of the diagram once, with the records that it stands for."""
+    """Yield each arrow of the diagram once, with the records that it represents."""
     labels: dict[tuple[str, str], dict[str, None]] = {}
     for move in MOVES:
         for place in sorted(move.leaves) or ["[*]"]:

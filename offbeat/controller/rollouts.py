@@ -312,7 +312,7 @@ class RolloutPump:
     # --- what grew too old -----------------------------------------------------------------------
 
     def sweep(self, *, predictive: bool) -> None:
-        """After a new version, return groups to admitted that can no longer be trained in time.
+        """Return groups to admitted that a new version has made too old for their step.
 
         Ready groups leave the buffer; groups in flight are cancelled. ``predictive`` cancels also
         those that will be too old when it is their turn.
@@ -341,7 +341,7 @@ class RolloutPump:
             self.again(prompt_index)
 
     def batches_moved(self) -> None:
-        """After a refused step, dispatch waiting groups in the order of their new target steps."""
+        """Reorder waiting groups by their new target steps after a refused step."""
         self._waiting.reorder()
 
     def refused(self, unfit: UnfitGroup) -> None:

@@ -94,7 +94,7 @@ class TrainPump:
                 return
 
     async def keep_state(self, within_s: float) -> None:
-        """At the end, have a living trainer save the last version, unless that is saved already.
+        """Save the last version at the end of the run, if a trainer is alive and it is not saved yet.
 
         What fails here is logged: it must not hide why the run ended.
         """

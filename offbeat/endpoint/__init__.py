@@ -2,5 +2,5 @@
 
 ``session.py`` is one sample: turns, branches, what is trained of them. ``chat_bridge.py`` says
 how turns are joined without encoding a drawn token again, by a chat template or by a renderer.
-``server.py`` speaks HTTP. No Ray, no torch.
+``server.py`` serves HTTP. No Ray, no torch.
 """

@@ -146,7 +146,7 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """Passes all events of a connection on, and tells its endpoint's ``Connections`` of them."""
+    """Forwards all events of a connection, and reports them to its endpoint's ``Connections``."""
 
     transport: asyncio.Transport  # once it is made
 

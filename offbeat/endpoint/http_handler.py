@@ -10,7 +10,7 @@ from aiohttp import web
 from offbeat.endpoint.errors import RequestRefused
 
 _KEEP_ALIVE_S: Final = 75.0
-"""Between two requests: longer than clients keep a connection (OpenAI's 5 s, aiohttp 15 s)."""
+"""Limit between two requests: longer than clients keep a connection (OpenAI's 5 s, aiohttp 15 s)."""
 
 
 class HttpHandler(web.RequestHandler):

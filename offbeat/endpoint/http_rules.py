@@ -13,7 +13,7 @@ _CONTINUE: Final = "100-continue"
 
 
 def answer_to_version(request: web.Request) -> web.StreamResponse | None:
-    """Return the refusal of a version that this server does not speak; None: it does.
+    """Return the refusal of an HTTP version that this server does not support; None: it does.
 
     aiohttp reads 0.9 and 2.0 as well, and would write their numbers into its answer.
     """

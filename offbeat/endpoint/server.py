@@ -51,7 +51,7 @@ _BACKLOG: Final = 128
 """Connections that the system holds before they are accepted."""
 
 _REMEMBERED: Final = 4096
-"""Finished samples whose tokens are still told from unknown ones."""
+"""Finished samples that are remembered: a request with the token of one is answered as finished."""
 
 _CHARACTERS_PER_TOKEN: Final = 32
 """A conversation longer than this for every token of the window is refused before it is encoded."""

@@ -63,8 +63,8 @@ class EpisodeProcess:
         self._end: asyncio.Task[None] | None = None
         self._receiving = asyncio.create_task(self._receive(), name="episode-replies")
         self.is_worn = False
-        """It has cancelled an episode, which may have left threads or processes, or has played as
-        many as it should: another one is to take its place."""
+        """Whether it is to be replaced: it has cancelled an episode, which may have left threads or
+        processes, or has played as many as it should."""
         self.is_gone = False
 
     @classmethod

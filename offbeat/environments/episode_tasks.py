@@ -1,4 +1,4 @@
-"""Tells the asyncio tasks of one episode from those of the others in its process."""
+"""Separates the asyncio tasks of one episode from those of the others in its process."""
 
 import asyncio
 from collections.abc import Coroutine, Generator

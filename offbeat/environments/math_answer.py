@@ -20,7 +20,7 @@ from math_verify import parse, verify
 from offbeat.environments.final_answer import without_thinking
 
 _MARKED: Final = ("\\boxed", "$", "\\(", "\\[")
-"""What math-verify finds LaTeX by; anything else it searches for numbers only."""
+"""Marks by which math-verify finds LaTeX; it searches a text without any for numbers only."""
 
 
 def math_reward(

@@ -33,7 +33,7 @@ class PictureProcessor(abc.ABC):
     """Makes prompt ids and values of a text and its pictures, as the model's own processor does."""
 
     place: str
-    """What the model's text has in the place of a picture, before it is expanded."""
+    """Text that marks the position of a picture in a prompt, before it is expanded."""
 
     _placeholders: Sequence[str] = ()
     """Tokens that a text must not have outside of these places."""
@@ -133,7 +133,7 @@ _PIXELS: Final = {
     "idefics3": (PLACE,),
     "gemma3": ("<start_of_image>", "<image_soft_token>"),
 }
-"""What the text has in the place of a picture, and the tokens that it becomes if they are others."""
+"""Text that marks the position of a picture, and the tokens that it becomes if they are others."""
 
 _PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 

@@ -67,7 +67,7 @@ class SingleTurn(Environment):
     def answers(self, result: GenerateResult) -> Sequence[str]:
         """Return the final answer of each sample, as text that is equal for equal answers.
 
-        Empty text for a sample without one; nothing at all where answers cannot be told apart, as
+        Empty text for a sample without one; nothing at all where answers cannot be compared, as
         here: then an evaluation has no maj@k. Called for evaluations only, after ``score``, and not
         if that has named an answer.
         """

@@ -19,8 +19,8 @@ from offbeat.weight_sync.served import ServedWeights
 
 log = structlog.stdlib.get_logger()
 _DEADLINE_S: Final = 50.0
-"""For every engine's answer: less than ``offbeat verify-weights`` waits. An engine answers between
-two decode steps, after it has hashed its weights at some GB/s."""
+"""Deadline of every engine's answer: less than ``offbeat verify-weights`` waits. An engine answers
+between two decode steps, after it has hashed its weights at some GB/s."""
 
 
 class _Open(NamedTuple):

@@ -1,7 +1,7 @@
 """Folder of a private Ray's sessions, which nobody but its owner can enter.
 
-Ray makes its folders, with sockets and logs in them, writable for everybody. In a place that others
-reach, they could put a socket of their own in the place of Ray's, or a link in that of a log.
+Ray makes its folders, with sockets and logs in them, writable for everybody. In a folder that others
+reach, they could replace Ray's socket with one of their own, or a log with a link.
 """
 
 import os
@@ -17,7 +17,7 @@ _LONGEST_SOCKET: Final = 107
 
 
 def session_folder(environment: Mapping[str, str]) -> str | None:
-    """Return where a private Ray is to keep its sessions; None: where it does by itself.
+    """Return the folder for the sessions of a private Ray; None: Ray's default folder.
 
     The folder is ``ray`` in ``offbeat-UID`` of the folder for temporary files. Ray's own is used where
     ``RAY_TMPDIR`` is set, where paths would be too long, and where no folder can be made.

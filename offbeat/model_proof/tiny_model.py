@@ -83,7 +83,7 @@ class _Cut:
         return [self.lengths(each) for each in self._sequence(value)]
 
     def may_be_length(self, name: str, value: object) -> bool:
-        """Return whether a number may be a length although its name does not tell."""
+        """Return whether a number may be a length although its name does not say so."""
         if isinstance(value, list | tuple):  # one per layer
             each_of = cast("Sequence[object]", value)
             return len(each_of) == self.layers and any(self.may_be_length(name, v) for v in each_of)

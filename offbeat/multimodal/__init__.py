@@ -7,9 +7,9 @@ forward pass gets token ids alone, and a hook behind the embedding writes the fe
 
 auto_class       transformers' class of a model, by its config
 picture_rules    what a family demands of pictures: sizes, tokens in a prompt, positions (numpy)
-picture_tokens   tokens that stand for pictures, and a text that holds one by itself
+picture_tokens   tokens that represent pictures, and a text that holds one by itself
 model_tokens     finds them in a model directory
-placing          pictures of the prompts of a forward pass, and where they stand in its rows (numpy)
+placing          pictures of the prompts of a forward pass, and their positions in its rows (numpy)
 canary_pictures  canary prompts that reach the vision tower
 tower            features of pictures, written into a forward pass
 """

@@ -1,4 +1,4 @@
-"""Finds the tokens of a model that stand for pictures, in its config and its tokenizer."""
+"""Finds the tokens of a model that represent pictures, in its config and its tokenizer."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false

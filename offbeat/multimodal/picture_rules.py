@@ -28,7 +28,7 @@ FAMILIES: Final = (*_PIXELS, *_PATCHES, *_OPENED)
 """Values of ``model_type`` of the families whose pictures trainer and embedded engine compute."""
 
 READ_FAMILIES: Final = tuple(family for family in FAMILIES if family != "smolvlm")
-"""Those that a worker has a processor for as well: SmolVLM2's needs packages for videos."""
+"""Families that workers have a processor for as well: that of SmolVLM2 needs packages for videos."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Tokens that stand for pictures in the prompts of a model, which a text must not hold by itself.
+"""Tokens that represent pictures in the prompts of a model, which a text must not hold by itself.
 
 A text that spells one, such as ``<|image_pad|>``, becomes a place for a picture that does not exist:
 transformers' own pass would fail there, and a model has never seen it in training. What a policy
@@ -15,13 +15,13 @@ from offbeat.multimodal.picture_rules import PictureRules
 
 @dataclass(frozen=True, slots=True)
 class PictureTokens:
-    """Tokens of a model that stand for pictures, and the rules of the pictures themselves."""
+    """Tokens of a model that represent pictures, and the rules of the pictures themselves."""
 
     name_by_id: Mapping[int, str] = field(default_factory=dict[int, str])
     rules: PictureRules | None = None  # None: the model reads no pictures, or of an unknown family
 
     def problem_of_text(self, token_ids: Sequence[int]) -> str:
-        """Return which token of a text stands for a picture; empty if none does."""
+        """Return which token of a text represents a picture; empty if none does."""
         if self.name_by_id.keys().isdisjoint(token_ids):
             return ""
         place, found = next(each for each in enumerate(token_ids) if each[1] in self.name_by_id)
@@ -46,4 +46,4 @@ class PictureTokens:
 
 
 TEXT_ALONE: Final = PictureTokens()
-"""Of a model that reads no pictures."""
+"""Picture tokens of a model that reads no pictures: none."""

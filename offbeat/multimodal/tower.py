@@ -117,7 +117,7 @@ def picture_inputs(model: PreTrainedModel, media: Sequence[Media]) -> dict[str, 
 
 
 def token_kinds(model: PreTrainedModel, ids_RT: Tensor) -> dict[str, Tensor]:
-    """Return the argument by which transformers' own pass tells tokens of pictures [R, T] from text."""
+    """Return the argument that marks the tokens of pictures [R, T] in transformers' own pass."""
     rules = picture_rules(model.config)
     if rules is None or not (rules.has_axes or rules.opens_attention):
         return {}

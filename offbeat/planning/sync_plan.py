@@ -43,13 +43,13 @@ TRAINER_KEYS: Final = {
     "encoder_tensor": "trainer.encoder.tensor_parallel",
     "fsdp": "trainer.data_parallel",
 }
-"""Keys of a recipe's trainer by the names of sizes in errors."""
+"""Recipe key by parallelism axis of the trainer, as errors name it."""
 ENGINE_KEYS: Final = {
     "tensor": "generator.vllm.tensor_parallel",
     "pipeline": "generator.vllm.pipeline_parallel",
     "expert": "generator.vllm.expert_parallel",
 }
-"""The same of its engines."""
+"""Recipe key by parallelism axis of the engines."""
 _LINKS: Final = ("network", "machine", "shared copy")
 
 

@@ -50,7 +50,7 @@ class UniqueRequests:
 
 _WRONG_TYPE: Final = "environment_wrong_type"
 PICTURE_TOKEN: Final = "picture_token"  # noqa: S105 - no password
-"""Reason of a failure: a text has a token that stands for a picture."""
+"""Reason of a failure: a text has a token that represents a picture."""
 
 _LARGEST_TOKEN: Final = 2**31 - 1  # stored as int32
 
@@ -85,7 +85,7 @@ class EngineClient:
             raise failed(self.task, FailureKind.DATA, "prompt_too_long", detail)
 
     def check_text(self, token_ids: Sequence[int], what: str) -> None:
-        """Check that a text, nothing sampled among it, has no token that stands for a picture.
+        """Check that a text, nothing sampled among it, has no token that represents a picture.
 
         Raises:
             RolloutFailed: ``picture_token``.

@@ -1,4 +1,4 @@
-"""Deadline of a rollout, which tells waiting for the engine from waiting for the environment."""
+"""Deadline of a rollout, which distinguishes waits for the engine from waits for the environment."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -91,7 +91,7 @@ async def _first_observation(
 
     Raises:
         RolloutFailed: DATA, ``picture_unusable``: a picture cannot be read, decoded or placed, or
-            all take too many bytes; ``picture_token``: a text has a token that stands for a
+            all take too many bytes; ``picture_token``: a text has a token that represents a
             picture; as ``environment_code`` and ``checked_prompt``.
     """
     task = engine.task

@@ -22,7 +22,7 @@ def recorded_group(environment: Demonstrations, engine: EngineClient) -> tuple[R
 
     Raises:
         RolloutFailed: DATA when the row cannot be encoded, is longer than ``max_model_len``, or has
-            a token that stands for a picture.
+            a token that represents a picture.
     """
     task, max_model_len = engine.task, engine.max_model_len
     with environment_code(task):

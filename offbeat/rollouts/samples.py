@@ -34,7 +34,7 @@ TOO_FEW: Final = "too_few_valid_samples"
 """The reason of a group that has failed because too many of its samples did."""
 
 _SHARE: Final = 0.95
-"""Of the group's deadline: a sample is late then, so that the others can still be packed in time."""
+"""Fraction of the group's deadline after which a sample is late: the others are still packed in time."""
 
 BRANCHES: Final = "branches"
 """The reason of an agent's sample with several branches, where the recipe trains samples of one."""

@@ -107,7 +107,7 @@ class ResumedDirectory:
     _config: str
     _recorded: frozenset[str]  # keys of the inputs that were stored
     notices: tuple[str, ...] = ()
-    """What the run does otherwise from now on, of that which defines its weights: for its log."""
+    """Changes of how weights are computed from now on, one sentence each, for the run's log."""
 
     _is_accepted: bool = False
 

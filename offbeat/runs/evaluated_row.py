@@ -20,7 +20,7 @@ from offbeat.telemetry.evaluation_files import (
 )
 
 UNNAMED: Final = "-"
-"""Stands for the set of ``eval.path``, which has no name."""
+"""Placeholder for the name of the set of ``eval.path``, which has none."""
 
 _SHOWN: Final = 12  # names or numbers of what there is
 _RESPONSE_CHARACTERS: Final = 2 * SAMPLE_CHARACTERS  # all that a file keeps

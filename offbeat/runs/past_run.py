@@ -49,7 +49,7 @@ def journal_of(run_dir: Path) -> Path:
 
     Raises:
         NotARun: There is no journal.
-        NoRegularFile: A name in it stands for no file: a pipe would be waited for.
+        NoRegularFile: A name in it belongs to no regular file: opening a pipe would wait.
     """
     if not run_dir.is_dir():
         problem = "a file" if run_dir.exists() else "no such directory"

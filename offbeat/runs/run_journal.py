@@ -1,7 +1,7 @@
 """The journal of a run as its readers share it: page, ``watch``, ``export``, ``why``.
 
-What the run adds up to is read of the aggregates beside the snapshots; events are read of the
-stretches that a reader asks for. So all tell the same story, at a cost that hardly grows.
+Totals of the run are read from the aggregates beside the snapshots; events are read from the
+stretches that a reader asks for. So all readers agree, at a cost that hardly grows.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class RunJournal:
 
         Raises:
             NotARun: There is no journal.
-            NoRegularFile: A name in it stands for no file.
+            NoRegularFile: A name in it belongs to no regular file.
             JournalCorrupt: A segment that had to be read is damaged.
             JournalVersion: Another version of offbeat wrote it.
         """

@@ -69,7 +69,7 @@ def journalled_summary(
     outcome: Outcome,
     error: str,
 ) -> Summary:
-    """Return what the journal tells of the run; it does not contain the syncs.
+    """Return the summary that the journal allows; it does not contain the syncs.
 
     Raises:
         JournalCorrupt: A file of the journal is damaged.

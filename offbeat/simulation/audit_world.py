@@ -46,7 +46,7 @@ _MIB = 2**20
 HARMLESS_TO_TRAINER: Final = frozenset(
     name for name, kind in KINDS.items() if kind.profile in ("engines", "data", "machines")
 )
-"""Faults of other actors. The record of a fault tells whether a machine killed the trainer too."""
+"""Faults of other actors. The record of a fault says whether a machine killed the trainer too."""
 
 Trained = tuple[tuple[int, int], ...]
 """Step and attempt of each version in the trainer's weights, oldest first."""

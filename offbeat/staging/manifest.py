@@ -9,7 +9,7 @@ from offbeat.messages.failures import OffbeatError
 
 CONFIG: Final = "config.json"
 CHECKPOINT: Final = "manifest.json"
-"""What a training checkpoint, ``checkpoints/state_N``, has in the place of a config."""
+"""File that a training checkpoint, ``checkpoints/state_N``, has instead of a config."""
 INDEX: Final = "model.safetensors.index.json"
 WEIGHTS: Final = ".safetensors"
 FOLDERS: Final = ("additional_chat_templates",)

@@ -6,7 +6,7 @@ integers, so every bit pattern survives: NaNs with their payload, negative zeros
     header     uint64 [word bytes, changed words, wide steps]; word bytes 0: the chunk itself follows
     high bits  position >> 8, in unary: bit (position >> 8) + rank is set    (Elias-Fano)
     low bytes  position & 255
-    steps      new - old as integers, zigzag; one byte each, 255 stands for a wide one
+    steps      new - old as integers, zigzag; one byte each, 255 marks a wide one
     wide       steps of 255 and more, as whole words
 
 An optimizer step moves most changed 16-bit weights by one or two representable values, so a changed

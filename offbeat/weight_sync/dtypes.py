@@ -22,7 +22,7 @@ def narrowest_bytes(*dtypes: str | None) -> int:
     """Return the element size of the narrowest of these dtypes, which determines the rounding.
 
     Args:
-        dtypes: Names without ``torch.``; None stands for the dtype of the others.
+        dtypes: Names without ``torch.``; None means the dtype of the others.
 
     Raises:
         KeyError: A dtype that is not in ``ITEMSIZE``.

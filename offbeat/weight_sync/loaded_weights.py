@@ -10,8 +10,8 @@ _BLOCK_BYTES = 4 * 2**20
 def loaded_digest(model_path: str) -> str:
     """Return the xxh3-128 digest over names and bytes of the weight files of a directory.
 
-    Read by each process that serves them, so that two machines with other files under the same
-    name are told apart.
+    Read by each process that serves them, so that two machines with different files under the
+    same name are distinguished.
 
     Raises:
         OSError: A file cannot be read.

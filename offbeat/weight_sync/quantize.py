@@ -70,7 +70,7 @@ def quantize(name: str, weight: Tensor) -> Quantized:
 
 
 def dequantize(quantized: Quantized, dtype: torch.dtype) -> Tensor:
-    """Return the matrix [N, K] that the blocks stand for, computed and returned in ``dtype``."""
+    """Return the matrix [N, K] that the blocks represent, computed and returned in ``dtype``."""
     rows, columns = quantized.values.shape
     scales = quantized.scales.to(dtype)
     factors = scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]

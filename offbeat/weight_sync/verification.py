@@ -228,7 +228,7 @@ def _first(
 
 
 def _of_chunk(chunk: WeightChunk, got: str, want: str) -> TensorDifference:
-    """Return the difference of a chunk whose tensors cannot be told apart."""
+    """Return the difference of a chunk whose tensors cannot be compared one by one."""
     return TensorDifference(
         chunk.tensors, "", f"digest {got} of chunk {chunk.index}, expected {want}"
     )

@@ -31,7 +31,7 @@ _DIED: Final = "the engine core has died"
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A request that is not answered. ``fate`` tells how to treat an abort by vLLM."""
+    """A request that is not answered. ``fate`` determines how an abort by vLLM is treated."""
 
     samples: int
     fate: Literal["aborted", "again", "lost"] = "aborted"

@@ -3,7 +3,7 @@
 A worker's parameters join several tensors (``qkv_proj``), are cut over ranks and, on CPU, packed for
 kernels, so that no memory holds their values any more. A kernel's matrix still shows in what it
 computes from unit vectors: one column each, exact but for the sign of zeros. The recording of the
-loader tells which region of which tensor has become which elements of a parameter.
+loader contains which region of which tensor has become which elements of a parameter.
 """
 
 # pyright: basic, reportMissingImports=false, reportPrivateUsage=false
@@ -31,7 +31,7 @@ _AT_ONCE: Final = 256  # unit vectors
 
 
 class NotComparable(Exception):
-    """A parameter that cannot be read, or values that cannot be told from others."""
+    """A parameter that cannot be read, or values that cannot be distinguished from others."""
 
 
 class _Values(NamedTuple):

@@ -25,7 +25,7 @@ def check_weight_sync(config: RunConfig) -> Iterator[Finding]:
 
 
 def _into_vllm(config: RunConfig, vllm: VllmConfig) -> Finding:
-    """Say what vLLM's workers fetch of a reshard, as far as the recipe tells."""
+    """Report what vLLM's workers fetch of a reshard, as far as the recipe determines it."""
     if trainer_ranks(config) == 1:
         return ok(
             "weight sync",

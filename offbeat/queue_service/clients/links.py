@@ -31,7 +31,7 @@ Freed = Callable[[Sequence[Slot]], None]
 
 
 def anchor(path: str, queue: str, client: str) -> socket.socket:
-    """Open a connection without messages, whose end tells the service that this client is gone.
+    """Open a connection without messages, whose end notifies the service that this client is gone.
 
     Raises:
         ActorLost: No service listens there.

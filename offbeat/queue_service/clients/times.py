@@ -3,16 +3,16 @@
 from typing import Final
 
 ANSWER_S: Final = 10.0
-"""For any answer, beyond the time that a call may wait."""
+"""Time for any answer, beyond the time that a call may wait."""
 
 ROOM_S: Final = 60.0
-"""For ``put`` to find room."""
+"""Time that ``put`` waits for room."""
 
 LEASE_S: Final = 600.0
-"""Until leased groups are given to others."""
+"""Time until leased groups are given to others."""
 
 SNAPSHOT_S: Final = 600.0
-"""For a snapshot to be written."""
+"""Time for a snapshot to be written."""
 
 START_S: Final = 60.0
-"""For a queue's actor to answer where it listens, a snapshot restored."""
+"""Time until a queue's actor answers with its address, including the restore of a snapshot."""

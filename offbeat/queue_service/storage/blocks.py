@@ -36,7 +36,7 @@ class Shape:
 
     rows: int
     specs: bytes
-    """Their ``ColumnSpec`` records, in msgpack."""
+    """``ColumnSpec`` records of the columns, in msgpack."""
     header: bytes
     nbytes: int
     """Bytes of the block."""

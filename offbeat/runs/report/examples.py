@@ -106,7 +106,7 @@ def logged_rows(
 def _files_with(run_dir: Path, wanted: NDArray[np.int64]) -> tuple[list[Path], int]:
     """Return the files that may have a wanted group, that of the newest groups first.
 
-    By their tables of contents; the second value is the number of files that have none.
+    Only parquet metadata is read. The second value is the number of files without readable metadata.
     """
     found, damaged = list[tuple[int, Path]](), 0
     for path in sorted((run_dir / "rollouts").glob("*.parquet")) if len(wanted) else ():

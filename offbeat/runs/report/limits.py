@@ -14,18 +14,18 @@ SUMMARY_BYTES: Final = 4 * 2**20
 STATUS_BYTES: Final = 2**20
 TOKENIZER_BYTES: Final = 64 * 2**20
 METRICS_BYTES: Final = 64 * 2**20
-"""Of a longer file, ``SAMPLED_LINES`` lines at equal distances are read, and as many with evaluations."""
+"""Size above which a file is sampled: ``SAMPLED_LINES`` lines at equal distances, and as many evaluations."""
 SAMPLED_LINES: Final = 2000
 SCANNED_BYTES: Final = 8 * 2**30
-"""In which evaluations are looked for: some five million steps, at a second or two per 2 GB."""
+"""Bytes scanned for evaluations: some five million steps, at a second or two per 2 GB."""
 LINE_BYTES: Final = 2**20
 CONFIG_KEYS: Final = 5000
 CONFIG_DEPTH: Final = 50
 METRIC_NAMES: Final = 500
 ROLLOUT_FILE_BYTES: Final = 256 * 2**20
-"""Decompressed, by the file's own table of contents; a larger file is left out."""
+"""Decompressed size, by the file's own metadata, above which a file is left out."""
 ROLLOUT_BYTES: Final = 1024 * 2**20
-"""Decompressed, over all files."""
+"""Decompressed size of all files that are read together."""
 
 
 class FileTooLarge(OffbeatError):
@@ -43,7 +43,7 @@ class FileTooLarge(OffbeatError):
 
 
 class NoRegularFile(OffbeatError):
-    """A name in a run directory stands for what is no file: a pipe, a socket, a device."""
+    """A name in a run directory belongs to something other than a file: a pipe, a socket, a device."""
 
     path: str
 

@@ -30,7 +30,7 @@ SCRIPTS: Final = (
     "metrics.js",
     "main.js",
 )
-"""In this order; later files use names of earlier ones."""
+"""Scripts in the order of the page: later files use names of earlier ones."""
 STYLES: Final = ("vendor/uPlot.min.css", "page.css")
 
 

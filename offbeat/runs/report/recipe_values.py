@@ -3,7 +3,7 @@
 # PyYAML has types for few of its methods.
 """Values of a run's ``config.yaml``, by dotted key, from a file that anybody may have written.
 
-A short YAML text can stand for a tree without end or of terabytes: an alias that repeats what
+A short YAML text can expand to a tree without end or of terabytes: an alias that repeats what
 repeats another one, or collections in collections. No run writes either, so both are refused before
 anything is built of them.
 """

@@ -33,7 +33,7 @@ from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord
 from offbeat.telemetry.summary import Summary
 
 RECORDS: Final = 400_000
-"""Of a longer journal the events of some stretches are read; a group has three or four."""
+"""Number of events above which a journal is read in stretches only; a group has three or four."""
 _UNREADABLE: Final = (OSError, FileTooLarge, NoRegularFile)
 
 
@@ -49,7 +49,7 @@ class RunStory:
             NotARun: There is no journal.
             JournalCorrupt: A file of the journal is damaged.
             JournalVersion: Another version of offbeat wrote it.
-            NoRegularFile: A name in the journal stands for no file.
+            NoRegularFile: A name in the journal belongs to no regular file.
             ImpossibleEvent: An event does not fit those before it.
         """
         self.run_dir, self._clock = run_dir, clock
@@ -62,7 +62,7 @@ class RunStory:
         self.began_unix_s = journal.began_unix_s
         self.timeline, self._steps = Timeline(journal.aggregates), AppliedSteps(journal.aggregates)
         self.status: StatusRecord | None = None
-        """What a run does that is alive."""
+        """Status of a run that is alive; None for any other."""
         self.state: State
         self.state, self.summary = self._ended()
         metrics = read_metrics_file(run_dir / METRICS)

@@ -14,7 +14,7 @@ from offbeat.telemetry.time_accounting import Bottleneck
 State = Literal["finished", "aborted", "failed", "running", "unfinished"]
 Tone = Literal["", "good", "bad", "warn"]
 NOTHING: Final = "\N{EN DASH}"
-"""In the place of a figure that does not exist."""
+"""Text shown for a figure that does not exist."""
 
 _ADVICE: Final = {
     Bottleneck.GENERATORS: "The trainer waits for groups: more generator.engines or generator.threads, or shorter answers.",

@@ -12,7 +12,7 @@ from offbeat.runs.watch.runs import WatchedRuns
 from offbeat.runs.watch.server import WatchServer
 
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  refused
-"""What a server cannot listen on that compares the name it is asked for."""
+"""Hosts that are refused: the server compares the host name of a request, and these match none."""
 
 
 class CannotWatch(OffbeatError):

@@ -45,7 +45,7 @@ class Grid:
         return Side.LANGUAGE if rank < self.language_ranks else Side.TOWER
 
     def ranks_of(self, side: Side) -> tuple[int, ...]:
-        """Return the ranks that hold a side, the first of which speaks for them."""
+        """Return the ranks that hold a side; the first one is their leader."""
         if side is Side.LANGUAGE:
             return tuple(range(self.language_ranks))
         return tuple(range(self.language_ranks, self.ranks))

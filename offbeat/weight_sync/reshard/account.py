@@ -16,7 +16,7 @@ class ByteAccount:
     """Bytes of a plan by class of tensor and by link, and the load of the ranks."""
 
     moved: dict[tuple[str, Link], int]
-    """By (class, link). ``shared copy``: what a receiver reads from another's copy on its machine."""
+    """Bytes by (class, link). ``shared copy``: a receiver reads them from another's copy on its machine."""
 
     needed: int
     """Bytes that machines of receivers need and have no sender of: no plan moves less."""

@@ -28,7 +28,7 @@ class Session:
         self.dropped = 0  # messages of other sessions and rounds
         self._expected, self._chunks = first.members, chunks
         self._at = {first.member: 0}  # verified chunks by joined member
-        self._responded = {first.member}  # members heard from since the last plan
+        self._responded = {first.member}  # members that reported since the last plan
 
     @property
     def members(self) -> tuple[str, ...]:
