@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from offbeat.runs.report.limits import LINE_BYTES, regular_bytes
-from offbeat.runs.report.metrics_file import Standing, with_evaluation
+from offbeat.runs.report.metrics_file import ValidRecords, with_evaluation
 from offbeat.runs.report.steps import AppliedSteps
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.records import MetricRecord, decode_line
@@ -43,7 +43,7 @@ class StepRecords:
         self._versions = steps.field("version").astype(int).tolist()
         self._unix_s = steps.field("unix_s").tolist()
         self._own = {name: each for name, each in steps.columns().items() if "/" in name}
-        self._standing = Standing()  # records by their offset in the file
+        self._standing = ValidRecords()  # records by their offset in the file
         names = dict.fromkeys(name for name, each in self._own.items() if np.isfinite(each).any())
         if self._path.exists():
             regular_bytes(self._path)

@@ -62,9 +62,6 @@ class ValidRecords:
         self.steps[version] = place
 
 
-Standing = ValidRecords  # former name, until ``offbeat.runs.export`` imports the new one
-
-
 def with_evaluation(step: MetricRecord, evaluation: MetricRecord | None) -> MetricRecord:
     """Return the record of a step with the metrics of the evaluation of its version, if any."""
     if evaluation is None:
