@@ -19,10 +19,20 @@ class Checkpoints:
 
     def __init__(self, state: RunState, trainer_client: TrainerClient) -> None:
         self._state, self._trainer_client = state, trainer_client
+        self._tried = 0  # newest version whose save was begun, well or not
 
     def is_due(self, version: int) -> bool:
+        """Return whether a multiple of the interval has passed since the newest save up to ``version``.
+
+        So a save that a controller missed by dying is made up for; one that the disk refused is not,
+        before the next multiple.
+        """
         interval = self._state.config.checkpoint.interval
-        return bool(interval) and version % interval == 0
+        if not interval:
+            return False
+        made = [each for each in self._state.ledger.checkpoints if each <= version]
+        tried = self._tried if self._tried < version else 0  # else a rewind has undone it
+        return version // interval > max([tried, *made], default=0) // interval
 
     async def save(self, version: int) -> None:
         """Save this version.
@@ -33,6 +43,7 @@ class Checkpoints:
             TrainerLost: It has another version: its process was replaced without notice.
         """
         state, waiter = self._state, f"checkpoint of version {version}"
+        self._tried = version
         with state.observer.trainer_in(TrainerTime.CHECKPOINT, Failpoint.CHECKPOINTING):
             try:
                 made = await self._trainer_client.call(

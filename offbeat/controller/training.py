@@ -131,6 +131,8 @@ class TrainPump:
     async def _until_done(self) -> None:
         state = self._state
         self._evaluation.arrived_at_version()
+        if self._checkpoints.is_due(state.ledger.trainer_version):  # a controller died before it
+            await self._checkpoints.save(state.ledger.trainer_version)
         while state.step <= state.config.steps and not state.operator.is_stopping:
             await self._while_paused()
             measures = StepMetricsBuilder(state.step, asyncio.get_running_loop().time())

@@ -220,9 +220,14 @@ def _driven(spec: RunSpec, console: Console, errors: Console, opened: OpenedRun)
         unsaved = unsaved_steps(directory, summary.trainer_version)
         errors.print(unsaved, end="\n" if unsaved else "", markup=False, highlight=False,
                      soft_wrap=True)  # fmt: skip
-    if signals.received is not None:
-        return _EXIT_OF_SIGNAL[signals.received]
-    return FINISHED if summary.outcome == "finished" else FAILED
+    return exit_code(summary.outcome, signals.received)
+
+
+def exit_code(outcome: Outcome, received: signal.Signals | None) -> int:
+    """Return the exit code of a run: 0 if it finished, also where a signal came too late to end it."""
+    if outcome == "finished":
+        return FINISHED
+    return FAILED if received is None else _EXIT_OF_SIGNAL[received]
 
 
 def _outcome(signals: Signals, problem: str) -> tuple[Outcome, str]:

@@ -126,6 +126,7 @@ class Steps:
                 "I1", f"the frontier is {event.frontier}; {groups.drawn} prompts were drawn"
             )
         self._check_applied_by_trainer(event)
+        self._check_kept(event)
         self._check_size(event)
         self.samples.applied(event)
         self._leave(TRAINED)
@@ -165,6 +166,7 @@ class Steps:
             for prompt_index in prompt_indices:
                 groups.trained_again(prompt_index, step)
         del self.stack[event.to_version :], self._trained[event.to_version :]
+        self.last_checkpoint = min(self.last_checkpoint, event.to_version)
         self.samples.rewound(event.to_version)
         groups.rewound(len(self.stack))
         if self.short is not None and self.short[0] > groups.version:
@@ -236,6 +238,19 @@ class Steps:
         if whole < config.rollout.min_step_batch_fraction * config.groups_per_step:
             self._findings.add(
                 "I3", f"step {event.step} shrank to {whole} of {config.groups_per_step} groups"
+            )
+
+    def _check_kept(self, event: StepApplied) -> None:
+        """Check that the checkpoint which was due before this step was made, whoever died over it."""
+        interval = self._config.checkpoint.interval
+        if not interval or "checkpoint_fails" in self._world.faults:
+            return
+        due = (event.version - 1) // interval * interval
+        if self.last_checkpoint < due:
+            self._findings.add(
+                "I12",
+                f"step {event.step} was trained and the checkpoint of version {due} was not made; the "
+                f"newest is of version {self.last_checkpoint}",
             )
 
     def _check_applied_by_trainer(self, event: StepApplied) -> None:

@@ -196,6 +196,25 @@ class AFailedCheckpointCounts(Planted):
         become(self._train_pump._checkpoints, self.Saving)  # noqa: SLF001 - it sits inside
 
 
+class ACheckpointIsDueAtItsVersionAlone(Planted):
+    breaks = frozenset({"I12"})
+    settings: ClassVar = {"checkpoint": {"interval": 2}}
+    planned_faults = (killed_at(Failpoint.APPLIED_DURABLE, 2),)
+
+    class Forgetting(Checkpoints):
+        incarnation_began_at: int | None = None
+
+        def is_due(self, version: int) -> bool:
+            if self.incarnation_began_at is None:
+                self.incarnation_began_at = version
+            return (
+                super().is_due(version) and version % 2 == 0 and version > self.incarnation_began_at
+            )
+
+    def plant(self) -> None:
+        become(self._train_pump._checkpoints, self.Forgetting)  # noqa: SLF001 - it sits inside
+
+
 class TheTrainerIsNotClosed(Planted):
     breaks = frozenset({"I15"})
 

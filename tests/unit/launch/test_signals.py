@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from offbeat.launch.driver import Interrupted, Signals
+from offbeat.launch.driver import Interrupted, Signals, exit_code
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
@@ -68,3 +68,12 @@ def test_a_run_is_ended_in_order_until_a_second_signal_comes() -> None:
         signal.raise_signal(signal.SIGTERM)
     assert signals.at_once
     assert signals.received is signal.SIGINT, "the exit code is that of the first"
+
+
+def test_a_signal_that_comes_after_the_last_step_does_not_make_a_finished_run_an_aborted_one() -> (
+    None
+):
+    assert exit_code("finished", signal.SIGINT) == 0
+    assert exit_code("aborted", signal.SIGINT) == 130
+    assert exit_code("failed", signal.SIGTERM) == 143
+    assert exit_code("failed", None) == 1
