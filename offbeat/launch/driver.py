@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 import msgspec
 import ray
@@ -223,7 +223,9 @@ def _driven(spec: RunSpec, console: Console, errors: Console, opened: OpenedRun)
     return exit_code(summary.outcome, signals.received)
 
 
-def exit_code(outcome: Outcome, received: signal.Signals | None) -> int:
+def exit_code(
+    outcome: Literal["finished", "aborted", "failed"], received: signal.Signals | None
+) -> int:
     """Return the exit code of a run: 0 if it finished, also where a signal came too late to end it."""
     if outcome == "finished":
         return FINISHED

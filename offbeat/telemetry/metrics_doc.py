@@ -21,7 +21,9 @@ the `version` that the trainer has reached when it ends. A line of `metrics.json
 (the step of W&B), `time_s` is Unix time. A value that is not finite is written as the string `"NaN"`,
 `"Infinity"` or `"-Infinity"`. A step trained again after a rewind has a second line, and the later
 one holds. A controller that is killed after a step was applied may leave no line of it: `offbeat export`
-and `report` then show what the journal knows of the step. *Over the step* says how the values within a step become its one number.
+and `report` then show what the journal knows of the step.
+
+*Over the step* says how the values within a step become its one number.
 """
 
 
