@@ -169,14 +169,18 @@ def init(
     folder: Annotated[
         str, typer.Argument(metavar="DIRECTORY", help="Made if it is not there.")
     ] = ".",
+    agent: Annotated[
+        bool,
+        typer.Option("--agent", help="An agent with a tool, and tasks, in the place of a reward."),
+    ] = False,
 ) -> None:
     """Write a recipe, a reward with its test, prompts and a tiny model: a directory that trains."""
-    from offbeat.cli.starter import write_starter
+    from offbeat.cli.starter import Starter, write_starter
 
     if not folder:  # as of a variable that is not set; it is not the working directory
         typer.echo('DIRECTORY is "". Name one, or leave it out: offbeat init', err=True)
         raise typer.Exit(REFUSED)
-    write_starter(Path(folder))
+    write_starter(Path(folder), Starter.AGENT if agent else Starter.REWARD)
 
 
 @app.command(cls=RecipeCommand)

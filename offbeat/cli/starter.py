@@ -1,9 +1,11 @@
 """``offbeat init``: a directory that trains at once, with everything that a first user changes."""
 
+import enum
 import os
 import shlex
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -18,15 +20,25 @@ _MOST_NAMED: Final = 3
 """Files that a refusal lists; an old starter has all of them."""
 
 
-def write_starter(folder: Path) -> None:
-    """Write the starter into ``folder``, which is made if need be, and print what to do next.
+class Starter(enum.StrEnum):
+    """A directory of the package that ``offbeat init`` copies."""
+
+    REWARD = "starter"
+    AGENT = "agent_starter"
+
+    @property
+    def run(self) -> str:
+        """Return the name of its run."""
+        return self.value.replace("_", "-")
+
+
+def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
+    """Write a starter into ``folder``, which is made if need be, and print what to do next.
 
     No existing file is replaced: exit code 2, before anything is written.
     """
-    starter = files("offbeat") / "starter"
-    content = {
-        name: source for name, source in _walk(starter, "") if not name.startswith("__pycache__/")
-    }
+    sources = _walk(files("offbeat") / starter, "")
+    content = {name: each for name, each in sources if not name.startswith("__pycache__/")}
     try:
         taken = [name for name in content if os.path.lexists(folder / name)]
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +60,7 @@ def write_starter(folder: Path) -> None:
                 file.write(source.read_bytes())
     except OSError as error:
         _refuse(folder, error)
-    typer.echo(_next_steps(folder, len(content)))
+    typer.echo(_next_steps(folder, len(content), starter))
 
 
 def _refuse(folder: Path, error: OSError) -> NoReturn:
@@ -68,15 +80,20 @@ def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
     return found
 
 
-def _next_steps(folder: Path, written: int) -> str:
+def _next_steps(folder: Path, written: int, starter: Starter) -> str:
     start = [] if folder.resolve() == Path.cwd() else [f"  cd {shlex.quote(str(folder))}"]
+    is_agent = starter is Starter.AGENT
+    if is_agent and find_spec("openai") is None:
+        start.append("  pip install 'offbeat[agents]'   OpenAI's client, which agent.py imports")
+    checked = "model, tasks, agent" if is_agent else "model, prompts, reward"
+    lasts = "some minutes" if is_agent else "a minute"
     return "\n".join(
         [
             f"{folder}: {written} files",
             "",
             *start,
-            "  offbeat check recipe.yaml       model, prompts, reward, this machine",
-            "  offbeat train recipe.yaml       a minute; writes runs/starter",
-            "  offbeat report runs/starter     one HTML page of the run",
+            f"  offbeat check recipe.yaml       {checked}, this machine",
+            f"  offbeat train recipe.yaml       {lasts}; writes runs/{starter.run}",
+            f"  offbeat report {f'runs/{starter.run}':<16} one HTML page of the run",
         ]
     )

@@ -41,6 +41,16 @@ class BudgetSpent(OffbeatError):
         )
 
 
+class EveryRolloutFailed(BudgetSpent):
+    """No rollout was answered, and a budget of dropped groups would be spent on that."""
+
+    def __str__(self) -> str:
+        return (
+            f"every rollout fails; the last one: {self.last.rstrip('.')}. Fix that: {self.what} with "
+            f"{self.key}={self.budget} would be spent on the same failure"
+        )
+
+
 class RewardCallBudgetSpent(BudgetSpent):
     """The calls of reward functions that are left do not cover one more group."""
 

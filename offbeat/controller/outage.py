@@ -21,7 +21,9 @@ import math
 from typing import Final
 
 from offbeat.config.sections.rollout import RolloutConfig
+from offbeat.messages.text import printable
 
+_SHOWN: Final = 300  # characters of a failure
 _MAX_DOUBLINGS: Final = 64
 """Beyond any bound of a wait, and far from the largest float."""
 
@@ -45,6 +47,7 @@ class OutageBreaker:
         self._failures_in_row = 0
         self.trials = 0
         """Failed ones since it opened."""
+        self._problem = ""
         self._is_trying = False
         self._not_before = 0.0  # event loop's clock
 
@@ -59,7 +62,7 @@ class OutageBreaker:
             return ""
         return (
             f"the environment, which failed {self._failures_in_row} times in a row: one group at a "
-            f"time is tried ({self.trials} so far)"
+            f"time is tried ({self.trials} so far). The last failure: {self._problem}"
         )
 
     def answered(self) -> None:
@@ -68,7 +71,12 @@ class OutageBreaker:
         self._is_trying, self._not_before = False, 0.0
 
     def failed(
-        self, now: float, *, spends_last_retry: bool = False, is_first_suspect: bool = False
+        self,
+        now: float,
+        problem: str,
+        *,
+        spends_last_retry: bool = False,
+        is_first_suspect: bool = False,
     ) -> bool:
         """Record that a rollout failed by its environment; return whether its prompt pays for it.
 
@@ -80,10 +88,11 @@ class OutageBreaker:
 
         Args:
             now: The event loop's time, in seconds.
+            problem: What the failure says; people who wait are shown it.
             spends_last_retry: Whether the prompt is dropped if it pays.
             is_first_suspect: Whether one failure alone, of this prompt, may be taken for an outage.
         """
-        was_open = self.is_open
+        was_open, self._problem = self.is_open, printable(problem, longest=_SHOWN)
         if was_open and not self._is_trying:
             return False
         self._failures_in_row += 1

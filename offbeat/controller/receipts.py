@@ -85,6 +85,7 @@ def _sizes(receipt: Receipt) -> set[int]:
         receipt.answers or rewards,
         receipt.branches or rewards,
         receipt.texts or rewards,
+        receipt.refused_requests or rewards,
     )
     by_name = [values for _, values in receipt.rewards_by_name]
     return {*map(len, required), *map(len, unless_empty), *map(len, by_name)}

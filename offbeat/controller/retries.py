@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from offbeat.controller.errors import BudgetSpent
+from offbeat.controller.errors import BudgetSpent, EveryRolloutFailed
 from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.ledger import GroupRecord
 from offbeat.controller.outage import backoff_s
@@ -76,6 +76,7 @@ class RetryPolicy:
         if isinstance(failure, RolloutFailed) and failure.source is Component.ENVIRONMENT:
             counts = self.outage.failed(
                 now,
+                failure.detail,
                 spends_last_retry=self._is_at_last_retry(task, kind),
                 is_first_suspect=self._may_see_outage_first(task),
             )
@@ -156,12 +157,8 @@ class RetryPolicy:
         if kind is FailureKind.DATA and self.outage.trials >= (limits.data_retries + 1) * (
             limits.drop_budget + 1
         ):
-            what = (
-                "dropped prompt groups, which an environment that fails every rollout would spend"
-            )
-            raise BudgetSpent(
-                what, limits.drop_budget, "rollout.drop_budget", str(failure)
-            ) from failure
+            what, key = "all groups that may be dropped", "rollout.drop_budget"
+            raise EveryRolloutFailed(what, limits.drop_budget, key, str(failure)) from failure
 
     def _has_retries_left(self, group: GroupRecord, reason: str, failure: Failure) -> bool:
         """Return False once the group has spent its retries: it was dropped."""

@@ -175,12 +175,13 @@ class StepMetricsBuilder:
         }
 
     def _branches(self) -> dict[str, float]:
-        """Return the mean number of branches per sample, and the share of samples with several."""
+        """Return how the requests of agents became samples: branches, and refused requests."""
         samples = sum(receipt.samples for receipt in self.receipts)
         branches = sum(sum(r.branches) if r.branches else r.samples for r in self.receipts)
         return {
             "rollout/branches_mean": branches / samples,
             "rollout/branched_fraction": sum(r.branched_samples for r in self.receipts) / samples,
+            "rollout/refused_fraction": sum(r.refused_samples for r in self.receipts) / samples,
         }
 
     def _rewards_by_name(self) -> dict[str, float]:

@@ -18,7 +18,9 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
+
+import structlog
 
 from offbeat.endpoint.chat_bridge import ChatBridge
 from offbeat.endpoint.descriptors import raise_descriptor_limit
@@ -30,6 +32,7 @@ from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import FailureKind
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Receipt
+from offbeat.messages.text import printable
 from offbeat.rollouts.calls import EngineClient, Generate, checked_reward, environment_code, failed
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import (
@@ -41,6 +44,8 @@ from offbeat.rollouts.samples import (
 )
 from offbeat.rollouts.transcript import Transcript
 
+log = structlog.stdlib.get_logger()
+_LOGGED: Final = 8  # refusals of different texts, per process
 MODEL = "policy"
 """The name under which agents ask for the model."""
 
@@ -62,6 +67,7 @@ class AgentGroups:
         self._agent, self._bridge, self._limits = agent, bridge, limits
         self._trains_branches = branches == "train"
         self._endpoint = AgentEndpoint(MODEL)
+        self._logged_refusals = set[str]()
 
     async def start(self) -> None:
         """Start the agent processes, then listen.
@@ -114,6 +120,8 @@ class AgentGroups:
                 transcript.answer = rewards.answer
         finally:
             branches = await self._endpoint.finish(api_key)
+            transcript.refused_requests = session.refused_requests
+            self._log_refusal(session)
             if branches:
                 later = branches[1:] if self._trains_branches else ()
                 transcript.take(branches[0].transcript, [branch.transcript for branch in later])
@@ -121,6 +129,23 @@ class AgentGroups:
         if session.failure is not None:
             raise session.failure  # whatever the agent made of it
         self._check_branches(session, branches)
+
+    def _log_refusal(self, session: SampleSession) -> None:
+        """Log the first refusals of different texts: the agent may have caught the error."""
+        refused = session.last_refusal
+        if (
+            refused
+            and refused not in self._logged_refusals
+            and len(self._logged_refusals) < _LOGGED
+        ):
+            self._logged_refusals.add(refused)
+            group = session.engine.task.prompt_index
+            log.warning(
+                "agent.request_refused",
+                group=group,
+                sample=session.sample,
+                refusal=printable(refused),
+            )
 
     async def _rewards(self, session: SampleSession, api_key: str) -> NamedRewards:
         """Play an episode; one whose session fails is killed at once, whatever the agent would do.

@@ -85,6 +85,7 @@ class _Entry:
         try:
             yield
         except RequestRefused as refused:
+            self.session.refused_requests += 1
             self.session.last_refusal = str(refused)
             raise  # the agent's doing, or already the sample's failure
         except (web.HTTPException, ConnectionError):

@@ -115,6 +115,7 @@ class SampleSession:
     limits: SessionLimits = field(default_factory=SessionLimits)
     turns: list[Turn] = field(default_factory=list[Turn])  # in the order of their answers
     failure: Exception | None = None  # the first one of the engine, or of the code that answers
+    refused_requests: int = 0
     last_refusal: str = ""  # of a request that the agent made, for whoever asks why it has no turn
     is_finished: bool = False
     open_requests: int = 0

@@ -142,6 +142,8 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # Of each sample of an evaluation, its response as bounded text; empty: not decoded
     texts: tuple[str, ...] = ()
     pictures: tuple[Thumbnail, ...] = ()  # of the prompt of an evaluation: small copies
+    # Of each sample of an agent, requests that the endpoint refused; empty: none
+    refused_requests: tuple[int, ...] = ()
 
     @property
     def truncated(self) -> tuple[bool, ...]:
@@ -204,6 +206,11 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def branched_samples(self) -> int:
         """Return how many samples have more than one branch, masked ones included."""
         return sum(branches > 1 for branches in self.branches)
+
+    @property
+    def refused_samples(self) -> int:
+        """Return of how many samples the endpoint refused a request, masked ones included."""
+        return sum(count > 0 for count in self.refused_requests)
 
     @property
     def late_samples(self) -> int:

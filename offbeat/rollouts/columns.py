@@ -48,6 +48,7 @@ class Rollout:
     rewards_by_name: RewardsByName = ()
     answers: tuple[str, ...] = ()  # [G], see Receipt
     branches: tuple[int, ...] = ()  # [G], see Receipt
+    refused_requests: tuple[int, ...] = ()  # [G], see Receipt
     media: Media | None = None  # pictures of the prompt
 
 
@@ -138,6 +139,7 @@ def _receipt(
         reward_s=rollout.reward_s,
         kept_kv=rollout.kept_kv,
         truncated_turns=rollout.truncated_turns,
+        refused_requests=rollout.refused_requests,
         statuses=outcomes.statuses,
         failures=outcomes.failures,
         retries=outcomes.retries,

@@ -43,6 +43,7 @@ class Transcript:
     kept_kv: int = 0
     turns: int = 0
     truncated_turns: int = 0
+    refused_requests: int = 0  # of an agent, by the endpoint
     prompt_ids: tuple[int, ...] = ()
     answer: str | None = None  # of an evaluation, see ``Receipt.answers``
     later_branches: "list[Transcript]" = field(default_factory=list["Transcript"])
@@ -140,6 +141,7 @@ def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Ro
     kept = tuple(sum(row.kept_kv for row in one) for one in of_samples)
     truncated = tuple(sum(row.truncated_turns for row in one) for one in of_samples)
     turns = tuple(sum(row.turns for row in one) for one in of_samples)
+    refused = tuple(one.refused_requests for one in transcripts)
     has_answers = any(one.answer is not None for one in transcripts)
     named = {name: 0.0 for one in transcripts for name in one.rewards_by_name}
     return Rollout(
@@ -163,4 +165,5 @@ def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Ro
         ),
         answers=tuple(one.answer or "" for one in transcripts) if has_answers else (),
         branches=branches if any(count != 1 for count in branches) else (),
+        refused_requests=refused if any(refused) else (),
     )

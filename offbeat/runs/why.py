@@ -372,6 +372,8 @@ def _failed_samples(receipt: Receipt) -> Iterator[str]:
         yield f"turns {_range(receipt.turns)}"
     if receipt.branches:
         yield f"branches {_range(receipt.branches)}"
+    if receipt.refused_requests:
+        yield f"requests refused {_range(receipt.refused_requests)}"
     for sample, failure in enumerate(receipt.failures):
         if failure is not SampleFailure.NONE:
             retries, valid = receipt.retries[sample], receipt.valid[sample]

@@ -70,6 +70,7 @@ def test_a_wheel_holds_the_starter_the_types_and_the_page(wheel: Path) -> None:
         names = set(archive.namelist())
     for name in (
         *("py.typed", "__init__.pyi", "starter/recipe.yaml", "starter/model/model.safetensors"),
+        *("agent_starter/agent.py", "agent_starter/model/chat_template.jinja"),
         *("runs/report/web/main.js", "runs/report/web/vendor/uPlot.iife.min.js"),
     ):
         assert f"offbeat/{name}" in names

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
+from offbeat.launch.checks.finding import Level
+from offbeat.launch.checks.user_code import check_targets
 
 
 def offbeat(*args: str) -> Result:
@@ -37,11 +40,33 @@ def test_the_reward_of_a_starter_passes_its_test(starter: Path) -> None:
     subprocess.run([sys.executable, "test_rewards.py"], cwd=starter, check=True)
 
 
-def test_a_starter_says_what_to_type_next(tmp_path: Path) -> None:
-    printed = offbeat("init", str(tmp_path / "mine")).output
-    commands = [line.split()[:2] for line in printed.splitlines() if line.startswith("  ")]
+def test_a_starter_of_an_agent_is_a_recipe_whose_every_path_and_target_is_inside_it(
+    tmp_path: Path,
+) -> None:
+    assert offbeat("init", "--agent", str(tmp_path)).exit_code == 0
+    config = load_recipe(tmp_path / "recipe.yaml").config
+    paths = [config.model.path, config.data.path, config.eval.path]
+    assert all(path and Path(path).is_relative_to(tmp_path) for path in paths)
+    findings = check_targets(config, tmp_path)
+    absent = find_spec("openai") is None
+    assert [each.level for each in findings] == ([Level.ERROR] if absent else [Level.OK])
+
+
+@pytest.mark.parametrize(
+    ("options", "run"), [((), "runs/starter"), (("--agent",), "runs/agent-starter")]
+)
+def test_a_starter_says_what_to_type_next(
+    tmp_path: Path, options: tuple[str, ...], run: str
+) -> None:
+    printed = offbeat("init", *options, str(tmp_path / "mine")).output
+    commands = [line.split()[:3] for line in printed.splitlines() if line.startswith("  ")]
+    if options and find_spec("openai") is None:
+        assert commands.pop(1) == ["pip", "install", "'offbeat[agents]'"]
     assert commands[0][0] == "cd"
-    assert commands[1:] == [["offbeat", name] for name in ("check", "train", "report")]
+    assert [each[:2] for each in commands[1:]] == [
+        ["offbeat", name] for name in ("check", "train", "report")
+    ]
+    assert commands[-1][2] == run
 
 
 def test_no_file_is_replaced_and_none_is_written_beside_it(tmp_path: Path) -> None:

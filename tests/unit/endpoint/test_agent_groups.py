@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from structlog.testing import capture_logs
 
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.endpoint.agent_groups import AgentGroups
@@ -178,6 +179,14 @@ def test_what_an_agent_does_wrong_is_its_samples_failure(name: str, reason: str,
     told = failure(name)
     assert (told.kind, told.reason) == (FailureKind.DATA, TOO_FEW)
     assert f"failed with {reason}: " in told.detail and says in told.detail
+
+
+def test_a_refusal_that_an_agent_swallows_is_counted_and_logged_once() -> None:
+    with capture_logs() as logs:
+        receipt, _ = play("goes_on_after_a_refusal", task(samples=2))
+    assert (receipt.rewards, receipt.refused_requests) == ((0.25, 0.25), (1, 1))
+    [warning] = [entry for entry in logs if entry["event"] == "agent.request_refused"]
+    assert "temperature: 0.7 is asked for" in warning["refusal"]
 
 
 @pytest.mark.parametrize(

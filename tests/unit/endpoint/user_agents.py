@@ -51,6 +51,13 @@ async def swallows_a_refusal(task: Task, client: AgentClient) -> float:
     return 1.0
 
 
+async def goes_on_after_a_refusal(task: Task, client: AgentClient) -> float:
+    await ask(client, [{"role": "user", "content": "well?"}])
+    with suppress(Exception):
+        await ask(client, [{"role": "user", "content": "and?"}], temperature=0.7)
+    return 0.25
+
+
 async def opens_branches(task: Task, client: AgentClient) -> float:
     await ask(client, [{"role": "user", "content": "one"}])
     await ask(client, [{"role": "user", "content": "two"}])
