@@ -53,7 +53,7 @@ Exchange = Callable[
 
 @dataclass(frozen=True, slots=True)
 class _Batch(Generic[Q]):
-    """What one exchange carries, and what was open when it began."""
+    """Content of one exchange, and the exchanges that were open when it began."""
 
     requests: tuple[tuple[int, Q], ...]
     cancelled: tuple[int, ...]
