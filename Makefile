@@ -230,11 +230,13 @@ $(TRL_STAMP): benchmarks/trl/requirements.txt
 	@$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl/requirements.txt
 	@touch $@
 
+# The peer asks for an older antlr4 than math-verify does, which nothing here needs.
 $(QUEUE_STAMP): benchmarks/transfer_queue_peer/requirements.txt constraints.txt pyproject.toml
 	$(CHECK_PYTHON)
 	@$(PYTHON) -m venv $(QUEUE_VENV)
 	@$(if $(TORCH_INDEX),$(QUEUE_VENV)/bin/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) $(TORCH))
-	@$(QUEUE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	@grep -v '^antlr4-python3-runtime==' constraints.txt > $(QUEUE_VENV)/constraints.txt
+	@$(QUEUE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(QUEUE_VENV)/constraints.txt \
 	  --editable . --requirement benchmarks/transfer_queue_peer/requirements.txt
 	@touch $@
 

@@ -68,7 +68,7 @@ def of_a_process(side: str, case: Case, setting: Setting) -> dict[str, float]:
     command += ["--case", case.name, "--model", str(setting.path), "--device", setting.device]
     command += ["--dtype", setting.dtype, "--max-tokens", str(setting.max_tokens)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])  # behind what the trainer logs
 
 
 def peaks_mib(side: str, case: Case, setting: Setting) -> dict[str, float]:

@@ -76,13 +76,13 @@ def tokens_and_pairs(packed: PackedRows) -> tuple[int, int]:
             own = [branch.stop - branch.start for branch in tree.branches]
             pairs += _causal(prompt) + sum(_causal(each) + prompt * each for each in own)
         return packed.segments_RT.size, pairs
-    pairs = 0
-    for segments_T in packed.segments_RT:
-        kinds, counts = np.unique(segments_T[segments_T != PADDING], return_counts=True)
-        prompt = int(counts[kinds == PROMPT].sum())
-        own = counts[kinds != PROMPT].tolist()
-        pairs += _causal(prompt) + sum(_causal(each) + prompt * each for each in own)
-    return int((packed.segments_RT != PADDING).sum()), pairs
+    rows, kinds = len(packed.segments_RT), int(packed.segments_RT.max(initial=PROMPT)) + 1
+    real_RT = packed.segments_RT != PADDING
+    row_RT = np.arange(rows)[:, None] * kinds + packed.segments_RT
+    count_RK = np.bincount(row_RT[real_RT], minlength=rows * kinds).reshape(rows, kinds)
+    prompt_R, own_RB = count_RK[:, PROMPT], count_RK[:, PROMPT + 1 :]
+    pairs = (count_RK * (count_RK + 1) // 2).sum() + (prompt_R * own_RB.sum(axis=1)).sum()
+    return int(real_RT.sum()), int(pairs)
 
 
 def _causal(tokens: int) -> int:
