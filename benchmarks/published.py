@@ -195,12 +195,17 @@ def compare(source: Source) -> None:
         )
 
 
+_ALL = "all"
+
+
 def main() -> None:
     """Print the sources that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     known = (*SOURCES, *NOT_COMPARED)
-    parser.add_argument("sources", nargs="*", choices=known, default=list(known))
-    for name in parser.parse_args().sources:
+    # A list as the default is held against the choices as a whole, in Python before 3.12.
+    parser.add_argument("sources", nargs="*", choices=(*known, _ALL), default=_ALL)
+    sources = parser.parse_args().sources
+    for name in known if _ALL in sources else sources:
         if name in NOT_COMPARED:
             print(f"{name}: not compared: {NOT_COMPARED[name]}")
         else:
