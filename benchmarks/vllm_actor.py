@@ -79,8 +79,8 @@ def requests_of(arguments: argparse.Namespace, turn: str) -> list[GenerateReques
 async def measure(arguments: argparse.Namespace, engine: Any) -> dict[str, Any]:  # noqa: ANN401
     """Rounds of one turn each; the first is left out."""
 
-    async def exchange(asked: Any, cancelled: Any) -> Any:  # noqa: ANN401
-        ref = engine.exchange.remote("bench", "incarnation", asked, cancelled)
+    async def exchange(asked: Any, cancelled: Any, doubted: Any) -> Any:  # noqa: ANN401
+        ref = engine.exchange.remote("bench", "incarnation", asked, cancelled, doubted)
         return await reply_of(ref, "engine", "generate")
 
     ask = CallBatcher[GenerateRequest, GenerateResult](exchange)

@@ -416,12 +416,24 @@ def test_a_finished_run_without_a_checkpoint_of_its_last_step_is_found() -> None
     history = History(config)
     history.open()
     history.sync()
-    for _ in range(config.steps):
+    for step in range(1, config.steps + 1):
         history.step()
-    history.checkpoint()
+        if step % 2 == 0 or step == config.steps:
+            history.checkpoint()
     history.end()
     assert broken(history) == set()
     assert broken(whole_run(config)) == {"I12"}
+
+
+def test_a_step_behind_a_checkpoint_that_was_due_and_not_made_is_found() -> None:
+    config = run_config(checkpoint=CheckpointConfig(interval=2))
+    history = History(config)
+    history.open()
+    history.sync()
+    history.step()
+    history.step()
+    history.step()
+    assert broken(killed(history)) == {"I12"}
 
 
 def test_a_checkpoint_counted_on_but_not_written_is_found() -> None:

@@ -87,8 +87,11 @@ class ExchangingTrainer(ModelTrainer):
         return made
 
     def _wait_for_all(self, during: str) -> None:
-        """Wait until all ranks have done what ``during`` names; ``PeerFailed`` if one cannot."""
-        all_reduce_max_or_fail(self.peers, during, [], None)
+        """Wait until all ranks have done what ``during`` names; ``PeerFailed`` if one cannot.
+
+        Ranks that fail or succeed in ``run_on_all_ranks`` take part: it reduces one number, too.
+        """
+        all_reduce_max_or_fail(self.peers, during, [0], None)
 
     def _named_by_lanes(self, digests: Sequence[str]) -> list[list[str]]:
         """Return the digests of the pictures that each lane reads; begin an exchange."""
