@@ -270,8 +270,8 @@ class ReplyBatcher(Generic[Q, A]):
         """Accept requests; return the replies that are ready.
 
         A call of ``doubted`` that is neither pending nor ready here fails as ``ActorLost``: this
-        process took the place of the one that had it, or its reply was lost. An empty list means that a newer exchange has superseded this one, or that the caller has no
-        pending requests.
+        process took the place of the one that had it, or its reply was lost. An empty list means that
+        a newer exchange has superseded this one, or that the caller has no pending requests.
         """
         client = self._client(name, incarnation)
         for id_ in cancelled:
