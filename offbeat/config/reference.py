@@ -1,6 +1,6 @@
 """``docs/configuration.md``, from the models: ``python -m offbeat.config.reference``."""
 
-import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -50,10 +50,11 @@ def _row(key: Key) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main(path: str = "docs/configuration.md") -> None:
-    """Write the page to ``path``."""
-    Path(path).write_text(document(), encoding="utf-8")
+def main() -> None:
+    """Write the page; refuse arguments."""
+    ArgumentParser(description=__doc__).parse_args()
+    Path("docs/configuration.md").write_text(document(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,6 +1,6 @@
 """The moves of a group in ``docs/journal.md``: ``python -m offbeat.controller.moves_doc``."""
 
-import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -44,11 +44,12 @@ def updated(page: str) -> str:
     return before + section() + rest.partition(END)[2]
 
 
-def main(path: str = "docs/journal.md") -> None:
-    """Write the section into the page at ``path``."""
-    page = Path(path)
+def main() -> None:
+    """Write the section into the page; refuse arguments."""
+    ArgumentParser(description=__doc__).parse_args()
+    page = Path("docs/journal.md")
     page.write_text(updated(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

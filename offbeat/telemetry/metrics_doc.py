@@ -3,7 +3,7 @@
 Usage: ``python -m offbeat.telemetry.metrics_doc``.
 """
 
-import sys
+from argparse import ArgumentParser
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -46,10 +46,11 @@ def _section(prefix: str, metrics: list[MetricSpec]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(path: str = "docs/metrics.md") -> None:
-    """Write the page to ``path``."""
-    Path(path).write_text(document(), encoding="utf-8")
+def main() -> None:
+    """Write the page; refuse arguments."""
+    ArgumentParser(description=__doc__).parse_args()
+    Path("docs/metrics.md").write_text(document(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -4,6 +4,7 @@ import ast
 import builtins
 import inspect
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -230,6 +231,36 @@ def test_no_file_in_version_control_names_a_path_of_one_machine() -> None:
             if FOREIGN_PATH.search(line):
                 broken.append(f"{path.relative_to(ROOT)}:{number} {line.strip()[:100]}")
     assert not broken, "\n".join(broken)
+
+
+def test_no_file_in_version_control_is_named_like_an_option() -> None:
+    files = files_in_version_control()
+    if not files:
+        pytest.skip("not a git checkout")
+    names = [str(path.relative_to(ROOT)) for path in files]
+    broken = [name for name in names if name.startswith("-") or "/-" in name]
+    assert not broken, f"{broken}: remove each with: git rm -- ./NAME"
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["offbeat.telemetry.metrics_doc", "offbeat.config.reference", "offbeat.controller.moves_doc"],
+)
+def test_a_module_that_writes_a_page_refuses_arguments_and_only_prints_its_help(
+    module: str, tmp_path: Path
+) -> None:
+    for argument, code in (("--help", 0), ("page.md", 2)):
+        finished = subprocess.run(
+            [sys.executable, "-m", module, argument],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert finished.returncode == code, finished.stderr
+        assert "usage: " in finished.stdout + finished.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def class_names(path: Path) -> Iterator[str]:
