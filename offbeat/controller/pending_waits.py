@@ -133,10 +133,14 @@ class PendingWaits:
         )
         return max(ends, default=-_NEVER)
 
-    def oldest(self) -> str:
-        """Describe the longest wait for another party in a few words; empty when there is none."""
+    def oldest(self, component: Component | None = None) -> str:
+        """Describe the longest wait for another party in a few words; empty when there is none.
+
+        ``component``: only waits for a reply of this component.
+        """
         remote = (entry for entry in self._open if entry.deadline != _NEVER)
-        first = next((entry for entry in remote if not entry.background), None)
+        wanted = (entry for entry in remote if component in (None, entry.component))
+        first = next((entry for entry in wanted if not entry.background), None)
         return "" if first is None else f"{first.waiter}: {first.target}"
 
     def waits_of(self, pump: Pump) -> str:

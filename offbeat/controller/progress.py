@@ -16,6 +16,7 @@ from offbeat.controller.pending_waits import Pump
 from offbeat.controller.run_summary import folded_summary
 from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
+from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.applied_steps import WINDOW_STEPS
 from offbeat.telemetry.reservoir import Reservoir
@@ -114,11 +115,17 @@ class Progress:
             generator_busy=shares[1].get(GeneratorTime.COMPUTE),
             samples_per_s=self._rate(self._samples),
             verdict=self._verdict,
-            waiting_for=state.outage.describe()
-            or state.waits.waits_of(Pump.TRAIN)
-            or state.waits.oldest(),
+            waiting_for=self._waiting_for(),
             waits=state.waits.named(),
         )
+
+    def _waiting_for(self) -> str:
+        """Return what the run waits for; a train pump without engines waits for an engine's start."""
+        state = self._state
+        train = state.waits.waits_of(Pump.TRAIN)
+        if train and not state.fleet.is_serving:
+            train = state.waits.oldest(Component.ENGINE) or train
+        return state.outage.describe() or train or state.waits.oldest()
 
     def summary(
         self,

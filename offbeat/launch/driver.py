@@ -359,8 +359,10 @@ def _check_there(
     gcs.check()
     if _show(controller, display, signals):
         silence.broken()
-    elif gcs.answers:  # otherwise its node cannot be checked
-        check_alive()  # there may be no machine left to restart it on
+    else:
+        display.wait("an answer of the controller")
+        if gcs.answers:  # otherwise its node cannot be checked
+            check_alive()  # there may be no machine left to restart it on
     silence.check()
 
 
@@ -385,7 +387,9 @@ def _show(
         status = cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
     except (GetTimeoutError, RayError):
         return False  # a dead controller ends the wait above with its own error
-    if status is not None:
+    if status is None:
+        display.wait("the controller, which reads prompts and journal")
+    else:
         signals.begun = True
         display.update(msgspec.json.decode(status, type=Status))
     return True

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -22,7 +23,7 @@ class ProgressDisplay:
     """Shows each ``Status`` passed to it, between entering and leaving the context.
 
     With a ``file``, the status is written there as well.
-    Lines are printed every ``plain_every_s``, at a new phase, and for the last step.
+    A line is printed every ``plain_every_s`` in every phase, at a new phase, and for the last step.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class ProgressDisplay:
             else None
         )
         self.phase = "starting"  # of the last status
-        self._shown: Status | None = None
-        self._shown_at = 0.0
+        self._latest: Status | None = None
+        self._shown: Status | None = None  # on the last line
+        self._shown_at = clock()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -60,22 +62,38 @@ class ProgressDisplay:
 
     def update(self, status: Status) -> None:
         """Show the status, if it is due."""
-        self.phase = status.phase
+        self.phase, self._latest = status.phase, status
         if self._file is not None:
             self._file.update(status)
         if self._live is not None:
             self._live.update(panel(status), refresh=True)
         elif self._is_due(status):
-            self._console.print(line(status), markup=False, highlight=False, soft_wrap=True)
-            self._shown, self._shown_at = status, self._clock()
+            self._print(line(status))
+            self._shown = status
+
+    def wait(self, waiting_for: str) -> None:
+        """Show that the controller reports no status, and what the run waits for."""
+        if self._live is not None:
+            if self._latest is not None:
+                shown = msgspec.structs.replace(self._latest, waiting_for=waiting_for)
+                self._live.update(panel(shown), refresh=True)
+        elif self._is_time:
+            self._print(f"{self.phase}: waiting for {waiting_for}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._shown_at = self._clock()
 
     def _is_due(self, status: Status) -> bool:
         shown = self._shown
-        if shown is None or status.phase != shown.phase:
-            # Every sync is a phase of its own; a line for each would be one per step.
-            return shown is None or "syncing" not in (status.phase, shown.phase)
-        ended = status.step == status.steps != shown.step
-        return ended or self._clock() - self._shown_at >= self._plain_every_s
+        if shown is None or self._is_time or status.step == status.steps != shown.step:
+            return True
+        # Every sync is a phase; a line for each would be one per step.
+        return status.phase != shown.phase and "syncing" not in (status.phase, shown.phase)
+
+    @property
+    def _is_time(self) -> bool:
+        return self._clock() - self._shown_at >= self._plain_every_s
 
 
 def line(status: Status) -> str:

@@ -56,6 +56,17 @@ def test_losing_the_only_engine_for_good_ends_the_run_soon_and_by_name(moment_s:
     assert at_s < world.config.generator.start_deadline_s + 40
 
 
+def test_the_status_names_the_engine_whose_start_the_run_waits_for() -> None:
+    world, seen = World(engines=1), list[str]()
+    engine = use_engine(world, EngineOfALostNode("generator-0"))
+    outcome(
+        world,
+        (3.3, engine.die),
+        (30.0, lambda: seen.append(world.built.progress.status().waiting_for)),
+    )
+    assert [each.split(":")[0] for each in seen] == ["start of generator-0"]
+
+
 def test_the_death_of_an_idle_engine_is_noticed() -> None:
     world = World(engines=1)
     play(

@@ -86,6 +86,41 @@ def test_the_phases_of_every_weight_sync_are_not() -> None:
     assert len(screen.text.splitlines()) == 1
 
 
+def test_a_long_weight_sync_prints_a_line_every_ten_seconds() -> None:
+    screen, clock = Screen(terminal=False), Clock()
+    with ProgressDisplay(screen.console, plain_every_s=10, clock=clock) as display:
+        display.update(at(7))
+        for _ in range(66):
+            clock.now_s += 1
+            display.update(at(8, "syncing"))
+    assert len(screen.text.splitlines()) == 1 + 6
+
+
+def test_a_controller_without_a_status_prints_a_line_every_ten_seconds_too() -> None:
+    screen, clock = Screen(terminal=False), Clock()
+    with ProgressDisplay(screen.console, plain_every_s=10, clock=clock) as display:
+        for _ in range(25):
+            display.wait("the controller, which is starting")
+            clock.now_s += 1
+        display.update(at(1))
+        for _ in range(25):
+            clock.now_s += 1
+            display.wait("an answer of the controller")
+    assert [row.split(" |")[0] for row in screen.text.splitlines()] == [
+        *["starting: waiting for the controller, which is starting"] * 2,
+        "step 1/600",
+        *["running: waiting for an answer of the controller"] * 2,
+    ]
+
+
+def test_a_terminal_shows_what_a_silent_controller_waits_for() -> None:
+    screen = Screen(terminal=True)
+    with ProgressDisplay(screen.console) as display:
+        display.update(STATUS)
+        display.wait("an answer of the controller")
+    assert "waiting for an answer of the controller" in screen.text
+
+
 def test_a_terminal_gets_a_live_panel() -> None:
     screen = Screen(terminal=True)
     with ProgressDisplay(screen.console) as display:
