@@ -2,7 +2,7 @@
 
 The library names the device "cuda" in many places without a check. Inside ``cpu_stands_in`` those
 names mean the CPU, streams and random states are the CPU's own, and ``Tensor.type()`` returns
-"torch.cuda.FloatTensor". Collectives run over gloo. Kernels that only exist for CUDA cannot be
+"torch.cuda.FloatTensor". Nothing but devices is replaced. Collectives run over gloo. Kernels that only exist for CUDA cannot be
 used: Transformer Engine, Apex.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from megatron.core.fusions import fused_softmax
 from megatron.core.tensor_parallel import random as megatron_random
-from megatron.core.transformer.moe import moe_utils, token_dispatcher
+from megatron.core.transformer.moe import token_dispatcher
 from torch.overrides import TorchFunctionMode
 
 from offbeat.trainers.megatron.errors import UnsupportedLayout
@@ -128,8 +128,6 @@ def _replacements() -> list[tuple[ModuleType | type, Mapping[str, object]]]:
         (megatron_random, {"_lazy_call": _nothing}),
         # Leaves tensors of the CPU as they are, although numbers were requested.
         (token_dispatcher, {"maybe_move_tensor_to_cpu": _numbers}),
-        # 0.16.1 reads this name also without Transformer Engine, and never defines it.
-        (moe_utils, {"te_general_gemm": None}),
         # Recomputed layers use it in backward, where no function mode applies.
         (fused_softmax, {"get_default_causal_mask": _causal_mask}),
         (torch.Tensor, {"cuda": lambda tensor, *_, **__: tensor}),

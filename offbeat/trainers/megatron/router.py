@@ -19,6 +19,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.router import Router
 from torch import Tensor, nn
+from torch.nn import functional
 
 from offbeat.trainers.expert_load import RouterLoad
 from offbeat.trainers.megatron.architecture import Architecture
@@ -58,7 +59,9 @@ class ExpertRouter(Router):
         ``padding_mask`` is what the library leaves of ``weight_T``, and not read.
         """
         del padding_mask
-        return self.routing(self.gating(input))
+        # The library's ``gating`` needs a name of Transformer Engine, which may not be installed.
+        dtype = torch.float32 if self.config.moe_router_dtype == "fp32" else input.dtype
+        return self.routing(functional.linear(input.to(dtype), self.weight.to(dtype)))
 
     def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights and chosen experts of tokens with these logits [..., E]."""
