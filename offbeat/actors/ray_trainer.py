@@ -82,13 +82,17 @@ class RayTrainer:
         # Handles of a release, and of its delta; learnt from the first state
         self._handles, self._delta_handles = 0, 0
         self._incarnations, self._killed = list[str](), set[str]()  # names of incarnations
+        self._joining, self._joined = asyncio.Lock(), list[str]()  # incarnations with a world
         self._layouts, self._planned = layouts, list[str]()  # incarnations that know the layout
         self._numbers = itertools.count(1)  # numbers of the calls whose columns are sent ahead
 
     # --- start and end ---------------------------------------------------------------------------
 
     async def state(self, fence: Fence) -> TrainerState:
-        """Return the ranks' state; first form their process group if needed."""
+        """Return the ranks' state; first form their process group if needed.
+
+        A caller may repeat the call while an earlier one is open: the group is formed once.
+        """
         identities = await self._all(lambda rank: rank.identity.remote(fence), "start")
         incarnations = [incarnation for incarnation, _ in identities]
         if dying := self._killed.intersection(incarnations):
@@ -99,7 +103,10 @@ class RayTrainer:
             await self.restart()
             raise ActorLost("trainer", "start", "its ranks are not of one world")
         if worlds == {""}:
-            await self._meet(fence)
+            async with self._joining:
+                if self._joined != incarnations:  # else an earlier call has done it meanwhile
+                    await self._meet(fence)
+                    self._joined = incarnations
         about = await self._first(lambda rank: rank.about.remote(fence), "start")
         _, self._handles, self._delta_handles = about
         return (await self._all(lambda rank: rank.state.remote(fence), "start"))[0]

@@ -147,7 +147,7 @@ class TrainerActor:
             last_step=last.step,
             last_attempt=last.attempt,
             parameters=self._split.parameters,
-            digest=self._split.weights_digest(),
+            digest=self._split.current_digest(),
             incarnation=self._incarnation,
             initial_digest=self._split.initial_digest,
         )
@@ -300,7 +300,7 @@ class TrainerActor:
         self._check_holds(version, TrainerCall.CHECKPOINT)
 
         def save() -> Checkpoint:
-            digest, nbytes = self._split.weights_digest(), self._split.state_nbytes
+            digest, nbytes = self._split.current_digest(), self._split.state_nbytes
             written = self._store.save(version, digest, nbytes, self._split.save_state)
             return Checkpoint(version, digest, written)
 
@@ -341,7 +341,7 @@ class TrainerActor:
 
     def _load(self, stored: VerifiedCheckpoint) -> None:
         self._store.load(stored, self._split.load_state)
-        got = (self._split.steps_applied, self._split.weights_digest())
+        got = (self._split.steps_applied, self._split.current_digest())
         want = (stored.version, stored.manifest.weights_digest)
         if got != want:
             problem = f"version and weights are {got}, its manifest says {want}"

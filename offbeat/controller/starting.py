@@ -8,17 +8,30 @@ from offbeat.messages.failures import ActorLost, EngineUnavailable
 from offbeat.messages.fixed_times import RETRY_S
 
 T = TypeVar("T")
-_ATTEMPTS: Final = 5  # each has its part of the start deadline
+_ATTEMPTS: Final = 5  # calls within the start deadline, while none of them is answered
 
 
 async def first_answer(call: Callable[[], Awaitable[T]], start_deadline_s: float) -> T:
-    """Return the first reply to ``call``; a lost call is repeated.
+    """Return the first reply to ``call``, which is repeated: a call or its reply may get lost.
 
+    A call without a reply may also be slow, so it stays open: whichever is answered first counts.
     The caller bounds the total time.
     """
-    while True:
-        try:
-            async with asyncio.timeout(start_deadline_s / _ATTEMPTS):
-                return await call()
-        except (ActorLost, EngineUnavailable, TimeoutError):
-            await asyncio.sleep(RETRY_S)
+    calls = set[asyncio.Future[T]]()
+    try:
+        while True:
+            calls.add(asyncio.ensure_future(call()))
+            done, calls = await asyncio.wait(
+                calls,
+                timeout=start_deadline_s / _ATTEMPTS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for each in done:
+                if not isinstance(each.exception(), (ActorLost, EngineUnavailable)):
+                    return each.result()
+            if done:
+                await asyncio.sleep(RETRY_S)
+    finally:
+        for each in calls:
+            each.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)

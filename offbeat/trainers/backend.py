@@ -53,6 +53,7 @@ class TrainerBackend(ABC):
         self.last_applied: StepKey | None = None  # key of the newest applied step's finish
         self.is_first = True  # whether this is rank 0, which writes the files that all ranks share
         self.initial_digest = ""  # digest of the initial weights; every backend sets it
+        self._current_digest: str | None = None  # None: the weights may have changed since
 
     # --- the step --------------------------------------------------------------------------------
 
@@ -89,6 +90,7 @@ class TrainerBackend(ABC):
         If the result is not ``applied``, weights, moments and schedule are unchanged. With several
         optimizer steps it is applied if one of them was; a minibatch that cannot be is passed over.
         """
+        self._current_digest = None
         result = self._guard.once(key, StepCall.FINISH, self._finish)
         if result.applied:
             self.last_applied = key
@@ -109,6 +111,7 @@ class TrainerBackend(ABC):
         """Run a whole step in one call, with the result of any split. No step may be open."""
         if self._guard.is_open:
             raise RuntimeError("train() while a split step is open. Finish or abort it first")
+        self._current_digest = None
         with self._undone_if_raised():
             self._begin(loss)
             self._accumulate(groups, advantages, minibatches or (0,) * len(groups))
@@ -136,6 +139,7 @@ class TrainerBackend(ABC):
         state.
         """
         self._close()
+        self._current_digest = None
         self._load(directory)
         counters = msgspec.json.decode((directory / COUNTERS).read_bytes(), type=_Counters)
         self.steps_applied, self.last_applied = counters.steps_applied, counters.last_applied
@@ -147,9 +151,19 @@ class TrainerBackend(ABC):
             InitialWeightsChanged: ``model.path`` holds other weights than when this was made.
         """
         self._close()
+        self._current_digest = None
         self._initialise()
-        self._check_initial(self.weights_digest())
+        self._check_initial(self.current_digest())
         self.steps_applied, self.last_applied = 0, None
+
+    def current_digest(self) -> str:
+        """Return ``weights_digest()``, computed at the first call after a change of the weights.
+
+        All ranks call it together.
+        """
+        if self._current_digest is None:
+            self._current_digest = self.weights_digest()
+        return self._current_digest
 
     def _check_initial(self, digest: str) -> None:
         """Refuse weights of ``model.path`` other than those that this trainer was made with."""
@@ -233,7 +247,7 @@ class TrainerBackend(ABC):
 
     @abstractmethod
     def weights_digest(self) -> str:
-        """Return one digest over names and bytes of all weights."""
+        """Compute one digest over names and bytes of all weights, equal on all ranks."""
 
     @abstractmethod
     def save(self, directory: str | Path) -> None:

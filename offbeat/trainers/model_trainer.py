@@ -41,7 +41,7 @@ from offbeat.trainers.pass_timer import PassTimer
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepSums, StepTotals
-from offbeat.trainers.weights import torch_dtype, weights_digest
+from offbeat.trainers.weights import shared_digest, torch_dtype
 from offbeat.transfer_queue.schema import (
     POLICY_LOGPROBS,
     REFERENCE_LOGPROBS,
@@ -154,13 +154,20 @@ class ModelTrainer(TrainerBackend):
                 columns[group][name] = part
         return columns
 
+    def current_digest(self) -> str:
+        """Return the digest like the base class; all ranks compute it if one of them has to."""
+        (is_unknown,) = self.peers.all_reduce_max([self._current_digest is None])
+        if is_unknown:
+            self._current_digest = None
+        return super().current_digest()
+
     def weights_digest(self) -> str:
-        """Return one digest over names and bytes of all weights. All ranks call it together."""
+        """Compute one digest over names and bytes of all weights. All ranks call it together."""
         return self._digest_of(self.named_weights())
 
-    def _digest_of(self, named: Iterable[tuple[str, Tensor]]) -> str:
-        """Return the digest of whole weights, equal on all ranks, which call it together."""
-        return weights_digest(named)
+    def _digest_of(self, named: Iterable[tuple[str, Tensor]], base: str = "") -> str:
+        """Return the digest of weights that rank 0 has whole. All ranks call it together."""
+        return shared_digest(named, self.peers, base)
 
     # --- the step --------------------------------------------------------------------------------
 

@@ -1,13 +1,18 @@
 """Dtype and digest of a model's weights, the same for every backend."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
+import msgspec
 import torch
 import xxhash
 from torch import Tensor
 
+from offbeat.trainers.ranks.peers import Peers
 from offbeat.weight_sync.source import as_bytes
+
+_TEXT: Final = msgspec.msgpack.Decoder(str)
 
 
 class TrainedWeights(Protocol):
@@ -29,6 +34,17 @@ class TrainedWeights(Protocol):
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of a name in a recipe."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[name]
+
+
+def shared_digest(weights: Iterable[tuple[str, Tensor]], peers: Peers, base: str = "") -> str:
+    """Return ``weights_digest`` on all ranks, which call it together; only rank 0 hashes.
+
+    Gathering the weights may need all ranks, so the others iterate too, and copy nothing.
+    """
+    if peers.rank:
+        deque(weights, maxlen=0)
+        return peers.broadcast("", _TEXT)
+    return peers.broadcast(weights_digest(weights, base), _TEXT)
 
 
 def weights_digest(weights: Iterable[tuple[str, Tensor]], base: str = "") -> str:

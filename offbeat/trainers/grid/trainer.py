@@ -3,7 +3,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 
-from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -30,9 +29,7 @@ from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.trainers.torch.spreading import make_room
 from offbeat.trainers.torch.tensor_parallel import divide
 from offbeat.trainers.torch.tensor_proof import copies_gap
-from offbeat.trainers.weights import weights_digest
 
-_TEXT: Final = msgspec.msgpack.Decoder(str)
 _SHAPE: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
 
 
@@ -158,11 +155,6 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
 
     # --- weights and state -------------------------------------------------------------------------
 
-    def _digest_of(self, named: Iterable[tuple[str, Tensor]]) -> str:
-        """Return the digest of weights that are whole on rank 0 alone, on all ranks."""
-        digest = weights_digest(named) if self.is_first else _exhausted(named)
-        return self.peers.broadcast(digest, _TEXT)
-
     def _state(self) -> dict[str, Tensor]:
         """Return the tensors to save; the numbers of updates are those of both sides, on all ranks."""
         state = super()._state()
@@ -174,10 +166,3 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
     def _own_steps(self, steps: Tensor) -> Tensor:
         own = [side is self._side for _, side in self.inventory.trained]
         return steps[torch.tensor(own, dtype=torch.bool, device=steps.device)]
-
-
-def _exhausted(named: Iterable[tuple[str, Tensor]]) -> str:
-    weights: Iterator[tuple[str, Tensor]] = iter(named)
-    for _ in weights:
-        pass
-    return ""

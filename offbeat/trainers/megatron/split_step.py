@@ -57,7 +57,6 @@ from offbeat.trainers.model_trainer import LossOf
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers, WorldBroken, line_of, run_on_all_ranks
 from offbeat.trainers.torch.logprobs import largest_logprobs
-from offbeat.trainers.weights import weights_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 
 T = TypeVar("T")
@@ -108,7 +107,7 @@ class MegatronTrainer(BoxedTrainer):
         self._load_share()
         self._train_share()
         self._planner = self._planner_of_rows()
-        self.initial_digest = self.weights_digest()
+        self.initial_digest = self.current_digest()
 
     # --- log-probabilities -----------------------------------------------------------------------
 
@@ -334,5 +333,5 @@ class MegatronTrainer(BoxedTrainer):
     @cached_property
     def _reference(self) -> Forward:
         model = self._build(self._description()).requires_grad_(requires_grad=False)
-        self._check_initial(weights_digest(self.gathering.all_tensors(weights_of(model))))
+        self._check_initial(self._digest_of(self.gathering.all_tensors(weights_of(model))))
         return self._forward_of(model, model)

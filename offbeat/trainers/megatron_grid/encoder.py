@@ -42,7 +42,6 @@ from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.torch.sharding import ShardedWeights, local_region, own
 from offbeat.trainers.torch.tensor_parallel import divide
-from offbeat.trainers.weights import weights_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.reshard.region import Region
@@ -114,7 +113,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
             self.peers,
             self._mesh,
         )
-        self.initial_digest = self.weights_digest()
+        self.initial_digest = self.current_digest()
 
     # --- passes ------------------------------------------------------------------------------------
 
@@ -137,7 +136,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
     def _reference(self) -> _Tower:
         tower = self._build(trained=False)
         named = self.gathering.all_tensors(self._weights_in(tower.shards))
-        self._check_initial(weights_digest(named))
+        self._check_initial(self._digest_of(named))
         return tower
 
     def _prepared_on_all_ranks(

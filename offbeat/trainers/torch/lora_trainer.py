@@ -34,7 +34,7 @@ from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.saving import save_model
 from offbeat.trainers.torch.sharding import Weights, own
 from offbeat.trainers.torch.split_step import TorchTrainer
-from offbeat.trainers.weights import TrainedWeights, weights_digest
+from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Adapter
@@ -52,8 +52,8 @@ class LoraTrainer(TorchTrainer):
     """
 
     def weights_digest(self) -> str:
-        """Return one digest over the base and all adapters. All ranks call it together."""
-        return weights_digest(self.named_weights(), self.adapter.base)
+        """Compute one digest over the base and all adapters. All ranks call it together."""
+        return self._digest_of(self.named_weights(), self.adapter.base)
 
     @property
     def weights(self) -> TrainedWeights:

@@ -364,7 +364,7 @@ class TorchTrainer(ReloadableTrainer):
 
     def _digest_of_initial(self) -> str:
         """Return the digest by which a resume recognises the model that a run began with."""
-        return self.weights_digest()
+        return self.current_digest()
 
     def _teacher(self, path: str) -> PreTrainedModel:
         """Return the frozen model of a directory, loaded once and proved as the trained one is.

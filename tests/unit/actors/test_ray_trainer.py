@@ -1,6 +1,8 @@
 """How many ranks are one: what is dealt to them, and which failure stands for those of all."""
 
 import asyncio
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -94,6 +96,43 @@ class Rank:
         else:
             future.set_result(self.answer)
         return future
+
+
+class StartingRank:
+    """A handle of a rank whose first call waits until it is up, and each ``state`` a second more."""
+
+    def __init__(self, up: asyncio.Event) -> None:
+        self._up, self._world, self.calls = up, "", list[str]()
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=partial(self._called, method))
+
+    def _called(self, method: str, *_: object) -> "asyncio.Future[Any]":
+        return asyncio.ensure_future(self._answer(method))
+
+    async def _answer(self, method: str) -> object:
+        await self._up.wait()
+        self.calls.append(method)
+        answers = {"identity": ("process", self._world), "about": ("process", 1, 1)}
+        if method == "join":
+            await asyncio.sleep(0)
+            self._world = "world"
+        return answers.get(method, method)
+
+
+def test_ranks_whose_state_is_asked_for_twice_while_they_start_form_one_group() -> None:
+    async def start() -> list[list[str]]:
+        up = asyncio.Event()
+        ranks = [StartingRank(up), StartingRank(up)]
+        trainer = RayTrainer(cast("list[Any]", ranks), TorchTrainerConfig(data_parallel=2))
+        asked = [asyncio.ensure_future(trainer.state(Fence("run", 1))) for _ in range(2)]
+        await asyncio.sleep(0)
+        up.set()
+        assert await asyncio.gather(*asked) == ["state", "state"]
+        return [rank.calls for rank in ranks]
+
+    first, second = asyncio.run(start())
+    assert (first.count("listen"), first.count("join"), second.count("join")) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -357,6 +357,35 @@ def test_a_checkpoint_says_what_it_holds(actor: TrainerActor, tmp_path: Path) ->
     assert 0 < made.nbytes < sum(each.stat().st_size for each in files)
 
 
+class CountsHashes(StubTrainer):
+    """A stub trainer that counts how often its weights are hashed."""
+
+    hashed = 0
+
+    def weights_digest(self) -> str:
+        self.hashed += 1
+        return super().weights_digest()
+
+
+def test_weights_are_hashed_once_per_version_however_often_their_digest_is_wanted(
+    tmp_path: Path,
+) -> None:
+    trainer = CountsHashes(StubConfig(), groups_per_step=2, sleep=lambda _: None)
+    actor = actor_of(trainer, tmp_path)
+    seen = [actor.state(FENCE).digest, actor.state(FENCE).digest]
+    assert trainer.hashed == 1
+    step(actor, 1, (0,), attempt=1)
+    seen += [actor.save_checkpoint(FENCE, 1).digest, actor.state(FENCE).digest]
+    assert trainer.hashed == 2
+    step(actor, 2, (1,), attempt=2)
+    seen += [actor.state(FENCE).digest, actor.restore(FENCE, 1).digest]
+    assert trainer.hashed == 4
+    actor.close()
+    first, one, two = seen[0], seen[2], seen[4]
+    assert seen == [first, first, one, one, two, one]
+    assert len({first, one, two}) == 3
+
+
 def test_a_version_it_does_not_hold_is_not_kept(actor: TrainerActor, tmp_path: Path) -> None:
     with pytest.raises(TrainStepFailed, match="it holds version 0"):
         actor.save_checkpoint(FENCE, 3)

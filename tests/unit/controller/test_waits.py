@@ -2,11 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.observable_state import ObservableState
 from offbeat.controller.pending_waits import Pump
 from offbeat.controller.pump_state import PromptSupply, SyncState, TrainerStatus
+from offbeat.controller.starting import first_answer
 from offbeat.controller.waits import Waits
+from offbeat.messages.failures import ActorLost, StartFailed
 from tests.support.virtual_time import run
 from tests.support.world import World
 
@@ -48,6 +52,51 @@ def test_the_end_of_a_back_off_is_a_change() -> None:
         return waits.changed_at
 
     assert run(wait()) == 5
+
+
+def test_a_slow_first_answer_is_waited_for() -> None:
+    asked = list[float]()
+
+    async def answer() -> float:
+        clock = asyncio.get_running_loop().time
+        asked.append(clock())
+        await asyncio.sleep(30)
+        return clock()
+
+    assert run(first_answer(answer, 100)) == 30
+    assert asked == [0, 20]
+
+
+def test_a_first_answer_that_is_lost_is_asked_for_again() -> None:
+    ended = list[str]()
+
+    async def answer() -> int:
+        if asyncio.get_running_loop().time() < 40:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("lost")
+        return 7
+
+    assert run(first_answer(answer, 100)) == 7
+    assert ended == ["lost", "lost"], "no call is left open"
+
+
+def test_a_process_that_is_lost_while_it_starts_is_asked_again_soon() -> None:
+    async def answer() -> float:
+        if (now := asyncio.get_running_loop().time()) < 1:
+            raise ActorLost("generator-0", "start", "it was killed")
+        return now
+
+    assert run(first_answer(answer, 100)) == 1
+
+
+def test_a_process_that_cannot_start_is_not_asked_again() -> None:
+    async def answer() -> None:
+        raise StartFailed("generator-0", "no such model")
+
+    with pytest.raises(StartFailed):
+        run(first_answer(answer, 100))
 
 
 def test_state_without_an_assignment_has_its_declared_values() -> None:

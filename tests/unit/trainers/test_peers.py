@@ -5,7 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TypeVar
 
+import msgspec
 import pytest
+import torch
 
 from offbeat.trainers.ranks.peers import (
     PeerFailed,
@@ -13,6 +15,7 @@ from offbeat.trainers.ranks.peers import (
     all_reduce_max_or_fail,
     run_on_all_ranks,
 )
+from offbeat.trainers.weights import shared_digest, weights_digest
 
 T = TypeVar("T")
 RANKS = 3
@@ -104,6 +107,26 @@ def test_the_maximum_is_that_of_all_ranks_unless_one_has_failed() -> None:
     )
     assert first is torn
     assert [type(other) for other in others] == [PeerFailed] * (RANKS - 1)
+
+
+def test_only_the_first_rank_hashes_weights_and_all_get_the_digest() -> None:
+    gathered = [("a", torch.arange(4.0)), ("b", torch.ones(2))]
+    wanted = weights_digest(gathered, "base")
+
+    class Answers(SingleRank):
+        """A rank that gets this from the first one."""
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def broadcast(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+            return value if self.rank == 0 else decoder.decode(msgspec.msgpack.encode(wanted))
+
+    unreadable = [(name, each.to("meta")) for name, each in gathered]
+    assert shared_digest(gathered, Answers(0), "base") == wanted
+    others = iter(unreadable)
+    assert shared_digest(others, Answers(1), "base") == wanted
+    assert not list(others), "a gather needs all ranks"
 
 
 def test_a_single_rank_raises_what_its_work_raised() -> None:
