@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 TRL_VENV := .venv-trl
 VLLM_VENV := .venv-vllm
 QUEUE_VENV := .venv-queue
+NEWEST_VENV := .venv-newest
 BENCH_DIR := runs/bench
 LONG := --model $(BENCH_DIR)/tiny-random --max-new-tokens 64
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -34,16 +35,19 @@ TRL_STAMP := $(TRL_VENV)/.installed
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VERIFIERS_STAMP := $(VERIFIERS_VENV)/.installed
 QUEUE_STAMP := $(QUEUE_VENV)/.installed
+NEWEST_STAMP := $(NEWEST_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm simulate check lint types layers format docs bench bench-queue soak-queue clean
+.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm simulate check lint types layers format docs bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
 	@echo 'make run-agent   an agent learns to use a calculator, over HTTP, with the client of OpenAI (some minutes)'
 	@echo 'make run-images  a model with a vision tower learns to read digits in pictures (some minutes)'
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
+	@echo 'make test-newest  the tests with the newest packages that pyproject.toml admits, in an environment of its own'
+	@echo '                 (PYTHON=python3.12 make test-newest; 6 GB where pip chooses a CUDA build of torch)'
 	@echo 'make test-agents clients of agents (openai, openai-agents, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
 	@echo 'make test-verifiers  environments of verifiers, conversations by renderers (in an environment of its own)'
@@ -98,6 +102,9 @@ test-units: $(DEV_STAMP)
 
 test-in-process: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(IN_PROCESS) -m "not ray and not long"
+
+test-newest: $(NEWEST_STAMP)
+	$(NEWEST_VENV)/bin/python -m pytest $(ARGS)
 
 test-agents: $(AGENT_CLIENTS_STAMP)
 	$(BIN)/python -m pytest tests/agents $(ARGS)
@@ -171,7 +178,7 @@ soak-queue: $(RUN_STAMP)
 	$(BIN)/python -m benchmarks.queue_soak --seconds $(SECONDS) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(QUEUE_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(QUEUE_VENV) $(NEWEST_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 define CHECK_PYTHON
@@ -238,6 +245,14 @@ $(QUEUE_STAMP): benchmarks/transfer_queue_peer/requirements.txt constraints.txt 
 	@grep -v '^antlr4-python3-runtime==' constraints.txt > $(QUEUE_VENV)/constraints.txt
 	@$(QUEUE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(QUEUE_VENV)/constraints.txt \
 	  --editable . --requirement benchmarks/transfer_queue_peer/requirements.txt
+	@touch $@
+
+# Without constraints.txt: what plain pip installs today.
+$(NEWEST_STAMP): pyproject.toml
+	$(CHECK_PYTHON)
+	@$(PYTHON) -m venv $(NEWEST_VENV)
+	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[dev,lora,megatron,vision,wandb]'
 	@touch $@
 
 $(VERIFIERS_STAMP): constraints-verifiers.txt pyproject.toml

@@ -91,11 +91,10 @@ class StoreServer:
             self._accepted, sock=self._listening, backlog=_ACCEPTED_AT_ONCE
         )
         self._listening.listen(_BACKLOG)  # asyncio has one number for both
-        async with server:
-            await self._closing.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._closing.wait()
+        # The runner cancels the clients next. ``async with server`` would wait for them before that,
+        # for ever if one stays connected: Python 3.12.1 and later.
+        server.close()
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._strangers[writer] = None

@@ -5,6 +5,7 @@
 # torch and transformers declare some functions without types.
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -321,7 +322,7 @@ def logprobs_with_features_in_the_prompt_alone(
     embedded = model.get_input_embeddings()(ids).clone()
     is_picture = torch.tensor([*prompt, *response]) == model.config.image_token_id
     is_picture[len(prompt) :] = False
-    embedded[0, is_picture] = features.flatten(0, 1)
+    embedded[0, is_picture] = torch.cat(list(features))  # one by one since transformers 5.24
     logits = model(inputs_embeds=embedded, use_cache=False).logits[0, len(prompt) - 1 : -1]
     return logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
 
@@ -361,22 +362,8 @@ def plain_logprobs(
 class HalvesPictures(Idefics3ForConditionalGeneration):
     """A model whose own pass does something to pictures that its tower alone does not."""
 
-    def forward(
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        past_key_values: Any = None,
-        pixel_values: Any = None,
-        logits_to_keep: int | Tensor = 0,
-        **further: Any,
-    ) -> Any:
+    @wraps(Idefics3ForConditionalGeneration.forward)  # whose inputs have the names of its version
+    def forward(self, *, pixel_values: Any = None, **further: Any) -> Any:
         return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            pixel_values=None if pixel_values is None else pixel_values / 2,
-            logits_to_keep=logits_to_keep,
-            **further,
+            pixel_values=None if pixel_values is None else pixel_values / 2, **further
         )

@@ -27,13 +27,9 @@ from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.multimodal.placing import RowSpan, placed
 from offbeat.multimodal.tower import masks_by_kind, pictures_in
 
-_NEEDED_INPUTS = (
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-    "logits_to_keep",
-)
+_NEEDED_INPUTS = ("input_ids", "attention_mask", "position_ids", "logits_to_keep")
+_CACHE_INPUTS = ("cache", "past_key_values")
+"""Names of the cache in a model's forward: since transformers 5.24, and before."""
 
 
 def load_model(
@@ -57,6 +53,7 @@ class DecodedModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Take a model for which ``check_declared`` and ``proof`` have passed."""
+        self._cache_input = _cache_input(model)
         use_grouped_attention(model)
         self.module = model.eval()
         self.vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
@@ -97,9 +94,9 @@ class DecodedModel:
             output = self.module(
                 input_ids=input_ids_BP.to(device),
                 position_ids=positions_BP,
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=last.to(device),
+                **{self._cache_input: cache},
                 **further,
             )
         rows_B = torch.arange(len(prompts), device=device)
@@ -113,8 +110,8 @@ class DecodedModel:
             input_ids=cache.newest_tokens(),
             attention_mask=cache.mask(),
             position_ids=positions_R[:, None],
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_input: cache},
         )
         return output.logits[:, -1]
 
@@ -131,13 +128,19 @@ def check_declared(model: PreTrainedModel, max_model_len: int) -> None:
 
 def _check_inputs(model: PreTrainedModel) -> None:
     known = inspect.signature(model.forward).parameters
-    missing = [name for name in _NEEDED_INPUTS if name not in known]
+    missing = [name for name in (*_NEEDED_INPUTS, _cache_input(model)) if name not in known]
     if missing:
         raise UndecodableModel(
             type(model).__name__,
             f"its forward takes no {', '.join(missing)}",
             "Use generator.backend=vllm",
         )
+
+
+def _cache_input(model: PreTrainedModel) -> str:
+    """Return the name under which the forward of a model expects the cache."""
+    known = inspect.signature(model.forward).parameters
+    return next((name for name in _CACHE_INPUTS if name in known), _CACHE_INPUTS[0])
 
 
 def _check_attention(model: PreTrainedModel, max_model_len: int) -> None:

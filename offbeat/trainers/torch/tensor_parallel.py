@@ -73,7 +73,8 @@ def tensor_plan(
 
     ``COLUMNS`` divides the outputs of a matrix, ``ROWS`` its inputs; ``HEADS`` is a norm of queries or
     keys, whole on every rank, each of which has the gradient of its own heads. ``VOCABULARY`` divides
-    embedding and output head by tokens, in parts that may differ by some rows.
+    embedding and output head by tokens, in parts that may differ by some rows. An image-text model
+    keeps both whole, whatever its class says: some do so since transformers 5.24.
 
     Args:
         model: A causal LM.
@@ -86,7 +87,8 @@ def tensor_plan(
             divide.
     """
     name, fix = type(model).__name__, f"Set {names.tensor} to 1"
-    if holds_tower and picture_rules(model.config) is not None:
+    has_tower = picture_rules(model.config) is not None
+    if holds_tower and has_tower:
         problem = "cannot be divided over tensor ranks that hold its vision tower, too"
         raise UntrainableModel(
             name, problem, f"{fix}, or give the tower ranks of its own: {names.encoders}"
@@ -101,7 +103,8 @@ def tensor_plan(
         "key-value heads": getattr(config, "num_key_value_heads", None) or heads,
     }
     check_divided(name, counts | widths(model, kinds), ranks, names.tensor)
-    return kinds | dict.fromkeys(vocabulary_modules(model, ranks), VOCABULARY)
+    vocabulary = () if has_tower else vocabulary_modules(model, ranks)
+    return kinds | dict.fromkeys(vocabulary, VOCABULARY)
 
 
 def check_divided(model: str, counts: Mapping[str, int], ranks: int, setting: str) -> None:

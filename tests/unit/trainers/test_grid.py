@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import astuple, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -98,11 +99,20 @@ def test_pictures_of_other_sizes_or_values_have_another_digest() -> None:
     assert list_digest(["a", "b"]) != list_digest(["b", "a"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "largest_gap"),
+    [
+        (torch.float64, 0.0),
+        # On some CPUs BLAS chooses the kernel of a float32 product by its number of rows.
+        (torch.float32, 5e-6),
+        (torch.bfloat16, 0.0),
+    ],
+    ids=["float64", "float32", "bfloat16"],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_merged_pictures_have_the_features_of_each_alone_bit_for_bit(
-    family: str, dtype: torch.dtype
+def test_merged_pictures_have_the_features_of_each_alone(
+    family: str, dtype: torch.dtype, largest_gap: float
 ) -> None:
     """On one thread: several may cut a float32 product elsewhere for another number of rows."""
     assert torch.get_num_threads() == 1
@@ -112,10 +122,11 @@ def test_merged_pictures_have_the_features_of_each_alone_bit_for_bit(
         each.append(patched(3, (1, 4, 6)))
     together = features(model, (merged(each),))
     apart = [features(model, (media,)) for media in each]
-    assert torch.equal(together.embedded_FH, torch.cat([one.embedded_FH for one in apart]))
+    expect = partial(torch.testing.assert_close, rtol=0, atol=largest_gap)
+    expect(together.embedded_FH, torch.cat([one.embedded_FH for one in apart]))
     assert len(together.deep) == (1 if family.startswith("qwen3") else 0)
     for layer, deep in enumerate(together.deep):
-        assert torch.equal(deep, torch.cat([one.deep[layer] for one in apart]))
+        expect(deep, torch.cat([one.deep[layer] for one in apart]))
 
 
 class TaggedMedia(msgspec.Struct, frozen=True, eq=False):
