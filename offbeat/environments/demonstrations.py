@@ -76,7 +76,7 @@ class Demonstrations(Environment):
         What the template writes behind the token that ends an answer is context, too. If it writes
         no such token, the last answer gets one, so that the model learns to end.
         """
-        answers = [place for place, each in enumerate(messages) if each["role"] == _ASSISTANT]
+        answers = [place for place, each in enumerate(messages) if is_answer(each)]
         rendered, prompt_ids = "", tuple[int, ...]()
         response = list[int]()
         mask = list[bool]()
@@ -119,6 +119,11 @@ class Demonstrations(Environment):
         return len(tokens) - tokens[::-1].index(end) if end in tokens else len(tokens)
 
 
+def is_answer(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is what the model is to write."""
+    return message["role"] == _ASSISTANT
+
+
 def row_problem(fields: Mapping[str, object]) -> str | None:
     """Return why a row is not a demonstration; None when it is."""
     if problem := prompt_problem(fields):
@@ -126,12 +131,12 @@ def row_problem(fields: Mapping[str, object]) -> str | None:
     if "prompt" in fields:
         return _problem_of_completion(fields)
     messages = cast("list[dict[str, object]]", fields["messages"])
-    if messages[0]["role"] == _ASSISTANT:
+    if is_answer(messages[0]):
         return "messages[0] is the assistant's; there is nothing before it to answer"
-    if not any(each["role"] == _ASSISTANT for each in messages):
+    if not any(map(is_answer, messages)):
         return "has no message of the role 'assistant': there is nothing to learn"
     for place, message in enumerate(messages):
-        if message["role"] == _ASSISTANT and not (message["content"] or message.get("tool_calls")):
+        if is_answer(message) and not (message["content"] or message.get("tool_calls")):
             return f"messages[{place}] is the assistant's and empty: it would teach to end at once"
     return None
 

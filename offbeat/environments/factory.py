@@ -1,6 +1,6 @@
 """Creates a prompt source and an environment from the config sections."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +11,7 @@ import msgspec
 from offbeat.config.graders import GRADERS, reward_target
 from offbeat.config.mixture import environment_views, environment_weights, inputs_in
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import EnvironmentConfig, RewardConfig
 from offbeat.config.sections.eval import EvalSetConfig
 from offbeat.config.user_code import load_target
@@ -25,6 +26,7 @@ from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
 from offbeat.environments.gym_tasks import REWARD, GymOptions, GymPrompts, ReasoningGym
+from offbeat.environments.held_out import check_one_split
 from offbeat.environments.inputs import (
     DATA,
     ENVIRONMENT,
@@ -43,7 +45,7 @@ from offbeat.environments.prompts import (
     StubPrompts,
 )
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
-from offbeat.environments.row_checks import row_check
+from offbeat.environments.row_checks import row_check, shown_part
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.text import Tokenizer
 from offbeat.environments.verifiers_options import VerifiersOptions
@@ -99,12 +101,7 @@ def make_prompts(
     if name == "gsm8k":  # report a mistake in the options before anything starts
         _options(config.environment, Gsm8kOptions)
     if data.path is not None:
-        files = prompt_files(data.path, began_with)
-        prompts = _file_prompts(
-            config, files, data.columns, shuffle=data.shuffle, epochs=data.epochs
-        )
-        check_same(DATA, data.path, prompts.digest, began_with)
-        return prompts
+        return _file_prompts(config, DATA, data, began_with, data.epochs, shuffle=data.shuffle)
     if (made := _made_prompts(config)) is not None:
         return made
     if name == "verifiers":
@@ -167,10 +164,7 @@ def _evaluation_prompts(
     working_dir: Path,
 ) -> PromptSource:
     if one.path is not None:
-        files = prompt_files(one.path, began_with)
-        prompts = _file_prompts(config, files, one.columns, shuffle=False, epochs=1)
-        check_same(eval_key(name), one.path, prompts.digest, began_with)
-        return prompts
+        return _file_prompts(config, eval_key(name), one, began_with, 1, shuffle=False)
     if config.environment.name == "digits":
         return _digit_prompts(config, shuffle=False, epochs=1, held_out=True)
     # One epoch: a short source gives no row twice
@@ -311,20 +305,26 @@ def _agent(config: EnvironmentConfig, target: RewardTarget) -> AgentFunction:
 
 def _file_prompts(
     config: RunConfig,
-    files: Sequence[Path],
-    columns: Mapping[str, str],
+    key: str,
+    source: DataConfig | EvalSetConfig,
+    began_with: Mapping[str, str],
+    epochs: int | None,
     *,
     shuffle: bool,
-    epochs: int | None,
 ) -> FilePrompts:
-    return FilePrompts(
+    files = prompt_files(path := str(source.path), began_with)
+    check_one_split(config, path, files)
+    prompts = FilePrompts(
         files,
         shuffle=shuffle,
         seed=config.seed,
         epochs=epochs,
-        columns=columns,
+        columns=source.columns,
         problem_of=row_check(config.environment),
+        shown_of=shown_part(config.environment),
     )
+    check_same(key, path, prompts.digest, began_with)
+    return prompts
 
 
 def _options(config: EnvironmentConfig, kind: type[_Options]) -> _Options:

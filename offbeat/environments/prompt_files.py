@@ -7,6 +7,8 @@ are kept as JSON: in memory, and beyond a bound in a temporary file (``RowStore`
 import codecs
 import hashlib
 import json
+import os
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
@@ -27,6 +29,9 @@ from offbeat.messages.nesting import DEEPEST, nesting_depth
 RowCheck = Callable[[Mapping[str, object]], str | None]
 """Returns why a row of a prompt file cannot be used; None when it can."""
 
+ShownPart = Callable[[Mapping[str, object]], object]
+"""Returns the part of a row from which the prompt is made."""
+
 _LONGEST_ROW_BYTES: Final = 16 * 2**20
 """A prompt travels to a worker in one message."""
 
@@ -45,13 +50,11 @@ class PromptFileError(OffbeatError):
     path: str
     line: int
     problem: str
+    fix: str = ""
 
     def __str__(self) -> str:
-        return (
-            f"{self.path}:{self.line}: {self.problem}"
-            if self.line
-            else f"{self.path}: {self.problem}"
-        )
+        place = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{place}: {self.problem}. {self.fix}" if self.fix else f"{place}: {self.problem}"
 
 
 class FilePrompts(RowPrompts):
@@ -76,11 +79,14 @@ class FilePrompts(RowPrompts):
         epochs: int | None,
         columns: Mapping[str, str] = _NO_COLUMNS,
         problem_of: RowCheck | None = None,
+        shown_of: ShownPart = dict,
     ) -> None:
-        reader = _Reader(columns, problem_of or row_problem)
+        reader = _Reader(columns, problem_of or row_problem, shown_of)
         self._store = reader.stored(files)
         self.digest = reader.digest
         """Digest of the files' bytes."""
+        self.digests = reader.digests
+        """Digests of the prompts, in the order of the rows."""
         self._files_folder = str(files[0].parent.absolute()) if reader.names_pictures else ""
         super().__init__(len(self._store), shuffle=shuffle, seed=seed, epochs=epochs)
 
@@ -101,7 +107,8 @@ def prompt_files(path: str, commits: Mapping[str, str] = NO_COMMITS) -> list[Pat
     """Return the files behind ``data.path``: itself, or the files of a directory by their names.
 
     A directory gives its ``*.parquet``, without any its ``*.jsonl``, and without both itself, which
-    cannot be read. Files on the hub are downloaded, at the commit that ``commits`` has for the path.
+    cannot be read. In the name of a file ``*`` stands for any characters. Files on the hub are
+    downloaded, at the commit that ``commits`` has for the path.
 
     Raises:
         HubFilesError: Files on the hub cannot be had.
@@ -109,6 +116,8 @@ def prompt_files(path: str, commits: Mapping[str, str] = NO_COMMITS) -> list[Pat
     if is_on_hub(path):
         return hub_files(path, commits.get(path) or resolved_commit(path))
     whole = Path(path)
+    if "*" in whole.name and not whole.exists():
+        return sorted(whole.parent.glob(whole.name)) or [whole]
     return sorted(whole.glob("*.parquet")) or sorted(whole.glob("*.jsonl")) or [whole]
 
 
@@ -128,9 +137,12 @@ def files_digest(files: Sequence[Path]) -> str:
 class _Reader:
     """Reads and checks the rows of files, and digests the very bytes that it reads."""
 
-    def __init__(self, columns: Mapping[str, str], problem_of: RowCheck) -> None:
-        self._columns, self._problem_of = columns, problem_of
+    def __init__(
+        self, columns: Mapping[str, str], problem_of: RowCheck, shown_of: ShownPart
+    ) -> None:
+        self._columns, self._problem_of, self._shown_of = columns, problem_of, shown_of
         self._digest = hashlib.sha256()
+        self.digests = array("Q")
         self.names_pictures = False
         """Whether a row of them names a picture."""
 
@@ -182,8 +194,7 @@ class _Reader:
         value = _decoded(row)
         if isinstance(value, str):
             raise PromptFileError(str(path), number, value)
-        if problem := self._problem(value):
-            raise PromptFileError(str(path), number, problem)
+        self._take(path, number, value)
         return msgspec.json.encode(self._mapped(value)) if self._columns else row
 
     def _parquet(self, path: Path, file: BufferedReader) -> Iterator[bytes]:
@@ -205,8 +216,7 @@ class _Reader:
             raise PromptFileError(str(path), 0, error.problem) from error
 
     def _from_parquet(self, path: Path, number: int, fields: dict[str, Any]) -> bytes:
-        if problem := self._problem(fields):
-            raise PromptFileError(str(path), number, problem)
+        self._take(path, number, fields)
         try:
             row = json.dumps(self._mapped(fields), ensure_ascii=False, allow_nan=False).encode()
         except ValueError as error:
@@ -216,13 +226,21 @@ class _Reader:
             raise PromptFileError(str(path), number, _TOO_LONG)
         return row
 
-    def _problem(self, row: Mapping[str, object]) -> str | None:
+    def _take(self, path: Path, number: int, row: Mapping[str, object]) -> None:
+        """Check a row, and note what it is compared by."""
         for key, column in self._columns.items():
             if column not in row:
-                return f"has no {column!r}, which columns.{key} names (keys: {', '.join(row)})"
+                problem = f"has no {column!r}, which columns.{key} names (keys: {', '.join(row)})"
+                raise PromptFileError(str(path), number, problem)
         mapped = self._mapped(row)
-        self.names_pictures |= names_pictures(mapped)
-        return self._problem_of(mapped)
+        if problem := self._problem_of(mapped):
+            raise PromptFileError(str(path), number, problem)
+        shown = msgspec.json.encode(self._shown_of(mapped), order="deterministic")
+        if names_pictures(mapped):
+            self.names_pictures = True
+            shown += os.fsencode(path.parent.absolute())  # the names of pictures are relative to it
+        digest = hashlib.blake2b(shown, digest_size=self.digests.itemsize).digest()
+        self.digests.frombytes(digest)
 
     def _mapped(self, row: Mapping[str, object]) -> Mapping[str, object]:
         """Return the row under the keys that the environment reads."""

@@ -1,16 +1,23 @@
-"""Chooses the check of a prompt file's rows, by the environment that reads them."""
+"""Chooses how a prompt file's rows are checked and compared, by the environment that reads them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, cast
 
 from offbeat.config.graders import GRADERS
 from offbeat.config.sections.environment import EnvironmentConfig, RewardConfig
 from offbeat.environments.answer_rows import answer_problem
+from offbeat.environments.demonstrations import is_answer
 from offbeat.environments.demonstrations import row_problem as demonstration_problem
 from offbeat.environments.gsm8k import row_problem as question_problem
-from offbeat.environments.picture_rows import names_pictures, pictures_problem, place_problem
-from offbeat.environments.prompt_files import RowCheck, row_problem
+from offbeat.environments.picture_rows import (
+    PICTURE_KEYS,
+    names_pictures,
+    pictures_problem,
+    place_problem,
+)
+from offbeat.environments.prompt_files import RowCheck, ShownPart, row_problem
+from offbeat.environments.text import in_one_form
 
 _ROW_CHECKS: Final[dict[str, RowCheck]] = {
     "gsm8k": question_problem,
@@ -25,11 +32,35 @@ _READ_PICTURES: Final = ("function", "custom")
 _LOOK_AWAY: Final = ("agent", "custom")
 """Environments that may use a key ``image`` for something else; the others would drop a picture."""
 
+_SHOWN: Final = ("prompt", "question", "messages", "tools", "chat_template_kwargs", *PICTURE_KEYS)
+"""Keys of a row that change the prompt, in environments of the package."""
+
 
 def row_check(config: EnvironmentConfig) -> RowCheck:
     """Return the check of the rows that this environment reads."""
     own = _row_check(config) or row_problem
     return partial(_whole, own, config)
+
+
+def shown_part(config: EnvironmentConfig) -> ShownPart:
+    """Return the function that picks from a row what its prompt is made of.
+
+    An agent, or a custom environment, may make a prompt of anything in a row.
+    """
+    if config.name in _LOOK_AWAY:
+        return dict
+    return partial(_shown, is_demonstration=config.name == "demonstrations")
+
+
+def _shown(row: Mapping[str, object], *, is_demonstration: bool) -> object:
+    shown = {key: row[key] for key in _SHOWN if row.get(key)}
+    if "messages" in shown:
+        messages = cast("Sequence[Mapping[str, Any]]", shown["messages"])
+        if is_demonstration:
+            answers = [place for place, each in enumerate(messages) if is_answer(each)]
+            messages = messages[: answers[-1]]
+        shown["messages"] = [in_one_form(message) for message in messages]
+    return shown
 
 
 def _whole(own: RowCheck, config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:

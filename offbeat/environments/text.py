@@ -79,6 +79,14 @@ def for_template(
     return messages
 
 
+def in_one_form(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message in a form that is equal for messages that say the same."""
+    if isinstance(message.get("content"), str) and None not in message.values():
+        return message
+    plain = _in_one_text(_without_nulls(message))
+    return {key: value for key, value in plain.items() if value is not None}
+
+
 def _without_nulls(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message without the fields of its parts that are null."""
     content = message.get("content")

@@ -34,6 +34,7 @@ from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Generator, Ports, Trainer
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
+from offbeat.environments.held_out import check_held_out
 from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
 from offbeat.environments.mixed_prompts import MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts
@@ -89,6 +90,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         DeadlineExceeded: The journal cannot be read in time.
         RunDirNotShared: This process does not see the directory of the driver.
         InputChanged: A prompt file, or the sampler's source, has changed since the run began.
+        HeldOutTrained: Rows of an evaluation set are trained on.
     """
     redactor = _enter_process(spec)
     ledger, journal = await _journal_of(spec)
@@ -214,7 +216,9 @@ async def _prompts_of(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSour
 
 def _read_prompts(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:
     prompts = NoPrompts() if spec.evaluates_only else _prompts(spec)
-    return prompts, make_evaluation_sets(spec.config, spec.inputs, spec.working_dir)
+    sets = make_evaluation_sets(spec.config, spec.inputs, spec.working_dir)
+    check_held_out(spec.config, prompts, sets)
+    return prompts, sets
 
 
 def _prompts(spec: RunSpec) -> PromptSource:

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +14,10 @@ from offbeat.environments.factory import (
     make_evaluation_sets,
     make_prompts,
 )
+from offbeat.environments.held_out import overlaps
 from offbeat.environments.hub_files import NO_COMMITS
-from offbeat.environments.inputs import eval_key
-from offbeat.environments.prompt_files import PromptFileError
+from offbeat.environments.inputs import DATA, eval_key
+from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.environments.prompts import PromptSource
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 from offbeat.launch.checks.model_files import ModelFiles
@@ -84,16 +86,26 @@ def _check_disk(
 
 
 def check_prompts(
-    config: RunConfig, commits: Mapping[str, str] = NO_COMMITS, *, share: float = 1.0
+    config: RunConfig,
+    commits: Mapping[str, str] = NO_COMMITS,
+    *,
+    share: float = 1.0,
+    read: dict[str, FilePrompts] | None = None,
 ) -> Iterator[Finding]:
     """Check every line of the prompt files, with the code that a run reads them with.
 
-    ``commits`` are those of paths on the hub, ``share`` the share of the run's prompts that is drawn
-    from this environment.
+    Args:
+        config: The recipe.
+        commits: The commits of paths on the hub.
+        share: The share of the run's prompts that is drawn from this environment.
+        read: Filled with the prompts of the files that were read, by their keys.
     """
-    rows = yield from _read(config, make_prompts, "data.path", commits)
-    if rows is not None:
-        yield from _check_enough(config, rows, share)
+    read = {} if read is None else read
+    prompts = yield from _read(config, make_prompts, DATA, commits)
+    if isinstance(prompts, FilePrompts):
+        read[DATA] = prompts
+    if prompts is not None:
+        yield from _check_enough(config, prompts.rows, share)
     for name, one in config.eval.named_sets.items():
         key = eval_key(name)
         if one.path is None and not config.eval.interval:
@@ -107,9 +119,19 @@ def check_prompts(
             continue
         # Also what no step evaluates now: ``offbeat eval`` reads it, and a resume with an interval.
         only = config.eval.model_copy(update={"sets": {name: one} if name else {}, "interval": 1})
-        rows = yield from _read(config.model_copy(update={"eval": only}), _only_set, key, commits)
-        if rows is not None:
-            yield ok("prompts", f"{rows} rows in {one.path}, for evaluation")
+        held = yield from _read(config.model_copy(update={"eval": only}), _only_set, key, commits)
+        if isinstance(held, FilePrompts):
+            read[key] = held
+            yield ok("prompts", f"{held.rows} rows in {one.path}, for evaluation")
+
+
+def check_overlap(
+    config: RunConfig, trained: Mapping[str, FilePrompts], held: Mapping[str, FilePrompts]
+) -> Iterator[Finding]:
+    """Check that no row is both trained on and held out; prompts by the keys of their files."""
+    digests = [{key: each.digests for key, each in read.items()} for read in (trained, held)]
+    for overlap in overlaps(config, *digests):
+        yield error("held-out prompts", overlap.problem, overlap.fix)
 
 
 def _only_set(config: RunConfig, commits: Mapping[str, str]) -> PromptSource:
@@ -122,20 +144,19 @@ def _read(
     make: Callable[[RunConfig, Mapping[str, str]], PromptSource],
     key: str,
     commits: Mapping[str, str],
-) -> Generator[Finding, None, int | None]:
-    """Return the number of rows; None, and a finding, if they cannot be read."""
+) -> Generator[Finding, None, PromptSource | None]:
+    """Return the prompts; None, and a finding, if they cannot be read."""
     try:
-        prompts = make(config, commits)
+        return make(config, commits)
     except PromptFileError as broken:
         columns = key.replace("path", "columns")
         fix = f"Point {key} at JSON Lines or Parquet, and {columns} at its columns."
         fix = f"Fix the line, or {columns}." if broken.line else fix
-        yield error("prompts", str(broken), fix)
-        return None
+        fix = f"{broken.fix}." if broken.fix else fix
+        yield error("prompts", str(replace(broken, fix="")), fix)
     except BadEnvironment as wrong:
         yield error("environment", str(wrong), f"Fix {wrong.key} in the recipe.")
-        return None
-    return prompts.rows
+    return None
 
 
 def _check_enough(config: RunConfig, rows: int, share: float) -> Iterator[Finding]:

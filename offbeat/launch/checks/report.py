@@ -11,15 +11,22 @@ import typer
 
 from offbeat.config.limits import lora_of
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
-from offbeat.config.mixture import environment_views, environment_weights, text_in
+from offbeat.config.mixture import environment_views, environment_weights, key_in, text_in
 from offbeat.config.run import RunConfig
 from offbeat.environments.hub_files import HubFilesError
+from offbeat.environments.inputs import DATA
+from offbeat.environments.prompt_files import FilePrompts
 from offbeat.launch.checks.activations import check_activations
 from offbeat.launch.checks.agent import check_agent
 from offbeat.launch.checks.algorithm import check_algorithm
 from offbeat.launch.checks.checkpoints import check_checkpoints
 from offbeat.launch.checks.encoder import check_encoder
-from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
+from offbeat.launch.checks.files import (
+    check_not_a_uri,
+    check_overlap,
+    check_prompts,
+    check_run_dir,
+)
 from offbeat.launch.checks.finding import Finding, Level, error, ok
 from offbeat.launch.checks.gpu_memory import gpu_bytes
 from offbeat.launch.checks.gym import check_gym
@@ -167,10 +174,12 @@ def _of_each_environment(
 ) -> Iterator[Finding]:
     """Yield the findings about prompts and code of each environment; of several, with its name."""
     weights = environment_weights(config)
+    trained, held = dict[str, FilePrompts](), dict[str, FilePrompts]()
     for name, view in environment_views(config).items():
+        read = dict[str, FilePrompts]()
         share = weights[name] / sum(weights.values()) if name else 1.0
         for finding in chain(
-            check_prompts(view, commits, share=share) if commits is not None else (),
+            check_prompts(view, commits, share=share, read=read) if commits is not None else (),
             check_prompt_lengths(view, commits) if has_model and commits is not None else (),
             check_pictures(view, commits) if has_model and commits is not None else (),
             check_targets(view, Path.cwd()),
@@ -181,6 +190,9 @@ def _of_each_environment(
             check_verifiers(view, Path.cwd()) if has_model and commits is not None else (),
         ):
             yield _of_environment(name, finding) if name else finding
+        for key, prompts in read.items():
+            (trained if key == DATA else held)[key_in(name, key)] = prompts
+    yield from check_overlap(config, trained, held)
 
 
 def _of_environment(name: str, finding: Finding) -> Finding:

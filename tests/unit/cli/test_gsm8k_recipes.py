@@ -50,6 +50,7 @@ def test_what_a_machine_lacks_is_told_and_nothing_else(
         "generator.max_model_len=512",
         "generator.sampling.max_new_tokens=256",
         *(f"{key}.path={tmp_path / 'rows.jsonl'}" for key in ("data", "eval")),
+        "eval.allow_overlap=true",
         "wandb.mode=disabled",
         *more,
     ]
@@ -88,6 +89,7 @@ def test_the_recipe_of_a_mixture_of_experts_is_checked_but_for_what_the_machine_
     recipe = str(ROOT / "recipes" / "grpo-gsm8k-glm-air.yaml")
     paths = [f"{key}.path={rows}" for key in ("data", "eval")]
     overrides = [f"model.path={model}", *paths, "generator.max_model_len=512"]
+    overrides += ["eval.allow_overlap=true"]
     overrides += ["generator.sampling.max_new_tokens=256", "wandb.mode=disabled"]
     out = (
         CliRunner()

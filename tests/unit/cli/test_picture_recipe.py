@@ -27,6 +27,7 @@ def test_what_a_machine_lacks_is_told_and_nothing_else(tmp_path: Path) -> None:
         "generator.max_model_len=64",
         "generator.sampling.max_new_tokens=8",
         *(f"{key}.path={tmp_path / 'rows.jsonl'}" for key in ("data", "eval")),
+        "eval.allow_overlap=true",
         "wandb.mode=disabled",
     ]
     recipe = str(ROOT / "recipes" / "smolvlm-1gpu.yaml")

@@ -1,0 +1,140 @@
+"""Comparison of the prompts that a run trains on with the prompts that it holds out.
+
+A score of held-out prompts says nothing once the model has been trained on them. Prompts are
+compared by digests of 8 bytes, so that a million rows take 8 MB and a sort.
+"""
+
+import os
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from offbeat.config.mixture import evaluation_paths, key_in
+from offbeat.config.run import RunConfig
+from offbeat.environments.inputs import DATA, eval_key
+from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
+from offbeat.environments.prompt_files import FilePrompts, PromptFileError
+from offbeat.environments.prompts import PromptSource
+from offbeat.messages.failures import OffbeatError
+
+ALLOW: Final = "eval.allow_overlap=true"
+
+
+class HeldOutTrained(OffbeatError):
+    """Rows of an evaluation set give prompts that the run trains on, too."""
+
+    key: str  # of the set
+    count: int
+    rows: int  # of the set
+    first: int
+    data_key: str
+    data_row: int
+
+    @property
+    def problem(self) -> str:
+        """The message without the fix."""
+        return (
+            f"{self.count} of the {self.rows} rows in {self.key} are prompts that {self.data_key} "
+            f"trains on; the first is row {self.first}, which is row {self.data_row} of "
+            f"{self.data_key} (counted from 0)"
+        )
+
+    @property
+    def fix(self) -> str:
+        """The sentence that says what to do."""
+        return f"Take them out of one of the files, or set {ALLOW} to score them all the same."
+
+    def __str__(self) -> str:
+        return f"{self.problem}. {self.fix}"
+
+
+def check_held_out(
+    config: RunConfig, prompts: PromptSource, sets: Mapping[str, PromptSource]
+) -> None:
+    """Raise if a run over ``prompts`` trains on rows of its evaluation sets.
+
+    Raises:
+        HeldOutTrained: Names the first set with such rows, and their number.
+    """
+    sources = prompts.sources if isinstance(prompts, MixedPrompts) else {"": prompts}
+    trained = {key_in(name, DATA): each for name, each in sources.items()}
+    named = {
+        key_in(name, eval_key("")) if config.environments else eval_key(name): each
+        for name, each in sets.items()
+    }
+    held = {key: each for key, each in named.items() if key in evaluation_paths(config)}
+    for overlap in overlaps(config, _digests(trained), _digests(held)):
+        raise overlap
+
+
+def overlaps(
+    config: RunConfig, trained: Mapping[str, "array[int]"], held: Mapping[str, "array[int]"]
+) -> Iterator[HeldOutTrained]:
+    """Yield each pair of files with common prompts, unless the recipe allows it or trains nothing.
+
+    Args:
+        config: The recipe of the run.
+        trained: Digests of rows (``FilePrompts.digests``) by the key that names their file.
+        held: The same of the evaluation sets.
+    """
+    if config.eval.allow_overlap or config.trainer.backend == "stub":
+        return
+    for key, rows in held.items():
+        for data_key, data in trained.items():
+            is_common = np.isin(np.asarray(rows), np.asarray(data))
+            if is_common.any():
+                first = int(is_common.argmax())
+                at = data.index(rows[first])
+                yield HeldOutTrained(key, int(is_common.sum()), len(rows), first, data_key, at)
+
+
+def _digests(sources: Mapping[str, PromptSource]) -> dict[str, "array[int]"]:
+    plain = {
+        key: each.source if isinstance(each, EnvironmentPrompts) else each
+        for key, each in sources.items()
+    }
+    return {key: each.digests for key, each in plain.items() if isinstance(each, FilePrompts)}
+
+
+_SPLITS: Final = {
+    "train": "train(?:ing)?",
+    "validation": "validation|valid|val|dev",
+    "test": r"test(?:ing)?|eval(?:uation)?|(?:held|hold)[-_]?out",
+}
+_SPLIT: Final = re.compile(
+    r"(?:^|[-._ /\d])(?:"
+    + "|".join(f"(?P<{name}>{words})" for name, words in _SPLITS.items())
+    + r")(?=$|[-._ /\d])",
+    re.IGNORECASE,
+)
+"""Matches the name of a split in the name of a file, as the library datasets finds it."""
+
+
+def check_one_split(config: RunConfig, path: str, files: Sequence[Path]) -> None:
+    """Raise if a directory or a pattern has files of held-out rows among others.
+
+    Raises:
+        PromptFileError: Names the splits.
+    """
+    if len(files) == 1 or config.eval.allow_overlap:
+        return
+    top = os.path.commonpath([file.parent for file in files])
+    splits = dict[str, list[str]]()
+    for file in files:
+        name = str(file.relative_to(top))
+        found = _SPLIT.search(name)
+        split = found.lastgroup if found else None
+        splits.setdefault(split or "without a name of a split", []).append(name)
+    if len(splits) > 1 and splits.keys() & (_SPLITS.keys() - {"train"}):
+        each = ", ".join(f"{split} ({_some(names)})" for split, names in sorted(splits.items()))
+        problem = f"holds files of several splits: {each}"
+        fix = "Name the files of one of them; in the name of a file, * stands for any characters"
+        raise PromptFileError(path, 0, problem, f"{fix}. {ALLOW} reads all of them")
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
