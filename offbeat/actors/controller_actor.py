@@ -1,10 +1,16 @@
 """Hosts the controller in a Ray actor. The launcher passes a function that builds it."""
 
+import asyncio
+import os
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Final, NoReturn, Protocol
 
 from offbeat.actors.process import dump_stacks_on_signal
 from offbeat.environments.exits import contain_exits
+
+_LOOK_S: Final = 1.0
+# Without a question of the driver, which asks twice a second; then it is killed, or hangs
+_UNWATCHED_S: Final = 60.0
 
 
 class HostedController(Protocol):
@@ -28,7 +34,8 @@ class ControllerActor:
     """Async actor of the controller.
 
     ``status`` and ``abort`` are answered while ``run`` is in progress. Only the driver calls it;
-    the actors it calls never call back.
+    the actors it calls never call back. A driver that asks for no status any more cannot end the
+    run: then the run ends itself, as by ``abort``.
     """
 
     def __init__(self, build: Callable[[], Awaitable[HostedController]]) -> None:
@@ -36,20 +43,43 @@ class ControllerActor:
         self._build = build
         self._hosted: HostedController | None = None
         self._abort_reason: str | None = None
+        self._unwatched_looks = 0  # in a row, without a question of the driver
         self._early_commands = list[bytes]()  # received while the run was being built
 
     async def run(self) -> bytes:
         """Build the controller on this actor's loop and run it to its end."""
         contain_exits()
-        self._hosted = await self._build()
-        if self._abort_reason is not None:
-            self._hosted.abort(self._abort_reason)
-        for command in self._early_commands:
-            self._hosted.control(command)
-        return await self._hosted.run()
+        watch = asyncio.ensure_future(self._end_unwatched())
+        try:
+            self._hosted = await self._build()
+            if self._abort_reason is not None:
+                self._hosted.abort(self._abort_reason)
+            for command in self._early_commands:
+                self._hosted.control(command)
+            return await self._hosted.run()
+        finally:
+            watch.cancel()
+
+    async def _end_unwatched(self) -> None:
+        """Abort the run once the driver has been silent for too long.
+
+        It counts its own looks, so time in which this process stands still is not the driver's.
+        """
+        while self._unwatched_looks * _LOOK_S < _UNWATCHED_S:
+            await asyncio.sleep(_LOOK_S)
+            self._unwatched_looks += 1
+        await self.abort(
+            f"its driver has not asked for its status for {_UNWATCHED_S:g} s: it was killed or "
+            "stopped, or it hangs"
+        )
+
+    async def leave(self) -> NoReturn:
+        """End this process at once; the journal has what the next controller needs."""
+        os._exit(0)
 
     async def status(self) -> bytes | None:
         """Return the run's status as JSON; None before the run is built."""
+        self._unwatched_looks = 0
         return None if self._hosted is None else self._hosted.status()
 
     async def abort(self, reason: str) -> None:

@@ -154,12 +154,15 @@ class Controller:
             on_step=self._step_done,
         )
 
-    async def run(self, on_ended: Callable[[BaseException | None], None] = lambda _: None) -> None:
+    async def run(
+        self, on_ended: Callable[[BaseException | None], bool | None] = lambda _: None
+    ) -> None:
         """Train to the end. The actors are closed on return, also after an error.
 
         Args:
             on_ended: Called with the error to be raised, or None, before the actors are closed:
-                closing may take long, and the outcome should be on disk by then.
+                closing may take long, and the outcome should be on disk by then. It returns True
+                if a newer controller owns the run: its checkpoints and actors are left alone.
 
         Raises:
             RunFailed: A pump raised, or ``abort`` was called.
@@ -190,13 +193,15 @@ class Controller:
             raise raised from failure
         finally:
             self.progress.ended()
+            is_replaced = False
             try:
-                on_ended(raised)
+                is_replaced = bool(on_ended(raised))
             finally:
-                try:
-                    await self._keep_state()
-                finally:
-                    await self._close()
+                if not is_replaced:
+                    try:
+                        await self._keep_state()
+                    finally:
+                        await self._close()
 
     def control(self, command: Command) -> None:
         """Execute an operator's command: pause, resume, stop or abort.

@@ -1,10 +1,9 @@
-"""Ray for one run: starts or joins a cluster, creates the actors, and stops everything."""
+"""Ray for one run: starts or joins a cluster and creates the actors."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # Ray declares functions without the types of their parameters.
 
-import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 import ray
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue] -- compiled
 from ray.exceptions import AuthenticationError, RayError
@@ -185,8 +183,10 @@ def check_room(spec: RunSpec) -> None:
         NoRoom: An actor fits no machine; names it, the resource and the key to change.
         MachinesApart: Engines may be where weights of the trainer do not reach them.
     """
-    nodes = _alive()
-    check_one_machine(spec.config, _gpu_machines())
+    machines = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [machine["Resources"] for machine in machines]
+    with_gpu = [each["NodeManagerAddress"] for each in machines if each["Resources"].get("GPU")]
+    check_one_machine(spec.config, with_gpu)
     ranks, generator = trainer_resources(spec.config), spec.config.generator
     largest_rank = (max(each.cpus for each in ranks), max(each.gpus for each in ranks))
     for section, (cpus, gpus) in (
@@ -235,16 +235,6 @@ def check_alive() -> None:
         return  # ``GcsWatch`` reports it
     if not any(node["NodeID"] == here and node["Alive"] for node in nodes):
         raise ClusterLost
-
-
-def _alive() -> list[dict[str, float]]:
-    """Return the resources of each machine."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _gpu_machines() -> list[str]:
-    nodes = (node for node in ray.nodes() if node["Alive"])
-    return [node["NodeManagerAddress"] for node in nodes if node["Resources"].get("GPU")]
 
 
 def make_actors(spec: RunSpec) -> Actors:
@@ -366,17 +356,3 @@ def _here() -> NodeAffinitySchedulingStrategy:
 
 def _this_node() -> str:
     return ray.get_runtime_context().get_node_id()
-
-
-def stop_ray(handles: list[Handle]) -> None:
-    """Kill all actors and disconnect from the cluster.
-
-    A private cluster ends with this process in any case.
-    """
-    started = [] if os.environ.get("RAY_ADDRESS") else psutil.Process().children(recursive=True)
-    for handle in handles:
-        ray.kill(handle)
-    ray.shutdown()
-    for process in started:  # agents outlive a raylet that has lost its control service
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()

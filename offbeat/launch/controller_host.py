@@ -12,7 +12,7 @@ from offbeat.actors.ray_spool import RaySpool
 from offbeat.controller.commands import Command
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
-from offbeat.controller.journal import FileJournal
+from offbeat.controller.journal import FileJournal, JournalTaken
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.text import printable
 from offbeat.runs.directory import SUMMARY
@@ -56,7 +56,9 @@ class ControllerHost:
         self._telemetry.start()
         self._trace.start()
         with contextlib.suppress(RunFailed):  # it is in the summary
-            await self._controller.run(on_ended=self._write_summary)
+            await self._controller.run(on_ended=self._ended)
+        if self._is_replaced:
+            return self._summary
         finished = self._outcome == "finished"
         flush_s = _FINAL_FLUSH_S if finished else _FLUSH_S
         loop = asyncio.get_running_loop()
@@ -65,6 +67,11 @@ class ControllerHost:
         await loop.run_in_executor(None, self._trace.close, flush_s)
         await loop.run_in_executor(None, self._spool.close, self._segments_needed())
         return self._summary
+
+    @property
+    def _is_replaced(self) -> bool:
+        """Return whether a newer controller writes the files of this run."""
+        return isinstance(self._journal.failure, JournalTaken)
 
     def status(self) -> bytes:
         return msgspec.json.encode(self._controller.progress.status())
@@ -80,8 +87,11 @@ class ControllerHost:
         state = self._controller.state
         return segments_needed(state.ledger) if state.step <= state.config.steps else set()
 
-    def _write_summary(self, raised: BaseException | None) -> None:
-        """Write everything that must survive to disk, before anything slow."""
+    def _ended(self, raised: BaseException | None) -> bool:
+        """Write everything that must survive to disk, before anything slow.
+
+        Return whether a newer controller owns the run: then nothing is written.
+        """
         match raised:
             case None:
                 self._outcome = "finished"
@@ -103,10 +113,14 @@ class ControllerHost:
         if not self._journal.close():
             log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))
         self._summary = msgspec.json.encode(summary)
+        if self._is_replaced:
+            log.warning("run.taken_over", error=str(self._journal.failure))
+            return True
         try:
             summary.write(self._run_dir / SUMMARY)
         except OSError as failure:  # a full disk: the driver still reports how the run ended
             log.error("summary.not_written", error=str(failure))  # noqa: TRY400
+        return False
 
 
 def segments_needed(ledger: Ledger) -> set[str]:

@@ -39,7 +39,6 @@ from offbeat.launch.cluster import (
     make_run_files,
     sharing_of,
     start_ray,
-    stop_ray,
     watch_gcs,
 )
 from offbeat.launch.composition import Actors, RunSpec
@@ -53,14 +52,13 @@ from offbeat.launch.next_commands import next_commands
 from offbeat.launch.opened_run import OpenedRun, open_run
 from offbeat.launch.read_backs import ReadBacks
 from offbeat.launch.screen import screen
+from offbeat.launch.stopping import end_controller, stop_ray
 from offbeat.launch.written_files import written_files
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line, printable, printable_lines
 from offbeat.run_files.shared_directory import RunDirToken, new_token
-from offbeat.runs.directory import (
-    RunDirUnusable,
-)
+from offbeat.runs.directory import RunDirUnusable
 from offbeat.runs.inputs import read_inputs
 from offbeat.runs.unfinished import Outcome, last_summary
 from offbeat.runs.unsaved import unsaved_steps
@@ -301,10 +299,11 @@ def _incarnations(
         try:
             return _watch(spec, controller, display, signals, orders, look)
         except (ActorLost, DeadlineExceeded) as gone:
-            ray.kill(controller)  # a frozen one must not resume
             if not left or signals.received is not None:
                 raise
             log.warning("controller.lost", error=str(gone), restarts_left=left)
+        finally:
+            end_controller(controller)  # it must not continue after its end is reported
     raise AssertionError("unreachable: the last incarnation returns or raises")
 
 
@@ -331,6 +330,7 @@ def _watch(
         if signals.at_once:
             raise Interrupted(signals)
         if give_up_at is not None and time.monotonic() > give_up_at:
+            end_controller(controller)
             return _lost_controller_summary(spec, "aborted", "the controller did not end in time")
         for order in orders.take_commands():
             controller.control.remote(order)

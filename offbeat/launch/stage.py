@@ -17,7 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offbeat.actors.handles import Handle
 from offbeat.actors.staging_actor import ModelReaderActor, RayStagingJob, StagingActor
-from offbeat.launch.cluster import start_ray, stop_ray
+from offbeat.launch.cluster import start_ray
+from offbeat.launch.stopping import stop_ray
 from offbeat.messages.failures import OffbeatError
 from offbeat.staging.hub_model import HubModel, downloaded
 from offbeat.staging.manifest import ModelManifest, SourceStalled, shortened

@@ -211,6 +211,21 @@ def test_actors_are_closed_even_if_the_outcome_cannot_be_told() -> None:
     assert all(generator.closed for generator in world.generators.values())
 
 
+def test_a_controller_that_a_newer_one_replaces_leaves_checkpoints_and_actors_alone() -> None:
+    world = World()
+
+    async def main() -> None:
+        controller = world.controller()
+        asyncio.get_running_loop().call_later(12, controller.abort, "its driver is silent")
+        with pytest.raises(RunFailed):
+            await controller.run(lambda _: True)
+
+    run(main())
+    assert world.built.state.ledger.trainer_version not in world.built.state.ledger.checkpoints
+    assert not world.trainer.closed
+    assert not any(generator.closed for generator in world.generators.values())
+
+
 def test_actors_are_closed_even_if_the_last_checkpoint_ends_in_a_bug() -> None:
     world = World()
 

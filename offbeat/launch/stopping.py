@@ -1,0 +1,66 @@
+"""Ends the processes of a run in bounded time, also if the cluster's control service is gone."""
+
+# pyright: reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters.
+
+import atexit
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import psutil
+import ray
+import structlog
+from ray.exceptions import RayError
+
+from offbeat.actors.handles import Handle
+from offbeat.launch.bounded_call import bounded
+from offbeat.messages.failures import DeadlineExceeded
+
+log = structlog.stdlib.get_logger()
+_LEAVE_S: Final = 2.0  # for a controller to end itself
+_STOP_S: Final = 10.0  # for all actors to be killed; Ray ends this process 20 s after ``GcsLost``
+
+
+def end_controller(controller: Handle) -> None:
+    """End a controller's process.
+
+    It ends itself, because a kill needs the cluster's control service. A frozen one is killed.
+    """
+
+    def end() -> None:
+        ray.wait([controller.leave.remote()], timeout=_LEAVE_S)
+        ray.kill(controller)
+
+    with contextlib.suppress(DeadlineExceeded, RayError):
+        bounded(end, "the end of the controller", 2 * _LEAVE_S)
+
+
+def stop_ray(
+    handles: Sequence[Handle],
+    *,
+    kill: Callable[[Handle], None] = ray.kill,
+    shutdown: Callable[[], None] = ray.shutdown,
+    within_s: float = _STOP_S,
+) -> None:
+    """Kill all actors and disconnect from the cluster.
+
+    Without its control service both block: then this process leaves without them. A private cluster
+    ends with this process in any case.
+    """
+    started = [] if os.environ.get("RAY_ADDRESS") else psutil.Process().children(recursive=True)
+
+    def stop() -> None:
+        for handle in handles:
+            kill(handle)
+        shutdown()
+
+    try:
+        bounded(stop, "the end of its actors", within_s)
+    except DeadlineExceeded as late:
+        log.warning("cluster.not_left", error=str(late))
+        atexit.unregister(shutdown)  # it would wait for the call that blocks
+    for process in started:  # agents outlive a raylet that has lost its control service
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -1,0 +1,87 @@
+"""The end of a controller that a newer one has replaced."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from offbeat.controller.journal import FileJournal, open_journal
+from offbeat.launch.controller_host import ControllerHost
+from offbeat.telemetry.evaluation_files import EvaluationFiles
+from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.summary import Summary
+from tests.support.virtual_time import run
+from tests.support.world import World
+
+
+class Closed:
+    """A file of the run that notes that it was closed."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def start(self) -> None:
+        pass
+
+    def close(self, *_: object) -> None:
+        self.is_closed = True
+
+
+async def at_once(work: Callable[[], int]) -> int:
+    return work()
+
+
+def journal_in(directory: Path, world: World) -> FileJournal:
+    ledger, journal = open_journal(directory / "journal", at_once, snapshot_records=10_000)
+    world.ledger, world.journal = ledger, cast("Any", journal)
+    return journal
+
+
+def hosted(directory: Path, world: World, files: Closed) -> ControllerHost:
+    journal, every = journal_in(directory, world), cast("Any", files)
+    return ControllerHost(
+        world.controller(),
+        run_id="run",
+        run_dir=directory,
+        journal=journal,
+        telemetry=every,
+        trace=every,
+        spool=every,
+        scores=EvaluationFiles(directory),
+        redactor=Redactor([]),
+    )
+
+
+def test_a_controller_that_a_newer_one_replaces_writes_nothing_over_the_live_run(
+    tmp_path: Path,
+) -> None:
+    files, world, newer = Closed(), World(), World()
+
+    async def story() -> bytes:
+        host = hosted(tmp_path, world, files)
+        asyncio.get_running_loop().call_later(5, journal_in, tmp_path, newer)
+        return await host.run()
+
+    ended = Summary.from_json(run(story()))
+    assert (ended.outcome, "belongs to another controller" in str(ended.error)) == ("failed", True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal"]
+    assert not files.is_closed
+    assert not world.trainer.closed
+
+
+def test_a_run_that_is_aborted_after_a_newer_controller_began_writes_nothing_either(
+    tmp_path: Path,
+) -> None:
+    files, world, newer = Closed(), World(), World()
+
+    async def story() -> None:
+        host = hosted(tmp_path, world, files)
+        ended = asyncio.ensure_future(host.run())
+        await asyncio.sleep(5)
+        journal_in(tmp_path, newer)
+        host.abort("its driver is silent")
+        await ended
+
+    run(story())
+    assert not (tmp_path / "summary.json").exists()
+    assert not (files.is_closed or world.trainer.closed)
