@@ -16,6 +16,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 from offbeat.generators.embedded import proof as decoding
 from offbeat.generators.embedded.model import DecodedModel
+from offbeat.model_proof.plain import TOLERANCES
 from offbeat.trainers.torch import proof as rows
 
 MAX_MODEL_LEN = 2048
@@ -71,16 +72,16 @@ def main() -> None:
     with torch.no_grad():
         model(input_ids=tokens)  # reads what was written for the first time
         timed("one pass of 8 tokens", lambda: model(input_ids=tokens))
-    kind, config = type(model), model.config
+    kind, config, tolerance = type(model), model.config, TOLERANCES[dtype]
     timed(
         "rows, tiny model",
         lambda: rows.prove_kind(kind, config, MAX_MODEL_LEN, shared_prompt=True),
     )
     proof = rows.prove_kind(kind, config, MAX_MODEL_LEN, shared_prompt=True)
-    timed("rows, model", lambda: rows.prove_model(model, MAX_MODEL_LEN, proof, dtype))
+    timed("rows, model", lambda: rows.prove_model(model, MAX_MODEL_LEN, proof, dtype, tolerance))
     timed("decoding, tiny model", lambda: decoding.prove_kind(kind, config, MAX_MODEL_LEN))
     decoded = DecodedModel(model)
-    timed("decoding, model", lambda: decoding.prove_model(decoded, MAX_MODEL_LEN))
+    timed("decoding, model", lambda: decoding.prove_model(decoded, MAX_MODEL_LEN, tolerance))
 
 
 if __name__ == "__main__":

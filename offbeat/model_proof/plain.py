@@ -1,28 +1,34 @@
-"""Reference forward pass of a model, and the bound of its rounding errors."""
+"""Reference forward pass of a model, and the bounds of its rounding errors."""
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 # transformers leaves its configs and its loading functions untyped. Private names are explained
 # where they are used.
 
 import inspect
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
 from offbeat.multimodal.tower import picture_inputs, token_kinds
 
+HALF: Final = (torch.bfloat16, torch.float16)
 TOLERANCES: Final = {
     torch.float64: 1e-3,  # transformers computes norms, softmax and rotary angles in float32
     torch.float32: 1e-3,
     torch.bfloat16: 0.5,
     torch.float16: 0.5,
 }
-"""Largest mean distance of a sample's log-probabilities, in nats; see docs/model-proofs.md."""
+"""Largest mean ``Distance`` of a model in this dtype; see docs/model-proofs.md."""
+WIDENED_TOLERANCE: Final = 1e-2
+"""Largest mean ``Distance`` of a 16-bit model ``in_float32``: less than 16 bits round."""
+TINY_TOLERANCE: Final = 3e-4
+"""Largest ``Distance`` of a token of a tiny model."""
+_ROUNDING: Final = 4 * torch.finfo(torch.float32).eps  # of a log-probability, not counted
 
 
 @torch.no_grad()
@@ -61,13 +67,75 @@ def check_last_position(model: PreTrainedModel, max_model_len: int) -> None:
         model(input_ids=token, position_ids=token + max_model_len - 1, use_cache=False)
 
 
-def distance(got: Tensor, want: Tensor) -> float:
-    """Return the mean absolute difference of two log-probabilities; infinity if any is NaN.
+class Distance(NamedTuple):
+    """Difference of log-probabilities, in standard deviations of the reference.
 
-    The mean, not the largest: in 16 bits a router may choose another expert for a token or two.
+    A config can make the logits of a model nearly equal, and every mistake as small: so a difference
+    in nats has no fixed bound.
     """
-    gap = (got.float() - want.float()).abs().mean().item() if len(want) else 0.0
-    return gap if gap == gap else float("inf")  # noqa: PLR0124 -- NaN is not itself
+
+    mean: float  # over the tokens of the worst sample; in 16 bits a router may choose other experts
+    worst: float  # of any token
+
+
+def distance(got: Iterable[Tensor], want: Iterable[Tensor]) -> Distance:
+    """Return the distance of the samples' log-probabilities from a reference; infinite for NaN.
+
+    Args:
+        got: Log-probabilities of each sample.
+        want: Reference of each sample, which may begin with further tokens.
+    """
+    wanted = [each.float().cpu() for each in want]
+    spread = torch.cat(wanted).std(correction=0).clamp(min=torch.finfo(torch.float32).tiny)
+    gaps = list[Tensor]()
+    for sample, plain in zip(got, wanted, strict=True):
+        reference = plain[len(plain) - len(sample) :]
+        gap = (sample.float().cpu() - reference).abs() - _ROUNDING * reference.abs()
+        gaps.append(gap.clamp(min=0) / spread)
+    mean = torch.stack([each.mean() for each in gaps]).max()
+    mean, worst = (
+        torch.stack([mean, torch.cat(gaps).max()])
+        .nan_to_num(nan=torch.inf, posinf=torch.inf)
+        .tolist()
+    )
+    return Distance(mean, worst)
+
+
+@contextmanager
+def in_float32(model: PreTrainedModel) -> Generator[None]:
+    """Compute in float32 inside the block, with the values of the model's 16-bit weights.
+
+    Weights of a decoder layer are widened only while it computes, so memory holds one layer and the
+    weights outside of layers in both dtypes.
+    """
+    kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place it is said
+    layers = [each for each in model.modules() if type(each).__name__ in kinds]
+    in_layers = {id(each) for layer in layers for each in _tensors(layer)}
+    with ExitStack() as undo:
+        _widen((each for each in _tensors(model) if id(each) not in in_layers), undo)
+        for layer in layers:
+            own = undo.enter_context(ExitStack())
+
+            def widen(layer: nn.Module, _: object, own: ExitStack = own) -> None:
+                _widen(_tensors(layer), own)
+
+            def restore(_: object, __: object, ___: object, own: ExitStack = own) -> None:
+                own.close()
+
+            undo.callback(layer.register_forward_pre_hook(widen).remove)
+            undo.callback(layer.register_forward_hook(restore, always_call=True).remove)
+        yield
+
+
+def _tensors(module: nn.Module) -> Iterable[Tensor]:
+    return (*module.parameters(), *module.buffers())
+
+
+def _widen(tensors: Iterable[Tensor], undo: ExitStack) -> None:
+    for each in tensors:
+        if each.dtype in HALF:
+            undo.callback(setattr, each, "data", each.data)
+            each.data = each.data.float()
 
 
 def attend_by(model: PreTrainedModel, implementation: str) -> bool:

@@ -56,6 +56,19 @@ _MAMBA_2: Final[dict[str, Any]] = {
     "mamba_d_state": 8,
     "mamba_chunk_size": 8,
 }
+# Of the releases of Falcon-H1; trained weights make up for them, random ones do not.
+_MULTIPLIERS: Final[dict[str, Any]] = {
+    "mamba_d_ssm": 32,
+    "mamba_d_head": 8,
+    "embedding_multiplier": 5.656854249492381,
+    "lm_head_multiplier": 0.0390625,
+    "mlp_multipliers": [0.8838834764831844, 0.5859375],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.23570226039551584,
+    "ssm_multipliers": [0.35, 0.25, 0.35, 0.5, 0.35],
+    "attention_out_multiplier": 0.9375,
+    "key_multiplier": 0.39,
+}
 
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     # plain causal attention
@@ -219,6 +232,14 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "context_length": 128,
     },
     "FalconH1": {**_LLAMA, **_MAMBA_2, "mamba_d_ssm": 32, "mamba_d_head": 8},
+    "FalconH1:multiplied": {**_LLAMA, **_MAMBA_2, **_MULTIPLIERS},
+    "FalconH1:flat": {
+        **_LLAMA,
+        **_MAMBA_2,
+        **_MULTIPLIERS,
+        "lm_head_multiplier": 0.01,
+        "ssm_out_multiplier": 0.05,
+    },
     "RecurrentGemma": {
         **_HEADS,
         "num_hidden_layers": 3,

@@ -22,10 +22,14 @@ from offbeat.generators.errors import UndecodableModel
 from offbeat.messages.media import Media
 from offbeat.model_proof.pictured_prompts import RESPONSE_TOKENS, pictured_prompts
 from offbeat.model_proof.plain import (
+    HALF,
+    TINY_TOLERANCE,
     TOLERANCES,
+    WIDENED_TOLERANCE,
     attend_by,
     distance,
     eager_attention,
+    in_float32,
     plain_logprobs,
 )
 from offbeat.model_proof.rope import freeze_rope
@@ -36,6 +40,7 @@ _ANOTHER_ENGINE: Final = "Use generator.backend=vllm"
 _IN_MINIATURE: Final = ((24, 6), LENGTH - 24)
 _FAR_TOKENS: Final = 16
 _ON_THE_MODEL: Final = ((_FAR_TOKENS - 2, 6), 2)
+_SHORTEST: Final = (1,) * 8  # of a model of fewer tokens; several, for the spread of their logprobs
 
 _log = structlog.stdlib.get_logger()
 _proofs: dict[tuple[object, ...], str] = {}
@@ -71,20 +76,23 @@ def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) 
         freeze_rope(other, LENGTH)
         try:
             decoded = DecodedModel(other)
-            gap = _gap(decoded, sequences, *_IN_MINIATURE, want)
+            got = _decoded_logprobs(decoded, sequences, *_IN_MINIATURE)
         except Exception as error:  # noqa: BLE001 -- a class may refuse a cache in its own way
             problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             continue
-        if gap <= TOLERANCES[torch.float32]:
+        worst = distance(got, want).worst
+        if worst <= TINY_TOLERANCE:
             return attention
-        problem = f"log-probabilities {gap:.2g} nat off"
+        problem = f"a log-probability is off by {worst:.2g} of their spread"
     raise UndecodableModel(
         name, f"decoding differs from its plain forward pass ({problem})", _ANOTHER_ENGINE
     )
 
 
-def prove_model(decoded: DecodedModel, max_model_len: int) -> None:
+def prove_model(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
     """Prove decoding on the model itself, at the last positions of ``max_model_len``.
+
+    ``tolerance``: largest mean distance of a sequence.
 
     Raises:
         UndecodableModel: Decoding and a plain forward pass differ, or the model has no such
@@ -94,7 +102,7 @@ def prove_model(decoded: DecodedModel, max_model_len: int) -> None:
     lengths, further = _ON_THE_MODEL
     first = max_model_len - _FAR_TOKENS
     if first < 0:
-        lengths, further, first = (1, 1), 1, 0
+        lengths, further, first = _SHORTEST, 1, 0
     sequences = _random_sequences(lengths, further, model)
     try:
         with eager_attention(model):
@@ -104,12 +112,18 @@ def prove_model(decoded: DecodedModel, max_model_len: int) -> None:
         raise UndecodableModel(
             name, problem, f"Lower generator.max_model_len={max_model_len}"
         ) from error
-    gap, allowed = _gap(decoded, sequences, lengths, further, want, first), TOLERANCES[model.dtype]
-    if not gap <= allowed:
-        problem = f"decoding is {gap:.2g} nat off its plain forward pass, more than {allowed:g}"
+    gap = distance(_decoded_logprobs(decoded, sequences, lengths, further, first), want)
+    if gap.mean > tolerance:
+        problem = (
+            f"decoding is off its plain forward pass by {gap.mean:.2g} of the spread of "
+            f"log-probabilities, more than {tolerance:g}"
+        )
         raise UndecodableModel(name, problem, _ANOTHER_ENGINE)
     attention = model.config._attn_implementation  # noqa: SLF001 -- as above
-    _log.info("model.decoding_proved", model=name, distance_nat=gap, attention=attention)
+    dtype = str(decoded.dtype)
+    _log.info(
+        "model.decoding_proved", model=name, dtype=dtype, attention=attention, **gap._asdict()
+    )
 
 
 def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
@@ -124,13 +138,21 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
     if not attend_by(model, attention):
         problem = f"it is exact with attention {attention} only, and cannot be switched to it"
         raise UndecodableModel(type(model).__name__, problem, _ANOTHER_ENGINE)
+    if model.dtype in HALF:  # whose rounding hides mistakes
+        with in_float32(model):
+            _prove_both(DecodedModel(model), max_model_len, WIDENED_TOLERANCE)
     decoded = DecodedModel(model)
-    prove_model(decoded, max_model_len)
-    prove_pictures(decoded, max_model_len)
+    _prove_both(decoded, max_model_len, TOLERANCES[model.dtype])
     return decoded
 
 
-def prove_pictures(decoded: DecodedModel, max_model_len: int) -> None:
+def _prove_both(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
+    """Prove decoding of text and behind pictures."""
+    prove_model(decoded, max_model_len, tolerance)
+    prove_pictures(decoded, max_model_len, tolerance)
+
+
+def prove_pictures(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
     """Prove decoding behind pictures, if the model reads any.
 
     Raises:
@@ -149,11 +171,14 @@ def prove_pictures(decoded: DecodedModel, max_model_len: int) -> None:
         ]
     lengths = [len(each.prompt) for each in prompts]
     got = _decoded_logprobs(decoded, sequences, lengths, RESPONSE_TOKENS, 0, media)
-    gap, allowed = _worst(got, want), TOLERANCES[model.dtype]
-    if not gap <= allowed:
-        problem = f"decoding behind pictures is {gap:.2g} nat off, more than {allowed:g}"
+    gap = distance(got, want)
+    if gap.mean > tolerance:
+        problem = (
+            f"decoding behind pictures is off by {gap.mean:.2g} of the spread of log-probabilities, "
+            f"more than {tolerance:g}"
+        )
         raise UndecodableModel(name, problem, _ANOTHER_ENGINE)
-    _log.info("model.pictures_proved", model=name, distance_nat=gap)
+    _log.info("model.pictures_proved", model=name, dtype=str(decoded.dtype), **gap._asdict())
 
 
 def _random_sequences(
@@ -167,37 +192,13 @@ def _random_sequences(
     ]
 
 
-def _gap(
-    decoded: DecodedModel,
-    sequences: Sequence[Sequence[int]],
-    lengths: Sequence[int],
-    further: int,
-    want: Sequence[Tensor],
-    first: int = 0,
-) -> float:
-    """Return the distance of the worst sequence from a plain forward pass over it alone.
-
-    ``want`` has the log-probabilities [tokens] of that pass for each sequence.
-    """
-    return _worst(_decoded_logprobs(decoded, sequences, lengths, further, first), want)
-
-
-def _worst(got: Tensor, want: Sequence[Tensor]) -> float:
-    """Return the largest distance of a sequence.
-
-    ``got`` [sequence, further] has its last tokens alone, ``want`` [tokens] of each sequence all.
-    """
-    further = got.shape[1]
-    return max(distance(row, plain[-further:].cpu()) for row, plain in zip(got, want, strict=True))
-
-
 @torch.inference_mode()
 def _decoded_logprobs(
     decoded: DecodedModel,
     sequences: Sequence[Sequence[int]],
     lengths: Sequence[int],
     further: int,
-    first: int,
+    first: int = 0,
     media: Sequence[Media | None] = (),
 ) -> Tensor:
     """Log-probabilities [sequence, further] of the last tokens, computed as an engine does.

@@ -6,10 +6,10 @@ from types import MappingProxyType
 
 import torch
 
+from offbeat.model_proof.plain import HALF
 from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.sides import Inventory
 from offbeat.trainers.rank_bytes import RankBytes
-from offbeat.trainers.torch.sharding import HALF
 from offbeat.trainers.torch.tensor_parallel import cut_axis
 
 _MOMENTS = 2

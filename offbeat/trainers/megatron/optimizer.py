@@ -19,6 +19,7 @@ from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor, nn
 
 from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.model_proof.plain import HALF
 from offbeat.trainers.megatron.groups import layout_group
 from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.mapping import TensorBox
@@ -26,12 +27,11 @@ from offbeat.trainers.movement import Movement, MovementProbe
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MASTER: Final = "master"
-_HALF: Final = (torch.bfloat16, torch.float16)
 
 
 def has_master(parameter: Tensor) -> bool:
     """Return whether a float32 master of the parameter is trained, because its dtype has 16 bits."""
-    return parameter.dtype in _HALF
+    return parameter.dtype in HALF
 
 
 class RankOptimizer(ABC):

@@ -10,13 +10,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.model_proof.plain import HALF
 from offbeat.trainers.megatron.mapping import TOWER
 from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.optimizer import Optimizer
 from offbeat.trainers.torch.rank_mesh import RankMesh
-from offbeat.trainers.torch.sharding import HALF, own
+from offbeat.trainers.torch.sharding import own
 
 
 class TowerOptimizer:

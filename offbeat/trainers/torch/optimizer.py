@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.model_proof.plain import HALF
 from offbeat.trainers.movement import NOT_UPDATED, MovementProbe, UpdateResult
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.rounding import round_stochastically
-from offbeat.trainers.torch.sharding import HALF, cut_like, own
+from offbeat.trainers.torch.sharding import cut_like, own
 
 STEPS: Final = "steps"
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")

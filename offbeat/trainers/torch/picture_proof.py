@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from offbeat.model_proof.pictured_prompts import PicturedPrompt, pictured_prompts
-from offbeat.model_proof.plain import TOLERANCES, distance, eager_attention, plain_logprobs
+from offbeat.model_proof.plain import distance, eager_attention, plain_logprobs
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.trainers.batches.packing import flatten, pack
 from offbeat.trainers.batches.rows import plan_rows
@@ -28,7 +28,13 @@ _log = structlog.stdlib.get_logger()
 
 @torch.no_grad()
 def prove_pictures(
-    model: PreTrainedModel, max_model_len: int, dtype: torch.dtype, *, share: bool, split: bool
+    model: PreTrainedModel,
+    max_model_len: int,
+    dtype: torch.dtype,
+    tolerance: float,
+    *,
+    share: bool,
+    split: bool,
 ) -> None:
     """Prove rows of groups with pictures on the model itself, if it reads any.
 
@@ -36,6 +42,7 @@ def prove_pictures(
         model: The whole model on its device.
         max_model_len: Tokens of the longest sequence of the run.
         dtype: Dtype that it computes in.
+        tolerance: Largest mean distance of a sample.
         share: Samples share one copy of their prompt.
         split: Rows are laid end to end.
 
@@ -60,12 +67,14 @@ def prove_pictures(
     got_N = packed_logprobs(model, packed, 1.0, dtype)
     got[torch.from_numpy(packed.source_N)] = got_N.float().cpu()
     samples = got.split(batch.length_S.tolist())
-    gap = max(distance(own, plain.cpu()) for own, plain in zip(samples, want, strict=True))
-    name, allowed = type(model).__name__, TOLERANCES[dtype]
-    if not gap <= allowed:
-        problem = f"computes samples behind pictures {gap:.2g} nat off, more than {allowed:g}"
+    gap, name = distance(samples, want), type(model).__name__
+    if gap.mean > tolerance:
+        problem = (
+            f"computes samples behind pictures that are off by {gap.mean:.2g} of their spread, more "
+            f"than {tolerance:g}"
+        )
         raise UntrainableModel(name, problem, "Train another model, or leave pictures out")
-    _log.info("model.pictures_proved", model=name, distance_nat=gap)
+    _log.info("model.pictures_proved", model=name, dtype=str(dtype), **gap._asdict())
 
 
 def _columns(each: PicturedPrompt) -> Columns:

@@ -20,11 +20,16 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.model_proof.plain import (
+    HALF,
+    TINY_TOLERANCE,
     TOLERANCES,
+    WIDENED_TOLERANCE,
+    Distance,
     attend_by,
     check_last_position,
     distance,
     eager_attention,
+    in_float32,
     plain_logprobs,
 )
 from offbeat.model_proof.rope import freeze_rope
@@ -111,16 +116,20 @@ def prove_rows(
     """
     kind = type(model)
     proof = prove_kind(kind, model.config, max_model_len, shared_prompt=shared_prompt)
-    if proof.problem:
-        _log.warning("model.prompts_not_shared", model=kind.__name__, problem=proof.problem)
-    if proof.split:
+    while True:
+        if proof.problem:
+            _log.warning("model.prompts_not_shared", model=kind.__name__, problem=proof.problem)
         try:
             return _proved(model, max_model_len, proof, dtype)
         except (UntrainableModel, RuntimeError) as error:  # a device's kernels refuse in their way
             reason = str(error).partition("\n")[0]
-            _log.warning("model.attention_not_split", model=kind.__name__, problem=reason)
-            proof = replace(proof, attention=_SDPA)
-    return _proved(model, max_model_len, proof, dtype)
+            if proof.split:
+                _log.warning("model.attention_not_split", model=kind.__name__, problem=reason)
+                proof = replace(proof, attention=_SDPA)
+            elif proof.shared_prompt:
+                proof = replace(proof, shared_prompt=False, problem=reason)
+            else:
+                raise
 
 
 def _proved(
@@ -129,9 +138,24 @@ def _proved(
     if not attend_by(model, proof.attention):
         problem = f"is exact with attention {proof.attention} only, and cannot be switched to it"
         raise UntrainableModel(type(model).__name__, problem, "Train another model")
-    witness = prove_model(model, max_model_len, proof, dtype)
-    prove_pictures(model, max_model_len, dtype, share=proof.shared_prompt, split=proof.split)
-    return proof, witness
+    if dtype in HALF:  # whose rounding hides mistakes
+        with in_float32(model):
+            _prove_both(model, max_model_len, proof, torch.float32, WIDENED_TOLERANCE)
+    return proof, _prove_both(model, max_model_len, proof, dtype, TOLERANCES[dtype])
+
+
+def _prove_both(
+    model: PreTrainedModel,
+    max_model_len: int,
+    proof: RowProof,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> Witness:
+    """Prove rows of text and rows with pictures."""
+    witness = prove_model(model, max_model_len, proof, dtype, tolerance)
+    share, split = proof.shared_prompt, proof.split
+    prove_pictures(model, max_model_len, dtype, tolerance, share=share, split=split)
+    return witness
 
 
 def prove_kind(
@@ -170,12 +194,12 @@ def _prove_kind(
     freeze_rope(reference, LENGTH)
     batch = _random_batch(_IN_MINIATURE, vocabulary(reference))
     want = _alone(reference, batch, range(len(batch.start_S)), _FROM_THE_START)
-    gap, problem = 0.0, ""
+    problem = ""
     for attention in dict.fromkeys((chosen, "eager")):
         model = with_attention(reference, attention)
         freeze_rope(model, LENGTH)
-        gap, problem = _gap(model, batch, want, share=False)
-        if gap <= TOLERANCES[torch.float32]:
+        exact, problem = _compare(model, batch, want, share=False)
+        if exact:
             break
     else:
         raise UntrainableModel(
@@ -185,8 +209,7 @@ def _prove_kind(
         )
     problem = ""
     if shared_prompt:
-        gap, problem = _gap(model, batch, want, share=True)
-        shared_prompt = gap <= TOLERANCES[torch.float32]
+        shared_prompt, problem = _compare(model, batch, want, share=True)
     if attention == _SDPA and _splits(reference, batch, want, share=shared_prompt):
         attention = SPLIT
     return RowProof(
@@ -205,32 +228,32 @@ def _splits(
         _log.debug("model.attention_not_split", model=type(reference).__name__, problem=repr(error))
         return False
     freeze_rope(model, LENGTH)
-    gap, _ = _gap(model, batch, want, share=share, split=True)
-    return gap <= TOLERANCES[torch.float32]
+    return _compare(model, batch, want, share=share, split=True)[0]
 
 
-def _gap(
+def _compare(
     model: PreTrainedModel,
     batch: Batch,
     want: dict[int, Tensor],
     *,
     share: bool,
     split: bool = False,
-) -> tuple[float, str]:
-    """Return the largest distance of any sample, and a description.
-
-    Infinity if the model raises.
-    """
+) -> tuple[bool, str]:
+    """Return whether a tiny model computes the reference in rows, and a description."""
     try:
         got = _in_rows(model, batch, _FROM_THE_START, share=share, split=split)
     except Exception as error:  # noqa: BLE001 -- a class may refuse masks and positions in its own way
-        return float("inf"), f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    gap = _worst(got, want)
-    return gap, f"log-probabilities {gap:.2g} nat off"
+        return False, f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    worst = _distance(got, want).worst
+    return worst <= TINY_TOLERANCE, f"a log-probability is off by {worst:.2g} of their spread"
 
 
 def prove_model(
-    model: PreTrainedModel, max_model_len: int, proof: RowProof, dtype: torch.dtype
+    model: PreTrainedModel,
+    max_model_len: int,
+    proof: RowProof,
+    dtype: torch.dtype,
+    tolerance: float,
 ) -> Witness:
     """Prove rows on the model itself, the last positions of ``max_model_len`` among them.
 
@@ -239,6 +262,7 @@ def prove_model(
         max_model_len: Tokens of the longest sequence of the run.
         proof: Kind of rows.
         dtype: Dtype that it computes in.
+        tolerance: Largest mean distance of a sample.
 
     Raises:
         UntrainableModel: A sample differs between a row and alone, or the model has no such
@@ -261,14 +285,15 @@ def prove_model(
             f"Lower generator.max_model_len={max_model_len}",
         ) from error
     got = _in_rows(model, batch, firsts, share=proof.shared_prompt, split=proof.split, dtype=dtype)
-    gap, allowed = _worst(got, want), TOLERANCES[dtype]
-    if not gap <= allowed:
+    gap = _distance(got, want)
+    if gap.mean > tolerance:
         raise UntrainableModel(
             name,
-            f"computes log-probabilities {gap:.2g} nat off in rows, more than {allowed:g}",
+            f"computes log-probabilities in rows that are off by {gap.mean:.2g} of their spread, "
+            f"more than {tolerance:g}",
             "Set trainer.shared_prompt to false" if proof.shared_prompt else "Train another model",
         )
-    _log.info("model.rows_proved", model=name, distance_nat=gap, **asdict(proof))
+    _log.info("model.rows_proved", model=name, dtype=str(dtype), **gap._asdict(), **asdict(proof))
     return replace(witness, logprobs={sample: each.tolist() for sample, each in got.items()})
 
 
@@ -296,11 +321,12 @@ def prove_sharding(
         features_of=features_of,
     )
     want = {sample: torch.tensor(each) for sample, each in witness.logprobs.items()}
-    gap, allowed = _worst(got, want), TOLERANCES[dtype]
-    if not gap <= allowed:
+    gap, allowed = _distance(got, want).mean, TOLERANCES[dtype]
+    if gap > allowed:
         raise UntrainableModel(
             class_name(model),
-            f"computes log-probabilities {gap:.2g} nat off when it is cut over ranks, more than {allowed:g}",
+            f"computes log-probabilities that are off by {gap:.2g} of their spread when it is cut "
+            f"over ranks, more than {allowed:g}",
             "Set trainer.data_parallel and trainer.tensor_parallel to 1",
         )
 
@@ -367,5 +393,5 @@ def _packed(batch: Batch, firsts: Sequence[int], *, share: bool, split: bool) ->
     return replace(packed, positions_RT=packed.positions_RT + shift)
 
 
-def _worst(got: dict[int, Tensor], want: dict[int, Tensor]) -> float:
-    return max(distance(got[sample], each) for sample, each in want.items())
+def _distance(got: dict[int, Tensor], want: dict[int, Tensor]) -> Distance:
+    return distance([got[sample] for sample in want], want.values())

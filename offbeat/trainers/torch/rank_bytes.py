@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from offbeat.model_proof.plain import HALF
 from offbeat.trainers.rank_bytes import RankBytes
-from offbeat.trainers.torch.sharding import HALF
 from offbeat.trainers.torch.tensor_parallel import cut_axis, tensor_plan
 
 _MOMENTS = 2

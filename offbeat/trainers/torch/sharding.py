@@ -12,7 +12,7 @@ same weights as on one rank, and gradients are added up in float32. A frozen one
 import itertools
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from offbeat.model_proof.plain import HALF
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.reshard.region import Region, chunk_cuts
 from offbeat.weight_sync.reshard.region import part_of as part_of_region
 from offbeat.weight_sync.source import dtype_name, named_weights
-
-HALF: Final = (torch.bfloat16, torch.float16)
 
 
 def shard(

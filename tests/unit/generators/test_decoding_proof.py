@@ -131,6 +131,25 @@ def test_weights_that_are_decoded_otherwise_than_their_class_promises_are_refuse
         make_engine(model)
 
 
+def _add_a_little(_: nn.Module, __: object, embedded_RTH: torch.Tensor) -> torch.Tensor:
+    return embedded_RTH + 0.1 * embedded_RTH.cumsum(1)
+
+
+def test_weights_in_16_bits_are_refused_for_a_mistake_that_their_rounding_would_hide(
+    make_engine: MakeEngine,
+) -> None:
+    model = family_model("Llama").to(torch.bfloat16)
+    make_engine(copy.deepcopy(model))
+    model.model.embed_tokens.register_forward_hook(_add_a_little)
+    with pytest.raises(UndecodableModel, match="off its plain forward pass"):
+        make_engine(model)
+
+
+def test_a_model_of_the_shortest_sequences_is_decoded_in_16_bits(make_engine: MakeEngine) -> None:
+    for family in SERVED:
+        make_engine(family_model(family).to(torch.bfloat16), max_model_len=2)
+
+
 @pytest.mark.parametrize("rope", LONG_ROPES)
 def test_a_sample_does_not_depend_on_the_length_of_the_samples_beside_it(
     rope: str,

@@ -26,7 +26,7 @@ from offbeat.trainers.torch.proof import (
 from tests.support.model_families import FAMILIES, LONG_ROPES, VOCABULARY, family_model
 
 MakeTrainer = Callable[..., TorchTrainer]
-EXACT = 2e-3  # nat, of any token
+EXACT = 1e-3  # of any token, in standard deviations
 IN_EVERY_SUITE = {
     "Llama",
     "GPT2",
@@ -40,6 +40,7 @@ IN_EVERY_SUITE = {
     "Bloom",
     "Falcon:alibi",
     "Mamba2",
+    "FalconH1:multiplied",
     "Rwkv",
     "RecurrentGemma",
     "Jamba",
@@ -119,11 +120,38 @@ def test_every_family_is_trained_on_what_its_samples_compute_alone(
     trainer = trainer_or_refusal(trainer_of, tmp_path)
     want = alone(attending_eagerly(model), groups)
     if isinstance(trainer, UntrainableModel):
-        assert largest(alone(model, groups) - want) > EXACT
+        assert largest(alone(model, groups) - want) > EXACT * float(want.std())
         return
-    assert largest(trained(trainer, groups) - want) < EXACT
-    exact = distance_if_shared(model, groups, want) < EXACT
-    assert trainer.shares_prompts == exact
+    exact = EXACT * float(want.std())
+    assert largest(trained(trainer, groups) - want) < exact
+    assert trainer.shares_prompts == (distance_if_shared(model, groups, want) < exact)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shared_prompt", [True, False])
+def test_multipliers_of_a_recurrent_model_hide_no_mistake_of_its_rows(
+    dtype: str, shared_prompt: bool, tmp_path: Path, trainer_of: MakeTrainer
+) -> None:
+    model, groups = _multiplied(tmp_path, dtype), groups_beyond_every_window()
+    trainer = trainer_of(tmp_path, dtype=dtype, max_model_len=128, shared_prompt=shared_prompt)
+    want = alone(model.float(), groups)
+    gap = (trained(trainer, groups) - want).abs().mean() / want.std()
+    assert gap < (1e-5 if dtype == "float32" else 0.03)  # a plain pass in bfloat16 is 0.008 off
+    assert not trainer.shares_prompts
+
+
+def _multiplied(path: Path, dtype: str) -> PreTrainedModel:
+    """A Falcon-H1 whose weights make up for its multipliers, as training makes them do."""
+    model = family_model("FalconH1:multiplied")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name == "lm_head.weight":
+                weight.div_(model.config.lm_head_multiplier)
+            elif name.endswith("mamba.out_proj.weight"):
+                weight.div_(model.config.ssm_out_multiplier)
+    model = model.to(getattr(torch, dtype))
+    model.save_pretrained(path)
+    return attending_eagerly(model)
 
 
 def _add_magnitude(_: nn.Module, __: object, embedded_RTH: Tensor) -> Tensor:
@@ -221,7 +249,7 @@ def test_a_family_that_nobody_knows_is_found_out_by_what_it_computes() -> None:
     assert prove_kind(LlamaForCausalLM, config, 64, shared_prompt=True).shared_prompt
     proof = prove_kind(Recurrent, config, 64, shared_prompt=True)
     assert not proof.shared_prompt
-    assert "nat off" in proof.problem
+    assert "is off by" in proof.problem
 
 
 def test_a_family_whose_samples_depend_on_their_company_is_refused() -> None:
@@ -250,16 +278,35 @@ def test_a_model_that_cannot_be_switched_to_the_attention_that_is_exact_is_refus
 def test_weights_that_compute_otherwise_than_their_class_promises_are_refused() -> None:
     model = family_model("Llama")
     proof = prove_kind(type(model), model.config, 64, shared_prompt=True)
-    prove_model(model, 64, proof, torch.float32)
+    prove_model(model, 64, proof, torch.float32, 1e-3)
     model.model.embed_tokens.register_forward_hook(_add_mean_so_far)
     with pytest.raises(UntrainableModel, match=r"Set trainer\.shared_prompt to false"):
-        prove_model(model, 64, proof, torch.float32)
+        prove_model(model, 64, proof, torch.float32, 1e-3)
+
+
+def _add_a_little(_: nn.Module, __: object, embedded_RTH: Tensor) -> Tensor:
+    return embedded_RTH + 0.1 * embedded_RTH.cumsum(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_leave_the_class_by_a_little_share_no_row_in_any_dtype(
+    dtype: torch.dtype,
+) -> None:
+    model = family_model("Llama").to(dtype)
+    proof, _ = prove_rows(model, 64, shared_prompt=True, dtype=dtype)
+    assert proof.split
+    assert proof.shared_prompt
+    model.model.embed_tokens.register_forward_hook(_add_a_little)
+    proof, _ = prove_rows(model, 64, shared_prompt=True, dtype=dtype)
+    assert not proof.split
+    assert not proof.shared_prompt
+    assert "off by" in proof.problem
 
 
 def test_a_cut_model_that_computes_otherwise_than_before_is_refused() -> None:
     model = family_model("Llama")
     proof = prove_kind(type(model), model.config, 64, shared_prompt=True)
-    witness = prove_model(model, 64, proof, torch.float32)
+    witness = prove_model(model, 64, proof, torch.float32, 1e-3)
     prove_sharding(model, witness, torch.float32)
     with torch.no_grad():
         model.get_parameter("model.layers.1.mlp.up_proj.weight").mul_(1.1)
@@ -271,7 +318,7 @@ def test_a_proof_leaves_the_random_numbers_as_they_were() -> None:
     model = family_model("Llama", attention_dropout=0.0)
     before = torch.get_rng_state()
     proof = prove_kind(type(model), model.config, 63, shared_prompt=True)
-    prove_model(model, 63, proof, torch.float32)
+    prove_model(model, 63, proof, torch.float32, 1e-3)
     assert torch.equal(torch.get_rng_state(), before)
 
 
