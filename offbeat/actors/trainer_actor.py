@@ -1,6 +1,6 @@
 """Base of all trainer ranks: fence, classified failures, a log of trained groups.
 
-A sync actor with one call at a time (``max_concurrency=1``, Ray's default for it): calls are
+A sync actor with one call at a time (``max_concurrency=1``, which the driver sets): calls are
 executed in the order in which the controller makes them, which the split step relies on.
 """
 

@@ -14,7 +14,7 @@ from offbeat.config.crosschecks_data import data_clashes
 from offbeat.config.crosschecks_demonstrations import demonstration_clashes
 from offbeat.config.crosschecks_encoder import encoder_clashes, encoder_device_clashes
 from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
-from offbeat.config.crosschecks_fleet import fleet_clashes, rank_clashes
+from offbeat.config.crosschecks_fleet import fleet_clashes, rank_clashes, rank_gpu_clashes
 from offbeat.config.crosschecks_images import image_clashes
 from offbeat.config.crosschecks_layout import layout_clashes
 from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
@@ -395,5 +395,6 @@ _REAL_RUNS = (
     layout_clashes,
     encoder_device_clashes,
     _devices_and_gpus_agree,
+    rank_gpu_clashes,
     rounding_clashes,
 )

@@ -4,7 +4,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from offbeat.config.clash import Clash
-from offbeat.config.limits import encoder_ranks, trainer_ranks
+from offbeat.config.limits import (
+    encoder_ranks,
+    trainer_device,
+    trainer_ranks,
+    trainer_resources,
+)
 from offbeat.config.run import RunConfig
 
 MOST_TRAINER_RANKS: Final = 1 << 17
@@ -35,4 +40,18 @@ def rank_clashes(config: RunConfig) -> Iterator[Clash]:
             f"{MOST_TRAINER_RANKS} are possible",
             "Lower trainer.data_parallel or another size of trainer"
             f"{' or trainer.encoder' if encoders else ''}.",
+        )
+
+
+def rank_gpu_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield fractions of GPUs for several trainer ranks: Ray may put two ranks on one GPU, which NCCL refuses."""
+    resources = trainer_resources(config) if trainer_device(config.trainer) != "cpu" else []
+    least = min((each.gpus for each in resources), default=1.0)
+    if len(resources) > 1 and 0 < least < 1:
+        key = "trainer.gpus" if config.trainer.gpus == least else "trainer.encoder.gpus"
+        yield Clash(
+            (key, "trainer.device"),
+            f"{key}={least:g} may put two of the {len(resources)} trainer ranks on one GPU, and NCCL connects "
+            "ranks on GPUs of their own only",
+            f"Set {key} to 1, or use one trainer rank.",
         )

@@ -156,7 +156,9 @@ def _sharing_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
             ("sync.wire", "trainer.gpus", "generator.gpus"),
             f"sync.wire=cuda_ipc opens memory of a GPU that both processes see, and {len(ranks)} trainer "
             f"ranks and {generator.engines} engines that reserve {reserved:g} GPUs together do not share one",
-            "Lower trainer.gpus and generator.gpus until all of them together are 1 or less, or set "
+            "Set sync.wire to nccl."
+            if len(ranks) > 1
+            else "Lower trainer.gpus and generator.gpus until all of them together are 1 or less, or set "
             "sync.wire to nccl.",
         )
     if wire == "nccl" and min(generator.gpus, *(each.gpus for each in ranks)) < 1:

@@ -24,6 +24,11 @@ _ELSEWHERE: Final = {
 }
 """Arguments of vLLM that have a key of their own in a recipe."""
 
+_SEVERAL_MACHINES: Final = frozenset(
+    {"distributed_executor_backend", "master_addr", "master_port", "nnodes", "node_rank"}
+)
+"""Arguments of vLLM that spread an engine over machines."""
+
 _LORA: Final = frozenset(
     {
         "default_mm_loras",
@@ -49,6 +54,7 @@ def vllm_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield what cannot work when ``generator.backend`` is vllm; nothing otherwise."""
     if config.generator.backend == "vllm":
         yield from _arguments_have_one_place(config.generator)
+        yield from _an_engine_is_on_one_machine(config.generator)
         yield from _adapters_are_added_to_the_weights(config.generator)
         yield from _devices_of_an_engine_are_reserved(config.generator)
         yield from _logprobs_are_of_the_whole_distribution(config.generator)
@@ -61,6 +67,18 @@ def _arguments_have_one_place(generator: VllmGeneratorConfig) -> Iterator[Clash]
                 ("generator.vllm.engine_args", _ELSEWHERE[name]),
                 f"generator.vllm.engine_args.{name}={value} has a key of its own",
                 f"Set {_ELSEWHERE[name]} instead.",
+            )
+
+
+def _an_engine_is_on_one_machine(generator: VllmGeneratorConfig) -> Iterator[Clash]:
+    for name, value in generator.vllm.engine_args.items():
+        if name in _SEVERAL_MACHINES and value != "mp":
+            yield Clash(
+                ("generator.vllm.engine_args",),
+                f"generator.vllm.engine_args.{name}={value} does not fit the weight sync, which hands weights to "
+                "the workers of an engine through memory of one machine",
+                f"Leave {name} out, and set generator.vllm.tensor_parallel and pipeline_parallel so that an "
+                "engine fits one machine.",
             )
 
 

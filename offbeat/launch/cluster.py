@@ -20,7 +20,7 @@ from offbeat.actors.controller_actor import ControllerActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import RunFilesActor
-from offbeat.config.limits import trainer_resources
+from offbeat.config.limits import RankResources, trainer_resources
 from offbeat.config.mixture import environment_workers
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
@@ -287,8 +287,17 @@ def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
     resources = trainer_resources(config)
     for rank, each in enumerate(resources):
         made_from = TrainerSpec(config, str(spec.run_dir), rank, len(resources), spec.sharing)
-        options = {"num_cpus": each.cpus, "num_gpus": each.gpus, "max_restarts": -1}
-        yield rank_cls.options(**options).remote(made_from)
+        yield rank_cls.options(**rank_options(each)).remote(made_from)
+
+
+def rank_options(resources: RankResources) -> dict[str, float]:
+    """Return Ray's options of a trainer rank, which handles one call at a time, in their order."""
+    return {
+        "num_cpus": resources.cpus,
+        "num_gpus": resources.gpus,
+        "max_restarts": -1,
+        "max_concurrency": 1,
+    }
 
 
 def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:

@@ -12,23 +12,31 @@ from typing import Final, cast
 from offbeat.config.secrets import is_secret_variable
 
 _PREFIXES: Final = (
+    "CUDA_",
+    "DG_",
+    "FI_",
+    "FLASHINFER_",
     "GLOO_",
     "HF_",
     "NCCL_",
+    "NVTE_",
     "PYTORCH_",
     "TORCH",
     "TRANSFORMERS_",
     "TRITON_",
+    "UCX_",
     "VLLM_",
     "WANDB_",
 )
 _NAMES: Final = (
-    "CUDA_CACHE_PATH",
     "HUGGING_FACE_HUB_TOKEN",
     "HUGGINGFACE_HUB_CACHE",
+    "LD_LIBRARY_PATH",  # libfabric and NCCL's network plugin are found by it
     "OMP_NUM_THREADS",
     "XDG_CACHE_HOME",
 )
+_OF_RAY: Final = ("CUDA_VISIBLE_DEVICES",)
+"""Variables that Ray sets for each actor itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,7 @@ def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> Environm
     own = {
         name: value
         for name, value in environ.items()
-        if name.startswith(_PREFIXES) or name in _NAMES
+        if (name.startswith(_PREFIXES) or name in _NAMES) and name not in _OF_RAY
     }
     every = own | dict(recipe)
     secret = {name: value for name, value in every.items() if is_secret_variable(name)}

@@ -202,6 +202,7 @@ class ModuleTarget:
             with torch.no_grad():  # one call: a call per tensor adds up
                 torch._foreach_copy_(places, values)
         self._staged = []
+        torch.cuda.empty_cache()  # of tensors that arrived in device memory; nothing without CUDA
 
     def rollback(self) -> None:
         self._staged = []

@@ -30,5 +30,5 @@ class EncoderConfig(Config):
     """CPUs Ray reserves for each encoder rank; null: as many as `trainer.cpus`."""
 
     gpus: Annotated[float, Field(ge=0)] | None = None
-    """GPUs Ray reserves for each encoder rank; null: as many as `trainer.gpus`. A tower that is much smaller than
-    the language model may do with a fraction."""
+    """GPUs Ray reserves for each encoder rank; null: as many as `trainer.gpus`. Set it to a whole number, 1 as a
+    rule: NCCL refuses two ranks on one GPU."""

@@ -263,6 +263,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
             self._prepared.result()  # the actor has waited for it
             self._twin.result().exchange()
         self.forget()
+        torch.cuda.empty_cache()  # of tensors that were loaded; nothing without CUDA
 
     # --- what it computes with ----------------------------------------------------------------------
 

@@ -28,6 +28,32 @@ def test_more_trainer_ranks_than_any_machine_has_are_refused_at_once() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [
+        (
+            {"gpus": 0.5, "data_parallel": 4},
+            (
+                "trainer.gpus=0.5 may put two of the 4 trainer ranks on one GPU, and NCCL connects ranks on "
+                "GPUs of their own only. Set trainer.gpus to 1, or use one trainer rank."
+            ),
+        ),
+        (
+            {"gpus": 1, "encoder": {"gpus": 0.25}},
+            "trainer.encoder.gpus=0.25 may put two of the 2 trainer ranks on one GPU",
+        ),
+    ],
+)
+def test_several_trainer_ranks_may_not_share_a_gpu(trainer: dict[str, object], said: str) -> None:
+    refused = found(trainer={"backend": "torch", "device": "cuda", **trainer})
+    assert any(each.startswith(said) for each in refused)
+
+
+def test_one_trainer_rank_may_have_a_part_of_a_gpu() -> None:
+    refused = found(trainer={"backend": "torch", "device": "cuda", "gpus": 0.5})
+    assert not any("NCCL" in each for each in refused)
+
+
 @pytest.mark.parametrize(("more", "is_refused"), [(0, False), (1, True)])
 def test_the_bound_of_trainer_ranks_is_the_last_number_that_is_taken(
     more: int, is_refused: bool

@@ -54,6 +54,15 @@ def test_an_engine_of_one_device_may_share_it() -> None:
             "generator.gpus=1 is not what an engine of 4 devices runs on. Set generator.gpus to 4.",
         ),
         (
+            {"vllm": {"engine_args": {"distributed_executor_backend": "ray"}}},
+            (
+                "engine_args.distributed_executor_backend=ray does not fit the weight sync, which hands weights "
+                "to the workers of an engine through memory of one machine. Leave distributed_executor_backend "
+                "out, and set"
+            ),
+        ),
+        ({"vllm": {"engine_args": {"nnodes": 2}}}, "engine_args.nnodes=2 does not fit"),
+        (
             {"sampling": {"temperature": 0.7, "top_p": 0.9}},
             "has no usable logprobs in vLLM",
         ),

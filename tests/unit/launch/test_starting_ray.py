@@ -2,8 +2,15 @@
 
 import pytest
 
+from offbeat.config.limits import RankResources
 from offbeat.config.run import RunConfig
-from offbeat.launch.cluster import NoRoom, RayNotStarted, check_total, why_not_started
+from offbeat.launch.cluster import (
+    NoRoom,
+    RayNotStarted,
+    check_total,
+    rank_options,
+    why_not_started,
+)
 
 
 def test_a_start_that_takes_too_long_is_put_down_to_busy_cores() -> None:
@@ -42,3 +49,7 @@ def test_actors_that_fit_alone_and_not_together_are_told_before_they_wait_for_ea
         "the run of 2 trainer ranks and 3 engines can never be scheduled: it asks for 3.5 CPU, the "
         "largest machine of the cluster has 2. Lower trainer.cpus or generator.cpus, or add a machine"
     )
+
+
+def test_a_trainer_rank_handles_one_call_at_a_time() -> None:
+    assert rank_options(RankResources(cpus=2, gpus=1, threads=1))["max_concurrency"] == 1
