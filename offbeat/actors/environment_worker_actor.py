@@ -2,8 +2,7 @@
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
-# Ray declares functions without the types of their parameters. transformers leaves its configs and
-# its loading functions untyped.
+# Ray declares functions without the types of their parameters.
 
 import asyncio
 import time
@@ -11,31 +10,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import ray
 
 from offbeat.actors.call import RemoteBug, reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange, ReplyBatcher
+from offbeat.actors.environment_parts import load_pictures, load_tokenizer, make_agents
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
-from offbeat.config.limits import max_media_bytes, max_sample_tokens, on_failed_sample
+from offbeat.config.limits import max_media_bytes, on_failed_sample
 from offbeat.config.mixture import environment_views, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.environments.exits import contain_exits
-from offbeat.environments.factory import (
-    make_agent,
-    make_environment,
-    make_verifiers,
-)
+from offbeat.environments.factory import make_environment
 from offbeat.environments.picture_encoder import PictureEncoder
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
-from offbeat.generators.end_tokens import end_ids_of
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.failures import ActorLost, FailureKind, OffbeatError, RolloutFailed
 from offbeat.messages.fences import Fence
@@ -48,7 +43,7 @@ from offbeat.multimodal.picture_tokens import TEXT_ALONE, PictureTokens
 from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.group import PromptPictures, run_group
-from offbeat.rollouts.response_text import response_texts
+from offbeat.rollouts.response_text import TextlessTokens, response_texts
 from offbeat.rollouts.rollout_log import RolloutLog
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
@@ -162,7 +157,12 @@ class EnvironmentActor:
         except BaseException as error:  # classified here, before it crosses processes
             raise classified(error, task) from error
         receipt, columns = by_length(task, receipt, columns, TruncationRules.of(config))
-        receipt = msgspec.structs.replace(receipt, sampling=self._sampled_under)
+        textless = environment.textless
+        receipt = msgspec.structs.replace(
+            receipt,
+            sampling=self._sampled_under,
+            textless_tokens=0 if textless is None else textless.count_trained(columns),
+        )
         if config.rollout.log and not task.evaluation:
             self._log.add(task, receipt, columns)
         if self._spooling is not None and not task.evaluation:
@@ -224,6 +224,7 @@ class EnvironmentRunner:
     tokenizer: Tokenizer | None = None  # None: the environment needs none
     pictures: PictureEncoder | None = None  # None: prompts have no pictures
     tokens: PictureTokens = TEXT_ALONE  # of the model, which no text may hold
+    textless: TextlessTokens | None = None  # None: there is no tokenizer
 
     @classmethod
     def made(cls, view: RunConfig, working_dir: Path, began_with: Mapping[str, str]) -> Self:
@@ -239,15 +240,16 @@ class EnvironmentRunner:
             max_new_tokens=section.max_new_tokens,
             stop_token_ids=section.stop_token_ids,
         )
-        tokenizer, tokens = _tokenizer(view), TEXT_ALONE
+        tokenizer, tokens, textless = load_tokenizer(view), TEXT_ALONE, None
         if tokenizer is not None:
+            textless = TextlessTokens(tokenizer)
             remote = view.model.trust_remote_code
             tokens = picture_tokens(view.model.path, tokenizer, trust_remote_code=remote)
         if view.environment.is_agent:
-            agents = _agents(view, tokenizer, working_dir, began_with, sampling.stop_token_ids)
-            return cls(view, sampling, agents, tokenizer, tokens=tokens)
+            agents = make_agents(view, tokenizer, working_dir, began_with, sampling.stop_token_ids)
+            return cls(view, sampling, agents, tokenizer, None, tokens, textless)
         environment = make_environment(view.environment, tokenizer, working_dir, began_with)
-        return cls(view, sampling, environment, tokenizer, _pictures(view), tokens)
+        return cls(view, sampling, environment, tokenizer, load_pictures(view), tokens, textless)
 
     @property
     def reward_calls(self) -> int:
@@ -299,67 +301,6 @@ class EnvironmentRunner:
             policy=policy,
             pictures=PromptPictures(self.pictures, max_media_bytes(config), self.tokens),
         )
-
-
-def _tokenizer(config: RunConfig) -> Any:  # noqa: ANN401 -- a tokenizer of transformers, or None
-    """Load the model's tokenizer; a stub environment needs none, and no import of it."""
-    if config.environment.name == "stub":
-        return None
-    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, for what a stub never uses
-
-    return AutoTokenizer.from_pretrained(
-        config.model.path,
-        local_files_only=True,
-        trust_remote_code=config.model.trust_remote_code,
-    )
-
-
-def _pictures(config: RunConfig) -> PictureEncoder | None:
-    """Load the model's image processor, where prompts have pictures; a stub makes its own.
-
-    Raises:
-        NoPictures: The model reads none.
-    """
-    images = config.environment.images
-    if images is None or config.environment.name == "stub":
-        return None
-    # It loads transformers and Pillow.
-    from offbeat.environments.picture_processors import load_processor  # noqa: PLC0415
-
-    model = config.model
-    processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
-    return PictureEncoder(images, processor)
-
-
-def _agents(
-    config: RunConfig,
-    tokenizer: Any,  # noqa: ANN401 -- of transformers
-    working_dir: Path,
-    began_with: Mapping[str, str],
-    stop_token_ids: Sequence[int],
-) -> "AgentGroups":
-    """Create the endpoint and the agent processes of a worker; nothing is started yet.
-
-    Raises:
-        BadEnvironment: As ``make_bridge``: no conversation can be encoded.
-    """
-    # Packages that other environments do without.
-    from offbeat.endpoint.agent_groups import AgentGroups  # noqa: PLC0415
-    from offbeat.endpoint.bridges import bridge_renderer, make_bridge  # noqa: PLC0415
-    from offbeat.endpoint.session import SessionLimits  # noqa: PLC0415
-
-    environment = config.environment
-    ends = [*end_ids_of(config.model.path), *stop_token_ids]
-    bridge = make_bridge(tokenizer, bridge_renderer(environment), ends)
-    if environment.name == "verifiers":
-        agent = make_verifiers(environment, working_dir, config.model.path)
-    else:
-        agent = make_agent(environment, working_dir, began_with)
-    rollout = config.rollout
-    limits = SessionLimits(
-        max_branches=rollout.max_branches, max_sample_tokens=max_sample_tokens(config)
-    )
-    return AgentGroups(agent, bridge, limits, rollout.branches)
 
 
 def _exchange_with(

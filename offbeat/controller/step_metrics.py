@@ -150,6 +150,8 @@ class StepMetricsBuilder:
             "rollout/response_tokens_mean": statistics.fmean(generated),
             "rollout/truncated_fraction": truncated / samples,
             "rollout/out_of_turns_fraction": reasons.count(OUT_OF_TURNS) / samples,
+            "rollout/textless_fraction": sum(r.textless_tokens for r in self.receipts)
+            / max(1, sum(sum(r.valid_tokens) for r in self.receipts)),
             **self._failed_samples(),
             **self._branches(),
             **self._rewards_by_name(),

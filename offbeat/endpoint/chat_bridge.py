@@ -135,5 +135,5 @@ class ChatBridge(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return text without special tokens."""
+        """Return text, special tokens included."""
         ...

@@ -37,7 +37,7 @@ class ChatTemplate(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return text without special tokens."""
+        """Return text, special tokens included."""
         ...
 
 

@@ -57,8 +57,8 @@ class TokenizerTemplate:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self._backend.decode(token_ids, skip_special_tokens=True)
+        return self._backend.decode(token_ids, skip_special_tokens=False)
 
     def end_texts(self, end_ids: Sequence[int]) -> dict[int, str]:
         """Return the text of the tokens that end a turn."""
-        return {id_: self._backend.decode([id_], skip_special_tokens=False) for id_ in end_ids}
+        return {id_: self.decode([id_]) for id_ in end_ids}

@@ -34,19 +34,20 @@ class Arithmetic(SingleTurn):
 
     def _text(self, token_ids: list[int]) -> str:
         """Return the response's text, or a text unlike any sum if the response cannot be one."""
-        surfaces = [self._surfaces[token_id] for token_id in token_ids]
+        surfaces = [self._surfaces.get(token_id, _NO_SUM) for token_id in token_ids]
         if None in surfaces and _NO_SUM not in surfaces:
             return self._tokenizer.decode(token_ids)
         return "".join(surface or _NO_SUM for surface in surfaces)
 
 
-def _surfaces(tokenizer: Tokenizer) -> list[str | None]:
+def _surfaces(tokenizer: Tokenizer) -> dict[int, str | None]:
     """Return the text that each token adds to digits, so that scoring needs no tokenizer.
 
-    None where that depends on adjacent tokens (space markers, byte tokens, empty text).
+    None where that depends on adjacent tokens (space markers, byte tokens, empty text). The model may
+    draw ids that the tokenizer lacks.
     """
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    return [_surface(tokenizer, token_id, token) for token_id, token in enumerate(tokens)]
+    return {token_id: _surface(tokenizer, token_id, token) for token_id, token in enumerate(tokens)}
 
 
 def _surface(tokenizer: Tokenizer, token_id: int, token: str) -> str | None:

@@ -3,9 +3,10 @@
     ``reward(prompt: dict, response: str, **options) -> float``
     ``reward(prompt: dict, response: str, **options) -> {"reward": float, "answer": str}``
 
-``prompt`` is the row of the data file, ``response`` the decoded text without special tokens; a grader
-of the package gets it with the thinking block that the prompt has opened. The answer is the final
-one of the response, for maj@k of evaluations. The function may be async; then the samples of a group are scored concurrently. It runs in child
+``prompt`` is the row of the data file. ``response`` is the text of the trained tokens: special tokens
+are kept, only the end token is left out. A grader of the package gets it with the thinking block
+that the prompt has opened. The answer is the final one of the response, for maj@k of evaluations.
+The function may be async; then the samples of a group are scored concurrently. It runs in child
 processes (``killable``), so that a failure costs at most one group.
 """
 
@@ -76,10 +77,7 @@ class FunctionReward(SingleTurn):
         self, task: RolloutTask, result: GenerateResult
     ) -> Sequence[float | NamedRewards]:
         opening = self._opened_thought(task.prompt) if self._ignores_thinking else ""
-        responses = [
-            opening + self._tokenizer.decode(ids, skip_special_tokens=True)
-            for ids in content_ids(result)
-        ]
+        responses = [opening + self._tokenizer.decode(ids) for ids in content_ids(result)]
         try:
             return await self._pool.score(without_content(task.prompt.data), responses)
         except RewardFailed as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 Decode = Callable[[Sequence[int]], str]
-"""Text of token ids, without special tokens."""
+"""Text of token ids, special tokens included."""
 
 _UNFINISHED: Final = "\ufffd"
 _LONGEST_HELD: Final = 8
@@ -39,7 +39,7 @@ class TextStream:
         piece = text[len(self._context_text) :]
         if is_unfinished:  # its bytes must not join those of what follows
             self._context, self._context_text = [], ""
-        elif piece:  # a special token has no text, and is no context
+        elif piece:  # a token without text is no context
             self._context, self._context_text = self._pending, self._decode(self._pending)
         self._pending = []
         return piece

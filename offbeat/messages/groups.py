@@ -144,6 +144,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pictures: tuple[Thumbnail, ...] = ()  # of the prompt of an evaluation: small copies
     # Of each sample of an agent, requests that the endpoint refused; empty: none
     refused_requests: tuple[int, ...] = ()
+    textless_tokens: int = 0  # trained tokens whose ids the tokenizer lacks
 
     @property
     def truncated(self) -> tuple[bool, ...]:

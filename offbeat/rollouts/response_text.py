@@ -1,15 +1,52 @@
-"""Decodes the responses of an evaluation's samples, for people who read its file."""
+"""Decodes responses for people who read the files, and finds drawn ids that have no text."""
 
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from offbeat.environments.text import Tokenizer
 from offbeat.messages.groups import Receipt
 from offbeat.messages.text import bounded
-from offbeat.transfer_queue.schema import RESPONSE_IDS, RESPONSE_OFFSETS
+from offbeat.transfer_queue.schema import LOSS_MASK, RESPONSE_IDS, RESPONSE_OFFSETS
+
+log = structlog.get_logger(__name__)
+
+
+class TextlessTokens:
+    """Counts token ids that the tokenizer lacks: an LM head may have more rows than it has tokens.
+
+    Such a token is trained, and no reward sees it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        ids = np.fromiter(tokenizer.get_vocab().values(), dtype=np.int64)
+        self._is_known = np.zeros(ids.max(initial=-1) + 1, dtype=np.bool_)
+        self._is_known[ids] = True
+        self._has_warned = False
+
+    def count(self, token_ids: NDArray[Any]) -> int:
+        inside = token_ids[token_ids < len(self._is_known)]
+        return len(token_ids) - int(np.count_nonzero(self._is_known[inside]))
+
+    def count_trained(self, columns: Mapping[str, NDArray[Any]]) -> int:
+        """Return their number among the trained tokens of a group; log a warning the first time."""
+        trained = columns[RESPONSE_IDS][columns[LOSS_MASK]]
+        count = self.count(trained)
+        if count and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "rollout.tokens_without_text",
+                tokens=count,
+                of=len(trained),
+                problem="the tokenizer has no such ids: they are trained, and no reward sees them",
+                fix="cut the model's embeddings to the tokenizer, or train it never to draw them",
+                metric="rollout/textless_fraction",
+            )
+        return count
 
 
 def response_texts(

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from stop_string_contract import PlayStops, StopBench, StopStory, StopStringContract
+from stop_string_contract import (
+    PlayStops,
+    StopBench,
+    StopStory,
+    StopStringContract,
+    samples_of,
+)
 
 from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.embedded.detokenizer import Detokenizer
@@ -15,7 +21,7 @@ from offbeat.generators.embedded.model import load_model
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stub import StubEngine, stub_text
-from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
 
@@ -83,6 +89,15 @@ class TestStopStrings(StopStringContract):
     @pytest.fixture(params=["stub", "embedded"])
     def play_stops(self, request: pytest.FixtureRequest) -> PlayStops:
         return play_on_stub if request.param == "stub" else play_on_embedded
+
+
+def test_a_stop_string_may_have_a_special_token() -> None:
+    async def story(on: StopBench) -> None:
+        for ids, _, reason in samples_of(await on.ask("<eos>")):
+            assert (reason == STOPPED_AT_STRING) == ("<eos>" in on.text(ids))
+            assert reason == STOPPED_AT_STRING, "the model ends each answer so"
+
+    play_on_embedded(story)
 
 
 def test_stop_strings_are_refused_where_no_tokenizer_is_and_other_requests_go_on(

@@ -21,6 +21,9 @@ class CharTokenizer:
     def __len__(self) -> int:
         return 128
 
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(id_): id_ for id_ in range(len(self))}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         del add_special_tokens  # it adds none
         return [ord(char) for char in text]

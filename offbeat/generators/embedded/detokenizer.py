@@ -13,7 +13,7 @@ from offbeat.generators.stop_strings import Decode
 
 
 class Detokenizer:
-    """Text of token ids without special tokens; the tokenizer is loaded at the first call.
+    """Text of token ids, special tokens included; the tokenizer is loaded at the first call.
 
     Raises at that call what transformers raises of a directory without a tokenizer: ``OSError`` or
     ``ValueError``.
@@ -31,5 +31,6 @@ class Detokenizer:
             self._model_path, local_files_only=True, trust_remote_code=self._trust_remote_code
         )
         if isinstance(tokenizer, PreTrainedTokenizerFast):
-            return tokenizer.backend_tokenizer.decode  # a tenth of the time of the wrapper's own
-        return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+            backend = tokenizer.backend_tokenizer  # a tenth of the time of the wrapper's own
+            return lambda ids: backend.decode(ids, skip_special_tokens=False)
+        return tokenizer.decode

@@ -50,6 +50,7 @@ def sampling_arguments(request: GenerateRequest, end_ids: Sequence[int]) -> dict
         "flat_logprobs": True,
         "stop": list(sampling.stop),
         "detokenize": bool(sampling.stop),
+        "skip_special_tokens": False,  # a stop string may have one, as agents see them
         "skip_reading_prefix_cache": False,
     }
 

@@ -2,9 +2,14 @@
 
 torch and transformers, whose import takes seconds, are imported only if a recipe needs them.
 """
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from offbeat.config.limits import freeze_patterns, lora_of, moe_of
 from offbeat.config.mixture import environment_views
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 _ROWS = "packed rows"
 _DECODING = "decoding"
 _ENDS = "end of samples"
+_VOCABULARY = "vocabulary"
 _PICTURES = "vision tower"
 _TRAINED = "trained parameters"
 _EXPERTS = "experts"
@@ -53,6 +59,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         )
         yield warning("generation_config.json", f"transformers refuses it: {problem}", fix)
     yield from _stop_tokens(config, model)
+    yield from _vocabulary(config, model)
     if (lora := lora_of(config)) is not None:
         yield from check_adapters(model, lora)
     if patterns := freeze_patterns(config):
@@ -167,6 +174,30 @@ def _stop_tokens(config: RunConfig, model: "PreTrainedModel") -> Iterator[Findin
     if outside := [each for each in stops if not 0 <= each < known]:
         seen = f"generator.sampling.stop_token_ids={outside} are outside the vocabulary of {known}"
         yield error(_ENDS, seen, "Take ids of the model's tokenizer.")
+
+
+def _vocabulary(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
+    """Report token ids that the model can draw and its tokenizer does not have."""
+    from transformers import AutoTokenizer
+
+    from offbeat.environments.text import Tokenizer
+    from offbeat.rollouts.response_text import TextlessTokens
+
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
+            config.model.path,
+            local_files_only=True,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+    except (OSError, ValueError):
+        return  # reported by the checks of the files
+    ids = model.get_input_embeddings().get_parameter("weight").shape[0]
+    if count := TextlessTokens(tokenizer).count(np.arange(ids)):
+        yield ok(
+            _VOCABULARY,
+            f"{count:,} of the model's {ids:,} token ids are not in its tokenizer; "
+            "rollout/textless_fraction counts the ones that are drawn",
+        )
 
 
 def _rows(config: RunConfig, model: "PreTrainedModel", *, shared_prompt: bool) -> Finding:

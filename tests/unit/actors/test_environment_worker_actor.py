@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from transformers import PreTrainedTokenizerFast
 
-from offbeat.actors.call_batching import BatchedReply, CallBatcher
+from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.config.run import RunConfig
 from offbeat.environments.arithmetic import Arithmetic
@@ -23,6 +24,7 @@ from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.rollouts.response_text import TextlessTokens
 from tests.support.agent_endpoint import CHATML, DrawnBytes, byte_tokenizer
 from tests.support.environment_fakes import CharTokenizer, answers, task
 from tests.support.own_logging import own_logging
@@ -40,19 +42,30 @@ class Worker(EnvironmentActor):
     """Of an environment made here, and an engine that answers at once."""
 
     def __init__(
-        self, run_dir: Path, environment: Environment, tokenizer: CharTokenizer | None = None
+        self,
+        run_dir: Path,
+        environment: Environment,
+        tokenizer: CharTokenizer | None = None,
+        said: str = "hang",
     ) -> None:
         folder = str(run_dir)
         super().__init__(EnvironmentSpec("environment-0", CONFIG, folder, folder, {}))
         runner = self._environments[""]
-        self._environments = {"": replace(runner, environment=environment, tokenizer=tokenizer)}
-        self._engines = {"engine-0": CallBatcher(exchange)}
+        runner = replace(runner, environment=environment, tokenizer=tokenizer)
+        textless = TextlessTokens(tokenizer) if tokenizer else None
+        self._environments = {"": replace(runner, textless=textless)}
+        self._engines = {"engine-0": CallBatcher(exchange_of("7", said))}
 
 
-async def exchange(
-    asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int], doubted: Sequence[int]
-) -> list[BatchedReply[GenerateResult]]:
-    return [BatchedReply(id_, await answers("7", "hang")(request)) for id_, request in asked]
+def exchange_of(*texts: str) -> Exchange[GenerateRequest, GenerateResult]:
+    async def exchange(
+        asked: Sequence[tuple[int, GenerateRequest]],
+        cancelled: Sequence[int],
+        doubted: Sequence[int],
+    ) -> list[BatchedReply[GenerateResult]]:
+        return [BatchedReply(id_, await answers(*texts)(request)) for id_, request in asked]
+
+    return exchange
 
 
 class Hanging(FunctionReward):
@@ -98,6 +111,22 @@ def test_only_the_responses_of_an_evaluation_are_sent_as_text(
         a_task = msgspec.structs.replace(task(), evaluation=evaluation)
         (_, (reply,)), _ = await worker.exchange(Fence("run", 1), [(0, a_task)], [])
         assert reply.value.texts == (("7</s>", "hang</s>") if evaluation else ())
+        await worker.close()
+
+    asyncio.run(main())
+
+
+def test_trained_tokens_that_the_tokenizer_does_not_have_are_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        tokenizer = CharTokenizer()
+        worker: Any = Worker(tmp_path, Arithmetic(tokenizer), tokenizer, said="\x80\x81x")
+        with capture_logs() as logs:
+            for call in range(2):
+                (_, (reply,)), _ = await worker.exchange(Fence("run", 1), [(call, task())], [])
+                assert reply.failure is None, reply.failure
+                assert reply.value.textless_tokens == 2
+        [warning] = [entry for entry in logs if entry["event"] == "rollout.tokens_without_text"]
+        assert (warning["tokens"], warning["of"]) == (2, 6)
         await worker.close()
 
     asyncio.run(main())

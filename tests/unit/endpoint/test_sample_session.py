@@ -107,6 +107,14 @@ def test_a_turn_that_was_cut_is_closed_by_the_template_and_not_by_the_model() ->
     assert sampled(branch) == [encode("never"), encode("fine<|im_end|>")]
 
 
+def test_the_agent_gets_the_special_tokens_of_an_answer_but_not_its_end() -> None:
+    on = session(DrawnBytes(["a<|im_start|>b<|im_end|>", "fine<|im_end|>"]))
+    messages = asyncio.run(talk(on, "go on"))
+    assert messages[1].content == "a<|im_start|>b"
+    (branch,) = on.finish()
+    assert sampled(branch) == [encode("a<|im_start|>b<|im_end|>"), encode("fine<|im_end|>")]
+
+
 def test_a_stop_string_is_kept_in_the_tokens_and_not_in_the_text() -> None:
     on = session(DrawnBytes(["think\nObservation: 5", "done<|im_end|>"]))
     messages = asyncio.run(talk(on, "go on", stop=("Observation:",)))

@@ -25,6 +25,7 @@ from offbeat.environments.protocol import Environment
 from offbeat.environments.stub import StubEnvironment
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.runs.inputs import input_digests
+from tests.support.agent_endpoint import byte_tokenizer
 from tests.support.environment_fakes import CharTokenizer, result, task
 from tests.support.guessing import Guessing
 
@@ -154,6 +155,15 @@ def scored(environment: Environment, text: str) -> list[Any]:
 def test_a_function_is_given_the_text_without_the_stop_token() -> None:
     environment = made(name="function", target="user_rewards:length", options={"scale": 0.5})
     assert scored(environment, "abc") == [1.5, 1.0]
+
+
+def test_a_function_is_given_the_special_tokens_that_are_trained() -> None:
+    tokenizer: Any = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    section = EnvironmentConfig(name="function", target="user_rewards:thought_in_tags")
+    environment = make_environment(section, tokenizer, HERE)
+    drawn = "".join(map(chr, tokenizer.encode("<think>2+2 is 4</think>5")))
+    assert scored(environment, drawn) == [1.0, 0.0]
 
 
 def test_a_failed_reward_fails_the_group_as_data() -> None:

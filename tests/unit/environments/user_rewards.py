@@ -17,6 +17,10 @@ def length(prompt: Row, response: str, *, scale: float = 1.0) -> float:
     return len(response) * scale + prompt.get("offset", 0)
 
 
+def thought_in_tags(prompt: Row, response: str) -> float:
+    return float(response == "<think>2+2 is 4</think>5")
+
+
 def whole(prompt: Row, response: str) -> int:
     return len(response)
 

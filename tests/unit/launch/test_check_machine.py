@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
@@ -529,6 +531,13 @@ def test_stop_tokens_outside_the_vocabulary_are_an_error(tmp_path: Path) -> None
     found = proofs(family_model("Llama"), tmp_path, sampling={"stop_token_ids": [-5, 3, 100_000]})
     assert found["end of samples"].level is Level.ERROR
     assert "[-5, 100000] are outside the vocabulary of 64" in found["end of samples"].message
+
+
+def test_ids_of_the_head_that_the_tokenizer_lacks_are_counted(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"a": 0, "b": 3}))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    found = proofs(family_model("Llama"), tmp_path)["vocabulary"]
+    assert "62 of the model's 64 token ids are not in its tokenizer" in found.message
 
 
 def test_a_model_whose_files_name_no_end_of_a_sample_is_a_warning(tmp_path: Path) -> None:

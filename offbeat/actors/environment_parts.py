@@ -1,0 +1,78 @@
+"""Loads and makes the parts of an environment worker: tokenizer, pictures, agents."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offbeat.config.limits import max_sample_tokens
+from offbeat.config.run import RunConfig
+from offbeat.environments.factory import make_agent, make_verifiers
+from offbeat.environments.picture_encoder import PictureEncoder
+from offbeat.generators.end_tokens import end_ids_of
+
+if TYPE_CHECKING:
+    from offbeat.endpoint.agent_groups import AgentGroups
+
+
+def load_tokenizer(config: RunConfig) -> Any:  # noqa: ANN401 -- a tokenizer of transformers, or None
+    """Load the model's tokenizer; a stub environment needs none, and no import of it."""
+    if config.environment.name == "stub":
+        return None
+    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, for what a stub never uses
+
+    return AutoTokenizer.from_pretrained(
+        config.model.path,
+        local_files_only=True,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def load_pictures(config: RunConfig) -> PictureEncoder | None:
+    """Load the model's image processor, where prompts have pictures; a stub makes its own.
+
+    Raises:
+        NoPictures: The model reads none.
+    """
+    images = config.environment.images
+    if images is None or config.environment.name == "stub":
+        return None
+    # It loads transformers and Pillow.
+    from offbeat.environments.picture_processors import load_processor  # noqa: PLC0415
+
+    model = config.model
+    processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
+    return PictureEncoder(images, processor)
+
+
+def make_agents(
+    config: RunConfig,
+    tokenizer: Any,  # noqa: ANN401 -- of transformers
+    working_dir: Path,
+    began_with: Mapping[str, str],
+    stop_token_ids: Sequence[int],
+) -> "AgentGroups":
+    """Create the endpoint and the agent processes of a worker; nothing is started yet.
+
+    Raises:
+        BadEnvironment: As ``make_bridge``: no conversation can be encoded.
+    """
+    # Packages that other environments do without.
+    from offbeat.endpoint.agent_groups import AgentGroups  # noqa: PLC0415
+    from offbeat.endpoint.bridges import bridge_renderer, make_bridge  # noqa: PLC0415
+    from offbeat.endpoint.session import SessionLimits  # noqa: PLC0415
+
+    environment = config.environment
+    ends = [*end_ids_of(config.model.path), *stop_token_ids]
+    bridge = make_bridge(tokenizer, bridge_renderer(environment), ends)
+    if environment.name == "verifiers":
+        agent = make_verifiers(environment, working_dir, config.model.path)
+    else:
+        agent = make_agent(environment, working_dir, began_with)
+    rollout = config.rollout
+    limits = SessionLimits(
+        max_branches=rollout.max_branches, max_sample_tokens=max_sample_tokens(config)
+    )
+    return AgentGroups(agent, bridge, limits, rollout.branches)
