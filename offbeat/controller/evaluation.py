@@ -273,8 +273,8 @@ class Evaluation:
     def _report(self, evaluated: EvaluatedVersion) -> None:
         if not evaluated.samples:
             return
-        metrics, state = evaluation_metrics(evaluated), self._state
-        self._telemetry.emit(state.step, state.ledger.trainer_version, metrics)
+        metrics = evaluation_metrics(evaluated)
+        self._telemetry.emit(evaluated.version, evaluated.version, metrics)
         self._record.take(evaluated)
         rewards = {name: value for name, value in metrics.items() if name.endswith("/reward")}
         log.info("eval.done", version=evaluated.version, **rewards)

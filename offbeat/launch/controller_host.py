@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -55,8 +56,11 @@ class ControllerHost:
         """
         self._telemetry.start()
         self._trace.start()
-        with contextlib.suppress(RunFailed):  # it is in the summary
-            await self._controller.run(on_ended=self._ended)
+        try:
+            with contextlib.suppress(RunFailed):  # it is in the summary
+                await self._controller.run(on_ended=self._ended)
+        finally:
+            self._keep_journal(self._journal.close)  # a last checkpoint follows the summary
         if self._is_replaced:
             return self._summary
         finished = self._outcome == "finished"
@@ -110,8 +114,7 @@ class ControllerHost:
             evaluation=self._scores.newest,
             evaluation_failure=self._redacted(printable(summary.evaluation_failure)),
         )
-        if not self._journal.close():
-            log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))
+        self._keep_journal(self._journal.flush_now)
         self._summary = msgspec.json.encode(summary)
         if self._is_replaced:
             log.warning("run.taken_over", error=str(self._journal.failure))
@@ -121,6 +124,10 @@ class ControllerHost:
         except OSError as failure:  # a full disk: the driver still reports how the run ended
             log.error("summary.not_written", error=str(failure))  # noqa: TRY400
         return False
+
+    def _keep_journal(self, write: Callable[[], bool]) -> None:
+        if not write() and not self._is_replaced:
+            log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))
 
 
 def segments_needed(ledger: Ledger) -> set[str]:

@@ -10,9 +10,9 @@ import msgspec
 class MetricRecord(msgspec.Struct, frozen=True):
     """The record that every sink receives. All sinks share ``metrics``, so none may change it."""
 
-    step: int  # optimizer step, from 1
-    version: int  # trainer version after the step
-    time_s: float  # Unix time of the end of the step
+    step: int  # optimizer step, from 1; of an evaluation the version that was scored
+    version: int  # trainer version after the step; of an evaluation the version that was scored
+    time_s: float  # Unix time of the end of the step or evaluation
     metrics: dict[str, float]
 
 
@@ -21,7 +21,7 @@ EVALUATION: Final = "eval/"
 
 
 def is_evaluation(record: MetricRecord) -> bool:
-    """Return whether a record is of an evaluation: it stands beside that of the step it ended in."""
+    """Return whether a record is of an evaluation, which may end several steps after its version."""
     return bool(record.metrics) and all(name.startswith(EVALUATION) for name in record.metrics)
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.telemetry.charts import bar
-from offbeat.telemetry.summary import Summary
+from offbeat.telemetry.summary import Summary, duration
 
 _BAR: Final = 24
 _COLOURS: Final = {"finished": "green", "aborted": "yellow", "failed": "red"}
@@ -46,7 +46,7 @@ def _figures(summary: Summary) -> Table:
     _add_learned(table, summary)
     first = f"first after {summary.first_step_s:.1f} s" if summary.first_step_s is not None else ""
     of = f" of {summary.steps_asked}" if summary.steps < summary.steps_asked else ""
-    _add(table, "steps", f"{summary.steps}{of} in {_duration(summary.wall_s)}", first)
+    _add(table, "steps", f"{summary.steps}{of} in {duration(summary.wall_s)}", first)
     _add(
         table,
         "speed",
@@ -186,11 +186,3 @@ def _times(count: int) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:  # noqa: PLR2004  a minute
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -103,6 +103,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         write_atomically(path, self.to_json())
 
 
+def duration(seconds: float) -> str:
+    """Format a duration for people: ``3 h 05 min``."""
+    if seconds < 60:  # noqa: PLR2004  a minute
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
 def write_atomically(path: Path, content: bytes, disk: Disk = DISK) -> None:
     """Replace the file by ``content``, atomically and durably."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -9,7 +9,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
-from offbeat.telemetry.records import MetricRecord
+from offbeat.telemetry.records import MetricRecord, is_evaluation
 from offbeat.telemetry.sinks import SinkUnusable
 
 _FORMAT: Final = "brain.Event:2"
@@ -20,8 +20,8 @@ class TensorBoardSink:
     """Writes the metrics of each step as scalars, under their names.
 
     A file begins with the step that it starts at, as does each stretch after a rewind: TensorBoard
-    then discards what an earlier file has from that step on. A record is in the file whole or not
-    at all.
+    then discards what an earlier file has from that step on. The scores of an evaluation, which ends
+    steps later, stand at the version that was scored. A record is in the file whole or not at all.
     """
 
     def __init__(self, folder: Path, *, per_version: int = 1) -> None:
@@ -61,8 +61,8 @@ class TensorBoardSink:
         from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415  open has
 
         x = record.version * self._per_version
-        events = list[Any]()
-        if self._last_version is None or record.version <= self._last_version:
+        events, is_step = list[Any](), not is_evaluation(record)
+        if is_step and (self._last_version is None or record.version <= self._last_version):
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             events.append(event_pb2.Event(wall_time=record.time_s, step=x, session_log=start))
         values = [
@@ -72,7 +72,8 @@ class TensorBoardSink:
         summary = summary_pb2.Summary(value=values)
         events.append(event_pb2.Event(wall_time=record.time_s, step=x, summary=summary))
         self._append(events)
-        self._last_version = record.version
+        if is_step:
+            self._last_version = record.version
 
     def close(self) -> None:
         if self._file is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import structlog
 
 from offbeat.config.sections.wandb import WandbConfig
-from offbeat.telemetry.records import MetricRecord
+from offbeat.telemetry.records import MetricRecord, is_evaluation
 from offbeat.telemetry.sinks import SinkUnusable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def resolved_mode(config: WandbConfig, environ: Mapping[str, str] = os.environ) 
 
 
 class WandbSink:
-    """Writes one run of W&B, whose step is the trainer version.
+    """Writes one run of W&B, whose step is the trainer version; evaluations use ``eval/version``.
 
     If the server cannot be reached, the run is kept offline inside the run directory, and one
     warning says how to sync it later. Resumed under the same ``run_id``, an online run continues.
@@ -113,7 +113,10 @@ class WandbSink:
     def _log(self, record: MetricRecord) -> None:
         if self._run is None:
             raise ValueError("the W&B run is not open")
-        self._run.log(dict(record.metrics), step=record.version)
+        step = record.version
+        if is_evaluation(record):  # W&B discards a row before its newest one; eval/version is the x
+            step = max(step, self._run.step)
+        self._run.log(dict(record.metrics), step=step)
 
     def _abandon(self) -> None:
         self._run = None
@@ -142,6 +145,8 @@ class WandbSink:
             reinit="create_new",
             settings=self._settings(mode),
         )
+        run.define_metric("eval/version", hidden=True)
+        run.define_metric("eval/*", step_metric="eval/version")
         self._directory = Path(run.settings.sync_dir)
         return run
 

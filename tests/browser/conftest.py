@@ -42,7 +42,7 @@ def pages(program: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     directory = tmp_path_factory.mktemp("runs")
     made = {
         "finished": shown_run.finished(directory / "finished"),
-        "losses": shown_run.with_losses(directory / "losses"),
+        "losses": shown_run.with_losses(directory / "losses", evaluates_at_start=True),
         "running": shown_run.running(directory / "running"),
         "failed": shown_run.failed(directory / "failed"),
         "empty": shown_run.empty(directory / "empty"),

@@ -126,6 +126,26 @@ def test_groups_are_filtered_sorted_and_told(browser: Any, pages: dict[str, Path
         assert page.inner_text("#group-count").startswith("1 group")
 
 
+def test_a_legend_says_where_its_value_is_smoothed(browser: Any, pages: dict[str, Path]) -> None:
+    with OpenedPage(browser, pages["losses"]) as opened:
+        page = opened.page
+        legends = "#learning-charts .legend"
+        assert "smoothed" in page.locator(legends).first.inner_text()
+        assert "smoothed" not in page.locator("#sync-charts .legend").first.inner_text()
+        page.fill("#smoothing", "0")
+        assert not page.locator(legends, has_text="smoothed").count()
+
+
+def test_evaluations_are_drawn_at_the_versions_that_were_scored(
+    browser: Any, pages: dict[str, Path]
+) -> None:
+    with OpenedPage(browser, pages["losses"]) as opened:
+        panel = opened.page.locator("#learning-charts figure", has_text="Evaluation")
+        assert panel.count() == 1
+        drawn = "charts.find(each => each.box.innerText.startsWith('Evaluation')).plot.data[0]"
+        assert opened.page.evaluate(f"Array.from({drawn})") == list(range(0, 161, 20))
+
+
 def test_a_group_of_two_weight_versions_is_shaded_by_version(
     browser: Any, pages: dict[str, Path]
 ) -> None:

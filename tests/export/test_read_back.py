@@ -73,6 +73,21 @@ def test_tensorboard_forgets_what_a_rewind_and_a_new_process_write_again(tmp_pat
     assert curve(tmp_path, "train/reward") == [(1, 0.0), (2, 0.0), (3, 2.0), (4, 2.0)]
 
 
+def test_tensorboard_shows_an_evaluation_that_ended_steps_later_at_the_version_scored(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    sink = TensorBoardSink(tmp_path)
+    sink.open()
+    for version in (1, 2, 3):
+        sink.write(MetricRecord(version, version, float(version), {"train/reward": 0.5}))
+    sink.write(MetricRecord(2, 2, 3.5, {"eval/reward": 0.25}))
+    sink.write(MetricRecord(4, 4, 4.0, {"train/reward": 0.5}))
+    sink.close()
+    assert [step for step, _ in curve(tmp_path, "train/reward")] == [1, 2, 3, 4]
+    assert curve(tmp_path, "eval/reward") == [(2, 0.25)]
+
+
 def test_a_second_export_into_the_same_directory_is_refused(run_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     assert offbeat("export", run_dir, "--to", "tensorboard", "-o", tmp_path).exit_code == 0

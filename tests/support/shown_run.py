@@ -51,6 +51,7 @@ class ShownRun:
     name: str = "two-digit-sums"
     text: str = ""
     snapshot_records: int = 1000
+    evaluates_at_start: bool = False
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -78,6 +79,8 @@ class ShownRun:
         self.ready = list[int]()
         self.pass_s(1.5)
         self.serve()
+        if self.evaluates_at_start and incarnation == 1:
+            self.lines.append(encode_line(self._scores(0)))
 
     def pass_s(self, seconds: float) -> None:
         self.now_s += seconds
@@ -213,8 +216,12 @@ class ShownRun:
             metrics[self.text] = 1.0
         yield MetricRecord(number, number, _BEGAN_UNIX_S + self.now_s, metrics)
         if number % max(1, self.steps // 8) == 0:
-            scores = {"eval/reward": 0.9 * progress + 0.05, "eval/version": float(number)}
-            yield MetricRecord(number, number, _BEGAN_UNIX_S + self.now_s, scores)
+            yield self._scores(number)
+
+    def _scores(self, version: int) -> MetricRecord:
+        reward = 0.9 * version / max(self.steps, 1) + 0.05
+        scores = {"eval/reward": reward, "eval/version": float(version)}
+        return MetricRecord(version, version, _BEGAN_UNIX_S + self.now_s, scores)
 
     # --- what goes wrong -------------------------------------------------------------------------
 

@@ -13,12 +13,12 @@ from offbeat.runs.page_files import check_no_links
 from offbeat.runs.past_run import clock_time
 from offbeat.runs.report.examples import example_samples, pictures_of, prompt_of, rest_of
 from offbeat.runs.report.group_rows import MAX_ROWS
-from offbeat.runs.report.steps import binned, last_of_bins
+from offbeat.runs.report.steps import AXES, binned, last_of_bins
 from offbeat.runs.report.story import RunStory
 from offbeat.runs.report.timeline import as_bytes
-from offbeat.runs.report.verdicts import NOTHING, duration, verdict_of
+from offbeat.runs.report.verdicts import NOTHING, verdict_of
 from offbeat.telemetry.metric_table import ROWS
-from offbeat.telemetry.summary import Summary
+from offbeat.telemetry.summary import Summary, duration
 
 Facts = dict[str, Any]
 EXAMPLE_GROUPS: Final = 160
@@ -29,7 +29,6 @@ _BINS: Final = 1000  # of the curves in the panels
 _COARSE_BINS: Final = 250  # of all other metrics
 _HEAT_BINS: Final = 200
 _TEXT_CHARACTERS: Final = 500_000  # of all examples; about a fifth of it after compression
-_AXES: Final = ("step", "time", "samples")
 _CURVES: Final = (
     "train/reward", "train/zero_variance_groups", "rollout/response_tokens_mean",
     "rollout/truncated_fraction", "rollout/masked_fraction",
@@ -69,7 +68,7 @@ def fitting(runs: Sequence[RunStory], make: Callable[[Facts], str]) -> str:
 
 def document_of(runs: Sequence[RunStory], thinning: int = 1) -> Facts:
     """Return the tree of the page; with ``thinning`` a part of what grows with the run."""
-    names = {name for story in runs for name in story.columns}
+    names = {name for story in runs for name in (*story.columns, *story.evaluations)}
     return {
         "made": clock_time(datetime.now(UTC).timestamp()),
         "runs": [
@@ -94,7 +93,7 @@ def run_facts(story: RunStory, *, full: bool, thinning: int = 1) -> Facts:
         "problems": story.problems,
         "thinned": [],
         "config": {key: _short(value) for key, value in sorted(story.config.items())},
-        "summary": [("outcome", story.state), *_summary_rows(story.summary, story.timeline.end_s)],
+        "summary": [("outcome", story.state), *_summary_rows(story.summary)],
         **_curves(story, full=full, thinning=thinning),
     }
     timeline = story.timeline
@@ -104,7 +103,6 @@ def run_facts(story: RunStory, *, full: bool, thinning: int = 1) -> Facts:
         story.summary,
         story.bound,
         timeline.all_incidents(),
-        timeline.end_s,
         () if status is None else status.waits,
         timeline.counts,
     )
@@ -140,22 +138,18 @@ def _thinned(story: RunStory, facts: Facts, thinning: int) -> Iterator[str]:
 def _curves(story: RunStory, *, full: bool, thinning: int) -> Facts:
     bins, coarse_bins = max(10, _BINS // thinning), max(10, _COARSE_BINS // thinning)
     columns = story.columns
-    fine = [name for name in columns if name in _CURVES or _is_fine(name)]
-    coarse = sorted(set(columns) - set(fine) - set(_AXES)) if full else []
+    fine = [name for name in columns if name in _CURVES or name.startswith("staleness/ratio_p")]
+    coarse = sorted(set(columns) - set(fine) - set(AXES)) if full else []
+    scores = story.evaluations
     return {
-        "x": {axis: last_of_bins(columns[axis], bins) for axis in _AXES},
-        "curves": {name: binned(columns[name], bins) for name in fine if name not in _AXES},
-        "coarse_x": {axis: last_of_bins(columns[axis], coarse_bins) for axis in _AXES},
+        "x": {axis: last_of_bins(columns[axis], bins) for axis in AXES},
+        "curves": {name: binned(columns[name], bins) for name in fine},
+        "coarse_x": {axis: last_of_bins(columns[axis], coarse_bins) for axis in AXES},
         "coarse": {name: binned(columns[name], coarse_bins) for name in coarse},
+        "scores_x": {axis: last_of_bins(scores[axis], bins) for axis in AXES},
+        "scores": {name: binned(scores[name], bins) for name in scores if name not in AXES},
         "steps_per_point": max(1.0, len(columns["step"]) / bins),
     }
-
-
-def _is_fine(name: str) -> bool:
-    """Return whether a metric of many members belongs to a panel."""
-    return (name.startswith("eval/") and name.endswith(("/reward", "/reward_se"))) or (
-        name.startswith("staleness/ratio_p")
-    )
 
 
 def _meaning(names: set[str]) -> dict[str, list[str]]:
@@ -163,12 +157,12 @@ def _meaning(names: set[str]) -> dict[str, list[str]]:
     return {name: [unit, says, rises] for name, unit, _, says, rises in ROWS if name in names}
 
 
-def _summary_rows(summary: Summary, end_s: float) -> Iterator[tuple[str, str]]:
+def _summary_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield what a comparison of runs shows side by side."""
     yield "steps", f"{summary.steps:,}"
     yield "reward, first 20 steps", _figure(summary.reward_first)
     yield "reward, last 20 steps", _figure(summary.reward_last)
-    yield "duration", duration(end_s)
+    yield "duration", duration(summary.wall_s)
     yield "samples/s", f"{summary.samples_per_s:,.0f}"
     yield "tokens/s", f"{summary.tokens_per_s:,.0f}"
     yield "bottleneck", summary.verdict or NOTHING

@@ -1,7 +1,7 @@
-"""Reads ``metrics.jsonl`` into one record per version.
+"""Reads ``metrics.jsonl`` into the records of steps and of evaluations, by version.
 
-An evaluation emits a record of its own, under the version that the trainer has reached when it
-ends; usually the record of that step is there already. So a version has up to two records.
+An evaluation has a record of its own, under the version that was scored. The trainer goes on
+meanwhile, so the record often follows those of later steps.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,8 @@ _BLOCK_BYTES: Final = 2**22
 class MetricsFile(msgspec.Struct):
     """Records of ``metrics.jsonl`` by version, as far as they could be read."""
 
-    by_version: dict[int, MetricRecord] = {}
+    steps: dict[int, MetricRecord] = {}
+    evaluations: dict[int, MetricRecord] = {}
     unreadable: int = 0  # lines
     problem: str = ""  # why none was read
     sampled: bool = False  # of the steps only some lines were read, because there are too many
@@ -89,10 +90,8 @@ def read_metrics_file(path: Path) -> MetricsFile:
             continue
         valid.take(record, len(records))
         records.append(record)
-    found.by_version = {at: records[place] for at, place in valid.evaluations.items()}
-    for version, place in valid.steps.items():
-        record = with_evaluation(records[place], found.by_version.get(version))
-        found.by_version[version] = record
+    found.steps = {version: records[place] for version, place in valid.steps.items()}
+    found.evaluations = {version: records[place] for version, place in valid.evaluations.items()}
     return found
 
 

@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from offbeat.controller.aggregates import STEP_FIELDS, Aggregates
 from offbeat.runs.report.limits import METRIC_NAMES
 from offbeat.runs.report.metrics_file import MetricsFile
+from offbeat.telemetry.records import MetricRecord
 
 Floats = NDArray[np.float64]
 Columns = Mapping[str, Floats]
 """A column for each metric: one number per step, NaN where the step has none."""
 Counts = NDArray[np.int32]
+AXES: Final = ("step", "time", "samples")
+"""Columns that a chart may have as its x axis."""
 PAUSE: Final = STEP_FIELDS.index("pause_s")
 _HEAT_ROWS: Final = 17  # staleness 0 to 15, and one row for all beyond
 _POINTS: Final = 5000
@@ -118,27 +121,46 @@ def joined(own: Columns, found: MetricsFile) -> dict[str, Floats]:
     """
     columns = thinned(own) if len(own["step"]) > _STEPS else dict(own)
     ends = columns["step"]
-    for version, record in found.by_version.items():
+    for version, record in found.steps.items():
         row = int(np.searchsorted(ends, version))
         if row == len(ends) or (len(ends) == len(own["step"]) and ends[row] != version):
             continue  # undone by a rewind
-        for name, value in record.metrics.items():
-            if name in own:
-                continue
-            column = columns.get(name)
-            if column is None:
-                if len(columns) >= METRIC_NAMES:
-                    continue
-                column = columns[name] = np.full(len(ends), np.nan)
-            column[row] = value
+        _fill(columns, row, record, known=own)
     return columns
+
+
+def evaluated(own: Columns, found: MetricsFile) -> dict[str, Floats]:
+    """Return a row for each evaluation that stands, at the step, time and samples of its version.
+
+    The initial weights are version 0: no step has led to them.
+    """
+    axes = {name: np.concatenate(([0.0], own[name])) for name in AXES}
+    versions = np.array(sorted(found.evaluations), dtype=np.int64)
+    standing = versions[np.isin(versions, axes["step"])]
+    rows = np.searchsorted(axes["step"], standing)
+    columns = {name: axis[rows] for name, axis in axes.items()}
+    for row, version in enumerate(standing.tolist()):
+        _fill(columns, row, found.evaluations[version], known=axes)
+    return columns
+
+
+def _fill(columns: dict[str, Floats], row: int, record: MetricRecord, *, known: Columns) -> None:
+    """Write the metrics of a record into its row, except those that are ``known`` already."""
+    for name, value in record.metrics.items():
+        if name in known:
+            continue
+        column = columns.get(name)
+        if column is None:
+            if len(columns) >= METRIC_NAMES:
+                continue
+            column = columns[name] = np.full(len(columns["step"]), np.nan)
+        column[row] = value
 
 
 def thinned(own: Columns) -> dict[str, Floats]:
     """Return ``_POINTS`` rows of the journal's columns."""
-    ends = ("step", "time", "samples")
     return {
-        name: last_of_bins(column, _POINTS) if name in ends else binned(column, _POINTS)
+        name: last_of_bins(column, _POINTS) if name in AXES else binned(column, _POINTS)
         for name, column in own.items()
     }
 

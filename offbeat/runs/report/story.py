@@ -24,7 +24,7 @@ from offbeat.runs.report.limits import (
 )
 from offbeat.runs.report.metrics_file import MetricsFile, read_metrics_file
 from offbeat.runs.report.recipe_values import recipe_values
-from offbeat.runs.report.steps import AppliedSteps, joined
+from offbeat.runs.report.steps import AppliedSteps, evaluated, joined
 from offbeat.runs.report.timeline import Timeline
 from offbeat.runs.report.verdicts import State
 from offbeat.runs.run_journal import JournalState, RunJournal
@@ -67,7 +67,8 @@ class RunStory:
         self.state, self.summary = self._ended()
         metrics = read_metrics_file(run_dir / METRICS)
         self._note(metrics)
-        self.columns = joined(self._steps.columns(), metrics)
+        own = self._steps.columns()
+        self.columns, self.evaluations = joined(own, metrics), evaluated(own, metrics)
         self._read_groups(journal, example_groups)
 
     @property

@@ -120,6 +120,7 @@ class Timeline:
         self._workers = defaultdict[str, list[tuple[float, float]]](list)  # when each was up
         self._up_since = dict[str, float]()  # of each worker that is up
         self._driver = ""
+        self._is_resumed = False  # in the newest incarnation
         for part in parts:
             for rare in part.rare:
                 self._version = rare.version
@@ -158,10 +159,7 @@ class Timeline:
                     lost.what = IncidentKind.ENGINE_RETIRED
                     self.counts[lost.what] += 1
             case TrainerReplaced():
-                self._gone(
-                    TRAINER,
-                    self._incident(at_s, IncidentKind.TRAINER_LOST, TRAINER, event.reason),
-                )
+                self._trainer_lost(event, at_s)
             case Rewound():
                 detail = f"to version {event.target}: {event.reason}"
                 self._add(self._incident(at_s, IncidentKind.REWOUND, TRAINER, detail))
@@ -169,6 +167,24 @@ class Timeline:
                 self._joined(event, at_s)
             case _:
                 pass
+
+    def _trainer_lost(self, event: TrainerReplaced, at_s: float) -> None:
+        """Add the loss of a trainer; one that a new controller finds replaced is over already.
+
+        The trainer of a resumed run is always new, and a loss that a former controller recorded
+        ended when the new process joined.
+        """
+        lost_s = at_s
+        if event.found:
+            began_s = self._incarnations[-1][0] if self._incarnations else 0.0
+            is_known = any(end_s >= began_s for _, end_s in self._down[TRAINER])
+            if self._is_resumed or is_known:
+                return
+            lost_s = self._down[CONTROLLER][-1][0] if self._down[CONTROLLER] else began_s
+        kind = IncidentKind.TRAINER_LOST
+        self._gone(TRAINER, self._incident(lost_s, kind, TRAINER, event.reason))
+        if event.found:
+            self._back(TRAINER, at_s)
 
     def _joined(self, event: Joined, at_s: float) -> None:
         before = self._processes.get(event.name)
@@ -193,7 +209,7 @@ class Timeline:
         """Begin an incarnation; ``ended_s`` is when the one before wrote its last record."""
         if self._incarnations:
             self._incarnations[-1][1] = ended_s
-            resumed = event.driver != self._driver
+            resumed = self._is_resumed = event.driver != self._driver
             kind = IncidentKind.RESUMED if resumed else IncidentKind.CONTROLLER_LOST
             detail = f"incarnation {event.incarnation} took over"
             self._add(Incident(ended_s, self._version, kind, CONTROLLER, detail, at_s))

@@ -1,14 +1,14 @@
 """Outcome of a run, cards and advice: the top of the page."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from offbeat.runs.report.timeline import Incident, IncidentKind
 from offbeat.telemetry.status import NamedWait
-from offbeat.telemetry.summary import Summary
+from offbeat.telemetry.summary import Summary, duration
 from offbeat.telemetry.time_accounting import Bottleneck
 
 State = Literal["finished", "aborted", "failed", "running", "unfinished"]
@@ -55,7 +55,6 @@ def verdict_of(
     summary: Summary,
     bound: int | None,
     incidents: list[Incident],
-    end_s: float,
     waits: Sequence[NamedWait] = (),
     counts: Counter[IncidentKind] | None = None,
 ) -> Verdict:
@@ -68,7 +67,7 @@ def verdict_of(
     tone: Tone = {"finished": "good", "failed": "bad", "running": ""}.get(state, "warn")  # pyright: ignore[reportAssignmentType]
     return Verdict(
         state, tone, _headline(state, summary), _alarm(waits) or _advice(state, summary, incidents),
-        list(_cards(state, summary, bound, counts, end_s)),
+        list(_cards(state, summary, bound, counts)),
     )  # fmt: skip
 
 
@@ -114,18 +113,20 @@ def _advice(state: State, summary: Summary, incidents: list[Incident]) -> str:
 
 
 def _cards(
-    state: State, summary: Summary, bound: int | None, counts: Counter[IncidentKind], end_s: float
+    state: State, summary: Summary, bound: int | None, counts: Counter[IncidentKind]
 ) -> list[Card]:
     groups, dropped = summary.groups, sum(summary.groups.dropped.values())
     outstanding = groups.admitted + groups.in_flight + groups.ready + groups.training
     by_reason = ", ".join(f"{label} {count:,}" for label, count in sorted(groups.dropped.items()))
     adds_up = groups.drawn == groups.trained + dropped + outstanding
     kept = bound is None or summary.max_staleness_trained <= bound
-    broken = sum(count for kind, count in counts.items() if kind.is_failure)
+    failures = {kind: count for kind, count in counts.most_common() if kind.is_failure}
+    others = {kind: count for kind, count in counts.most_common() if not kind.is_failure}
+    broken = sum(failures.values())
     return [
         Card("reward", _from_to(summary.reward_first, summary.reward_last), "means of the first and the last 20 steps"),
         Card("samples trained", f"{_whole(summary.samples_per_s)}/s",
-             f"{_whole(summary.tokens_per_s)} tokens/s; {duration(end_s)} in all"),
+             f"{_whole(summary.tokens_per_s)} tokens/s; {duration(summary.wall_s)} in all"),
         Card("bottleneck", summary.verdict or NOTHING,
              f"busy: trainer {summary.trainer_busy_fraction:.0%}, engines {summary.generator_busy_fraction:.0%}"),
         Card("staleness", f"at most {summary.max_staleness_trained}" if summary.steps else NOTHING,
@@ -136,10 +137,14 @@ def _cards(
              + (f" ({by_reason})" if by_reason else ""),
              "bad" if not adds_up else "warn" if dropped else ""),
         Card("incidents", f"{broken:,}",
-             ", ".join(f"{what.value} {count:,}" for what, count in counts.most_common() if count)
-            or ("none" if state != "running" else "none so far"),
+             "; also ".join(filter(None, map(_listed, (failures, others))))
+             if broken else _listed(others) or ("none" if state != "running" else "none so far"),
             "warn" if broken else "good"),
     ]  # fmt: skip
+
+
+def _listed(counts: Mapping[IncidentKind, int]) -> str:
+    return ", ".join(f"{what.value} {count:,}" for what, count in counts.items() if count)
 
 
 def _from_to(first: float | None, last: float | None) -> str:
@@ -152,12 +157,3 @@ def _number(value: float | None) -> str:
 
 def _whole(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"  # noqa: PLR2004  two digits
-
-
-def duration(seconds: float) -> str:
-    """Return a duration for people: ``3 h 05 min``."""
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    if hours:
-        return f"{hours:,} h {minutes:02d} min"
-    return f"{minutes} min {rest:02.0f} s" if minutes else f"{rest:.1f} s"

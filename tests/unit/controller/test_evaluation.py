@@ -43,6 +43,16 @@ def scores(world: World) -> list[tuple[float, float]]:
     ]
 
 
+def test_an_evaluation_is_recorded_under_the_version_that_was_scored() -> None:
+    world = World(EVERY_FOURTH, engines=3, scored=FakePrompts())
+    watched(world).rollout_s = 4.0  # longer than a step: the trainer goes on meanwhile
+    world.run()
+    records = [each for each in world.telemetry.records if "eval/version" in each]
+    assert [(each["step"], each["version"]) for each in records] == [(4, 4), (8, 8)]
+    before = world.telemetry.records[world.telemetry.records.index(records[0]) - 1]
+    assert before["version"] > 4
+
+
 def watched(world: World) -> Watched:
     rollouts = world.rollouts = Watched(world.generators)
     return rollouts

@@ -1,17 +1,27 @@
-"""The end of a controller that a newer one has replaced."""
+"""What the host of a controller leaves on disk, however the run ends."""
 
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from offbeat.controller.journal import FileJournal, open_journal
+from offbeat.controller.events import Checkpointed
+from offbeat.controller.journal import FileJournal, open_journal, read_journal
 from offbeat.launch.controller_host import ControllerHost
 from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.summary import Summary
-from tests.support.virtual_time import run
+from tests.support.virtual_time import VirtualLoop, run
 from tests.support.world import World
+
+
+class InlineLoop(VirtualLoop):
+    """Runs at once what would block in a thread: a clock that jumps cannot wait for threads."""
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        future = self.create_future()
+        future.set_result(func(*args))
+        return future
 
 
 class Closed:
@@ -85,3 +95,18 @@ def test_a_run_that_is_aborted_after_a_newer_controller_began_writes_nothing_eit
     run(story())
     assert not (tmp_path / "summary.json").exists()
     assert not (files.is_closed or world.trainer.closed)
+
+
+def test_the_last_checkpoint_of_an_aborted_run_is_in_its_journal(tmp_path: Path) -> None:
+    world = World()
+
+    async def main() -> bytes:
+        host = hosted(tmp_path, world, Closed())
+        asyncio.get_running_loop().call_later(12, host.abort, "SIGINT")
+        return await host.run()
+
+    with asyncio.Runner(loop_factory=InlineLoop) as runner:
+        summary = Summary.from_json(runner.run(main()))
+    assert summary.outcome == "aborted"
+    made = [each for each in read_journal(tmp_path / "journal") if isinstance(each, Checkpointed)]
+    assert [each.version for each in made] == [summary.trainer_version]

@@ -30,10 +30,14 @@ def test_an_evaluation_leaves_the_metrics_of_its_step_there_whichever_is_written
     tmp_path: Path,
 ) -> None:
     path = written(tmp_path / "m", step(1), scored(1, 0.5), scored(2, 0.75), step(2, 2.0))
-    found = read_metrics_file(path).by_version
-    assert {version: dict(each.metrics) for version, each in found.items()} == {
-        1: {"train/loss": 1.0, "eval/reward": 0.5},
-        2: {"train/loss": 2.0, "eval/reward": 0.75},
+    found = read_metrics_file(path)
+    assert {version: dict(each.metrics) for version, each in found.steps.items()} == {
+        1: {"train/loss": 1.0},
+        2: {"train/loss": 2.0},
+    }
+    assert {version: dict(each.metrics) for version, each in found.evaluations.items()} == {
+        1: {"eval/reward": 0.5},
+        2: {"eval/reward": 0.75},
     }
 
 
@@ -45,8 +49,18 @@ def test_a_step_that_is_trained_again_takes_the_evaluations_that_a_rewind_undid(
         *(step(1), scored(1, 0.1), step(2), scored(2, 0.2), step(3), scored(3, 0.3)),
         *(step(2, 9.0), step(3, 9.0), scored(3, 0.9)),
     )
-    found = read_metrics_file(path).by_version
-    assert [found[version].metrics.get("eval/reward") for version in (1, 2, 3)] == [0.1, None, 0.9]
+    found = read_metrics_file(path).evaluations
+    assert {version: each.metrics["eval/reward"] for version, each in found.items()} == {
+        1: 0.1,
+        3: 0.9,
+    }
+
+
+def test_an_evaluation_that_ended_in_a_later_step_stands_if_a_rewind_went_back_to_its_version(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path / "m", step(1), step(2), step(3), scored(1, 0.1), step(2, 9.0))
+    assert list(read_metrics_file(path).evaluations) == [1]
 
 
 def test_of_a_long_file_every_evaluation_is_read_and_some_of_the_steps(tmp_path: Path) -> None:
@@ -59,12 +73,9 @@ def test_of_a_long_file_every_evaluation_is_read_and_some_of_the_steps(tmp_path:
                 file.write(encode_line(MetricRecord(version, version, 0.0, {"eval/reward": 1.0})))
         file.write(b'{"eval/torn')
     found = read_metrics_file(path)
-    scores = [
-        version for version, each in found.by_version.items() if "eval/reward" in each.metrics
-    ]
     assert found.sampled
-    assert sorted(scores) == list(range(500, steps + 1, 500))
-    assert 0.9 * SAMPLED_LINES < len(found.by_version) <= SAMPLED_LINES + len(scores)
+    assert sorted(found.evaluations) == list(range(500, steps + 1, 500))
+    assert 0.9 * SAMPLED_LINES < len(found.steps) <= SAMPLED_LINES
     assert not found.unreadable
 
 
@@ -74,8 +85,8 @@ def test_of_very_many_evaluations_as_many_are_read_as_of_steps(tmp_path: Path) -
     written(path, *((version, filling) for version in range(1, count + 1)))
     found = read_metrics_file(path)
     assert found.sampled
-    assert SAMPLED_LINES <= len(found.by_version) <= 2 * SAMPLED_LINES
-    assert {1, count} <= found.by_version.keys()
+    assert SAMPLED_LINES <= len(found.evaluations) <= 2 * SAMPLED_LINES
+    assert {1, count} <= found.evaluations.keys()
 
 
 def test_an_export_has_the_metrics_of_a_step_beside_those_of_the_evaluation(tmp_path: Path) -> None:

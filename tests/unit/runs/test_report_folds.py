@@ -43,6 +43,7 @@ from offbeat.runs.report.shares import covered_shares, merged, per_interval
 from offbeat.runs.report.steps import (
     AppliedSteps,
     binned,
+    evaluated,
     joined,
     last_of_bins,
 )
@@ -227,6 +228,63 @@ def test_a_lost_trainer_is_back_when_its_new_process_answers() -> None:
     assert trainer.busy.sum() == pytest.approx(len(trainer.busy) / 5)
 
 
+TRAINER_ANEW = (
+    TrainerReplaced("the trainer was started anew", found=True),
+    Rewound(0, 1, "the trainer was started anew"),
+)
+
+
+def trainer_joined(process: str) -> Joined:
+    return Joined(Component.TRAINER, "trainer", process)
+
+
+def test_the_new_trainer_of_a_resumed_run_is_no_loss_and_is_up_to_the_end() -> None:
+    timeline = timeline_of(
+        (0.0, opened()),
+        (1.0, trainer_joined("a")),
+        (2.0, TrainerReplaced("it was killed")),
+        (3.0, trainer_joined("b")),
+        (5.0, opened(2, driver="another")),
+        (6.0, trainer_joined("c")),
+        *((6.0, event) for event in TRAINER_ANEW),
+        (9.0, Released(0, "digest")),
+    )
+    assert timeline.counts[IncidentKind.TRAINER_LOST] == 1
+    assert not [each for each in timeline.incidents if each.is_down]
+    trainer = next(lane for lane in timeline.lanes() if lane.name == "trainer")
+    assert trainer.down == [(2.0, 3.0)]
+
+
+def test_a_trainer_that_died_between_two_controllers_is_lost_once_and_back() -> None:
+    timeline = timeline_of(
+        (0.0, opened()),
+        (1.0, trainer_joined("a")),
+        (2.0, Released(0, "digest")),
+        (5.0, opened(2)),
+        (6.0, trainer_joined("b")),
+        *((6.0, event) for event in TRAINER_ANEW),
+        (9.0, Released(0, "digest")),
+    )
+    lost = [each for each in timeline.incidents if each.what == "trainer lost"]
+    assert [(each.at_s, each.back_s) for each in lost] == [(2.0, 6.0)]
+    trainer = next(lane for lane in timeline.lanes() if lane.name == "trainer")
+    assert trainer.down == [(2.0, 6.0)]
+
+
+def test_a_loss_whose_replacement_the_controller_did_not_live_to_see_is_counted_once() -> None:
+    timeline = timeline_of(
+        (0.0, opened()),
+        (1.0, trainer_joined("a")),
+        (2.0, TrainerReplaced("it was killed")),
+        (5.0, opened(2)),
+        (6.0, trainer_joined("b")),
+        *((6.0, event) for event in TRAINER_ANEW),
+        (9.0, Released(0, "digest")),
+    )
+    lost = [each for each in timeline.incidents if each.what == "trainer lost"]
+    assert [(each.at_s, each.back_s) for each in lost] == [(2.0, 6.0)]
+
+
 def worker_joined(process: str) -> Joined:
     return Joined(Component.WORKER, "environment-0", process)
 
@@ -338,6 +396,25 @@ def test_the_journal_decides_which_steps_there_are(tmp_path: Path) -> None:
     assert columns["samples"].tolist() == [2, 4]
     assert columns["a/b"].tolist() == pytest.approx([np.nan, 2.5], nan_ok=True)
     assert steps.staleness_shares(10)[1].tolist() == [1, 1]
+
+
+def test_an_evaluation_is_drawn_at_the_version_that_was_scored_also_that_of_the_initial_weights() -> (
+    None
+):
+    steps = AppliedSteps([part_of((0.0, opened()), *((float(n), applied(n)) for n in (1, 2, 3)))])
+    records = {
+        version: MetricRecord(version, version, 9.0, {"eval/reward": reward})
+        for version, reward in ((0, 0.125), (2, 0.5), (7, 1.0))
+    }
+    found = MetricsFile(evaluations=records)
+    scores = evaluated(steps.columns(), found)
+    assert {name: column.tolist() for name, column in scores.items()} == {
+        "step": [0, 2],
+        "time": [0.0, 2.0],
+        "samples": [0, 4],
+        "eval/reward": [0.125, 0.5],
+    }, "version 7 was undone by a rewind"
+    assert "eval/reward" not in joined(steps.columns(), found)
 
 
 def test_points_are_means_of_equal_runs_of_steps() -> None:

@@ -287,7 +287,7 @@ def test_a_wait_near_its_deadline_comes_before_any_advice(tmp_path: Path) -> Non
     story = RunStory(shown_run.running(tmp_path / "run", 2), 0)
 
     def advice(*waits: NamedWait) -> str:
-        return verdict_of("running", story.summary, 1, [], 1.0, waits).advice
+        return verdict_of("running", story.summary, 1, [], waits).advice
 
     late = NamedWait("probe of generator-1", "generator-1", 70.0, 90.0)
     early = NamedWait("microbatch 1", "the trainer", 3.0, 600.0)
@@ -298,13 +298,25 @@ def test_a_wait_near_its_deadline_comes_before_any_advice(tmp_path: Path) -> Non
     assert advice(early, unlimited) == advice()
 
 
+def test_the_cards_count_failures_and_the_time_of_the_controllers_alone(tmp_path: Path) -> None:
+    story = RunStory(shown_run.with_losses(tmp_path / "run", 40), 0)
+    summary = msgspec.structs.replace(story.summary, wall_s=119.7)
+    verdict = verdict_of("finished", summary, 2, [], counts=story.timeline.counts)
+    cards = {each.title: each for each in verdict.cards}
+    assert cards["samples trained"].note.endswith("; 2 min 00 s in all")
+    assert (cards["incidents"].value, cards["incidents"].note) == (
+        "4",
+        "engine lost 2, trainer lost 1, controller lost 1; also rewound 1, quiet 1",
+    )
+
+
 def test_the_advice_names_the_process_that_was_lost_and_is_not_back(tmp_path: Path) -> None:
     story = RunStory(shown_run.running(tmp_path / "run", 2), 0)
     lost = Incident(4.0, 1, IncidentKind.WORKER_LOST, "environment-0", "it was killed")
     rewound = Incident(5.0, 1, IncidentKind.REWOUND, "trainer", "to version 0")
 
     def advice(*incidents: Incident) -> str:
-        return verdict_of("running", story.summary, 1, list(incidents), 9.0).advice
+        return verdict_of("running", story.summary, 1, list(incidents)).advice
 
     assert advice(lost, rewound) == "environment-0 is not back since 4 s: see logs/controller.log."
     assert advice(msgspec.structs.replace(lost, back_s=6.0), rewound) == advice()

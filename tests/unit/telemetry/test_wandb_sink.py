@@ -125,6 +125,33 @@ print([tally.written for tally in telemetry.close(60)])
 
 
 @needs_wandb
+def test_an_evaluation_that_ends_steps_later_is_kept_and_its_x_is_the_version_scored(
+    tmp_path: Path,
+) -> None:
+    program = """
+wandb_sink = sink("offline")
+wandb_sink.open()
+for step in range(1, 7):
+    wandb_sink.write(record(step))
+wandb_sink.write(MetricRecord(4, 4, 0.0, {"eval/version": 4.0, "eval/reward": 0.5}))
+wandb_sink.write(record(7))
+wandb_sink.close()
+"""
+    finished = run(program, tmp_path)
+    assert finished.stderr == ""
+    (path,) = offline_runs(tmp_path)
+    rows = history(path)
+    assert [step for step, _ in rows] == list(range(1, 8))
+    assert rows[5][1] == {"train/reward": 1.0, "eval/version": 4.0, "eval/reward": 0.5}
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    records = [pb.Record.FromString(payload) for payload in payloads(path)]
+    defined = [each.metric for each in records if each.WhichOneof("record_type") == "metric"]
+    assert [(each.glob_name, each.step_metric) for each in defined if each.glob_name] == [
+        ("eval/*", "eval/version")
+    ]
+
+
+@needs_wandb
 def test_an_offline_run_calls_nobody(tmp_path: Path) -> None:
     program = """
 def heard(event, args):

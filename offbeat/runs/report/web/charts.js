@@ -99,7 +99,8 @@ function tellValues(plot, shown, values, format) {
     line += each.smooth ? 2 : 1;
     const ys = plot.data[line];
     const found = at == null ? lastOf(ys) : nearest(ys, at);
-    if (values[i]) values[i].textContent = (each.format || format)(found);
+    const isMean = each.smooth && view.smoothing > 0;
+    if (values[i]) values[i].textContent = (each.format || format)(found) + (isMean ? ' smoothed' : '');
   });
 }
 

@@ -15,9 +15,12 @@ function drawComparison(runs) {
   const overlays = $('overlays');
   overlays.replaceChildren();
   for (const [name, title, note, format] of COMPARED) {
-    const series = runs.map((run, i) => run.curves[name] && {
-      label: labelOf(run, runs), color: COLORS[i % COLORS.length], dash: i >= COLORS.length ? [6, 4] : undefined,
-      x: run.x, values: gaps(run.curves[name]), smooth: name !== 'eval/reward', points: name === 'eval/reward', format,
+    const series = runs.map((run, i) => {
+      const isScore = name === 'eval/reward', values = (isScore ? run.scores : run.curves)[name];
+      return values && {
+        label: labelOf(run, runs), color: COLORS[i % COLORS.length], dash: i >= COLORS.length ? [6, 4] : undefined,
+        x: isScore ? run.scores_x : run.x, values: gaps(values), smooth: !isScore, points: isScore, format,
+      };
     }).filter(Boolean);
     if (series.length) chart(overlays, { title, note, x: series[0].x, series, format });
   }

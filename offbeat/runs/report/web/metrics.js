@@ -3,7 +3,7 @@
 const openSections = new Set();   // they stay open when a live run draws again
 
 function drawMetrics(run, meaning) {
-  const names = [...Object.keys(run.curves), ...Object.keys(run.coarse)].sort();
+  const names = [...Object.keys(run.curves), ...Object.keys(run.coarse), ...Object.keys(run.scores)].sort();
   const filter = el('input', { id: 'metric-filter', placeholder: 'filter, as in time/|busy', 'aria-label': 'Names that match this regular expression', size: 28 });
   const said = el('span', { class: 'dim', 'aria-live': 'polite' });
   const sections = el('div', {});
@@ -49,9 +49,11 @@ function metricSection(run, meaning, prefix, names, isOpen) {
 
 function metricChart(parent, run, name, meaning) {
   const [unit, says] = meaning || ['', ''];
-  const fine = run.curves[name];
+  const [x, values] = run.scores[name] ? [run.scores_x, run.scores[name]]
+    : run.curves[name] ? [run.x, run.curves[name]] : [run.coarse_x, run.coarse[name]];
+  const isScore = values === run.scores[name];
   chart(parent, {
-    title: name, note: [unit && unit !== '1' ? unit : '', says].filter(Boolean).join(' · '), x: fine ? run.x : run.coarse_x, format: formatOf(unit),
-    series: [{ label: name.split('/').slice(1).join('/') || name, color: '--c0', values: gaps(fine || run.coarse[name]), smooth: !name.startsWith('eval/'), points: name.startsWith('eval/') }],
+    title: name, note: [unit && unit !== '1' ? unit : '', says].filter(Boolean).join(' · '), x, format: formatOf(unit),
+    series: [{ label: name.split('/').slice(1).join('/') || name, color: '--c0', values: gaps(values), smooth: !isScore, points: isScore }],
   });
 }

@@ -62,9 +62,10 @@ const fromZero = (_, low, high) => [Math.min(0, low ?? 0), (high > 0 ? high : 1)
 const COLORS = ['--c0', '--c1', '--c2', '--c3', '--c4', '--c5'];
 
 function evaluations(run) {
-  const names = Object.keys(run.curves).filter(name => /^eval\/(.*\/)?reward$/.test(name)).sort();
-  return names.slice(0, COLORS.length).map((name, i) =>
-    curve(run, name, name.replace(/^eval\/?/, '').replace(/\/?reward$/, '') || 'eval', COLORS[i], { points: true }));
+  const names = Object.keys(run.scores).filter(name => /^eval\/(.*\/)?reward$/.test(name)).sort();
+  return names.slice(0, COLORS.length).map((name, i) => ({
+    label: name.replace(/^eval\/?/, '').replace(/\/?reward$/, '') || 'eval', color: COLORS[i],
+    x: run.scores_x, values: gaps(run.scores[name]), points: true }));
 }
 
 function ratios(run) {
