@@ -129,7 +129,10 @@ def _of_side(config: RunConfig, sides: _Sides, side: "Side", gpu: int | None) ->
         seen = f"{seen}, for {_at_once(config)} at once; {messages}"
     is_less_in_half = held_in(torch.bfloat16).total < held.total
     less, key = _what_lowers(config, side, is_less_in_half=is_less_in_half)
-    return against_gpu(config, (_SUBJECT, seen), held.total, gpu, (less, f"{key}.gpus"), first)
+    whole = sides.inventory.parameters * getattr(torch, config.model.dtype).itemsize
+    loading = whole + held.weights if first == 0 else 0
+    about, fix = (_SUBJECT, seen), (less, f"{key}.gpus")
+    return against_gpu(config, about, held.total, gpu, fix, first, loading)
 
 
 def _what_lowers(config: RunConfig, side: "Side", *, is_less_in_half: bool) -> tuple[str, str]:

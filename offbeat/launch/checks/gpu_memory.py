@@ -44,6 +44,7 @@ def against_gpu(
     gpu: int | None,
     fix: tuple[str, str],
     rank: int = 0,
+    loading_bytes: int = 0,
 ) -> Finding:
     """Return what a rank holds as a finding: an error if its GPU is smaller, a warning if its share is.
 
@@ -54,8 +55,16 @@ def against_gpu(
         gpu: Memory of its GPU in bytes; None: unknown, or the rank is on the CPU.
         fix: What makes a rank hold less, and the key of the part of a GPU that it reserves.
         rank: The rank.
+        loading_bytes: What it holds at its start, while it loads the model.
     """
     (subject, seen), (less, key) = about, fix
+    if loading_bytes > held_bytes:
+        seen = (
+            f"{seen}; at its start rank {rank} holds the whole model and its part of it, "
+            f"{size(loading_bytes)}"
+        )
+        less = "Set trainer.backend=megatron, whose ranks load their parts only, or use a smaller model"
+        held_bytes = loading_bytes
     if gpu is None:
         return ok(subject, seen)
     if held_bytes > gpu:

@@ -16,6 +16,11 @@ from offbeat.launch.checks.model_files import ModelFiles
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where Ray keeps its object store on Linux
 _PROCESS_BYTES: Final = 600 * 2**20
 """Memory of one actor with torch and transformers imported, before it holds a model, in bytes."""
+_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+_STORE_OF_MEMORY: Final = 0.3
+_STORE_OF_SHARED: Final = 0.95
+_LARGEST_STORE: Final = 200e9
+"""Bounds of the object store that Ray starts by default: share of main memory, share of shared memory, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
         trained: Parameters that ``trainer.freeze`` leaves, or those of adapters: others have neither
             gradient nor moments. None: all; of adapters, which are then not counted, none.
     """
-    each = {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
+    each = _BYTES[config.model.dtype]
     weights = model.parameters * each
     states = 0
     adapts = lora_of(config) is not None
@@ -136,17 +141,40 @@ def check_memory(
         yield ok("memory", seen)
 
 
+def release_bytes(config: RunConfig, model: ModelFiles) -> int:
+    """Return the bytes of a full release in Ray's object store; 0 if none goes there."""
+    sends = config.generator.has_engines and config.sync.transport == "object_store"
+    if not sends or (lora_of(config) is not None and config.sync.adapter == "separate"):
+        return 0
+    each = _BYTES[config.sync.wire_dtype or config.model.dtype]
+    return model.parameters * (1 if config.sync.quantize else each)
+
+
 def check_shared_memory(
     config: RunConfig, machine: Machine, model: ModelFiles
 ) -> Iterator[Finding]:
     """Check Ray's object store, which carries payloads and published weights."""
-    weights = model.parameters * {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
-    wanted = int(config.buffer.capacity_mib * 2**20) + 2 * weights
     if machine.shared_memory_bytes is None:
         return
+    release = release_bytes(config, model)
+    store = min(
+        _STORE_OF_MEMORY * machine.memory_bytes,
+        _STORE_OF_SHARED * machine.shared_memory_bytes,
+        _LARGEST_STORE,
+    )
+    if release > store:
+        seen = (
+            f"each release of the weights has {size(release)}, and Ray's object store here {size(store)}: Ray "
+            "would write it to disk and read it back at each sync"
+        )
+        fix = "Set sync.transport to reshard or gloo, or enlarge the store (ray start --object-store-memory)."
+        yield warning("shared memory", seen, fix)
+        return
+    wanted = int(config.buffer.capacity_mib * 2**20) + 2 * release
+    two = " and two versions of the weights" if release else ""
     seen = (
-        f"{size(machine.shared_memory_bytes)} free in {_SHARED_MEMORY}; a full buffer and two versions "
-        f"of the weights take {size(wanted)}"
+        f"{size(machine.shared_memory_bytes)} free in {_SHARED_MEMORY}; a full buffer{two} "
+        f"{'take' if two else 'takes'} {size(wanted)}"
     )
     if wanted > machine.shared_memory_bytes:
         fix = "Lower buffer.capacity_mib, or enlarge it (in a container: --shm-size). Ray spills to disk otherwise."

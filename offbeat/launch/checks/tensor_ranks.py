@@ -34,9 +34,12 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
         return
     if trainer.encoder is not None:
         return
+    import torch
+
     from offbeat.model_proof.loading import model_without_memory
     from offbeat.trainers.errors import UntrainableModel
     from offbeat.trainers.torch.lora import PeftMissing
+    from offbeat.trainers.torch.rank_bytes import whole_bytes
     from offbeat.trainers.torch.tensor_parallel import tensor_plan
 
     path, trust = config.model.path, config.model.trust_remote_code
@@ -50,6 +53,7 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
     except UntrainableModel as refused:
         yield error("model", f"{refused.model} {refused.problem}", f"{refused.fix}.")
         return
+    whole = whole_bytes(model, getattr(torch, config.model.dtype))
     try:
         held = held_by_torch_rank(config, trainer, model)
     except (UntrainableModel, PeftMissing):
@@ -60,7 +64,8 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
     )
     subject = _DATA if trainer.tensor_parallel == 1 else _TENSOR
     less = "Raise trainer.data_parallel, freeze more of the model (trainer.freeze), or train adapters (trainer.lora)"
-    yield against_gpu(config, (subject, seen), held.total, gpu, (less, "trainer.gpus"))
+    fix, loading = (less, "trainer.gpus"), whole + held.weights
+    yield against_gpu(config, (subject, seen), held.total, gpu, fix, loading_bytes=loading)
 
 
 def held_by_torch_rank(

@@ -59,3 +59,9 @@ def largest_rank(
     held = trained * wide + others * dtype.itemsize + buffers
     copies = references * ((trained + others) * dtype.itemsize + buffers)
     return RankBytes(held + copies, trained * wide, trained * wide * _MOMENTS)
+
+
+def whole_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Return the bytes of the whole model, which the first rank loads before it is sharded."""
+    elements = sum(each.numel() for each in model.parameters())
+    return elements * dtype.itemsize + sum(each.nbytes for each in model.buffers())

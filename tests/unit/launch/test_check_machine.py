@@ -322,6 +322,22 @@ def test_a_buffer_beyond_shared_memory_is_a_warning() -> None:
     assert one(check_shared_memory(config(), MACHINE, TINY)).level is Level.OK
 
 
+def test_a_release_beyond_the_object_store_is_a_warning_unless_it_goes_another_way() -> None:
+    model = ModelFiles(10**9, 4 * 10**9, None, "x")  # 3.7 GiB; the store of MACHINE has 2.4 GiB
+    finding = one(check_shared_memory(config(), MACHINE, model))
+    assert finding.level is Level.WARNING
+    assert "each release of the weights has 3.73 GiB" in finding.message
+    assert "object store here 2.4 GiB" in finding.message
+    assert finding.fix.startswith("Set sync.transport to reshard or gloo")
+    for values in (
+        {"sync": {"wire_dtype": "bfloat16"}},
+        {"sync": {"transport": "reshard"}},
+        {"trainer": {"backend": "torch", "lora": {}}},
+    ):
+        found = one(check_shared_memory(config(**values), MACHINE, model))
+        assert "each release" not in found.message
+
+
 # --- model ---------------------------------------------------------------------------------------
 
 

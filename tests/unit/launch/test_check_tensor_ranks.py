@@ -94,6 +94,18 @@ def test_ranks_beyond_their_gpu_are_an_error_and_beyond_their_share_a_warning(
     assert found[1].fix.endswith("or raise trainer.gpus.")
 
 
+def test_the_whole_model_that_rank_0_loads_first_is_counted(tmp_path: Path) -> None:
+    model = LlamaConfig(**SIZES, tie_word_embeddings=False)
+    on_gpu = {"data_parallel": 16, "device": "cuda", "gpus": 1}
+    whole = 4 * (2 * (48 * 16 * (4 + 2 + 2 + 4) + 3 * 48 * 80) + 2 * 64 * 48 + 5 * 48) + 64
+    (found,) = findings(tmp_path, model, whole, **on_gpu)
+    assert found.level is Level.ERROR
+    assert "at its start rank 0 holds the whole model and its part of it" in found.message
+    assert found.fix.startswith("Set trainer.backend=megatron")
+    (found,) = findings(tmp_path, model, 2 * whole, **on_gpu)
+    assert found.level is Level.OK
+
+
 def test_nothing_is_said_of_one_rank(tmp_path: Path) -> None:
     assert findings(tmp_path, LlamaConfig(**SIZES)) == []
 
