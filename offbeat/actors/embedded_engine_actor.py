@@ -16,7 +16,6 @@ from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.weights import WeightDelta
-from offbeat.weight_sync.canary import check
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
@@ -101,9 +100,7 @@ class EmbeddedEngineActor(DeltaEngineActor):
                 if canary is not None:
                     try:
                         answers = engine.greedy(canary.prompts)
-                        gap = check(
-                            canary, answers, engine=self._name, epoch=epoch, version=version
-                        )
+                        gap = self._canaries.check(canary, answers, epoch=epoch, version=version)
                     except Exception as failure:
                         engine.lose(str(failure))
                         raise

@@ -28,6 +28,7 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
 from offbeat.messages.weights import EngineState, WeightDelta, WeightsAck
+from offbeat.weight_sync.canary import CanaryChecks
 from offbeat.weight_sync.delta import KeptBase
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
@@ -53,6 +54,7 @@ class EngineActor:
     ) -> None:
         """``device``: where this process itself can receive weights; None: into main memory."""
         self._name, self._served, self._incarnation = spec.name, served, incarnation
+        self._canaries = CanaryChecks(spec.name)
         self._model_path = spec.model.path
         self._guard = FenceGuard(spec.name)
         self._requests = ReplyBatcher(self._generate, self._as_failure)

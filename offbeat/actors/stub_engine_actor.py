@@ -8,7 +8,7 @@ from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
-from offbeat.weight_sync.canary import check, invented_answers
+from offbeat.weight_sync.canary import invented_answers
 from offbeat.weight_sync.manifest import Bytes, Manifest
 
 
@@ -33,6 +33,6 @@ class StubEngineActor(DeltaEngineActor):
         if manifest.canary is not None:
             digest = bytes(chunks[0]).hex()  # all of a stub's weights
             answers = invented_answers(digest)
-            gap = check(manifest.canary, answers, engine=self._name, epoch=epoch, version=version)
+            gap = self._canaries.check(manifest.canary, answers, epoch=epoch, version=version)
         await self._stub.set_version(version)
         return TakenRelease(time.perf_counter() - started_s, gap)

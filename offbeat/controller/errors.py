@@ -71,7 +71,8 @@ class EveryCanaryFailed(OffbeatError):
         return (
             f"all {self.engines} engines failed the canary of the weights, synced again and "
             f"replaced; the last one: {self.last}. Compare dtype, attention and model of trainer and "
-            "engines; sync.canary_interval=0 turns the check off"
+            "engines. If they are the same, raise sync.canary_tolerance; sync.canary_interval=0 turns the "
+            "check off"
         )
 
 

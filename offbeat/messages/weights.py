@@ -39,6 +39,7 @@ class Canary(msgspec.Struct, frozen=True):
     tokens: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]  # natural, at temperature 1
     tolerance: float  # nats between the two
+    is_fixed: bool = False  # whether an engine may not raise the tolerance (``CanaryChecks``)
 
 
 class WeightsAck(msgspec.Struct, frozen=True):

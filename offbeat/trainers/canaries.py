@@ -25,7 +25,9 @@ class Canaries:
         engine = config.generator
         on_gpu = isinstance(engine, VllmGeneratorConfig) and engine.device != "cpu"
         formats = wire_formats(config.model.dtype, config.sync)
-        self._tolerance = tolerance(*formats, rounds_activations=on_gpu)
+        given = config.sync.canary_tolerance
+        self._is_fixed = given is not None
+        self._tolerance = given or tolerance(*formats, rounds_activations=on_gpu)
         # Another engine is asked for text alone: it would take placeholders for tokens
         self._with_pictures = config.generator.backend == "embedded"
         self._releases = 0  # published by this process
@@ -38,7 +40,7 @@ class Canaries:
             return published
         asked = self._prompts(split)
         expected = split.top_logprobs(asked, KEPT, quantized=self._quantized)
-        canary = Canary(asked, *expected, self._tolerance)
+        canary = Canary(asked, *expected, self._tolerance, self._is_fixed)
         manifest = msgspec.structs.replace(published.manifest, canary=canary)
         return published._replace(manifest=manifest)
 

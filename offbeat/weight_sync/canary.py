@@ -31,6 +31,11 @@ TOLERANCE_FLOAT32: Final = 0.02  # nats
 TOLERANCE_16_BIT: Final = 0.25
 # Nats, where kernels round activations to float8 too: SmolLM2-135M moved by up to 1.14 on 48 prompts
 TOLERANCE_8_BIT: Final = 1.5
+FLOOR_FACTOR: Final = 5.0
+"""Tolerance of later releases over the gap of an engine's first one, where that is more.
+
+Of a 550B mixture of experts, 0.06 nats with the weights of its files became 0.15 to 0.30 after a sync.
+"""
 # Nats that each token of an invented distribution is below its best one
 _DROPS: Final = tuple(0.1 * rank for rank in range(KEPT))
 
@@ -70,23 +75,62 @@ def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:
     return distance if math.isfinite(distance) and math.isfinite(answer.logprob) else math.inf
 
 
+class CanaryChecks:
+    """The canary checks of one engine process, calibrated by the first of them.
+
+    Trainer and engine have the same weights then, so their gap is the rounding of their kernels.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._floor: float | None = None  # gap of the first release, in nats
+
+    def check(
+        self, canary: Canary, answers: Sequence[CanaryAnswer], *, epoch: int, version: int
+    ) -> float:
+        """Return the largest gap over the prompts, in nats.
+
+        Raises:
+            CanaryFailed: It exceeds the tolerance: the engine computes with other weights.
+        """
+        tolerance = canary.tolerance
+        if not canary.is_fixed:
+            tolerance = max(tolerance, FLOOR_FACTOR * (self._floor or 0.0))
+        found = check(
+            canary,
+            answers,
+            engine=self._engine,
+            epoch=epoch,
+            version=version,
+            tolerance=tolerance,
+        )
+        if self._floor is None:
+            self._floor = found
+        return found
+
+
 def check(
-    canary: Canary, answers: Sequence[CanaryAnswer], *, engine: str, epoch: int, version: int
+    canary: Canary,
+    answers: Sequence[CanaryAnswer],
+    *,
+    engine: str,
+    epoch: int,
+    version: int,
+    tolerance: float | None = None,
 ) -> float:
-    """Return the largest gap over the prompts, in nats.
+    """Return the largest gap over the prompts, in nats; ``tolerance`` replaces the canary's.
 
     Raises:
         CanaryFailed: It exceeds the tolerance: the engine computes with other weights.
     """
+    allowed = canary.tolerance if tolerance is None else tolerance
     gaps = [gap(canary, place, answer) for place, answer in enumerate(answers)]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
-    if gaps[worst] > canary.tolerance:
+    if gaps[worst] > allowed:
         token, logprob = answers[worst]
         kept = dict(zip(canary.tokens[worst], canary.logprobs[worst], strict=True))
         trainer = kept.get(token, canary.logprobs[worst][-1])
-        raise CanaryFailed(
-            engine, epoch, version, token, logprob, trainer, gaps[worst], canary.tolerance
-        )
+        raise CanaryFailed(engine, epoch, version, token, logprob, trainer, gaps[worst], allowed)
     return gaps[worst]
 
 

@@ -55,6 +55,11 @@ class _Sync(Config):
     reproduce before it serves the release; a trainer's first release has one. 1 checks each release at a forward
     pass of trainer and engine, a larger number costs less and notices a wrong engine later; 0: none."""
 
+    canary_tolerance: Annotated[float, Field(gt=0)] | None = None
+    """Nats by which an engine's answer to a canary may differ from the trainer's; more replaces the engine. Raise it
+    if healthy engines are replaced, as routers of experts choose others on tiny differences. None: 0.02, with 16-bit
+    weights 0.25, with kernels that round to 8 bits 1.5, and at least 5 times the gap of an engine's first release."""
+
     delta: bool = False
     """Whether a release also travels as what changed since the one before it, to engines that serve that one,
     which rebuild its bytes exactly. Set it where few values change, as in 16 bits at small learning rates, and

@@ -47,7 +47,7 @@ from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, Verdicts
 from offbeat.generators.vllm.workarounds import PAUSE_SLEEP
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.weights import Canary, WeightDelta
-from offbeat.weight_sync.canary import check
+from offbeat.weight_sync.canary import CanaryChecks
 from offbeat.weight_sync.chunks import WeightChunk, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
@@ -85,6 +85,7 @@ class WeightUpdates:
         self._engine, self._vllm, self._llm = engine, library, engine.llm
         self.coverage, self._config = coverage, config
         self._call = Calls(engine, config.call_deadline_s)
+        self._canaries = CanaryChecks(engine.name)
         self._sleepless = PAUSE_SLEEP.applies_to(vllm_version)
         self.area, self._verdicts = area, Verdicts()
         self.layout = RecordedLayout(engine, coverage, self._call)
@@ -323,7 +324,7 @@ class WeightUpdates:
     async def _check(self, canary: Canary, epoch: int, version: int) -> float:
         """Check the engine against the canary, while new requests and finished samples wait."""
         answers = await self._call("canary", self._engine.greedy(canary.prompts))
-        return check(canary, answers, engine=self._engine.name, epoch=epoch, version=version)
+        return self._canaries.check(canary, answers, epoch=epoch, version=version)
 
     async def _prepare(self, epoch: int) -> None:
         self._reached = _Reached.OPEN

@@ -8,10 +8,12 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
@@ -19,6 +21,7 @@ from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed, EngineUnavailable
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import Canary, WeightRelease
+from offbeat.trainers.canaries import Canaries
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import ITEMSIZE
@@ -26,6 +29,7 @@ from offbeat.weight_sync.fingerprints import ReadBack
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import ModuleTarget, Receiver
 from offbeat.weight_sync.source import ModuleSource
+from offbeat.weight_sync.transport import PublishedRelease
 from tests.support.engine_actors import (
     FENCE,
     TOLERANCE,
@@ -217,6 +221,41 @@ def test_a_gap_is_how_far_the_distributions_are_apart_at_least(
 ) -> None:
     answer = canary.CanaryAnswer(token, logprob)
     assert canary.gap(two_tokens(), 0, answer) == pytest.approx(gap)
+
+
+def answers_off_by(gap: float) -> list[canary.CanaryAnswer]:
+    return [canary.CanaryAnswer(5, -0.1 - gap)]
+
+
+def test_an_engine_may_be_five_times_as_far_away_as_with_its_first_release() -> None:
+    checks, allowed = canary.CanaryChecks("generator-0"), two_tokens(0.25)
+    assert checks.check(allowed, answers_off_by(0.06), epoch=1, version=0) == pytest.approx(0.06)
+    assert checks.check(allowed, answers_off_by(0.29), epoch=2, version=1) == pytest.approx(0.29)
+    with pytest.raises(CanaryFailed, match=r"0\.31 nats apart, 0\.3 are allowed"):
+        checks.check(allowed, answers_off_by(0.31), epoch=3, version=2)
+
+
+def test_a_first_release_is_held_to_the_tolerance_and_a_small_gap_narrows_nothing() -> None:
+    checks, allowed = canary.CanaryChecks("generator-0"), two_tokens(0.25)
+    with pytest.raises(CanaryFailed, match=r"0\.25 are allowed"):
+        checks.check(allowed, answers_off_by(0.29), epoch=1, version=0)
+    checks.check(allowed, answers_off_by(0.01), epoch=2, version=0)
+    assert checks.check(allowed, answers_off_by(0.24), epoch=3, version=1) == pytest.approx(0.24)
+
+
+def test_a_tolerance_of_the_recipe_stays(tied: Path) -> None:
+    sync = {"canary_tolerance": 0.07}
+    config = RunConfig.model_validate({"steps": 1, "model": {"path": str(tied)}, "sync": sync})
+    trainer = trainer_of(tied)
+    published = PublishedRelease(release(trainer, 0).manifest, "", ())
+    fixed = Canaries(config).add(published, trainer).manifest.canary
+    assert fixed is not None
+    assert fixed.tolerance == 0.07
+    checks, allowed = canary.CanaryChecks("generator-0"), replace(two_tokens(0.07), is_fixed=True)
+    checks.check(allowed, answers_off_by(0.06), epoch=1, version=0)
+    with pytest.raises(CanaryFailed, match=r"0\.07 are allowed"):
+        checks.check(allowed, answers_off_by(0.08), epoch=2, version=1)
+    assert fixed.is_fixed
 
 
 def test_the_tolerance_is_that_of_the_coarsest_type() -> None:

@@ -85,7 +85,7 @@ def test_a_key_of_several_sections_names_them_all(report: Report) -> None:
 
 def test_a_key_like_no_other_gets_the_list(report: Report) -> None:
     text = report(f"{SMALL}sync: {{zzz: 1}}")
-    assert "`sync` has: adapter, canary_interval, chunk_mib, deadline_s, delta" in text
+    assert "`sync` has: adapter, canary_interval, canary_tolerance, chunk_mib, deadline_s" in text
 
 
 def test_a_key_of_another_choice_names_that_choice(report: Report) -> None:
