@@ -5,6 +5,7 @@
 # where they are used.
 
 import inspect
+import math
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
@@ -77,6 +78,14 @@ class Distance(NamedTuple):
     mean: float  # over the tokens of the worst sample; in 16 bits a router may choose other experts
     worst: float  # of any token
 
+    def problem(self, tolerance: float) -> str:
+        """Return how the mean exceeds a tolerance, empty if it does not."""
+        if self.mean <= tolerance:
+            return ""
+        if math.isinf(self.mean):
+            return "not finite"
+        return f"off by {self.mean:.2g} of their spread, more than {tolerance:g}"
+
 
 def distance(got: Iterable[Tensor], want: Iterable[Tensor]) -> Distance:
     """Return the distance of the samples' log-probabilities from a reference; infinite for NaN.
@@ -92,12 +101,10 @@ def distance(got: Iterable[Tensor], want: Iterable[Tensor]) -> Distance:
         reference = plain[len(plain) - len(sample) :]
         gap = (sample.float().cpu() - reference).abs() - _ROUNDING * reference.abs()
         gaps.append(gap.clamp(min=0) / spread)
-    mean = torch.stack([each.mean() for each in gaps]).max()
-    mean, worst = (
-        torch.stack([mean, torch.cat(gaps).max()])
-        .nan_to_num(nan=torch.inf, posinf=torch.inf)
-        .tolist()
-    )
+    mean = float(torch.stack([each.mean() for each in gaps]).max())
+    worst = float(torch.cat(gaps).max())
+    if math.isnan(mean):
+        return Distance(math.inf, math.inf)
     return Distance(mean, worst)
 
 

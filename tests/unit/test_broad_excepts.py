@@ -117,7 +117,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "model_proof/tiny_model.py _has_shapes",
         "model_proof/tiny_model.py tiny_model",  # the shapes of the model
         "model_proof/tiny_model.py tiny_model",  # a cut of its config
-        "trainers/torch/proof.py _gap",
+        "trainers/torch/proof.py _compare",
     ),
     FILE_OF_A_USER: ("runs/report/examples.py token_text",),
     OTHER_RANKS: (

@@ -113,11 +113,8 @@ def prove_model(decoded: DecodedModel, max_model_len: int, tolerance: float) -> 
             name, problem, f"Lower generator.max_model_len={max_model_len}"
         ) from error
     gap = distance(_decoded_logprobs(decoded, sequences, lengths, further, first), want)
-    if gap.mean > tolerance:
-        problem = (
-            f"decoding is off its plain forward pass by {gap.mean:.2g} of the spread of "
-            f"log-probabilities, more than {tolerance:g}"
-        )
+    if problem := gap.problem(tolerance):
+        problem = f"log-probabilities of decoding, against its plain forward pass, are {problem}"
         raise UndecodableModel(name, problem, _ANOTHER_ENGINE)
     attention = model.config._attn_implementation  # noqa: SLF001 -- as above
     dtype = str(decoded.dtype)
@@ -172,11 +169,8 @@ def prove_pictures(decoded: DecodedModel, max_model_len: int, tolerance: float) 
     lengths = [len(each.prompt) for each in prompts]
     got = _decoded_logprobs(decoded, sequences, lengths, RESPONSE_TOKENS, 0, media)
     gap = distance(got, want)
-    if gap.mean > tolerance:
-        problem = (
-            f"decoding behind pictures is off by {gap.mean:.2g} of the spread of log-probabilities, "
-            f"more than {tolerance:g}"
-        )
+    if problem := gap.problem(tolerance):
+        problem = f"log-probabilities of decoding behind pictures are {problem}"
         raise UndecodableModel(name, problem, _ANOTHER_ENGINE)
     _log.info("model.pictures_proved", model=name, dtype=str(decoded.dtype), **gap._asdict())
 

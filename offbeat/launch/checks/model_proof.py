@@ -21,6 +21,8 @@ from offbeat.launch.checks.finding import Finding, error, ok, warning
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_VALUES = "weight values"
+_MOST_READ = 1 << 33  # bytes: some seconds; the start of a run reads all of them
 _ROWS = "packed rows"
 _DECODING = "decoding"
 _ENDS = "end of samples"
@@ -37,6 +39,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         return
     from offbeat.model_proof.loading import (
         WeightsMismatch,
+        WeightsUntied,
         check_headers,
         generation_config_problem,
         model_without_memory,
@@ -46,13 +49,14 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
     try:
         model = model_without_memory(config.model.path, trust_remote_code=trust)
         check_headers(config.model.path, model)
-    except WeightsMismatch as refused:
+    except (WeightsMismatch, WeightsUntied) as refused:
         yield error("model", f"{refused.path}: {refused.problem}", f"{refused.fix}.")
         return
     except (OSError, ValueError, KeyError) as broken:
         message = f"transformers cannot make the model: {broken}".splitlines()[0]
         yield error("model", message, "Point model.path at a causal LM that transformers knows.")
         return
+    yield from _values(config.model.path)
     if problem := generation_config_problem(config.model.path):
         fix = (
             "Repair it: this run does not read it but for its end tokens, and exports it as it is."
@@ -72,6 +76,18 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         yield _rows(config, model, shared_prompt=config.trainer.shared_prompt)
     if decodes:
         yield _decoding(config, model)
+
+
+def _values(path: str) -> Iterator[Finding]:
+    from offbeat.model_proof.loading import WeightsNotFinite, check_values
+
+    try:
+        read, stored = check_values(path, _MOST_READ)
+    except WeightsNotFinite as refused:
+        yield error(_VALUES, f"{refused.path}: {refused.problem}", f"{refused.fix}.")
+    else:
+        if stored:
+            yield ok(_VALUES, f"{read / stored:.0%} of {stored / 1e9:.3g} GB are read, and finite")
 
 
 def _pictures(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:

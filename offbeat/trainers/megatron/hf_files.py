@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from offbeat.model_proof.loading import check_finite
 from offbeat.trainers.checkpoints.weight_files import INDEX, SINGLE
 from offbeat.trainers.megatron.errors import IncompleteWeights
 from offbeat.trainers.megatron.fused_experts import fused_place, is_fused
@@ -81,12 +82,18 @@ def load_boxes(
     path: Path,
     file_names: Mapping[str, str] = NO_NAMES,
 ) -> None:
-    """Fill parameters from a Hugging Face directory; rows that pad the vocabulary become zero."""
+    """Fill parameters from a Hugging Face directory; rows that pad the vocabulary become zero.
+
+    Raises:
+        IncompleteWeights: A tensor is missing or has another shape.
+        WeightsNotFinite: A weight is NaN or infinite.
+    """
     for each in parameters.values():
         each.zero_()
     with hf_weights(path, file_names) as weights:
         for box in boxes:
-            view_of(parameters, box).copy_(weights.read(box))
+            filled = view_of(parameters, box).copy_(weights.read(box))
+            check_finite(path, box.tensor, filled)
 
 
 def view_of(parameters: Mapping[str, Tensor], box: TensorBox) -> Tensor:

@@ -68,11 +68,8 @@ def prove_pictures(
     got[torch.from_numpy(packed.source_N)] = got_N.float().cpu()
     samples = got.split(batch.length_S.tolist())
     gap, name = distance(samples, want), type(model).__name__
-    if gap.mean > tolerance:
-        problem = (
-            f"computes samples behind pictures that are off by {gap.mean:.2g} of their spread, more "
-            f"than {tolerance:g}"
-        )
+    if problem := gap.problem(tolerance):
+        problem = f"computes log-probabilities behind pictures that are {problem}"
         raise UntrainableModel(name, problem, "Train another model, or leave pictures out")
     _log.info("model.pictures_proved", model=name, dtype=str(dtype), **gap._asdict())
 

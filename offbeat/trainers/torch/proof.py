@@ -286,11 +286,10 @@ def prove_model(
         ) from error
     got = _in_rows(model, batch, firsts, share=proof.shared_prompt, split=proof.split, dtype=dtype)
     gap = _distance(got, want)
-    if gap.mean > tolerance:
+    if problem := gap.problem(tolerance):
         raise UntrainableModel(
             name,
-            f"computes log-probabilities in rows that are off by {gap.mean:.2g} of their spread, "
-            f"more than {tolerance:g}",
+            f"computes log-probabilities in rows that are {problem}",
             "Set trainer.shared_prompt to false" if proof.shared_prompt else "Train another model",
         )
     _log.info("model.rows_proved", model=name, dtype=str(dtype), **gap._asdict(), **asdict(proof))
@@ -321,12 +320,10 @@ def prove_sharding(
         features_of=features_of,
     )
     want = {sample: torch.tensor(each) for sample, each in witness.logprobs.items()}
-    gap, allowed = _distance(got, want).mean, TOLERANCES[dtype]
-    if gap > allowed:
+    if problem := _distance(got, want).problem(TOLERANCES[dtype]):
         raise UntrainableModel(
             class_name(model),
-            f"computes log-probabilities that are off by {gap:.2g} of their spread when it is cut "
-            f"over ranks, more than {allowed:g}",
+            f"computes log-probabilities when it is cut over ranks that are {problem}",
             "Set trainer.data_parallel and trainer.tensor_parallel to 1",
         )
 

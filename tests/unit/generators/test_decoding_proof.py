@@ -127,7 +127,7 @@ def test_weights_that_are_decoded_otherwise_than_their_class_promises_are_refuse
 ) -> None:
     model = family_model("Llama")
     model.model.embed_tokens.register_forward_hook(_add_mean_so_far)
-    with pytest.raises(UndecodableModel, match="off its plain forward pass"):
+    with pytest.raises(UndecodableModel, match="against its plain forward pass, are off by"):
         make_engine(model)
 
 
@@ -138,16 +138,19 @@ def _add_a_little(_: nn.Module, __: object, embedded_RTH: torch.Tensor) -> torch
 def test_weights_in_16_bits_are_refused_for_a_mistake_that_their_rounding_would_hide(
     make_engine: MakeEngine,
 ) -> None:
-    model = family_model("Llama").to(torch.bfloat16)
+    model = family_model("Llama")
+    nn.Module.to(model, torch.bfloat16)  # in place
     make_engine(copy.deepcopy(model))
     model.model.embed_tokens.register_forward_hook(_add_a_little)
-    with pytest.raises(UndecodableModel, match="off its plain forward pass"):
+    with pytest.raises(UndecodableModel, match="against its plain forward pass, are off by"):
         make_engine(model)
 
 
 def test_a_model_of_the_shortest_sequences_is_decoded_in_16_bits(make_engine: MakeEngine) -> None:
     for family in SERVED:
-        make_engine(family_model(family).to(torch.bfloat16), max_model_len=2)
+        model = family_model(family)
+        nn.Module.to(model, torch.bfloat16)  # in place
+        make_engine(model, max_model_len=2)
 
 
 @pytest.mark.parametrize("rope", LONG_ROPES)

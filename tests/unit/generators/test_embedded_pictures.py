@@ -157,5 +157,5 @@ def test_a_model_that_computes_pictures_otherwise_is_refused_at_the_start(
 ) -> None:
     model = HalvesPictures(make("idefics3").config).eval()
     model.load_state_dict(make("idefics3").state_dict())
-    with pytest.raises(UndecodableModel, match=r"decoding behind pictures is off by"):
+    with pytest.raises(UndecodableModel, match=r"decoding behind pictures are off by"):
         make_engine(model)

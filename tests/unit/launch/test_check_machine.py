@@ -483,7 +483,7 @@ def proofs(model: PreTrainedModel, folder: Path, **generator: Any) -> dict[str, 
 def test_a_model_that_computes_rows_and_decodes_exactly_is_in_order(tmp_path: Path) -> None:
     found = proofs(family_model("Llama"), tmp_path, max_model_len=128)
     assert {finding.level for finding in found.values()} == {Level.OK}
-    assert set(found) == {"packed rows", "decoding"}
+    assert set(found) == {"weight values", "packed rows", "decoding"}
 
 
 @pytest.mark.parametrize(
@@ -580,6 +580,26 @@ def test_weight_files_that_lack_tensors_of_the_model_are_an_error_with_their_nam
     finding = one(check_model_proof(recipe))
     assert finding.level is Level.ERROR
     assert "lack 9 tensors of the model (model.layers.1." in finding.message
+
+
+@pytest.mark.parametrize("trainer", ["torch", "megatron"])
+def test_weights_that_no_run_could_use_are_an_error_with_their_names(
+    tmp_path: Path, trainer: str
+) -> None:
+    family_model("Llama").save_pretrained(tmp_path)
+    recipe = config(model={"path": str(tmp_path)}, trainer={"backend": trainer})
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"][2] = math.nan
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = {finding.subject: finding for finding in check_model_proof(recipe)}
+    finding = found["weight values"]
+    assert finding.level is Level.ERROR
+    assert "1 of the 32 values of model.norm.weight are not finite" in finding.message
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": True}))
+    finding = one(check_model_proof(recipe))
+    assert "ties lm_head.weight to model.embed_tokens.weight" in finding.message
+    assert "Set tie_word_embeddings to false" in finding.fix
 
 
 def test_a_model_whose_samples_cannot_share_a_prompt_is_told_of_with_what_happens_instead(

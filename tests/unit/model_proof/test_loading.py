@@ -1,4 +1,5 @@
 import json
+import math
 import pickle
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,10 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded.model import load_model
 from offbeat.model_proof.loading import (
     WeightsMismatch,
+    WeightsNotFinite,
+    WeightsUntied,
     check_files,
+    check_values,
     load_causal_lm,
 )
 from offbeat.trainers.torch import TorchTrainer
@@ -85,6 +89,80 @@ def test_a_model_whose_config_has_fewer_layers_than_its_files_is_refused(
         read(folder)
     assert not refused.value.missing
     assert "that the model has no place for" in refused.value.problem
+
+
+def with_a_head(folder: Path, factor: float) -> None:
+    """Add a head to the files of a model, and tie it to the embedding in its config."""
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    change_weights(folder, lambda w: w | {head: factor * w[embedding]})
+    change_settings(folder, tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize("read", [read_whole, read_headers, start_trainer, start_engine])
+def test_a_config_that_ties_what_the_files_hold_apart_is_named(
+    folder: Path, read: Callable[[Path], None]
+) -> None:
+    with_a_head(folder, factor=1.0)
+    read(folder)
+    with_a_head(folder, factor=2.0)
+    with pytest.raises(WeightsUntied, match=r"ties lm_head\.weight to model\.emb") as refused:
+        read(folder)
+    assert "Set tie_word_embeddings to false" in str(refused.value)
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)  # noqa: S301
+    change_settings(folder, tie_word_embeddings=False)
+    read(folder)
+
+
+def read_values(folder: Path) -> None:
+    check_values(folder, 1 << 30)
+
+
+def read_boxes(folder: Path) -> None:
+    pytest.importorskip("megatron.core", reason="needs the extra megatron")
+    from offbeat.trainers.megatron.hf_files import load_boxes  # noqa: PLC0415
+    from offbeat.trainers.megatron.mapping import TensorBox  # noqa: PLC0415
+    from offbeat.weight_sync.reshard.region import Region  # noqa: PLC0415
+
+    name = "model.layers.1.mlp.down_proj.weight"
+    weight = torch.empty(load_file(folder / "model.safetensors")[name].shape)
+    whole = Region.whole(tuple(weight.shape))
+    load_boxes({"own": weight}, [TensorBox(name, whole.shape, whole, "own", whole)], folder)
+
+
+@pytest.mark.filterwarnings("ignore")  # of megatron-core, for each kernel that it does not find
+@pytest.mark.parametrize("read", [read_values, read_whole, start_trainer, start_engine, read_boxes])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_not_finite_is_named_with_its_count(
+    folder: Path, read: Callable[[Path], None], bad: float
+) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+
+    def spoil(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        weights[name].view(-1)[[3, 70]] = bad
+        return weights
+
+    read(folder)
+    change_weights(folder, spoil)
+    with pytest.raises(WeightsNotFinite, match=f"2 of the .* values of {name} are not") as refused:
+        read(folder)
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)  # noqa: S301
+
+
+def test_weights_beyond_the_range_of_float16_are_refused_in_float16_only(folder: Path) -> None:
+    name = "model.norm.weight"
+    change_weights(folder, lambda w: w | {name: 1e6 * w[name]})
+    load_causal_lm(folder, torch.bfloat16, trust_remote_code=False)
+    with pytest.raises(WeightsNotFinite, match=r"in float16.*set model\.dtype to bfloat16"):
+        load_causal_lm(folder, torch.float16, trust_remote_code=False)
+
+
+def test_values_are_read_up_to_a_bound(folder: Path) -> None:
+    size = (folder / "model.safetensors").stat().st_size
+    assert check_values(folder, 0) == (0, size)
+    read, total = check_values(folder, 1)
+    assert 0 < read < total == size
+    read, total = check_values(folder, size)
+    assert 0.9 * total < read <= total
 
 
 @pytest.mark.parametrize("read", [read_whole, read_headers])

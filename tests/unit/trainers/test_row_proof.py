@@ -292,7 +292,8 @@ def _add_a_little(_: nn.Module, __: object, embedded_RTH: Tensor) -> Tensor:
 def test_weights_that_leave_the_class_by_a_little_share_no_row_in_any_dtype(
     dtype: torch.dtype,
 ) -> None:
-    model = family_model("Llama").to(dtype)
+    model = family_model("Llama")
+    nn.Module.to(model, dtype)  # in place
     proof, _ = prove_rows(model, 64, shared_prompt=True, dtype=dtype)
     assert proof.split
     assert proof.shared_prompt
