@@ -7,6 +7,7 @@ from typing import Final
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.encoder import EncoderConfig
+from offbeat.config.sections.generator import GeneratorConfig
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.rollout import OnFailedSample
@@ -17,6 +18,9 @@ from offbeat.config.sections.trainer import (
     TrainerConfig,
 )
 
+_LEAST_START_S: Final = 120.0
+_LOADED_BYTES_S: Final = 200e6
+"""Bytes of a model's files that a slow shared disk delivers in a second."""
 _ID_BYTES: Final = 4  # prompt_ids, response_ids, weight_versions: int32
 _LOGPROB_BYTES: Final = 4  # float32
 _MASK_BYTES: Final = 1
@@ -198,3 +202,14 @@ def trainer_replicas(trainer: TrainerConfig) -> int:
 def trainer_device(trainer: TrainerConfig) -> str:
     """Return the torch device of each rank; a stub has no tensors, so its ranks meet as those on CPU."""
     return "cpu" if trainer.backend == "stub" else trainer.device
+
+
+def start_deadline_s(section: GeneratorConfig | TrainerConfig, model_bytes: int = 0) -> float:
+    """Return the seconds that a trainer or an engine gets to start.
+
+    Args:
+        section: Its section of the recipe, whose own number is used if it has one.
+        model_bytes: Bytes of the model's weight files.
+    """
+    given = section.start_deadline_s
+    return _LEAST_START_S + model_bytes / _LOADED_BYTES_S if given is None else given

@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from offbeat.config.limits import start_deadline_s
 from offbeat.controller.errors import EngineBudgetSpent, EngineNotStarted
 from offbeat.controller.events import EngineLost, Retired
 from offbeat.controller.health import Health
@@ -83,7 +84,7 @@ class EnginePump:
         return True
 
     async def _start(self) -> None:
-        deadline_s = self._config.start_deadline_s
+        deadline_s = start_deadline_s(self._config)
         await self._state.waits.call(
             f"start of {self._name}",
             target="its first answer (is there room for it in the cluster?)",
@@ -95,7 +96,7 @@ class EnginePump:
     async def _first_answer(self) -> None:
         get_state = partial(self._generator.state, self._state.fence)
         while True:
-            state = await first_answer(get_state, self._config.start_deadline_s)
+            state = await first_answer(get_state, start_deadline_s(self._config))
             if self._state.fleet.probe_answered(state):
                 self._state.joined(Component.ENGINE, self._name, state.incarnation)
                 return

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import structlog
 
+from offbeat.config.limits import start_deadline_s
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.ports import Trainer
 from offbeat.controller.starting import first_answer
@@ -78,15 +79,13 @@ class TrainerClient:
             DeadlineExceeded: They are not within ``trainer.start_deadline_s``.
             InitialWeightsChanged: They began with other weights than the run.
         """
+        deadline_s = start_deadline_s(self._state.config.trainer)
         answer = await self._state.waits.call(
             "start of the trainer",
             target="its first answer (is there room for it in the cluster?)",
             component=Component.TRAINER,
-            deadline_s=self._state.config.trainer.start_deadline_s,
-            reply=first_answer(
-                partial(self.trainer.state, self._state.fence),
-                self._state.config.trainer.start_deadline_s,
-            ),
+            deadline_s=deadline_s,
+            reply=first_answer(partial(self.trainer.state, self._state.fence), deadline_s),
         )
         known = self._state.ledger.initial_weights
         if known and answer.initial_digest not in ("", known):

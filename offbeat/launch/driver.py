@@ -47,7 +47,7 @@ from offbeat.launch.dry_run import dry
 from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
 from offbeat.launch.gcs_watch import GcsWatch
 from offbeat.launch.heartbeat import HeartbeatTimeout
-from offbeat.launch.initial_model import with_initial_model
+from offbeat.launch.initial_model import with_initial_model, with_start_deadlines
 from offbeat.launch.next_commands import next_commands
 from offbeat.launch.opened_run import OpenedRun, open_run
 from offbeat.launch.read_backs import ReadBacks
@@ -163,7 +163,7 @@ def drive(
             _print_error(errors, error)
             return REFUSED
         try:
-            begun = with_initial_model(config, opened.directory)
+            begun = with_start_deadlines(with_initial_model(config, opened.directory))
         except (OffbeatError, OSError) as error:
             _print_error(errors, error)
             return REFUSED

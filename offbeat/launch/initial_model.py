@@ -1,9 +1,12 @@
-"""The model directory that a run begins with, if its recipe names weights of a training checkpoint."""
+"""The model directory that a run begins with, and the bytes of its weights."""
 
 from pathlib import Path
 from typing import Final
 
+from offbeat.config.limits import start_deadline_s
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.trainer import TrainerConfig
 
 INITIAL_MODEL: Final = "initial_model"
 _CONFIG: Final = "config.json"
@@ -31,3 +34,22 @@ def with_initial_model(config: RunConfig, run_dir: Path) -> RunConfig:
         write_initial_model(Path(weights), Path(config.model.path), target)
     model = config.model.model_copy(update={"path": str(target), "weights": None})
     return config.model_copy(update={"model": model})
+
+
+def with_start_deadlines(config: RunConfig) -> RunConfig:
+    """Return the recipe with the deadlines of starts that follow from the bytes of its model's files.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    files = Path(config.model.path).glob("*.safetensors")  # none if this machine does not see them
+    nbytes = sum(each.stat().st_size for each in files)
+    sections: dict[str, GeneratorConfig | TrainerConfig] = {"trainer": config.trainer}
+    if config.generator.has_engines:
+        sections["generator"] = config.generator
+    return config.model_copy(
+        update={
+            name: each.model_copy(update={"start_deadline_s": start_deadline_s(each, nbytes)})
+            for name, each in sections.items()
+        }
+    )

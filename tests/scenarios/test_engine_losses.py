@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from offbeat.config.limits import start_deadline_s
 from offbeat.controller.commands import Pause, Resume
 from offbeat.controller.errors import EngineBudgetSpent, EngineNotStarted, RunFailed
 from offbeat.controller.events import EngineLost, Served
@@ -53,7 +54,7 @@ def test_losing_the_only_engine_for_good_ends_the_run_soon_and_by_name(moment_s:
     error, at_s = outcome(world, (moment_s, engine.die))
     assert isinstance(error, RunFailed)
     assert "generator-0" in str(error)
-    assert at_s < world.config.generator.start_deadline_s + 40
+    assert at_s < start_deadline_s(world.config.generator) + 40
 
 
 def test_the_status_names_the_engine_whose_start_the_run_waits_for() -> None:

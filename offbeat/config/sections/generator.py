@@ -20,9 +20,9 @@ class _Generator(Config):
     """Longest prompt plus response, in tokens. Longer costs memory in engines, in the buffer and in the trainer;
     what does not fit counts as truncated."""
 
-    start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Time an engine gets to start, first time and after a restart. Raise it for models that load slowly; a hung
-    start is noticed later."""
+    start_deadline_s: Annotated[float, Field(gt=0)] | None = None
+    """Time an engine gets to start, first time and after a restart. Raise it for engines that compile, or load from
+    slow disks; a hung start is noticed later. None: 120 s, and 1 s for each 200 MB of the model's files."""
 
     restart_budget: Annotated[int, Field(ge=0)] = 16
     """Restarts of engines over the run; an engine that needs one more is retired, or the run ends where that

@@ -23,8 +23,9 @@ class _Trainer(Config):
     """Tokens to wait for before a chunk is sent to the trainer, unless the step ends. A small number starts to
     train earlier and packs worse, a large one packs better and starts later; None: enough to fill every rank."""
 
-    start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Time the trainer gets to start. Raise it for models that load slowly; a hung start is noticed later."""
+    start_deadline_s: Annotated[float, Field(gt=0)] | None = None
+    """Time the trainer gets to start. Raise it for slow disks; a hung start is noticed later. None: 120 s, and 1 s
+    for each 200 MB of the model's files."""
 
     step_deadline_s: Annotated[float, Field(gt=0)] = 600.0
     """Longest healthy call of a train step. Too short replaces a trainer that is only slow, too long lets a hung

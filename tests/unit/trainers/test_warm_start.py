@@ -1,6 +1,7 @@
 """``model.weights``: a run that begins with the weights of a training checkpoint of another one."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,11 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.finding import Level
 from offbeat.launch.checks.weights import check_weights
-from offbeat.launch.initial_model import INITIAL_MODEL, with_initial_model
+from offbeat.launch.initial_model import (
+    INITIAL_MODEL,
+    with_initial_model,
+    with_start_deadlines,
+)
 from offbeat.trainers.checkpoints.manifest import CheckpointCorrupt, Identity
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.megatron.mapping import TensorBox
@@ -81,6 +86,20 @@ def test_a_recipe_without_weights_is_left_as_it_is(tmp_path: Path) -> None:
     assert with_initial_model(recipe, tmp_path) is recipe
     assert not list(check_weights(recipe))
     assert not list(tmp_path.iterdir())
+
+
+def test_starts_get_a_second_more_for_each_200_mb_of_the_model_unless_the_recipe_says_how_long(
+    tmp_path: Path,
+) -> None:
+    for part in ("model-1.safetensors", "model-2.safetensors"):
+        (tmp_path / part).touch()
+        os.truncate(tmp_path / part, 6 * 10**9)
+    recipe = {"steps": 1, "model": {"path": str(tmp_path)}, "trainer": {"start_deadline_s": 7}}
+    begun = with_start_deadlines(RunConfig.model_validate(recipe))
+    assert (begun.trainer.start_deadline_s, begun.generator.start_deadline_s) == (7, 180)
+    absent = {"steps": 1, "model": {"path": str(tmp_path / "elsewhere")}}
+    begun = with_start_deadlines(RunConfig.model_validate(absent))
+    assert (begun.trainer.start_deadline_s, begun.generator.start_deadline_s) == (120, 120)
 
 
 def test_check_says_what_the_checkpoint_holds(trained: TorchTrainer, state: Path) -> None:
