@@ -38,6 +38,21 @@ class RewardsNotFinite(OffbeatError):
         )
 
 
+class AdvantagesNotFinite(OffbeatError):
+    """Finite rewards lie so far apart that an advantage is infinite as float32."""
+
+    estimator: str
+    rewards: Rewards
+    advantages: Advantages
+
+    def __str__(self) -> str:
+        return (
+            f"{self.estimator} makes advantages {self.advantages} of the rewards {self.rewards}, and "
+            f"float32 ends at {_LARGEST:.2g}. Divide the rewards by a constant where they are made, or "
+            "set algorithm.advantage to grpo, which divides by their deviation"
+        )
+
+
 def _is_finite(reward: float) -> bool:
     return abs(reward) <= _LARGEST  # False for NaN, too
 
@@ -59,6 +74,7 @@ class AdvantageEstimator:
 
         Raises:
             RewardsNotFinite: The reward of a valid sample is NaN, or infinite as float32.
+            AdvantagesNotFinite: An advantage is.
         """
         compared = tuple(reward for reward, counts in zip(rewards, valid, strict=True) if counts)
         if not all(map(_is_finite, compared)):
@@ -66,6 +82,8 @@ class AdvantageEstimator:
         if not compared or min(compared) == max(compared):
             return (0.0,) * len(rewards)
         advantages = self.formula(compared)
+        if not all(map(_is_finite, advantages)):
+            raise AdvantagesNotFinite(self.name, compared, advantages)
         if len(compared) == len(rewards):
             return advantages
         following = iter(advantages)

@@ -24,6 +24,7 @@ from offbeat.trainers.megatron.groups import layout_group
 from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.movement import Movement, MovementProbe
+from offbeat.trainers.torch.optimizer import sum_squares
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MASTER: Final = "master"
@@ -144,11 +145,7 @@ class MainGradAdamW(RankOptimizer):
         """Return the norm over owned boxes: replicas and tied embeddings count once."""
         gradients = {name: _gradient(each) for name, each in self._parameters.items()}
         device = next(iter(gradients.values())).device
-        squares = torch.zeros((), dtype=torch.float64, device=device)
-        for box in self._owned:
-            squares += view_of(gradients, box).double().square().sum()
-        dist.all_reduce(squares, group=layout_group())
-        return math.sqrt(float(squares))
+        return norm_over_layout([view_of(gradients, box) for box in self._owned], device)
 
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
         limit = self._config.max_grad_norm
@@ -210,3 +207,10 @@ class MainGradAdamW(RankOptimizer):
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
     return parameter.main_grad  # pyright: ignore[reportAttributeAccessIssue] -- the library's
+
+
+def norm_over_layout(gradients: Sequence[Tensor], device: torch.device) -> float:
+    """Return the norm of the gradients of all ranks of the layout, which all call it."""
+    squares = torch.tensor(sum_squares(gradients), dtype=torch.float64, device=device)
+    dist.all_reduce(squares, group=layout_group())
+    return math.sqrt(float(squares))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.trainers.megatron.distributed_adamw import distributed_adamw
 from offbeat.trainers.megatron.mapping import TensorBox
-from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS, RankOptimizer
+from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS, RankOptimizer, norm_over_layout
 from offbeat.trainers.movement import Movement, MovementProbe
 
 _STEP: Final = "step"
@@ -76,13 +76,14 @@ class ShardedAdamW(RankOptimizer):
         self._steps = 0
 
     def grad_norm(self) -> float:
-        """Return the float32 norm of the whole model's reduced gradients; all ranks call it.
+        """Return the norm of the whole model's reduced gradients; all ranks call it.
 
         Every element counts on one rank: parts do not overlap, and of parameters that are
         replicated on tensor-parallel ranks or on two stages the library counts one.
         """
         self._library.prepare_grads()
-        return float(self._library.get_grad_norm())
+        parts = [part for each in self._chained for part in each.get_main_grads_for_grad_norm()]
+        return norm_over_layout(parts, torch.device("cuda"))
 
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
         """Clip by this norm, the result of ``grad_norm``, and update; all ranks call it."""

@@ -12,7 +12,7 @@ its copies get the same gradient, bit for bit.
 # torch declares some functions without types.
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -180,7 +180,7 @@ class Optimizer:
         if self._mesh is None:
             return 0.0
         copies = self._master_gradients(self._mesh.is_copied)
-        squares = _squares(copies)
+        squares = sum_squares(copies)
         self._mesh.equalise(copies)
         return 0.0 * squares
 
@@ -201,9 +201,7 @@ class Optimizer:
 
         ``others``: what this rank adds to the sum of squares besides.
         """
-        if self._peers.size == 1:
-            return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
-        mine = others + _squares(gradients)
+        mine = others + sum_squares(gradients)
         return math.sqrt(sum(self._peers.all_gather(mine, _FLOAT)))
 
     @torch.no_grad()
@@ -230,11 +228,12 @@ def _master(parameter: nn.Parameter) -> Tensor:
     return parameter.detach().float().requires_grad_()
 
 
-def _squares(gradients: list[Tensor]) -> float:
-    """Return the sum of the squares of this rank's parts, added up in float64."""
+def sum_squares(gradients: Sequence[Tensor]) -> float:
+    """Return the sum of the squares of this rank's parts, in float64: float32 would overflow."""
     if not gradients:
         return 0.0
-    return float(torch.stack([each.double().norm() for each in gradients]).square().sum())
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients]
+    return float(torch.stack(norms).square().sum())
 
 
 def _is_copy(parameter: nn.Parameter, master: Tensor) -> bool:

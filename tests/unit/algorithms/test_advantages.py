@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from offbeat.algorithms.advantages import (
     ESTIMATORS,
     AdvantageEstimator,
+    AdvantagesNotFinite,
     RewardsNotFinite,
     estimator,
 )
@@ -230,10 +231,21 @@ def test_the_refusal_names_the_samples() -> None:
 
 
 @every_estimator
-def test_the_largest_rewards_there_are_stay_finite(name: str) -> None:
-    got = compared(estimator(name, pass_k=2), (3.4e38, -3.4e38, 3.4e38, 1.0))
-    assert all(map(math.isfinite, got))
-    assert got[0] > 0 > got[1]
+def test_the_largest_rewards_there_are_stay_finite_or_are_refused_by_name(name: str) -> None:
+    advantage = estimator(name, pass_k=2)
+    for rewards in ((3.4e38, -3.4e38, 3.4e38, 1.0), (3.4e38, -3.4e38, -3.4e38, -3.4e38)):
+        try:
+            got = compared(advantage, rewards)
+        except AdvantagesNotFinite:
+            continue
+        assert np.isfinite(np.array(got, np.float32)).all()
+        assert got[0] > 0 > got[1]
+
+
+@pytest.mark.parametrize("name", ["rloo", "pass_at_k", "dr_grpo"])
+def test_advantages_beyond_float32_are_refused(name: str) -> None:
+    with pytest.raises(AdvantagesNotFinite, match="Divide the rewards by a constant"):
+        compared(estimator(name, pass_k=2), (3.4e38, -3.4e38, -3.4e38, -3.4e38))
 
 
 @every_estimator

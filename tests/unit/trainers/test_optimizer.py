@@ -63,6 +63,16 @@ def test_a_gradient_that_is_not_finite_moves_nothing(bad: float) -> None:
     assert not optimizer.steps().any()
 
 
+def test_a_norm_whose_square_exceeds_float32_is_clipped_on_one_rank_as_on_several() -> None:
+    layer = linear(torch.float32)
+    optimizer = Optimizer(layer, OptimizerConfig(max_grad_norm=1.0))
+    layer.weight.grad = torch.full_like(layer.weight, 1e30)
+    update = optimizer.step(1.0, 0.1)
+    assert update.applied
+    assert update.grad_norm == pytest.approx(1e30 * math.sqrt(6))
+    assert optimizer.moments()["exp_avg/weight"].norm() == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_too_small_to_move_any_float32_weight_is_refused_by_name(
     trainer_of: MakeTrainer, step_data: Step, dtype: str
