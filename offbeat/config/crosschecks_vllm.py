@@ -29,6 +29,9 @@ _SEVERAL_MACHINES: Final = frozenset(
 )
 """Arguments of vLLM that spread an engine over machines."""
 
+_LEAST_TEMPERATURE: Final = 0.01
+"""vLLM's ``SamplingParams`` replaces a lower temperature by it, with a line in its log."""
+
 _LORA: Final = frozenset(
     {
         "default_mm_loras",
@@ -110,6 +113,13 @@ def _devices_of_an_engine_are_reserved(generator: VllmGeneratorConfig) -> Iterat
 
 def _logprobs_are_of_the_whole_distribution(generator: VllmGeneratorConfig) -> Iterator[Clash]:
     sampling = generator.sampling
+    if sampling.temperature < _LEAST_TEMPERATURE:
+        yield Clash(
+            ("generator.sampling.temperature", "generator.backend"),
+            f"generator.sampling.temperature={sampling.temperature:g} is below {_LEAST_TEMPERATURE:g}, "
+            "at which vLLM samples instead, and the loss would use another temperature",
+            f"Set it to {_LEAST_TEMPERATURE:g} or more.",
+        )
     if sampling.temperature != 1 and sampling.top_p < 1:
         yield Clash(
             ("generator.sampling.top_p", "generator.sampling.temperature", "generator.backend"),

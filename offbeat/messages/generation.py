@@ -19,6 +19,10 @@ STOPPED_AT_STRING: Final = "stop_string"
 """Finish reason of a sample whose text completed a stop string."""
 
 
+LEAST_TEMPERATURE: Final = 1e-30
+"""Logits over a smaller temperature may exceed float32, and their logprobs be NaN."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True):
     """Parameters by which tokens are sampled."""
 

@@ -5,12 +5,13 @@ from typing import Annotated
 from pydantic import Field
 
 from offbeat.config.base import Config
+from offbeat.messages.generation import LEAST_TEMPERATURE
 
 
 class SamplingConfig(Config):
     """Settings by which tokens are drawn."""
 
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=LEAST_TEMPERATURE)] = 1.0
     """Logits are divided by it before the softmax; the loss uses the same temperature. Higher
     explores more and answers worse, lower repeats itself until groups have nothing to
     compare."""

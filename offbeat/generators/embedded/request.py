@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stop_strings import StopMatcher
-from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.generation import LEAST_TEMPERATURE, GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
 from offbeat.multimodal.picture_rules import READ_FAMILIES, PictureRules
 
@@ -54,9 +54,12 @@ class RequestLimits:
             )
         if sampling.max_new_tokens < 1:
             yield f"max_new_tokens={sampling.max_new_tokens}", "Ask for at least one token"
-        if not sampling.temperature > 0:
+        if not sampling.temperature >= LEAST_TEMPERATURE:
             yield (
-                (f"temperature={sampling.temperature:g} has no softmax"),
+                (
+                    f"temperature={sampling.temperature:g} has no softmax in float32, the least is "
+                    f"{LEAST_TEMPERATURE:g}"
+                ),
                 "Use a small positive one, such as 0.01, for almost greedy decoding",
             )
         if outside := [each for each in sampling.stop_token_ids if not 0 <= each < self.vocabulary]:

@@ -66,6 +66,10 @@ def test_an_engine_of_one_device_may_share_it() -> None:
             {"sampling": {"temperature": 0.7, "top_p": 0.9}},
             "has no usable logprobs in vLLM",
         ),
+        (
+            {"sampling": {"temperature": 1e-3}},
+            "temperature=0.001 is below 0.01, at which vLLM samples instead",
+        ),
     ],
 )
 def test_a_setting_that_cannot_work_says_what_to_set(generator: dict[str, Any], said: str) -> None:

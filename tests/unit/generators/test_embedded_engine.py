@@ -217,6 +217,7 @@ def test_busy_time_is_what_steps_took(
         ({"samples": 33}, ["samples=33", "max_sequences"]),
         ({"max_new_tokens": 0}, ["max_new_tokens=0"]),
         ({"temperature": 0.0}, ["temperature=0", "0.01"]),
+        ({"temperature": 1e-46}, ["temperature=1e-46", "the least is 1e-30"]),
         ({"temperature": float("nan")}, ["temperature=nan"]),
         ({"top_p": 0.0}, ["top_p=0"]),
         ({"top_p": 1.5}, ["top_p=1.5"]),
