@@ -105,8 +105,7 @@ class WeightsNotFinite(OffbeatError):
     @property
     def fix(self) -> str:
         """Return the fix."""
-        another = " or set model.dtype to bfloat16" if self.dtype == "float16" else ""
-        return f"Copy or download the model again,{another} or take an earlier checkpoint of it"
+        return "Copy or download the model again, or take an earlier checkpoint of it"
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}. {self.fix}"
@@ -137,6 +136,7 @@ def load_causal_lm(
     )
     model, info = loaded
     _refuse(path, info)
+    support_float64(model)
     for tensor, source in _apart(model):
         raise WeightsUntied(str(path), tensor, source)
     for name, tensor in model.state_dict().items():
@@ -144,6 +144,12 @@ def load_causal_lm(
     if problem := generation_config_problem(path):
         _log.warning("model.generation_config", path=str(path), problem=problem)
     return model.eval()
+
+
+def support_float64(model: PreTrainedModel) -> None:
+    """Compute experts of a float64 model by ``eager``: torch's grouped products have no float64."""
+    if model.dtype == torch.float64:
+        model.set_experts_implementation("eager")
 
 
 def generation_config_problem(path: str | Path) -> str:

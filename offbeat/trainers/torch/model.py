@@ -14,7 +14,7 @@ import xxhash
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.model_proof.loading import load_causal_lm
+from offbeat.model_proof.loading import load_causal_lm, support_float64
 from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.weights import torch_dtype
@@ -57,6 +57,7 @@ def unfilled_model(
         for name, tensor in model.state_dict(keep_vars=True).items():
             if fnmatchcase(name, f"*{pattern}*"):
                 tensor.data = tensor.data.to(kept)
+    support_float64(model)
     return model
 
 

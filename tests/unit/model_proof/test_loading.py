@@ -4,7 +4,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded.model import load_model
+from offbeat.generators.embedded.proof import prepare_model
 from offbeat.model_proof.loading import (
     WeightsMismatch,
     WeightsNotFinite,
@@ -24,6 +25,7 @@ from offbeat.model_proof.loading import (
     load_causal_lm,
 )
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.model import unfilled_model
 from tests.support.model_families import FAMILIES, family_model
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
@@ -53,11 +55,11 @@ def read_headers(folder: Path) -> None:
     check_files(folder)
 
 
-def start_trainer(folder: Path) -> None:
+def start_trainer(folder: Path, dtype: Literal["float32", "float64"] = "float32") -> None:
     TorchTrainer(
         folder,
         trainer=TorchTrainerConfig(),
-        model=ModelConfig(path=str(folder)),
+        model=ModelConfig(path=str(folder), dtype=dtype),
         total_steps=1,
         max_model_len=64,
     )
@@ -152,8 +154,18 @@ def test_weights_beyond_the_range_of_float16_are_refused_in_float16_only(folder:
     name = "model.norm.weight"
     change_weights(folder, lambda w: w | {name: 1e6 * w[name]})
     load_causal_lm(folder, torch.bfloat16, trust_remote_code=False)
-    with pytest.raises(WeightsNotFinite, match=r"in float16.*set model\.dtype to bfloat16"):
+    with pytest.raises(WeightsNotFinite, match="not finite in float16"):
         load_causal_lm(folder, torch.float16, trust_remote_code=False)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3Moe", "DeepseekV3"])
+def test_a_model_computes_in_float64_with_experts_too(family: str, tmp_path: Path) -> None:
+    family_model(family).save_pretrained(tmp_path)
+    model = load_model(tmp_path, torch.float64, "cpu", trust_remote_code=False)
+    prepare_model(model, max_model_len=64)
+    start_trainer(tmp_path, "float64")
+    shell = unfilled_model(model.config, torch.float64, trust_remote_code=False)
+    assert shell.config._experts_implementation == model.config._experts_implementation  # noqa: SLF001 -- no public name
 
 
 def test_values_are_read_up_to_a_bound(folder: Path) -> None:
