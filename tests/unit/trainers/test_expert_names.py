@@ -75,6 +75,27 @@ def test_mixtral_is_held_under_the_same_names() -> None:
     assert names["model.layers.1.mlp.experts.down_proj"] == (4, 8, 12)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.1.mlp.experts.gate_up_proj_scale_inv",
+        "model.layers.1.mlp.experts.down_proj_blocks",
+        "model.layers.1.mlp.experts.3.gate_proj.weight_scale_inv",
+        "model.layers.1.mlp.experts.3.down_proj.weight_packed",
+    ],
+)
+@pytest.mark.parametrize("names", [APART, TOGETHER])
+def test_a_tensor_whose_name_only_begins_like_an_experts_keeps_its_name(
+    names: ExpertNames, name: str
+) -> None:
+    for shape in ((4, 6), (2, 4, 6)):
+        values = torch.zeros(shape)
+        assert list(names.metas([(name, shape, "float32")])) == [(name, shape, "float32")]
+        assert same(names.named([(name, values)]), [(name, values)])
+        held = TensorRegion(name, Region.whole(shape), values)
+        assert list(names.regions([held], {name: shape})) == [held]
+
+
 def test_experts_that_were_parted_and_joined_are_the_same(
     stored: list[tuple[str, Tensor]],
 ) -> None:
