@@ -9,6 +9,7 @@ together; before each chunk they exchange the number of microbatches, and whethe
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -48,6 +49,7 @@ from offbeat.trainers.torch.model import (
     vocabulary,
 )
 from offbeat.trainers.torch.optimizer import STEPS, Optimizer
+from offbeat.trainers.torch.pass_room import PassRoom, largest_tokens
 from offbeat.trainers.torch.proof import Witness, prove_sharding
 from offbeat.trainers.torch.quantized_pass import quantized_matrices
 from offbeat.trainers.torch.rank_mesh import RankMesh
@@ -132,6 +134,7 @@ class TorchTrainer(ReloadableTrainer):
             self._prove_cut(witness)
         self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers, self._axes)
         self._teachers: dict[str, PreTrainedModel] = {}  # by directory
+        self._room = PassRoom(self._device)
         self._rng_at_begin = torch.get_rng_state()  # of torch's CPU generator, at begin of a step
         self.initial_digest = self._digest_of_initial()
 
@@ -269,7 +272,7 @@ class TorchTrainer(ReloadableTrainer):
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
     ) -> None:
         normalize = self._step.loss.config.normalize
-        with settled(self._model):
+        with settled(self._model), self._room.used(largest_tokens(microbatches)):
             for packed in microbatches:
                 with self._routing.trained(packed, normalize):
                     logprobs_N, entropy_N = packed_logprobs_and_entropies(
@@ -339,7 +342,8 @@ class TorchTrainer(ReloadableTrainer):
     ) -> tuple[T, list[PackedRows]]:
         what, own, failure = None, list[PackedRows](), None
         try:
-            what, own = read()
+            trains = during == "microbatch"
+            what, own = self._room.fit(read, self._cut_smaller) if trains else read()
         except Exception as error:
             if self.peers.size == 1:
                 raise
@@ -349,6 +353,11 @@ class TorchTrainer(ReloadableTrainer):
         if self._config.tensor_parallel > 1:
             check_same_rows(self.peers, self._config.tensor_parallel, during, own)
         return cast("T", what), pad_microbatches(own, count, padding_microbatch(token))
+
+    def _cut_smaller(self, tokens: int) -> None:
+        """Cut microbatches of at most so many tokens from now on; tensor ranks have to share rows."""
+        if self._config.tensor_parallel == 1:
+            self._planner = replace(self._planner, max_tokens=tokens)
 
     def _model_of(self, name: str) -> PreTrainedModel:
         """Return the model whose logprobs a column holds."""

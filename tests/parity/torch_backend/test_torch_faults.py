@@ -49,6 +49,25 @@ def test_a_rank_that_cannot_take_part_tells_the_others_before_they_wait(
         assert retried.digest == undisturbed.digest
 
 
+def test_a_rank_without_room_for_a_pass_cuts_its_rows_smaller_and_the_step_is_the_same(
+    world: World, models: Models, step: Step
+) -> None:
+    given = {"path": models("qwen3"), "cut": Cut(), "step": step}
+    for raised, got, want in world.run(2, "torch_jobs:short_of_memory", most_tokens=64, **given):
+        assert raised == ""
+        assert worst_relative_error(got.weights, want.weights) < 1e-9
+
+
+def test_a_rank_that_runs_out_of_memory_tells_the_others_and_the_step_is_taken_again(
+    world: World, models: Models, step: Step
+) -> None:
+    given = {"path": models("qwen3"), "cut": Cut(), "step": step}
+    answers = world.run(2, "torch_jobs:short_of_memory", most_tokens=1, **given)
+    assert [raised for raised, *_ in answers] == ["PeerFailed", "OutOfMemoryError"]
+    for _, got, want in answers:
+        assert worst_relative_error(got.weights, want.weights) < 1e-9
+
+
 def test_logprobs_that_fail_in_the_midst_of_a_step_cost_it_nothing(
     world: World, models: Models, step: Step
 ) -> None:

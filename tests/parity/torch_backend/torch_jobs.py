@@ -1,5 +1,6 @@
 """What the ranks of a world are asked to do. Runs in workers only."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.pass_room import PassRoom
 from offbeat.trainers.torch.sharding import own
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.source import GatheredSource
@@ -310,6 +312,29 @@ def failed_then_retried(
         for each in (trainer, undisturbed)
     ]
     return raised, left, outcomes[0], outcomes[1]
+
+
+def short_of_memory(
+    peers: Peers, path: Path, cut: Cut, step: Step, most_tokens: int
+) -> tuple[str, Outcome, Outcome]:
+    """What a step raised whose passes of ``most_tokens`` or more do not fit on the last rank, and it retried.
+
+    Beside it an undisturbed step.
+    """
+    trainer, undisturbed = make(peers, path, cut), make(peers, path, cut)
+    room, raised = trainer._room, ""  # noqa: SLF001 -- the memory of a device
+    if peers.rank == peers.size - 1:
+        with contextlib.suppress(torch.OutOfMemoryError), room.used(most_tokens):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+    try:
+        result = trainer.finish_train_step(feed(trainer, step, LossSpec(), 1, StepKey(1, 1, 0)))
+    except (torch.OutOfMemoryError, PeerFailed) as error:
+        raised = type(error).__name__
+        trainer.abort_train_step(StepKey(1, 1, 0))
+        trainer._room = PassRoom(torch.device("cpu"))  # noqa: SLF001 -- as above
+        result = trainer.finish_train_step(feed(trainer, step, LossSpec(), 1, StepKey(1, 2, 0)))
+    whole = undisturbed.finish_train_step(feed(undisturbed, step, LossSpec(), 1, StepKey(1, 1, 0)))
+    return raised, outcome(trainer, result, {}), outcome(undisturbed, whole, {})
 
 
 def logprobs_that_fail(peers: Peers, path: Path, cut: Cut, step: Step) -> tuple[str, str]:

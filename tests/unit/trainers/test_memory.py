@@ -1,14 +1,17 @@
-"""High-water marks of memory, by phase."""
+"""High-water marks of memory, by phase; room for a pass."""
 
 import mmap
 from pathlib import Path
 
 import pytest
+import torch
 
 from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.messages.training import StepResult
 from offbeat.telemetry.metrics import METRICS
+from offbeat.trainers.batches.packing import PackedRows, rows_of
 from offbeat.trainers.memory import PeakMemory, ResidentMeter, meter_of, with_highest
+from offbeat.trainers.torch.pass_room import PassRoom, largest_tokens
 
 MIB = 2**20
 
@@ -124,3 +127,41 @@ def test_where_the_mark_cannot_be_set_back_it_is_the_highest_since_the_process_b
     elsewhere = ResidentMeter(tmp_path / "no such system")
     elsewhere.start()
     assert elsewhere.peak() > MIB
+
+
+# --- room for a pass ------------------------------------------------------------------------------
+
+
+class Cutting:
+    """Rows of eight tokens each, cut into microbatches of at most so many tokens."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.most = rows, 1000
+
+    def cut_smaller(self, tokens: int) -> None:
+        self.most = tokens
+
+    def read(self) -> tuple[int, list[PackedRows]]:
+        at_once = max(1, self.most // 8)
+        sizes = [min(at_once, self.rows - each) for each in range(0, self.rows, at_once)]
+        return self.rows, [rows_of([list(range(8))] * size) for size in sizes]
+
+
+def out_of_memory_at(tokens: int) -> PassRoom:
+    room = PassRoom(torch.device("cpu"))
+    with pytest.raises(torch.OutOfMemoryError), room.used(tokens):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return room
+
+
+def test_microbatches_are_halved_until_they_are_smaller_than_one_that_ran_out_of_memory() -> None:
+    cutting = Cutting(16)
+    what, microbatches = out_of_memory_at(64).fit(cutting.read, cutting.cut_smaller)
+    assert (what, [largest_tokens([each]) for each in microbatches]) == (16, [32] * 4)
+    assert len(PassRoom(torch.device("cpu")).fit(Cutting(16).read, cutting.cut_smaller)[1]) == 1
+
+
+def test_rows_that_cannot_be_cut_further_are_refused_before_a_pass_begins() -> None:
+    cutting = Cutting(2)
+    with pytest.raises(torch.OutOfMemoryError, match=r"8 tokens has no room.*Lower trainer\."):
+        out_of_memory_at(8).fit(cutting.read, cutting.cut_smaller)
