@@ -63,7 +63,9 @@ def test_a_tool_that_a_client_offers_is_taken_or_refused_by_name() -> None:
         except TemplateRefused:
             return "refused by the template"
 
-    assert {"<", "400"} <= {outcome(depth) for depth in DEPTHS}
+    # Since Python 3.12 the decoder goes deeper than the template does.
+    depths = (*DEPTHS, 20_000)
+    assert {"<", "400"} <= {outcome(depth) for depth in depths}
 
 
 class Stumbling(PlainRenderer):
