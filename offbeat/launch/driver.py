@@ -58,8 +58,9 @@ from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line, printable, printable_lines
 from offbeat.run_files.shared_directory import RunDirToken, new_token
-from offbeat.runs.directory import RunDirUnusable
+from offbeat.runs.directory import CONFIG, RunDirUnusable
 from offbeat.runs.inputs import read_inputs
+from offbeat.runs.report.recipe_values import readable_values
 from offbeat.runs.unfinished import Outcome, last_summary
 from offbeat.runs.unsaved import unsaved_steps
 from offbeat.telemetry.logs import configure_logging
@@ -201,7 +202,7 @@ def _driven(spec: RunSpec, console: Console, errors: Console, opened: OpenedRun)
     console.print(
         rendered_evaluation(directory)
         if spec.evaluates_only and summary.outcome == "finished"
-        else render_summary(summary, written_files(directory))
+        else render_summary(summary, written_files(directory), readable_values(directory / CONFIG))
     )
     if not spec.evaluates_only:
         offered = next_commands(directory, summary, on_stubs=spec.config.trainer.backend == "stub")

@@ -10,14 +10,22 @@ from rich.text import Text
 
 from offbeat.telemetry.charts import bar
 from offbeat.telemetry.summary import Summary, duration
+from offbeat.telemetry.time_accounting import tuning
 
 _BAR: Final = 24
 _COLOURS: Final = {"finished": "green", "aborted": "yellow", "failed": "red"}
 
 
-def render_summary(summary: Summary, paths: Mapping[str, Path] | None = None) -> RenderableType:
-    """Render the final table. ``paths`` maps descriptions to the files that the run wrote."""
-    parts: list[RenderableType] = [_headline(summary), _figures(summary)]
+def render_summary(
+    summary: Summary,
+    paths: Mapping[str, Path] | None = None,
+    recipe: Mapping[str, object] | None = None,
+) -> RenderableType:
+    """Render the final table.
+
+    ``paths`` maps descriptions to the files that the run wrote; ``recipe`` has its values by key.
+    """
+    parts: list[RenderableType] = [_headline(summary), _figures(summary, recipe or {})]
     if summary.staleness_histogram:
         parts += [Text("\nstaleness of the samples trained", style="bold"), _staleness(summary)]
     if summary.trainer_waits or summary.generator_waits:
@@ -41,7 +49,7 @@ def _headline(summary: Summary) -> Text:
     return text
 
 
-def _figures(summary: Summary) -> Table:
+def _figures(summary: Summary, recipe: Mapping[str, object]) -> Table:
     table = _columns()
     _add_learned(table, summary)
     first = f"first after {summary.first_step_s:.1f} s" if summary.first_step_s is not None else ""
@@ -54,7 +62,7 @@ def _figures(summary: Summary) -> Table:
         f"{summary.tokens_per_s:,.0f} tokens/s",
     )
     if summary.verdict:
-        _add(table, "bottleneck", summary.verdict, "what to tune: docs/failure-modes.md")
+        _add(table, "bottleneck", summary.verdict, ", ".join(tuning(summary.verdict, recipe)))
     if syncs := summary.syncs:
         _add(
             table,

@@ -54,8 +54,8 @@ class Bottleneck(enum.StrEnum):
     BALANCED = "balanced"
 
 
-NOTICEABLE: Final = 0.1
-"""Share of a step below which waiting is not a bottleneck."""
+NOTICEABLE: Final = 0.25
+"""Share of the time up to which waiting is not a bottleneck."""
 
 
 class TimeAccount:
@@ -182,7 +182,7 @@ def verdict(
             groups and this part is the longer one, the reward is the cause.
 
     Returns:
-        ``BALANCED`` if no waiting takes more than a tenth of the time. Waiting that follows from an
+        ``BALANCED`` if no waiting takes more than a quarter of the time. Waiting that follows from an
         incident, or from an operator's pause, is ignored.
     """
     t, g = fractions(trainer), fractions(generators)
@@ -204,6 +204,39 @@ def verdict(
     }
     worst = max(causes, key=lambda cause: causes[cause])
     return worst if causes[worst] > NOTICEABLE else Bottleneck.BALANCED
+
+
+def tuning(bottleneck: str, recipe: Mapping[str, object]) -> list[str]:
+    """Return the changes that may shorten the waiting, without those that the recipe has already.
+
+    Args:
+        bottleneck: A ``Bottleneck``; any other text has no changes.
+        recipe: All values of the run's ``config.yaml`` by dotted key.
+    """
+
+    def more(*keys: str) -> list[str]:
+        return [f"more {key}" for key in keys if key in recipe]
+
+    match bottleneck:
+        case Bottleneck.GENERATORS:
+            return [*more("generator.engines", "generator.threads"), "shorter answers"]
+        case Bottleneck.REWARD:
+            return ["a cheaper reward", *more("environment.reward_workers", "environment.workers")]
+        case Bottleneck.TRAINER:
+            threads = more("trainer.threads") if recipe.get("trainer.device") == "cpu" else []
+            return [*more("trainer.data_parallel"), *threads, "fewer samples per step"]
+        case Bottleneck.STALENESS:
+            return ["a higher sampler.max_staleness, if the reward allows it"]
+        case Bottleneck.SYNC:
+            interval, bound = recipe.get("sync.interval"), recipe.get("sampler.max_staleness")
+            is_allowed = isinstance(interval, int) and isinstance(bound, int) and interval <= bound
+            return [
+                *(["a larger sync.interval"] if is_allowed else []),
+                *(["sync.mode=keep"] if recipe.get("sync.mode") == "drain" else []),
+                "another sync.transport",
+            ]
+        case _:
+            return ["see logs/controller.log"] if bottleneck == Bottleneck.INCIDENT else []
 
 
 def busy_metrics(trainer: Mapping[str, float], generators: Mapping[str, float]) -> dict[str, float]:

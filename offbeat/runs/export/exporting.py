@@ -4,15 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-import yaml
-
 from offbeat.config.sections.wandb import WandbConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.runs.directory import CONFIG
 from offbeat.runs.export.mlflow_sink import MlflowSink
 from offbeat.runs.export.step_records import StepRecords
 from offbeat.runs.export.tables import write_csv, write_parquet
-from offbeat.runs.report.recipe_values import recipe_values
+from offbeat.runs.report.recipe_values import readable_values
 from offbeat.telemetry.sinks import Sink
 from offbeat.telemetry.tensorboard_sink import TensorBoardSink
 from offbeat.telemetry.wandb_sink import WandbSink
@@ -56,7 +54,7 @@ def export(run_dir: Path, tool: Tool, output: str | None, *, in_samples: bool = 
         OSError: The place cannot be written.
     """
     records = StepRecords(run_dir)
-    recipe = _recipe(run_dir)
+    recipe = readable_values(run_dir / CONFIG)  # names and parameters; metrics do not need it
     name = str(recipe.get("name", run_dir.resolve().name))
     where, look = output or "", ""
     match tool:
@@ -116,13 +114,6 @@ def _write(records: StepRecords, sink: Sink) -> None:
             sink.write(record)
     finally:
         sink.close()
-
-
-def _recipe(run_dir: Path) -> dict[str, object]:
-    try:
-        return recipe_values(run_dir / CONFIG)
-    except (OSError, OffbeatError, yaml.YAMLError, UnicodeDecodeError):
-        return {}  # names and parameters are missing then; the metrics are not
 
 
 def _samples_per_step(recipe: dict[str, object]) -> int:

@@ -105,6 +105,7 @@ def run_facts(story: RunStory, *, full: bool, thinning: int = 1) -> Facts:
         timeline.all_incidents(),
         () if status is None else status.waits,
         timeline.counts,
+        story.config,
     )
     facts["verdict"] = msgspec.to_builtins(verdict)
     if full:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import yaml
 from yaml.composer import ComposerError
 
+from offbeat.messages.failures import OffbeatError
 from offbeat.runs.report.limits import CONFIG_BYTES, CONFIG_DEPTH, CONFIG_KEYS, read_limited
 
 
@@ -50,6 +51,14 @@ def recipe_values(path: Path) -> dict[str, object]:
     found = dict[str, object]()
     _flatten(tree, "", found)
     return found
+
+
+def readable_values(path: Path) -> dict[str, object]:
+    """Return the values of a recipe by dotted key, or none if the file cannot be read."""
+    try:
+        return recipe_values(path)
+    except (OSError, OffbeatError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
 
 
 def _flatten(tree: object, prefix: str, found: dict[str, object]) -> None:

@@ -9,21 +9,21 @@ import msgspec
 from offbeat.runs.report.timeline import Incident, IncidentKind
 from offbeat.telemetry.status import NamedWait
 from offbeat.telemetry.summary import Summary, duration
-from offbeat.telemetry.time_accounting import Bottleneck
+from offbeat.telemetry.time_accounting import NOTICEABLE, Bottleneck, tuning
 
 State = Literal["finished", "aborted", "failed", "running", "unfinished"]
 Tone = Literal["", "good", "bad", "warn"]
 NOTHING: Final = "\N{EN DASH}"
 """Text shown for a figure that does not exist."""
 
-_ADVICE: Final = {
-    Bottleneck.GENERATORS: "The trainer waits for groups: more generator.engines or generator.threads, or shorter answers.",
-    Bottleneck.REWARD: "Groups wait in environment and reward: a cheaper reward, more environment.reward_workers or environment.workers.",
-    Bottleneck.TRAINER: "The engines wait for the trainer: more trainer.data_parallel or trainer.threads, or fewer samples per step.",
-    Bottleneck.STALENESS: "Trainer and engines wait in turns: sampler.max_staleness one higher, if the reward allows it.",
-    Bottleneck.SYNC: "Weight syncs take the time: a larger sync.interval, sync.mode=keep, another sync.transport.",
-    Bottleneck.INCIDENT: "Failures take the time: see the incidents below, and logs/controller.log.",
-    Bottleneck.BALANCED: "Nobody waits for more than a tenth of the time.",
+_CAUSES: Final = {
+    Bottleneck.GENERATORS: "The trainer waits for groups",
+    Bottleneck.REWARD: "Groups wait in environment and reward",
+    Bottleneck.TRAINER: "The engines wait for the trainer",
+    Bottleneck.STALENESS: "Trainer and engines wait in turns",
+    Bottleneck.SYNC: "Weight syncs take the time",
+    Bottleneck.INCIDENT: "The incidents below take the time",
+    Bottleneck.BALANCED: f"No waiting takes more than {NOTICEABLE:.0%} of the time",
 }
 
 
@@ -57,16 +57,17 @@ def verdict_of(
     incidents: list[Incident],
     waits: Sequence[NamedWait] = (),
     counts: Counter[IncidentKind] | None = None,
+    recipe: Mapping[str, object] | None = None,
 ) -> Verdict:
     """Return what the page says first. Tuning advice is given to a healthy run only.
 
     ``waits`` are those in progress of a run that is alive; ``counts`` of all incidents, where
-    ``incidents`` are some of them.
+    ``incidents`` are some of them; ``recipe`` has the run's values by dotted key.
     """
     counts = Counter(each.what for each in incidents) if counts is None else counts
     tone: Tone = {"finished": "good", "failed": "bad", "running": ""}.get(state, "warn")  # pyright: ignore[reportAssignmentType]
     return Verdict(
-        state, tone, _headline(state, summary), _alarm(waits) or _advice(state, summary, incidents),
+        state, tone, _headline(state, summary), _alarm(waits) or _advice(state, summary, incidents, recipe or {}),
         list(_cards(state, summary, bound, counts)),
     )  # fmt: skip
 
@@ -96,7 +97,9 @@ def _alarm(waits: Sequence[NamedWait]) -> str:
     )
 
 
-def _advice(state: State, summary: Summary, incidents: list[Incident]) -> str:
+def _advice(
+    state: State, summary: Summary, incidents: list[Incident], recipe: Mapping[str, object]
+) -> str:
     down = [each for each in incidents if each.is_down]
     if state in {"failed", "aborted"}:
         return "Fix what the error names; then offbeat train --resume RUN goes on from the last checkpoint."
@@ -106,10 +109,11 @@ def _advice(state: State, summary: Summary, incidents: list[Incident]) -> str:
         return f"{down[-1].who} is not back since {down[-1].at_s:,.0f} s: see logs/controller.log."
     if not summary.verdict:
         return "No step has been trained yet."
-    try:
-        return _ADVICE[Bottleneck(summary.verdict)]
-    except ValueError:  # the file is of another version
+    cause = {str(each): text for each, text in _CAUSES.items()}.get(summary.verdict)
+    if cause is None:  # the file is of another version
         return ""
+    changes = ", ".join(tuning(summary.verdict, recipe))
+    return f"{cause}: {changes}." if changes else f"{cause}."
 
 
 def _cards(

@@ -63,10 +63,10 @@ def test_the_actors_of_a_resumed_run_are_new_and_replace_nobody() -> None:
 
 def test_the_time_of_all_incarnations_is_added_up_but_not_that_of_their_starts() -> None:
     first = Spent({"starting": 5.0, "compute": 3.0}, {"compute": 4.0, "starting": 9.0}, 2.0, 1.0, 1)
-    second = Spent({"waiting_groups": 1.0}, {"episodes": 4.0}, 2.0, 9.0, 1)
+    second = Spent({"waiting_groups": 2.0}, {"episodes": 4.0}, 2.0, 9.0, 1)
     tally = history_of(FIRST, first, SECOND, second).tally
     assert tally.shares() == (
-        {"compute": 0.75, "waiting_groups": 0.25},
+        {"compute": 0.6, "waiting_groups": 0.4},
         {"compute": 0.5, "episodes": 0.5},
     )
     assert tally.verdict() == "reward", "the longer part of a group's life, over both incarnations"

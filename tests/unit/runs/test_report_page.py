@@ -3,6 +3,7 @@
 import base64
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
@@ -26,6 +28,7 @@ from offbeat.runs.report.timeline import Incident, IncidentKind
 from offbeat.runs.report.verdicts import verdict_of
 from offbeat.runs.watch.prometheus import last_record
 from offbeat.runs.why import why
+from offbeat.telemetry.report import render_summary
 from offbeat.telemetry.status import NamedWait
 from offbeat.telemetry.summary import Summary
 from tests.support import shown_run
@@ -308,6 +311,27 @@ def test_the_cards_count_failures_and_the_time_of_the_controllers_alone(tmp_path
         "4",
         "engine lost 2, trainer lost 1, controller lost 1; also rewound 1, quiet 1",
     )
+
+
+def test_page_and_terminal_suggest_the_same_changes(tmp_path: Path) -> None:
+    story = RunStory(shown_run.finished(tmp_path / "run", 2), 0)
+    recipe: dict[str, object] = {"sync.mode": "keep", "generator.engines": 1}
+
+    def told(bottleneck: str) -> tuple[str, str]:
+        summary = msgspec.structs.replace(story.summary, verdict=bottleneck)
+        console = Console(file=io.StringIO(), width=200)
+        console.print(render_summary(summary, None, recipe))
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        (line,) = [each for each in lines if each.startswith("bottleneck")]
+        return verdict_of("finished", summary, 1, [], recipe=recipe).advice, line
+
+    advice, line = told("sync")
+    assert advice == "Weight syncs take the time: another sync.transport."
+    assert line.split() == ["bottleneck", "sync", "another", "sync.transport"]
+    advice, line = told("balanced")
+    assert advice == "No waiting takes more than 25% of the time."
+    assert line.split() == ["bottleneck", "balanced"]
 
 
 def test_the_advice_names_the_process_that_was_lost_and_is_not_back(tmp_path: Path) -> None:

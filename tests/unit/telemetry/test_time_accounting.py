@@ -14,6 +14,7 @@ from offbeat.telemetry.time_accounting import (
     TrainerTime,
     busy_metrics,
     fractions,
+    tuning,
     verdict,
 )
 
@@ -115,6 +116,9 @@ T, G = TrainerTime, GeneratorTime
         ({T.COMPUTE: 9, T.WAITING_WEIGHTS: 1}, {G.COMPUTE: 5, G.SYNC: 5}, 0.0, Bottleneck.SYNC),
         ({T.COMPUTE: 95, T.WAITING_GROUPS: 5}, {G.COMPUTE: 9, G.WAITING_GATE: 1}, 0.0, Bottleneck.BALANCED),
         ({}, {}, 0.0, Bottleneck.BALANCED),
+        # Of a quarter and less nobody has to be told.
+        ({T.COMPUTE: 68, T.CALLS: 18, T.SYNC: 14}, {G.COMPUTE: 8, G.SYNC: 2}, 0.0, Bottleneck.BALANCED),
+        ({T.COMPUTE: 75, T.WAITING_GROUPS: 25}, {G.COMPUTE: 10}, 0.0, Bottleneck.BALANCED),
         # They wait by turns: what both wait is the bound's, the rest is the slower one's.
         ({T.COMPUTE: 5, T.WAITING_GROUPS: 5}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Bottleneck.STALENESS),
         ({T.COMPUTE: 8, T.WAITING_GROUPS: 2}, {G.COMPUTE: 2, G.WAITING_GATE: 8}, 0.0, Bottleneck.TRAINER),
@@ -133,6 +137,39 @@ def test_the_verdict_names_the_cause_of_the_longest_waiting(
     trainer: dict[str, float], generators: dict[str, float], reward_s: float, says: Bottleneck
 ) -> None:
     assert verdict(trainer, generators, generate_s=1.0, reward_s=reward_s) is says
+
+
+KEPT: dict[str, object] = {
+    "sync.mode": "keep", "sync.interval": 2, "sampler.max_staleness": 1, "trainer.threads": 1,
+    "trainer.device": "cuda", "trainer.data_parallel": 1, "generator.engines": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "changed", "says"),
+    [
+        ("sync", {}, ["another sync.transport"]),
+        ("sync", {"sync.mode": "abort_stale"}, ["another sync.transport"]),
+        (
+            "sync",
+            {"sync.mode": "drain", "sampler.max_staleness": 2},
+            ["a larger sync.interval", "sync.mode=keep", "another sync.transport"],
+        ),
+        ("generators", {}, ["more generator.engines", "shorter answers"]),
+        ("trainer", {}, ["more trainer.data_parallel", "fewer samples per step"]),
+        (
+            "trainer",
+            {"trainer.device": "cpu"},
+            ["more trainer.data_parallel", "more trainer.threads", "fewer samples per step"],
+        ),
+        ("balanced", {}, []),
+        ("of another version", {}, []),
+    ],
+)
+def test_only_changes_that_the_recipe_has_not_are_suggested(
+    bottleneck: str, changed: dict[str, object], says: list[str]
+) -> None:
+    assert tuning(bottleneck, {**KEPT, **changed}) == says
 
 
 @given(
