@@ -3,7 +3,9 @@
 Exit codes: 0 finished, 1 failed run, 2 bad usage or configuration.
 """
 
+import io
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +39,12 @@ RunDirOption = Annotated[
 
 
 def main() -> None:
-    """Run the ``offbeat`` command. Always ends in ``SystemExit``."""
+    """Run the ``offbeat`` command. Always ends in ``SystemExit``.
+
+    Characters that standard output cannot encode are printed as ``?``; standard error escapes them.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
     app(prog_name="offbeat")
 
 

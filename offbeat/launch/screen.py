@@ -21,6 +21,7 @@ class BestEffortStream(io.TextIOBase):
 
     A closed pipe, a closed terminal or a full disk do not end a run. From then on the file
     descriptor is /dev/null, so that buffered text does not fail either when the process ends.
+    Characters that the stream cannot encode are written as ``?``.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -39,6 +40,9 @@ class BestEffortStream(io.TextIOBase):
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError:  # raised before anything is written
+            encoding = self._stream.encoding
+            return self.write(text.encode(encoding, "replace").decode(encoding))
         except OSError:
             self._silence()
             return len(text)

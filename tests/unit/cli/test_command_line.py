@@ -14,6 +14,7 @@ from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
 from offbeat.runs.directory import make_run_dir
 from offbeat.simulation.schedule import PlannedFault, dump
+from tests.support import shown_run
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -69,6 +70,21 @@ def modules_loaded_by(*args: str) -> tuple[int, list[str]]:
     )
     _, code, *loaded = done.stdout.splitlines()[-1].split()
     return int(code), loaded
+
+
+def test_a_command_prints_to_a_stream_that_has_fewer_characters_than_its_text(
+    tmp_path: Path,
+) -> None:
+    run_dir = shown_run.finished(tmp_path / "sums-\N{GREEK CAPITAL LETTER SIGMA}", 2)
+    done = subprocess.run(
+        [sys.executable, "-m", "offbeat", "report", str(run_dir)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "1"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"sums-?" in done.stdout
 
 
 @pytest.fixture

@@ -33,6 +33,15 @@ def test_what_is_told_arrives(tmp_path: Path) -> None:
         assert (tmp_path / "out").read_text() == "step 1/1000\n"
 
 
+@pytest.mark.parametrize(("encoding", "written"), [("ascii", "50 ? ??"), ("latin-1", "50 µ ??")])
+def test_characters_that_a_stream_cannot_encode_are_replaced(
+    tmp_path: Path, encoding: str, written: str
+) -> None:
+    with (tmp_path / "out").open("w", encoding=encoding) as stream:
+        screen(stream).print("50 µ █▋")
+    assert (tmp_path / "out").read_text(encoding=encoding) == f"{written}\n"
+
+
 def test_without_a_stream_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     screen(None).print("step 1/1000")
     assert capsys.readouterr() == ("", "")
