@@ -45,7 +45,15 @@ def main() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
-    app(prog_name="offbeat")
+    app([_from_home(each) for each in sys.argv[1:]], prog_name="offbeat")
+
+
+def _from_home(argument: str) -> str:
+    """Expand a ``~`` that the shell leaves: in quotes, or behind the = of an option."""
+    option, equals, value = (
+        argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    )
+    return f"{option}{equals}{os.path.expanduser(value)}" if value.startswith("~") else argument  # noqa: PTH111 - an unknown user stays as typed
 
 
 def _print_version(wanted: bool) -> None:

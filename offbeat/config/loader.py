@@ -36,11 +36,11 @@ class LoadedRecipe:
 def load_recipe(
     path: Path | str, overrides: Sequence[str] = (), *, dry_run: bool = False
 ) -> LoadedRecipe:
-    """Read, merge and check everything; nothing is read from the environment.
+    """Read, merge and check everything; of the environment only the home directory is read.
 
     A recipe may name another one in ``extends:``, which it is laid over; ``overrides`` are dotted
     ``a.b.c=value`` with a YAML value, the last one wins. Relative paths are relative to the file
-    that names them, in an override to the working directory.
+    that names them, in an override to the working directory; ``~`` is the home directory.
 
     Args:
         path: A YAML file.

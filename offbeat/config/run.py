@@ -50,8 +50,8 @@ class RunConfig(Config):
     proportional cost of generation; fewer leave room for more prompts."""
 
     run_dir: str = "runs/{name}"
-    """Directory of everything the run writes, relative to the working directory; ``{name}`` is
-    filled in."""
+    """Directory of everything the run writes, relative to the working directory or from ``~``; ``{name}``
+    is filled in."""
 
     model: ModelConfig
     """The language model."""

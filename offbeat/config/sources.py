@@ -61,7 +61,7 @@ def _read_chain(recipe: Path, sources: Sources) -> None:
         chain.append((link.path, section))
         link = _next_link(link, section, sources)
     for path, section in reversed(chain):
-        _make_paths_absolute(section, path.parent)
+        _make_paths_absolute(section, path.parent, sources.problems)
         sources.files.append(path)
         sources.layers.append(section)
 
@@ -92,7 +92,8 @@ def _next_link(link: _Link, section: Section, sources: Sources) -> _Link | None:
         case None:
             return None
         case Leaf(value=str(path)):
-            return _Link(Path(os.path.normpath(link.path.parent / path)), base.location)
+            whole = _from_home(base, "extends", sources.problems)
+            return _Link(Path(os.path.normpath(link.path.parent / (whole or path))), base.location)
         case _:
             value = base.plain() if isinstance(base, Section) else base.value
             hint = "Write extends: base.yaml, relative to this file."
@@ -160,15 +161,34 @@ def _neighbours(path: Path) -> str:
     return f"Did you mean {by_name[near[0]]}? {listing}" if near else listing
 
 
-def _make_paths_absolute(layer: Section, folder: Path) -> None:
+def _make_paths_absolute(layer: Section, folder: Path, problems: list[Problem]) -> None:
     """Paths are relative to the file that names them, so they are resolved before layers mix."""
-    paths = (key.key for key in schema.known_keys().values() if key.is_path)
+    paths = [key.key for key in schema.known_keys().values() if key.is_path]
     for key in (place for path in paths for place in _places(layer, path)):
         section, name = layer.parent(key)
         leaf = section.children.get(name) if section else None
         if section and isinstance(leaf, Leaf) and leaf.text and not is_on_hub(leaf.text):
-            whole = os.path.normpath(folder.absolute() / leaf.text)
+            whole = os.path.normpath(folder.absolute() / _from_home(leaf, key, problems))
             section.children[name] = Leaf(whole, whole, leaf.location)
+    run_dir = layer.children.get("run_dir")
+    if isinstance(run_dir, Leaf) and run_dir.text:
+        path = _from_home(run_dir, "run_dir", problems)
+        layer.children["run_dir"] = Leaf(path, path, run_dir.location)
+
+
+def _from_home(leaf: Leaf, key: str, problems: list[Problem]) -> str:
+    """Return the path of a leaf with the home directory that ``~`` or ``~user`` stands for."""
+    path = leaf.text or ""
+    if not path.startswith("~"):
+        return path
+    try:
+        return os.fspath(Path(path).expanduser())
+    except RuntimeError:  # of pathlib
+        hint = (
+            "Write ~/ for your own home, ./~NAME for a directory of that name, or the whole path."
+        )
+        problems.append(Problem(leaf.location, key, path, "there is no such home directory", hint))
+        return path
 
 
 def _places(layer: Section, key: str) -> Iterator[str]:
@@ -226,5 +246,5 @@ def _read_override(override: str, sources: Sources) -> Section | None:
     section = Section({parts[-1]: node}, where)
     for part in reversed(parts[:-1]):
         section = Section({part: section}, where)
-    _make_paths_absolute(section, Path.cwd())
+    _make_paths_absolute(section, Path.cwd(), sources.problems)
     return section

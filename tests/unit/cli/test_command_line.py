@@ -87,6 +87,17 @@ def test_a_command_prints_to_a_stream_that_has_fewer_characters_than_its_text(
     assert b"sums-?" in done.stdout
 
 
+def test_a_tilde_that_the_shell_leaves_is_the_home_directory(tmp_path: Path) -> None:
+    shown_run.finished(tmp_path / "run", 2)
+    subprocess.run(
+        [sys.executable, "-m", "offbeat", "report", "~/run", "--output=~/page.html"],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "page.html"}
+
+
 @pytest.fixture
 def bad_recipe(tmp_path: Path) -> str:
     path = tmp_path / "bad.yaml"

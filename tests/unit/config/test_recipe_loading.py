@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,6 +191,36 @@ def test_an_inherited_path_is_relative_to_the_recipe_that_names_it(
 def test_a_path_in_an_override_is_relative_to_the_working_directory() -> None:
     config = load_recipe(QUICKSTART, ["model.path=some/model"]).config
     assert config.model.path == str(Path.cwd() / "some" / "model")
+
+
+def test_a_tilde_is_the_home_directory_in_a_recipe_in_what_it_extends_and_in_an_override(
+    write: Write,
+) -> None:
+    home = Path.home()
+    recipe = write("""\
+        steps: 1
+        run_dir: ~/runs/{name}
+        model: {path: ~/models/m}
+        environment: {name: function, target: 'm:f'}
+        data: {path: ~/data.jsonl}
+        eval: {interval: 1, sets: {math: {path: ~/math.jsonl}}}
+    """)
+    assert load_recipe(recipe).config.data.path == str(home / "data.jsonl")
+    config = load_recipe(recipe, ["data.path=~/rows.jsonl"]).config
+    assert resolve_run_dir(config) == home / "runs" / config.name
+    assert config.model.path == str(home / "models/m")
+    assert config.eval.sets["math"].path == str(home / "math.jsonl")
+    assert config.data.path == str(home / "rows.jsonl")
+    assert resolve_run_dir(load_recipe(recipe, ["run_dir=~/else"]).config) == home / "else"
+    with pytest.raises(ConfigError, match=re.escape(str(home / "no-such-base.yaml"))):
+        load_recipe(write("extends: ~/no-such-base.yaml"))
+
+
+def test_a_home_of_nobody_is_refused_and_no_directory_of_that_name_is_meant(write: Write) -> None:
+    with pytest.raises(ConfigError, match="there is no such home directory"):
+        load_recipe(write(f"{SMALL}run_dir: ~nobody-of-this-name/runs\n"))
+    config = load_recipe(write(f"{SMALL}run_dir: ./~runs\n")).config
+    assert resolve_run_dir(config) == Path.cwd() / "~runs"
 
 
 def test_an_absolute_path_stays(write: Write) -> None:
