@@ -15,6 +15,7 @@ from offbeat import __version__
 from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand
 from offbeat.cli.planning import planning_app
 from offbeat.cli.reading import reading_app
+from offbeat.launch.bounded_call import exit_behind_blocked_calls
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.text import printable_lines
 
@@ -45,7 +46,11 @@ def main() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
-    app([_from_home(each) for each in sys.argv[1:]], prog_name="offbeat")
+    try:
+        app([_from_home(each) for each in sys.argv[1:]], prog_name="offbeat")
+    except SystemExit as end:
+        exit_behind_blocked_calls(end.code if isinstance(end.code, int) else 0)
+        raise
 
 
 def _from_home(argument: str) -> str:
