@@ -42,6 +42,7 @@ from offbeat.multimodal.model_tokens import picture_tokens
 from offbeat.multimodal.picture_tokens import TEXT_ALONE, PictureTokens
 from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline
+from offbeat.rollouts.failure_log import FailureLog
 from offbeat.rollouts.group import PromptPictures, run_group
 from offbeat.rollouts.response_text import TextlessTokens, response_texts
 from offbeat.rollouts.rollout_log import RolloutLog
@@ -49,7 +50,9 @@ from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
 from offbeat.rollouts.thumbnails import thumbnails
 from offbeat.rollouts.truncation import TruncationRules, by_length
+from offbeat.run_files.files import RunFiles
 from offbeat.run_files.sharing import Sharing
+from offbeat.telemetry.redaction import Redactor
 from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
@@ -97,6 +100,8 @@ class EnvironmentActor:
             for name, view in environment_views(spec.config).items()
         }
         self._log = RolloutLog(place.directory / "rollouts", incarnation, files=place.files)
+        redactor = Redactor.from_environment(config=spec.config)
+        self._failures = FailureLog(place.files or RunFiles(place.directory), redactor)
         self._spooling: Spooling | None = None
         # Spooled groups that no controller could read would never be removed.
         if spec.config.transfer_queue.spool == "ready" and place.files is None:
@@ -148,14 +153,18 @@ class EnvironmentActor:
             receipt, columns = await within_deadline(
                 task,
                 partial(self._requests.send, partial(self._generate, task.engine)),
-                partial(environment.run_group, task),
+                partial(environment.run_group, task, self._failures),
             )
-        except RolloutFailed:
+        except RolloutFailed as failure:
+            self._failures.add(task, failure, environment.tokenizer)
             raise
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # classified here, before it crosses processes
-            raise classified(error, task) from error
+            failure = classified(error, task)
+            failure.__cause__ = error
+            self._failures.add(task, failure, environment.tokenizer)
+            raise failure from error
         receipt, columns = by_length(task, receipt, columns, TruncationRules.of(config))
         textless = environment.textless
         receipt = msgspec.structs.replace(
@@ -198,6 +207,7 @@ class EnvironmentActor:
         """Return the last report, which counts the calls of what was cancelled."""
         await self._groups.close()
         await self._log.close()
+        self._failures.close()
         if self._spooling is not None:
             await self._spooling.close()
         for each in self._environments.values():
@@ -266,13 +276,15 @@ class EnvironmentRunner:
         if self.pictures is not None:
             self.pictures.close()
 
-    async def run_group(self, task: RolloutTask, generate: Generate) -> tuple[Receipt, Columns]:
+    async def run_group(
+        self, task: RolloutTask, failures: FailureLog, generate: Generate
+    ) -> tuple[Receipt, Columns]:
         """Roll one group out; of an evaluation it also gets texts, and small copies of pictures.
 
         Raises:
             RolloutFailed: As ``offbeat.rollouts.group.run_group``.
         """
-        receipt, columns = await self._rolled_out(task, generate)
+        receipt, columns = await self._rolled_out(task, failures, generate)
         if task.evaluation and self.tokenizer is not None:
             with environment_code(task):  # a tokenizer may come with the model, as code
                 texts = response_texts(self.tokenizer, receipt, columns)
@@ -282,9 +294,15 @@ class EnvironmentRunner:
             receipt = msgspec.structs.replace(receipt, pictures=small)
         return receipt, columns
 
-    async def _rolled_out(self, task: RolloutTask, generate: Generate) -> tuple[Receipt, Columns]:
+    async def _rolled_out(
+        self, task: RolloutTask, failures: FailureLog, generate: Generate
+    ) -> tuple[Receipt, Columns]:
         config = self.config
-        policy = SampleFailurePolicy(on_failed_sample(config), config.rollout.sample_retries)
+        policy = SampleFailurePolicy(
+            on_failed_sample(config),
+            config.rollout.sample_retries,
+            partial(failures.add, tokenizer=self.tokenizer),
+        )
         max_model_len = config.generator.max_model_len
         if not isinstance(self.environment, Environment):
             engine = EngineClient(

@@ -4,10 +4,12 @@ import importlib
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable
+
+_TRACEBACK_CHARACTERS: Final = 8192
 
 
 class TargetNotFound(OffbeatError):
@@ -48,14 +50,21 @@ def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the us
 
 
 def describe(error: BaseException, user_dir: Path | None = None) -> str:
-    """Describe an error in one line, with the last line of user code.
+    """Describe an error in one line, behind the last line of user code.
 
-    For example ``ValueError: no digits (rewards.py:12 in reward)``.
+    For example ``rewards.py:12 in reward: ValueError: no digits``.
     """
     frames = traceback.extract_tb(error.__traceback__)
     inside = [
         f for f in frames if user_dir is not None and Path(f.filename).is_relative_to(user_dir)
     ]
     at = (inside or frames or [None])[-1]
-    where = f" ({Path(at.filename).name}:{at.lineno} in {at.name})" if at is not None else ""
-    return printable(f"{type(error).__name__}: {error}") + where
+    where = f"{Path(at.filename).name}:{at.lineno} in {at.name}: " if at is not None else ""
+    text = str(error)
+    return where + printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the end of an error's traceback, in at most ``_TRACEBACK_CHARACTERS``."""
+    text = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:]
+    return text.encode(errors="backslashreplace").decode()  # a lone surrogate is no UTF-8

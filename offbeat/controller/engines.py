@@ -213,7 +213,9 @@ class EnginePump:
         if state.fleet.replaced >= budget:
             if not self._can_be_spared():
                 key = "generator.restart_budget"
-                raise EngineBudgetSpent("engine restarts", budget, key, self._name)
+                raise EngineBudgetSpent(
+                    "engine restarts", budget, key, f"{self._name} was lost again"
+                )
             return True
         return self._is_hopeless()
 

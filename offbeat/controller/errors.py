@@ -33,11 +33,12 @@ class BudgetSpent(OffbeatError):
     budget: int
     key: str
     last: str
+    fix: str = "Fix that"
 
     def __str__(self) -> str:
         return (
-            f"more than {self.budget} {self.what}; the last one: {self.last.rstrip('.')}. "
-            f"Fix that, or raise {self.key}"
+            f"{self.last.rstrip('.')}. {self.fix}, or raise {self.key}: the limit is "
+            f"{self.budget} {self.what}"
         )
 
 
@@ -46,7 +47,7 @@ class EveryRolloutFailed(BudgetSpent):
 
     def __str__(self) -> str:
         return (
-            f"every rollout fails; the last one: {self.last.rstrip('.')}. Fix that: {self.what} with "
+            f"{self.last.rstrip('.')}. {self.fix}: every rollout fails, and {self.what} with "
             f"{self.key}={self.budget} would be spent on the same failure"
         )
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from offbeat.config.limits import on_failed_sample
 from offbeat.controller.errors import BudgetSpent, EveryRolloutFailed
 from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.ledger import GroupRecord
@@ -200,9 +201,23 @@ class RetryPolicy:
         limits = self._state.config.rollout
         if self._state.ledger.totals.failed_prompts > limits.drop_budget:
             raise BudgetSpent(
-                "dropped prompt groups", limits.drop_budget, "rollout.drop_budget", str(failure)
+                "dropped prompt groups",
+                limits.drop_budget,
+                "rollout.drop_budget",
+                str(failure),
+                self._fix_of(failure),
             ) from failure
         return None
+
+    def _fix_of(self, failure: Failure) -> str:
+        """Return the fix of a failure that spent the drop budget."""
+        config = self._state.config
+        if not isinstance(failure, RolloutFailed) or failure.sample is None:
+            return "Fix that"
+        fix = "Fix the agent" if config.environment.is_agent else "Fix the reward"
+        if on_failed_sample(config) == "fail_group":
+            fix += ", or set rollout.on_failed_sample=mask"
+        return fix
 
     def _blame(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
         """Count the failure against the engine, unless another party is at fault.

@@ -175,7 +175,7 @@ class AgentGroups:
         """
         task = session.engine.task
         if not branches:
-            detail = f"sample {session.sample}: the agent returned without an answer of the model"
+            detail = "the agent returned without an answer of the model"
             if session.last_refusal:
                 detail += f"; the last of its requests was refused: {session.last_refusal}"
             else:
@@ -186,7 +186,7 @@ class AgentGroups:
         reasons = Counter(branch.reason.value for branch in branches)
         drawn = sum(len(turn.result.token_ids) for turn in session.turns)
         detail = (
-            f"sample {session.sample}: its {len(session.turns)} turns with {drawn} tokens drawn are "
+            f"its {len(session.turns)} turns with {drawn} tokens drawn are "
             f"{len(branches)} branches "
             f"({', '.join(f'{n} {reason}' for reason, n in reasons.items())}), and "
             "rollout.branches=mask trains samples of one: set it to train, or keep every answer in "

@@ -56,7 +56,7 @@ class EpisodePool:
             slot.expected -= 1
         reply = await process.play(row, client)
         if reply.reward is None:
-            raise RewardFailed(reply.reason, reply.detail, reply.fault)
+            raise RewardFailed(reply.reason, reply.detail, reply.fault, traceback=reply.traceback)
         return reply
 
     async def close(self) -> None:

@@ -75,6 +75,7 @@ class RewardReply(msgspec.Struct, frozen=True, tag=True):
     fault: RewardFault = RewardFault.SAMPLE
     by_name: dict[str, float] = {}  # further rewards of an agent; msgspec copies the default
     answer: str | None = None  # final answer of the sample, see ``NamedRewards``
+    traceback: str = ""  # of what user code raised
 
 
 LONGEST_ANSWER_BYTES: Final = 1 << 20

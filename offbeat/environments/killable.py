@@ -51,6 +51,8 @@ class RewardFailed(OffbeatError):
     reason: str
     detail: str
     fault: RewardFault = RewardFault.SAMPLE
+    sample: int | None = None  # that has no reward; None: not known
+    traceback: str = ""  # of what user code raised
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
@@ -140,7 +142,11 @@ class RewardChild:
                 self.send(call)
                 for _ in call.responses:
                     self.count.made += not self.concurrent  # its samples are scored in turn
-                    answer = await self.receive()
+                    try:
+                        answer = await self.receive()
+                    except RewardFailed as died:
+                        died.sample = None if self.concurrent else len(answers)
+                        raise
                     if not isinstance(answer, RewardReply) or answer.sample >= len(responses):
                         raise RewardFailed("reward_process_died", f"it sent {answer!r}, no answer")
                     if answer.call != call.number or answer.sample in answers:
@@ -148,16 +154,18 @@ class RewardChild:
                     if answer.reward is None:
                         raise RewardFailed(
                             answer.reason,
-                            f"sample {answer.sample}: {answer.detail}",
+                            answer.detail,
                             answer.fault,
+                            answer.sample,
+                            answer.traceback,
                         )
                     answers[answer.sample] = answer
                     if deadline_s is not None and not self.concurrent:
                         deadline.reschedule(loop.time() + deadline_s)
         except TimeoutError:
-            raise RewardFailed(
-                "reward_deadline", f"{self.target.target} ran longer than {deadline_s:g} s; killed"
-            ) from None
+            late = f"{self.target.target} ran longer than {deadline_s:g} s; killed"
+            at = None if self.concurrent else len(answers)
+            raise RewardFailed("reward_deadline", late, sample=at) from None
         return [answers[sample] for sample in range(len(responses))]
 
     def send(self, message: Hello | RewardCall | CancelCall) -> None:

@@ -25,5 +25,11 @@ def group_failure(
         case _:
             assert_never(error.fault)
     return RolloutFailed(
-        kind, task.prompt_index, task.attempt, reason, error.detail, Component.ENVIRONMENT
+        kind,
+        task.prompt_index,
+        task.attempt,
+        reason,
+        error.detail,
+        Component.ENVIRONMENT,
+        error.sample,
     )

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from offbeat.config.user_code import describe
+from offbeat.config.user_code import describe, traceback_of
 from offbeat.environments.frames import RewardCall, RewardReply
 from offbeat.environments.reward_value import (
     BadReward,
@@ -39,4 +39,11 @@ def reply_to_raise(
     call: RewardCall, sample: int, error: BaseException, working_dir: Path
 ) -> RewardReply:
     """Return the reply for an exception that user code raised."""
-    return RewardReply(call.number, sample, None, "reward_raised", describe(error, working_dir))
+    return RewardReply(
+        call.number,
+        sample,
+        None,
+        "reward_raised",
+        describe(error, working_dir),
+        traceback=traceback_of(error),
+    )

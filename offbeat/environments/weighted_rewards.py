@@ -80,7 +80,5 @@ async def _scored(
     try:
         return await function.score(task, result)
     except RolloutFailed as error:
-        detail = f"reward {name}: {error.detail}"
-        raise RolloutFailed(
-            error.kind, error.prompt_index, error.attempt, error.reason, detail, error.source
-        ) from error
+        error.detail = f"{error.detail} (reward {name})"
+        raise

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from offbeat.run_files.files import ELSEWHERE
+from offbeat.run_files.files import ELSEWHERE, FAILURES
 from offbeat.runs.directory import JOURNAL, SUMMARY
 
 
@@ -17,6 +17,7 @@ def written_files(directory: Path) -> dict[str, Path]:
         "journal": JOURNAL,
         "timeline": "trace.json",
         "rollouts": "rollouts",
+        "failures": FAILURES,
         "evaluations": "evaluations",
         "model": "checkpoints",
         "logs": "logs",

@@ -2,6 +2,7 @@
 
 import enum
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, dataclass_transform
 
@@ -63,20 +64,29 @@ class RolloutFailed(OffbeatError):
         reason: str,
         detail: str,
         source: Component | None = None,
+        sample: int | None = None,
     ) -> None:
-        """``source`` defaults to the engine for infrastructure failures, else the environment."""
-        super().__init__(kind, prompt_index, attempt, reason, detail, source)
+        """``source`` defaults to the engine for infrastructure failures, else the environment.
+
+        ``sample`` is the one that failed; None: not known, or all of the group did.
+        """
+        super().__init__(kind, prompt_index, attempt, reason, detail, source, sample)
         self.kind, self.prompt_index, self.attempt = kind, prompt_index, attempt
         self.reason = reason  # name of a counter: reward_raised, reward_nan, engine_lost, ...
         self.detail = detail  # one line for the user
         by_engine = kind is FailureKind.INFRASTRUCTURE
         usual = Component.ENGINE if by_engine else Component.ENVIRONMENT
         self.source = source or usual
+        self.sample = sample
+        self.prompt = ""  # the beginning of its text, once known
+        self.response_ids: Sequence[int] = ()  # of that sample, until they are in a file
 
     def __str__(self) -> str:
+        sample = "" if self.sample is None else f"sample {self.sample} of "
+        prompt = f"{self.prompt!r}, " if self.prompt else ""
         return (
-            f"group {self.prompt_index} attempt {self.attempt} failed ({self.kind}, {self.reason}): "
-            f"{self.detail}"
+            f"{self.detail.rstrip('.')} ({sample}{prompt}group {self.prompt_index}, attempt "
+            f"{self.attempt}: {self.kind}, {self.reason})"
         )
 
 

@@ -134,9 +134,11 @@ def _of_row(task: RolloutTask, what: str, problem: str) -> str:
     return f"row {task.prompt.row}{of_set}, counted from 0: {what} {problem}"
 
 
-def failed(task: RolloutTask, kind: FailureKind, reason: str, detail: str) -> RolloutFailed:
+def failed(
+    task: RolloutTask, kind: FailureKind, reason: str, detail: str, sample: int | None = None
+) -> RolloutFailed:
     """Create the error for this group and attempt."""
-    return RolloutFailed(kind, task.prompt_index, task.attempt, reason, detail)
+    return RolloutFailed(kind, task.prompt_index, task.attempt, reason, detail, sample=sample)
 
 
 @contextmanager
@@ -254,8 +256,7 @@ def checked_reward(task: RolloutTask, value: object, sample: int) -> float:
     """
     reward = reward_of(value)
     if isinstance(reward, BadReward):
-        detail = f"sample {sample}: {reward.detail}"
-        raise failed(task, FailureKind.DATA, reward.reason, detail)
+        raise failed(task, FailureKind.DATA, reward.reason, reward.detail, sample)
     return reward
 
 

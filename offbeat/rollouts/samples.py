@@ -51,12 +51,18 @@ _KINDS: Final = {
 }
 
 
+def _forget(task: RolloutTask, failure: RolloutFailed) -> None:
+    """Keep no record of a failure."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleFailurePolicy:
     """Defines what is done about a failed sample."""
 
     on_failed: Literal["retry", "mask", "fail_group"] = "fail_group"
     sample_retries: int = 1  # with ``retry``
+    keep: Callable[[RolloutTask, RolloutFailed], None] = _forget
+    """Called with each failure that costs one sample: nobody else is told of it."""
 
     @property
     def tries(self) -> int:
@@ -114,7 +120,7 @@ class SampleDraws:
             async with asyncio.TaskGroup() as samples:
                 running = [
                     samples.create_task(
-                        self._drawn(draw_of(sample)),
+                        self._drawn(sample, draw_of(sample)),
                         name=f"sample-{self.task.prompt_index}-{sample}",
                     )
                     for sample in range(self.task.samples)
@@ -123,11 +129,7 @@ class SampleDraws:
             raise errors.exceptions[0] from errors
         return [run.result() for run in running]
 
-    async def _drawn(self, draw: Draw) -> DrawnSample:
-        if self.policy.on_failed == "fail_group":
-            transcript = Transcript()
-            await draw(transcript, 0, self.generate)
-            return DrawnSample(transcript, SampleStatus.VALID)
+    async def _drawn(self, sample: int, draw: Draw) -> DrawnSample:
         retry, uncounted, transcript, failure = -1, 0, Transcript(), None
         while retry + 1 < self.policy.tries + uncounted:
             retry += 1
@@ -135,8 +137,11 @@ class SampleDraws:
             try:
                 await self._within_time(partial(draw, transcript, retry))
             except RolloutFailed as error:
+                if error.source is Component.ENVIRONMENT:
+                    error.sample, error.response_ids = sample, transcript.token_ids
                 if not self.policy.spares_group(error):
                     raise
+                self.policy.keep(self.task, error)
                 failure = error
                 if error.reason in _NOT_RETRIED:
                     break
@@ -147,6 +152,9 @@ class SampleDraws:
         return DrawnSample(transcript, SampleStatus.MASKED, failure, retry)
 
     async def _within_time(self, draw: Callable[[Generate], Awaitable[None]]) -> None:
+        if self.policy.on_failed == "fail_group":  # the deadline is that of the group
+            await draw(self.generate)
+            return
         left_s = self.ends_at - asyncio.get_running_loop().time()
         await within_deadline(self.task, self.generate, draw, limit_s=left_s)
 
@@ -237,11 +245,11 @@ def _check_enough(task: RolloutTask, samples: Sequence[DrawnSample]) -> None:
     ]
     index, first = min(failures, key=lambda each: each[1].kind is not FailureKind.INFRASTRUCTURE)
     detail = (
-        f"{valid} of {task.samples} samples are valid, and rollout.min_valid_samples is "
-        f"{task.min_valid_samples}; sample {index} failed with {first.reason}: {first.detail}"
+        f"{first.detail} ({first.reason}); {valid} of {task.samples} samples are valid, and "
+        f"rollout.min_valid_samples is {task.min_valid_samples}"
     )
     raise RolloutFailed(
-        first.kind, task.prompt_index, task.attempt, TOO_FEW, detail, Component.ENVIRONMENT
+        first.kind, task.prompt_index, task.attempt, TOO_FEW, detail, Component.ENVIRONMENT, index
     ) from first
 
 

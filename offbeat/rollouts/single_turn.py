@@ -38,6 +38,8 @@ async def run_single_turn(
     try:
         scored = await _scored(task, environment, result)
     except RolloutFailed as failure:
+        if failure.sample is not None:
+            failure.response_ids = result_of(result, failure.sample).token_ids.tolist()
         if not draws.policy.spares_group(failure):
             raise
         first_tries = _FirstTries(prompt_ids, result, generated - began)

@@ -23,6 +23,12 @@ from offbeat.run_files.shared_directory import RunDirToken
 log = structlog.stdlib.get_logger()
 CHUNK_BYTES: Final = 8 * 2**20
 FOLDERS: Final = ("checkpoints", "logs", "rollouts")
+FAILURES: Final = "failures.jsonl"
+"""File of a run directory with what failed: a row, a response and a traceback in each line."""
+
+FAILURES_BYTES: Final = 8 * 2**20
+"""Size of that file at most; later failures are not kept."""
+
 ELSEWHERE: Final = "elsewhere.jsonl"
 """File of a run directory that lists the processes that wrote on another machine, and where."""
 
@@ -73,7 +79,7 @@ class Files(Protocol):
         ...
 
     def append(self, name: str, data: bytes) -> None:
-        """Append a line."""
+        """Append a line; to ``FAILURES`` only up to ``FAILURES_BYTES``."""
         ...
 
     def rename(self, old: str, new: str) -> None:
@@ -124,11 +130,12 @@ class RunFiles:
                 os.fsync(file)
 
     def append(self, name: str, data: bytes) -> None:
-        path = self._path(name)
+        path = self._root / name if name == FAILURES else self._path(name)
         self._check_size(name, len(data), min(CHUNK_BYTES, self._free_bytes()))
         path.parent.mkdir(parents=True, exist_ok=True)
         with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
-            append_line(file, data)
+            if name != FAILURES or os.fstat(file).st_size + len(data) <= FAILURES_BYTES:
+                append_line(file, data)
 
     def rename(self, old: str, new: str) -> None:
         source, target = self._path(old), self._path(new)
@@ -174,6 +181,17 @@ class RunFiles:
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self._root).free
+
+
+def count_failures(run_dir: Path, group: str) -> int:
+    """Return the number of kept failures of a group that was drawn to train."""
+    try:
+        lines = (run_dir / FAILURES).read_bytes().splitlines()
+    except FileNotFoundError:
+        return 0
+    return sum(
+        f'"group": "{group}"'.encode() in line and b'"evaluation": false' in line for line in lines
+    )
 
 
 def fingerprints(folder: Path) -> dict[str, Fingerprint]:

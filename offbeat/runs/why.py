@@ -33,6 +33,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.failures import WORKER_LOST, Component, OffbeatError
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
+from offbeat.run_files.files import FAILURES, count_failures
 from offbeat.runs.logged_pictures import LoggedPictures, logged_pictures
 from offbeat.runs.past_run import clock_time
 from offbeat.runs.run_journal import JournalState, RunJournal
@@ -77,6 +78,7 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
     now: str
     until_unix_s: float  # time of the last event of the journal
     pictures: list[LoggedPictures] = []  # of its prompt, by attempt; empty: none, or not logged
+    failures: int = 0  # records of it in ``failures.jsonl``
 
     def to_json(self) -> str:
         """Encode as indented JSON with a final newline."""
@@ -93,6 +95,9 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
             for m in self.moments
         ]
         pictures = [f"pictures of {each}" for each in self.pictures]
+        if self.failures:
+            kept = f"{FAILURES} has {self.failures} of its failures: row, response and traceback"
+            pictures.append(kept)
         return "\n".join([head, *map(str.rstrip, lines), *pictures, f"now: {self.now}"]) + "\n"
 
 
@@ -123,7 +128,12 @@ def why(run_dir: Path, group: str) -> GroupHistory:
     if not found.moments:
         raise NoSuchGroup(found.group, journal.ledger.totals.drawn, "range")
     pictures = logged_pictures(run_dir, prompt_index) if histories.has_pictures else []
-    return msgspec.structs.replace(found, until_unix_s=journal.history.at_s, pictures=pictures)
+    return msgspec.structs.replace(
+        found,
+        until_unix_s=journal.history.at_s,
+        pictures=pictures,
+        failures=count_failures(run_dir, found.group),
+    )
 
 
 class GroupHistories:

@@ -120,8 +120,10 @@ def test_a_bad_reward_ends_the_run_when_no_drop_is_allowed(bad_rewards: dict[int
     run = bad_rewards[0]
     assert run.exit_code() == 1
     line = run.err.splitlines()[0]
-    assert "BudgetSpent: more than 0 dropped prompt groups; the last one" in line
+    assert "or raise rollout.drop_budget: the limit is 0 dropped prompt groups" in line
     assert "reward_" in line
+    kept = (run.run_dir / "failures.jsonl").read_text().splitlines()
+    assert {"row", "response", "traceback", "engine", "version", "time"} < set(json.loads(kept[0]))
     run.talks_to_people()
     run.nothing_is_left()
 

@@ -11,6 +11,7 @@ import yaml
 from offbeat.controller.events import AnyEvent, Committed
 from offbeat.controller.run_summary import folded_summary
 from offbeat.messages.groups import Receipt
+from offbeat.run_files.files import FAILURES
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.runs.page_files import METRICS
 from offbeat.runs.report.examples import LoggedGroups, TokenText, logged_rows, token_text
@@ -58,6 +59,8 @@ class RunStory:
         self.config = self._read_config()
         journal = RunJournal(run_dir)
         self.problems += journal.problems
+        if (run_dir / FAILURES).is_file():
+            self.problems.append(f"{run_dir / FAILURES} has the samples that failed, and why")
         self.ledger, self._history = journal.ledger, journal.history
         self.began_unix_s = journal.began_unix_s
         self.timeline, self._steps = Timeline(journal.aggregates), AppliedSteps(journal.aggregates)

@@ -91,7 +91,7 @@ def test_a_service_that_stays_unavailable_is_no_reward_and_no_fault_of_the_sampl
     (bad,) = outcomes(judge, limits(retries=2))
     assert isinstance(bad, BadReward)
     assert bad.fault is RewardFault.SERVICE
-    assert bad.detail.startswith("EnvironmentUnavailable: the judge answers 503")
+    assert bad.detail.endswith("in reward: EnvironmentUnavailable: the judge answers 503")
     assert len(judge.started_at) == 3
 
 

@@ -69,7 +69,10 @@ def test_tasks_return_raise_and_are_cancelled_as_before() -> None:
 def test_an_error_of_the_block_passes_through_and_an_exit_becomes_one() -> None:
     with pytest.raises(ValueError, match="mine"), exits_as_errors():
         raise ValueError("mine")
-    with pytest.raises(ExitRaised, match="raised SystemExit: 7") as caught, exits_as_errors():
+    with (
+        pytest.raises(ExitRaised, match=r"raised test_exits.py:.* SystemExit: 7") as caught,
+        exits_as_errors(),
+    ):
         sys.exit(7)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - ours
 

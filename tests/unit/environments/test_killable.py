@@ -69,7 +69,7 @@ def test_a_function_may_name_the_final_answer_of_a_response() -> None:
 @pytest.mark.parametrize("name", ["with_other_keys", "with_a_number"])
 def test_a_mapping_that_is_no_reward_and_answer_is_refused_with_what_it_holds(name: str) -> None:
     told = failure(name, "7")
-    assert told.startswith("reward_wrong_type: sample 0: the reward is a mapping of {")
+    assert told.startswith("reward_wrong_type: the reward is a mapping of {")
     assert told.endswith("return a float, or a mapping of 'reward' (float) and 'answer' (str)")
 
 
@@ -79,7 +79,7 @@ def test_a_row_may_hold_an_integer_of_any_size() -> None:
 
 def test_a_message_of_any_length_and_any_characters_is_one_short_line() -> None:
     told = failure("quotes", "\x1b[2J\n", times=10**6)
-    assert told.startswith("reward_raised: sample 0: ValueError: \\x1b[2J \\x1b[2J ")
+    assert told.startswith("reward_raised: user_rewards.py:119 in quotes: ValueError: \\x1b[2J ")
     assert "characters more" in told and "\\udcff" in failure("quotes", "", times=1)
     assert len(told) < 10_000 and told.isprintable()
 
@@ -126,17 +126,25 @@ def test_what_user_code_prints_does_not_disturb_the_protocol() -> None:
 @pytest.mark.parametrize(
     ("name", "response", "told"),
     [
-        ("raises", "bad", r"reward_raised: sample 1: KeyError: 'answer' \(user_rewards.py:\d+ in"),
-        ("none", "a", "reward_none: sample 0: the reward is None; return a float on every path"),
-        ("not_a_number", "nan", "reward_not_finite: sample 1: the reward is nan"),
-        ("not_a_number", "inf", "reward_not_finite: sample 1: the reward is inf"),
-        ("not_a_number", "1e39", "reward_not_finite: sample 1"),
-        ("text", "a", "reward_wrong_type: sample 0: the reward is str '1.0'; return a float"),
-        ("boolean", "a", "reward_wrong_type: sample 0: the reward is bool True"),
-        ("listed", "a", r"reward_wrong_type: sample 0: the reward is list \[1.0\]"),
-        ("exits", "a", r"reward_raised: sample 0: SystemExit: 2 \(user_rewards.py:\d+ in exits"),
-        ("exits_at_once", "a", r"reward_raised: sample 0: SystemExit: 2 \(user_rewards.py:\d+"),
-        ("interrupts", "a", "reward_raised: sample 0: KeyboardInterrupt"),
+        ("raises", "bad", r"reward_raised: user_rewards.py:\d+ in raises: KeyError: 'answer'"),
+        ("none", "a", "reward_none: the reward is None; return a float on every path"),
+        ("not_a_number", "nan", "reward_not_finite: the reward is nan"),
+        ("not_a_number", "inf", "reward_not_finite: the reward is inf"),
+        ("not_a_number", "1e39", "reward_not_finite: the reward is 1e"),
+        ("text", "a", "reward_wrong_type: the reward is str '1.0'; return a float"),
+        ("boolean", "a", "reward_wrong_type: the reward is bool True"),
+        ("listed", "a", r"reward_wrong_type: the reward is list \[1.0\]"),
+        ("exits", "a", r"reward_raised: user_rewards.py:\d+ in exits: SystemExit: 2"),
+        (
+            "exits_at_once",
+            "a",
+            r"reward_raised: user_rewards.py:\d+ in exits_at_once: SystemExit: 2",
+        ),
+        (
+            "interrupts",
+            "a",
+            r"reward_raised: user_rewards.py:\d+ in interrupts: KeyboardInterrupt$",
+        ),
         ("leaves", "a", "reward_process_died: .*user_rewards:leaves ended with exit code 3"),
     ],
 )
@@ -160,7 +168,7 @@ def test_an_async_function_scores_its_samples_at_once_under_one_deadline() -> No
 
 def test_memory_beyond_the_cap_is_refused() -> None:
     told = failure("eats_memory", "a", memory_mib=512)
-    assert told.startswith("reward_raised: sample 0: MemoryError")
+    assert told.endswith("in eats_memory: MemoryError")
 
 
 def test_the_pool_is_back_to_size_after_every_kind_of_death() -> None:
@@ -237,10 +245,13 @@ def members_of(group: int) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("broken_rewards:reward", r"ImportError: no module named grader \(broken_rewards.py:3 in"),
+        (
+            "broken_rewards:reward",
+            r"broken_rewards.py:3 in <module>: ImportError: no module named grader",
+        ),
         ("user_rewards:absent", "module user_rewards has no 'absent'"),
         ("user_rewards:PLAIN", "no 'PLAIN' that can be called, but a float"),
-        ("ends_at_import:reward", r"SystemExit: 3 \(ends_at_import.py:5 in <module>\)"),
+        ("ends_at_import:reward", r"ends_at_import.py:5 in <module>: SystemExit: 3"),
         ("no_such_module:reward", "No module named 'no_such_module'"),
         ("user_rewards", "not of the form module:name"),
     ],

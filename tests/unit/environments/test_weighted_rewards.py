@@ -83,7 +83,7 @@ def test_two_functions_that_name_the_answer_of_a_sample_fail_it_by_name() -> Non
 
 def test_one_function_that_fails_fails_the_group_and_is_named() -> None:
     broken = {"target": "user_rewards:none"}
-    with pytest.raises(RolloutFailed, match=r"reward broken: .*reward is None") as failed:
+    with pytest.raises(RolloutFailed, match=r"reward is None.* \(reward broken\)") as failed:
         rolled_out(section(style=STYLE, broken=broken), "a", "abc")
     assert (failed.value.kind, failed.value.reason) == (FailureKind.DATA, "reward_none")
 

@@ -368,8 +368,8 @@ def test_the_first_sample_that_fails_ends_the_group() -> None:
     engine = guessing_engine(("no digit", ((1, 9),)))
     told = failure(task(SECRET_5), engine, Guessing(CharTokenizer()))
     assert told.reason == "environment_raised"
-    assert told.detail.startswith("ValueError: invalid literal for int()")
-    assert "guessing.py" in told.detail
+    assert told.detail.startswith("guessing.py:27 in step: ValueError: invalid literal for int()")
+    assert (told.sample, told.response_ids) == (0, [ord(char) for char in "no digit"] + [0])
 
 
 def test_stub_rewards_repeat_and_rise_with_the_weight_version() -> None:

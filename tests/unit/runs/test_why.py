@@ -283,6 +283,19 @@ def test_a_live_group_says_where_it_is(run: RecordedRun, place: str, now: str) -
     run.close()
 
 
+def test_a_failed_group_names_the_file_with_its_row_response_and_traceback(
+    run: RecordedRun,
+) -> None:
+    prompt_index = run.ledger.admit(None)
+    run.close()
+    assert "failures.jsonl" not in offbeat("why", run.run_dir, prompt_index).stdout
+    of = {"group": f"g-{prompt_index:06d}", "evaluation": False}
+    records = [of, of | {"evaluation": True}, of | {"group": "g-000099"}]
+    (run.run_dir / "failures.jsonl").write_text("\n".join(map(json.dumps, records)))
+    told = offbeat("why", run.run_dir, prompt_index).stdout
+    assert "failures.jsonl has 1 of its failures: row, response and traceback" in told
+
+
 def test_for_programs_the_same_is_json(run: RecordedRun) -> None:
     run.ready(1)
     run.close()

@@ -1,0 +1,111 @@
+"""Keeps what failed: a line of ``RUN/failures.jsonl`` for each failed sample or group."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from offbeat.config.user_code import traceback_of
+from offbeat.environments.killable import RewardFailed
+from offbeat.environments.picture_rows import without_content
+from offbeat.environments.text import Tokenizer
+from offbeat.messages.failures import (
+    ENVIRONMENT_UNAVAILABLE,
+    Component,
+    OffbeatError,
+    RolloutFailed,
+)
+from offbeat.messages.groups import RolloutTask
+from offbeat.messages.text import bounded, printable
+from offbeat.rollouts.samples import TOO_FEW
+from offbeat.run_files.files import FAILURES, Files
+from offbeat.telemetry.redaction import Redactor
+
+_MOST: Final = 200
+"""Records of one process; the file has a limit of its own."""
+
+_TOKENS: Final = 4096  # of a response, from its end
+_PROMPT_CHARACTERS: Final = 40
+_NOT_KEPT: Final = {ENVIRONMENT_UNAVAILABLE, TOO_FEW}
+"""Reasons of an outage, and of a group whose samples are kept one by one."""
+
+log = structlog.stdlib.get_logger()
+
+
+class FailureLog:
+    """Appends failures of the environment to the run's file, in the background.
+
+    Outages are not kept: no row causes them. A disk that refuses costs the record.
+    """
+
+    def __init__(self, files: Files, redactor: Redactor) -> None:
+        self._files, self._redactor = files, redactor
+        self._kept = 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="failure-log")
+
+    def add(self, task: RolloutTask, failure: RolloutFailed, tokenizer: Tokenizer | None) -> None:
+        """Keep a failure of the environment; name its prompt in its message."""
+        response_ids, failure.response_ids = failure.response_ids[-_TOKENS:], ()
+        failure.prompt = _beginning(task)
+        if (
+            failure.source is not Component.ENVIRONMENT
+            or failure.reason in _NOT_KEPT
+            or self._kept >= _MOST
+        ):
+            return
+        self._kept += 1
+        row = json.dumps(without_content(task.prompt.data), ensure_ascii=False, default=str)
+        response = tokenizer.decode(response_ids) if tokenizer and response_ids else ""
+        record = {
+            "time": time.time(),
+            "group": task.group_id,
+            "attempt": task.attempt,
+            "sample": failure.sample,
+            "kind": failure.kind,
+            "reason": failure.reason,
+            "detail": failure.detail,
+            "environment": task.prompt.environment,
+            "evaluation": task.evaluation,
+            "row_index": task.prompt.row,
+            "row": bounded(row),
+            "response": bounded(response),
+            "traceback": next(_tracebacks(failure), ""),
+            "engine": task.engine,
+            "version": task.version,
+        }
+        self._writer.submit(self._append, self._redactor(json.dumps(record)).encode() + b"\n")
+
+    def close(self) -> None:
+        """Wait until all records are written."""
+        self._writer.shutdown()
+
+    def _append(self, line: bytes) -> None:
+        try:
+            self._files.append(FAILURES, line)
+        except (OSError, OffbeatError) as error:
+            log.warning("failures.not_written", error=str(error))
+
+
+def _tracebacks(failure: BaseException) -> Iterator[str]:
+    """Yield tracebacks of user code: as a child sent it, or of what was raised in this process."""
+    cause = failure.__cause__
+    while cause is not None:
+        if isinstance(cause, RewardFailed) and cause.traceback:
+            yield cause.traceback
+        elif not isinstance(cause, OffbeatError):
+            yield traceback_of(cause)
+        cause = cause.__cause__
+
+
+def _beginning(task: RolloutTask) -> str:
+    """Return the beginning of a prompt's text; empty if its row has none."""
+    data = task.prompt.data
+    messages = data.get("messages") or [{}]
+    text = data.get("prompt") or data.get("question") or messages[-1].get("content")
+    if not isinstance(text, str):
+        return ""
+    cut = printable(text[:_PROMPT_CHARACTERS])
+    return f"{cut} ..." if len(text) > _PROMPT_CHARACTERS else cut
