@@ -19,7 +19,7 @@ from offbeat.config.sections.trainer import (
 )
 
 _LEAST_START_S: Final = 120.0
-_LOADED_BYTES_S: Final = 200e6
+_LOAD_BYTES_PER_SECOND: Final = 200e6
 """Bytes of a model's files that a slow shared disk delivers in a second."""
 _ID_BYTES: Final = 4  # prompt_ids, response_ids, weight_versions: int32
 _LOGPROB_BYTES: Final = 4  # float32
@@ -212,4 +212,4 @@ def start_deadline_s(section: GeneratorConfig | TrainerConfig, model_bytes: int 
         model_bytes: Bytes of the model's weight files.
     """
     given = section.start_deadline_s
-    return _LEAST_START_S + model_bytes / _LOADED_BYTES_S if given is None else given
+    return _LEAST_START_S + model_bytes / _LOAD_BYTES_PER_SECOND if given is None else given

@@ -14,9 +14,9 @@ Generated from the models in `offbeat/config/` by `python -m offbeat.config.refe
 
 A recipe is a YAML file of these keys; `offbeat train RECIPE a.b.c=value ...` lays further values over it, the last one
 wins. A recipe may name another one to start from: `extends: base.yaml`. Paths are relative to the file that names them,
-in an override to the working directory, and `~` is the home directory. An unknown key is an error. `offbeat config explain KEY` says the same in the
-terminal, `offbeat config show RECIPE` fills all defaults in, and `offbeat check RECIPE` finds settings that cannot work
-together.
+in an override to the working directory, and `~` is the home directory. An unknown key is an error. `offbeat config
+explain KEY` says the same in the terminal, `offbeat config show RECIPE` fills all defaults in, and `offbeat check
+RECIPE` finds settings that cannot work together.
 """
 
 

@@ -397,5 +397,4 @@ def _show(
 
 
 def _lost_controller_summary(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
-    """Return the summary of a run whose controller is lost, preferring its own records."""
     return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error)

@@ -13,9 +13,9 @@ class DataConfig(Config):
     path: RecipePath | None = None
     """File of prompts, one a row: JSON Lines or Parquet, or a directory of such files; relative to
     the recipe. Or files on the hub, `hf://datasets/OWNER/NAME[@REVISION]/FILES`. A `*` in the name of
-    a file, or in FILES, names several. None: the environment makes its own. A resume wants the same content. JSON Lines is read and
-    edited with any tool; Parquet is what data sets are published as, and needs no conversion; a
-    revision keeps new runs from reading what was changed meanwhile."""
+    a file, or in FILES, names several. None: the environment makes its own. A resume wants the same
+    content. JSON Lines is read and edited with any tool; Parquet is what data sets are published as,
+    and needs no conversion; a revision keeps new runs from reading what was changed meanwhile."""
 
     columns: dict[str, str] = {}
     """Column of the file under which each key of a row stands, as in `{prompt: problem, answer:
