@@ -6,11 +6,12 @@ from typing import Any, Final, cast
 
 from offbeat.config import schema
 from offbeat.config.merge import SHORTHAND
-from offbeat.config.peer_keys import translated
+from offbeat.config.peer_keys import NOTES, translated
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
 from offbeat.config.tree import Leaf, Node, Section
 
+_CLOSE: Final = 0.75  # 0.6 takes `seed` for deepspeed, and `encoder` for nnodes
 _CLOSE_ELSEWHERE: Final = 0.8
 _MOST_PLACES: Final = 3
 
@@ -178,7 +179,8 @@ def meant(key: str, valid: Iterable[str]) -> str:
     place, _, leaf = key.rpartition(".")
     valid = sorted(valid)
     is_known = any(known.leaf == leaf for known in schema.known_keys().values())
-    is_misspelt = place and difflib.get_close_matches(leaf, valid, n=1, cutoff=_CLOSE_ELSEWHERE)
+    near = difflib.get_close_matches(leaf, valid, n=1, cutoff=_CLOSE_ELSEWHERE)
+    is_misspelt = place and near and leaf not in NOTES
     hint = "" if is_misspelt else translated([key], parts=2 if is_known else 1)
     return hint or _nearest(key, valid)
 
@@ -191,7 +193,7 @@ def _nearest(key: str, valid: list[str]) -> str:
         by_leaf.setdefault(known.leaf, []).append(known)
     if leaf in by_leaf:
         return _belongs(leaf, by_leaf[leaf])
-    if near := difflib.get_close_matches(leaf, valid, n=1):
+    if near := difflib.get_close_matches(leaf, valid, n=1, cutoff=_CLOSE):
         known = cast("schema.Key", schema.known(f"{place}.{near[0]}" if place else near[0]))
         return f"Did you mean `{near[0]}`? ({known.summary})"
     if near := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=_CLOSE_ELSEWHERE):

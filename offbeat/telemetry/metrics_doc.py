@@ -19,11 +19,11 @@ One record per optimizer step, in `metrics.jsonl` and in every other sink, and o
 of `metrics.jsonl` is `{"step": .., "version": .., "time_s": .., <metrics>}`: `version` is the trainer
 version after the step (the step of W&B), `time_s` is Unix time. Of an evaluation `step` and `version` are
 the version that was scored, 0 for the initial weights: the trainer goes on meanwhile, so the line follows
-those of later steps. Charts and exports have it at that version; in W&B `eval/version` is its x axis.
-A value that is not finite is written as the string `"NaN"`, `"Infinity"` or `"-Infinity"`. A step
-trained again after a rewind has a second line, and the later one holds. A controller that is killed
-after a step was applied may leave no line of it: `offbeat export` and `report` then show what the
-journal knows of the step.
+those of later steps. Charts and exports have it at that version; in W&B `eval/version` is its x axis. A
+value that is not finite is written as the string `"NaN"`, `"Infinity"` or `"-Infinity"`. A step trained
+again after a rewind has a second line, and the later one holds. A controller that is killed after a step
+was applied may leave no line of it: `offbeat export` and `report` then show what the journal knows of the
+step.
 
 *Over the step* says how the values within a step become its one number.
 """

@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 
 from offbeat.config.explain import NoSuchKey, explain
-from offbeat.config.peer_keys import PEER_KEYS
+from offbeat.config.peer_keys import NOTES, PEER_KEYS
 from offbeat.config.schema import known_keys
 
 PAGE: Final = Path(__file__).parents[3] / "docs/coming-from.md"
@@ -85,6 +85,52 @@ def test_a_key_below_what_is_no_section_is_told_about_that(key: str, hint: str) 
 def test_a_key_of_another_library_is_translated(key: str, hint: str) -> None:
     with pytest.raises(NoSuchKey, match=re.escape(hint)):
         explain(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        (
+            "generator.sampling.stop",
+            "is `generator.sampling.stop_token_ids` here. There are no stop",
+        ),
+        ("generator.sampling.top_k", "It has no key here: samples are drawn from all tokens"),
+        ("generator.sampling.min_p", "It has no key here: samples are drawn from all tokens"),
+        ("trainer.nnodes", "It has no key here: Ray places"),
+        ("deepspeed", "It has no key here: the torch backend cuts"),
+        ("gradient_accumulation_steps", "It is not needed here"),
+        ("actor_rollout_ref.rollout.val_kwargs.n", "is `eval.samples` here"),
+        ("per_device_train_batch_size", "divided by num_generations, it is `groups_per_step`"),
+        ("loss_type", "is `algorithm.loss.name` or `algorithm.loss.normalize` here"),
+        ("scale_rewards", "is `algorithm.advantage` here"),
+        ("bf16", "is `model.dtype` here"),
+        ("use_vllm", "is `generator.backend` here"),
+        ("adam_beta2", "is `trainer.optimizer.betas` here"),
+        ("reward_weights", "is `environment.rewards.NAME.weight` here"),
+        ("log_completions", "every sample is in `rollouts/`"),
+        ("peft_config", "is `trainer.lora.rank` here"),
+        ("actor_rollout_ref.actor.use_kl_loss", "is `algorithm.loss.kl_coef` here"),
+        ("importance_sampling_level", "Its `sequence` is `algorithm.preset=gspo`"),
+    ],
+)
+def test_a_key_of_another_library_is_not_answered_with_one_that_is_spelt_alike(
+    key: str, hint: str
+) -> None:
+    with pytest.raises(NoSuchKey, match=re.escape(hint)) as refused:
+        explain(key)
+    assert "Did you mean" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["frobnicate", "nodes", "generator.sampling.mop"])
+def test_a_key_that_is_like_no_other_gets_the_names_of_its_section(key: str) -> None:
+    with pytest.raises(NoSuchKey, match=r"has: ") as refused:
+        explain(key)
+    assert "Did you mean" not in str(refused.value)
+
+
+@pytest.mark.parametrize("peer", NOTES)
+def test_each_key_without_a_counterpart_is_on_the_page(peer: str) -> None:
+    assert f"`{peer}`" in PAGE.read_text()
 
 
 def test_a_misspelt_key_of_this_section_is_not_taken_for_one_of_another_library() -> None:
