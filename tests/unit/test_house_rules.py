@@ -242,6 +242,12 @@ def test_no_file_in_version_control_is_named_like_an_option() -> None:
     assert not broken, f"{broken}: remove each with: git rm -- ./NAME"
 
 
+def test_an_installation_names_what_it_fetches() -> None:
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    installs = [line for line in lines if "pip install" in line]
+    assert installs and not [line for line in installs if re.search(r"--quiet|\s-q\b", line)]
+
+
 @pytest.mark.parametrize(
     "module",
     ["offbeat.telemetry.metrics_doc", "offbeat.config.reference", "offbeat.controller.moves_doc"],
