@@ -5,15 +5,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.runs.page_files import LinkRefused, check_no_links, page_files
 from offbeat.runs.report.document import fitting, stories
+from offbeat.runs.report.limits import (
+    STATUS_BYTES,
+    SUMMARY_BYTES,
+    FileTooLarge,
+    NoRegularFile,
+    read_limited,
+)
 from offbeat.runs.report.packing import packed
+from offbeat.runs.report.verdicts import State
+from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord
+from offbeat.telemetry.summary import Summary
 
+T = TypeVar("T")
 Signature = tuple[tuple[str, int, int], ...]
 """Name, size and time of change of each file that the page is made of."""
 _LEAST_PAUSE_S: Final = 2.0
@@ -112,7 +123,8 @@ class WatchedRuns:
         if self._only not in {None, child.name} or not _is_text(child.name):
             return False
         try:
-            return not child.is_symlink() and (child / JOURNAL).is_dir()
+            is_there = (child / JOURNAL).is_dir() or (child / SUMMARY).is_file()  # failed at start
+            return not child.is_symlink() and is_there
         except OSError:  # somebody else's, who shows it to nobody
             return False
 
@@ -134,17 +146,38 @@ class RunLine(msgspec.Struct, frozen=True):
     """One line of the list of runs."""
 
     name: str
-    has_ended: bool
+    state: State
+    steps: int | None
+    reward: float | None  # mean of the last steps
+    error: str
     changed_unix_s: float
 
 
-def run_lines(runs: WatchedRuns) -> list[RunLine]:
+def run_lines(runs: WatchedRuns, clock: Callable[[], float] = time.time) -> list[RunLine]:
     """Return the list of runs, the one written last first."""
-    lines = list[RunLine]()
-    for name, directory in runs.readable():
-        states = {file: changed for file, _, changed in _states(directory)}
-        lines.append(RunLine(name, SUMMARY in states, max(states.values(), default=0) / 1e9))
-    return lines
+    return [_line(name, directory, clock()) for name, directory in runs.readable()]
+
+
+def _line(name: str, directory: Path, now_unix_s: float) -> RunLine:
+    changed = {file: changed_ns / 1e9 for file, _, changed_ns in _states(directory)}
+    newest = max(changed.values(), default=0.0)
+    summary = _decoded(directory / SUMMARY, SUMMARY_BYTES, Summary)
+    record = _decoded(directory / STATUS_FILE, STATUS_BYTES, StatusRecord)
+    is_newer = changed.get(STATUS_FILE, 0.0) > changed.get(SUMMARY, 0.0) + _LEAST_PAUSE_S
+    if record is not None and is_newer and record.is_fresh(now_unix_s):
+        return RunLine(name, "running", record.status.step, record.status.reward, "", newest)
+    if summary is None or is_newer:  # a resumed run leaves the summary of before
+        return RunLine(name, "unfinished", None, None, "", newest)
+    error = summary.error or ""
+    return RunLine(name, summary.outcome, summary.steps, summary.reward_last, error, newest)
+
+
+def _decoded(path: Path, nbytes: int, kind: type[T]) -> T | None:
+    """Decode a JSON file of a run; None if it is missing, or anything else."""
+    try:
+        return msgspec.json.decode(read_limited(path, nbytes), type=kind)
+    except (OSError, FileTooLarge, NoRegularFile, msgspec.DecodeError):
+        return None
 
 
 def _is_text(name: str) -> bool:

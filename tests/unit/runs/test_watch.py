@@ -24,9 +24,10 @@ from offbeat.runs.page_files import LinkRefused
 from offbeat.runs.report.write import write_report
 from offbeat.runs.watch.access import COOKIE, Access
 from offbeat.runs.watch.prometheus import exposition
-from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns
+from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns, run_lines
 from offbeat.runs.watch.server import MAX_CONNECTIONS, MAX_STREAMS, WatchServer
 from offbeat.telemetry.records import MetricRecord
+from offbeat.telemetry.summary import GroupCounts, Summary
 from tests.support import shown_run
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -244,7 +245,7 @@ def test_the_data_of_a_run_is_that_of_its_report(client: Client) -> None:
     assert answer.status == 200
     assert b'"two-digit-sums"' in gzip.decompress(base64.b64decode(answer.read()))
     assert sorted(client.server.runs.names()) == ["first", "second run"]
-    assert b'"has_ended":true' in client.allowed("/runs").read()
+    assert b'"state":"finished"' in client.allowed("/runs").read()
 
 
 def test_a_stream_says_when_the_run_has_written(tmp_path: Path) -> None:
@@ -333,6 +334,32 @@ def test_a_run_is_read_again_only_after_it_has_changed_and_after_a_pause(tmp_pat
     assert runs.data("one") is first, "a run that writes all the time is not read all the time"
     now_s[0] = 3.0
     assert runs.data("one") is not first
+
+
+def test_the_list_has_outcome_steps_and_reward_also_of_a_run_that_failed_at_its_start(
+    tmp_path: Path,
+) -> None:
+    shown_run.finished(tmp_path / "good", 2)
+    shown_run.failed(tmp_path / "bad")
+    shown_run.running(tmp_path / "live", 2)
+    never = Summary(
+        run_id="r", name="never", outcome="failed", error="no such module: grader", steps=0,
+        trainer_version=0, groups=GroupCounts(), wall_s=0.0,
+    )  # fmt: skip
+    (tmp_path / "never").mkdir()
+    never.write(tmp_path / "never" / "summary.json")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "summary.json").write_text("{")
+    lines = {line.name: line for line in run_lines(WatchedRuns(tmp_path))}
+    assert {name: (line.state, line.steps, line.reward) for name, line in lines.items()} == {
+        "good": ("finished", 2, 0.968),
+        "bad": ("failed", 30, 0.968),
+        "live": ("running", 2, None),
+        "never": ("failed", 0, None),
+        "torn": ("unfinished", None, None),
+    }
+    assert lines["never"].error == "no such module: grader"
+    assert "TrainerBudgetSpent" in lines["bad"].error
 
 
 def test_a_single_run_is_shown_without_its_neighbours(root: Path) -> None:

@@ -6,10 +6,13 @@ async function listRuns() {
   if (answer?.ok) {
     const runs = await answer.json(), now = Date.now() / 1000;
     $('count').textContent = `${runs.length} in this directory`;
-    $('list').replaceChildren(table(['run', 'state', '#last written'], runs.map(run => el('tr', {},
+    $('list').replaceChildren(table(['run', 'state', '#steps', '#reward', '#last written', 'error'], runs.map(run => el('tr', {},
       el('td', {}, el('a', { href: `run/${encodeURIComponent(run.name)}` }, run.name)),
-      el('td', {}, run.has_ended ? 'ended' : 'no summary yet'),
-      el('td', { class: 'number' }, `${seconds(Math.max(0, now - run.changed_unix_s))} ago`)))));
+      el('td', {}, run.state === 'unfinished' ? 'no summary yet' : run.state),
+      el('td', { class: 'number' }, figure(run.steps)),
+      el('td', { class: 'number' }, figure(run.reward)),
+      el('td', { class: 'number' }, `${seconds(Math.max(0, now - run.changed_unix_s))} ago`),
+      el('td', { class: 'wrap' }, run.error)))));
   }
   document.body.dataset.ready = '1';
   setTimeout(listRuns, 5000);
