@@ -1,8 +1,10 @@
 """Messages of a chat in one canonical form: two that say the same are equal."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+from offbeat.environments.text import read_arguments
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -40,6 +42,9 @@ class ChatMessage(msgspec.Struct, frozen=True):
 Tools = tuple[str, ...]
 """Definitions of tools, each as JSON in the order in which the client wrote its fields."""
 
+NO_VARIABLES: Final = "{}"
+"""Variables that a request gives the chat template (``chat_template_kwargs``), as JSON: none."""
+
 
 def compact_json(text: str) -> str:
     """Return JSON without spaces; text that is no JSON as it is.
@@ -53,9 +58,5 @@ def compact_json(text: str) -> str:
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments: Any = msgspec.json.decode(call.arguments)
-    except (msgspec.DecodeError, RecursionError):
-        arguments = call.arguments
-    function = {"name": call.name, "arguments": arguments}
+    function = {"name": call.name, "arguments": read_arguments(call.arguments)}
     return {"id": call.id, "type": "function", "function": function}

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from offbeat.endpoint.chat import ChatMessage, Tools
+from offbeat.endpoint.chat import NO_VARIABLES, ChatMessage, Tools
 from offbeat.endpoint.tool_calls import ParsedCall
 
 
@@ -109,7 +109,9 @@ class ChatBridge(Protocol):
         """Tokens that end a turn besides those of the recipe and the model."""
         ...
 
-    def opening(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedPrompt:
+    def opening(
+        self, messages: Sequence[ChatMessage], tools: Tools, variables: str = NO_VARIABLES
+    ) -> RenderedPrompt:
         """Return the prompt of a conversation without a history.
 
         Raises:
@@ -118,7 +120,11 @@ class ChatBridge(Protocol):
         ...
 
     def extend(
-        self, history: AnsweredChat, messages: Sequence[ChatMessage], tools: Tools
+        self,
+        history: AnsweredChat,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        variables: str = NO_VARIABLES,
     ) -> RenderedPrompt | BranchReason:
         """Return the prompt that continues ``history``, or why there is none.
 

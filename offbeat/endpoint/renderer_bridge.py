@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from offbeat.endpoint.chat import ChatMessage, Tools
+from offbeat.endpoint.chat import NO_VARIABLES, ChatMessage, Tools
 from offbeat.endpoint.chat_bridge import (
     AnsweredChat,
     BranchReason,
@@ -92,7 +92,10 @@ class RendererBridge:
         )  # encoding changes the wrapper of a fast tokenizer: one thread at a time
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
 
-    def opening(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedPrompt:
+    def opening(
+        self, messages: Sequence[ChatMessage], tools: Tools, variables: str = NO_VARIABLES
+    ) -> RenderedPrompt:
+        _refuse_variables(variables)
         try:
             with self._lock:
                 ids = self._renderer.render_ids(
@@ -103,12 +106,17 @@ class RendererBridge:
         return RenderedPrompt("", tuple(ids), tuple(ids))
 
     def extend(
-        self, history: AnsweredChat, messages: Sequence[ChatMessage], tools: Tools
+        self,
+        history: AnsweredChat,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        variables: str = NO_VARIABLES,
     ) -> RenderedPrompt | BranchReason:
         if not history.is_followed_by(messages):
             return BranchReason.HISTORY_EDITED
         if tools != history.tools:
             return BranchReason.TOOLS_CHANGED
+        _refuse_variables(variables)
         length, drawn = len(history.messages), history.token_ids
         prompt, completion = drawn[: history.prompt_length], drawn[history.prompt_length :]
         if history.is_continued_in(messages):
@@ -156,6 +164,14 @@ class RendererBridge:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._codec.decode(token_ids)
+
+
+def _refuse_variables(variables: str) -> None:
+    if variables != NO_VARIABLES:
+        problem = (
+            "environment.renderer takes no chat_template_kwargs: set the renderer's own options"
+        )
+        raise TemplateRefused(problem)
 
 
 def _sent(messages: Sequence[ChatMessage]) -> Objects:

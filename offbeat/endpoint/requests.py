@@ -130,6 +130,7 @@ class ChatRequest(_Sampling, kw_only=True):
     model: str
     messages: Annotated[list[SentMessage], Meta(min_length=1)]
     tools: list[OfferedTool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     stop: Stop = None
@@ -162,9 +163,18 @@ class ChatRequest(_Sampling, kw_only=True):
             raise unsupported("top_logprobs", "only the drawn token's logprob is known: use 0")
         if self.response_format not in (None, {"type": "text"}):
             raise unsupported("response_format", 'only {"type": "text"} is supported')
+        if self.messages[-1].role == "assistant":
+            problem = (
+                "the last message is the assistant's, which the chat template would close before it "
+                "opens another: end with a message of the user or of a tool"
+            )
+            raise unsupported("messages", problem)
         limits = [each for each in (self.max_tokens, self.max_completion_tokens) if each]
         try:
             tools = [msgspec.json.encode(tool).decode() for tool in self.tools or ()]
+            variables = msgspec.json.encode(
+                self.chat_template_kwargs or {}, order="sorted"
+            ).decode()
         except RecursionError as error:
             raise unsupported("tools", "a definition is nested too deeply") from error
         return ChatTurn(
@@ -175,6 +185,7 @@ class ChatRequest(_Sampling, kw_only=True):
             parses_tool_calls=bool(self.tools) and self.tool_choice != "none",
             parallel_tool_calls=self.parallel_tool_calls is not False,
             seed=self.seed,
+            variables=variables,
         )
 
 

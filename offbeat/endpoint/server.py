@@ -362,7 +362,7 @@ async def _answer(
 
 def _check_length(session: SampleSession, turn: ChatTurn) -> None:
     characters = sum(len(message.content) for message in turn.messages)
-    characters += sum(map(len, turn.tools))
+    characters += sum(map(len, turn.tools)) + len(turn.variables)
     window = session.engine.max_model_len
     if characters > window * _CHARACTERS_PER_TOKEN:
         raise too_long(f"{characters} characters do not fit into max_model_len={window} tokens")

@@ -16,7 +16,7 @@ from typing import Final, NoReturn, TypeVar
 
 import msgspec
 
-from offbeat.endpoint.chat import ChatMessage, ToolCall, Tools
+from offbeat.endpoint.chat import NO_VARIABLES, ChatMessage, ToolCall, Tools
 from offbeat.endpoint.chat_bridge import (
     AnsweredChat,
     BranchReason,
@@ -58,6 +58,7 @@ class ChatTurn(msgspec.Struct, frozen=True):
     parses_tool_calls: bool = True
     parallel_tool_calls: bool = True
     seed: int | None = None  # mixed into the sample's own: equal seeds must not make equal samples
+    variables: str = NO_VARIABLES
 
 
 class TokenTurn(msgspec.Struct, frozen=True):
@@ -233,16 +234,15 @@ class SampleSession:
         self, request: ChatTurn
     ) -> tuple[Turn | None, BranchReason | None, RenderedPrompt]:
         bridge, reason = self.bridge, BranchReason.OPENING
+        asked = (request.messages, request.tools, request.variables)
         if self.turns and any(message.role == "assistant" for message in request.messages):
             reason = BranchReason.HISTORY_EDITED
         for parent in self._continued_by(request.messages):
-            prompt = await _apart(
-                request, partial(bridge.extend, parent.history, request.messages, request.tools)
-            )
+            prompt = await _apart(request, partial(bridge.extend, parent.history, *asked))
             if isinstance(prompt, RenderedPrompt):
                 return parent, None, prompt
             reason = prompt
-        opening = await _apart(request, partial(bridge.opening, request.messages, request.tools))
+        opening = await _apart(request, partial(bridge.opening, *asked))
         return None, reason, opening
 
     def _continued_by(self, messages: tuple[ChatMessage, ...]) -> Sequence[Turn]:

@@ -9,7 +9,7 @@ Here the prompt of the next turn is the history as drawn, and behind it only wha
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from offbeat.endpoint.chat import ChatMessage, Tools
+from offbeat.endpoint.chat import NO_VARIABLES, ChatMessage, Tools
 from offbeat.endpoint.chat_bridge import (
     AnsweredChat,
     BranchReason,
@@ -24,7 +24,9 @@ from offbeat.generators.stop_strings import text_before_stop
 class ChatTemplate(Protocol):
     """The chat template and the tokenizer of a model."""
 
-    def render(self, messages: Sequence[ChatMessage], tools: Tools, *, opens_answer: bool) -> str:
+    def render(
+        self, messages: Sequence[ChatMessage], tools: Tools, variables: str, *, opens_answer: bool
+    ) -> str:
         """Return the text of a conversation.
 
         Raises:
@@ -51,22 +53,28 @@ class TemplateBridge:
         self._template, self._ends = template, dict(end_texts)
         self._opening: str | None = None  # what the template writes to open an answer, once known
 
-    def opening(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedPrompt:
-        text = self._template.render(messages, tools, opens_answer=True)
+    def opening(
+        self, messages: Sequence[ChatMessage], tools: Tools, variables: str = NO_VARIABLES
+    ) -> RenderedPrompt:
+        text = self._template.render(messages, tools, variables, opens_answer=True)
         token_ids = tuple(self._template.encode(text))
         return RenderedPrompt(text, token_ids, token_ids)
 
     def extend(
-        self, history: AnsweredChat, messages: Sequence[ChatMessage], tools: Tools
+        self,
+        history: AnsweredChat,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        variables: str = NO_VARIABLES,
     ) -> RenderedPrompt | BranchReason:
         if not history.is_followed_by(messages):
             return BranchReason.HISTORY_EDITED
         if tools != history.tools:
             return BranchReason.TOOLS_CHANGED
-        render, asked = self._template.render, self._asked(history)
+        render, asked = self._template.render, self._asked(history, variables)
         sent = messages[: len(history.messages)]
-        answered = render(sent, tools, opens_answer=False)
-        following = render(messages, tools, opens_answer=True)
+        answered = render(sent, tools, variables, opens_answer=False)
+        following = render(messages, tools, variables, opens_answer=True)
         answer, content = answered[len(asked) :], sent[-1].content.strip()
         drawn = history.prompt_text[len(asked) :] + history.open_text  # as the answer was opened
         goes_on = history.is_continued_in(messages)
@@ -93,12 +101,14 @@ class TemplateBridge:
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._template.decode(token_ids)
 
-    def _asked(self, history: AnsweredChat) -> str:
+    def _asked(self, history: AnsweredChat, variables: str) -> str:
         """Return the text of the prompt of a turn, without the opening of the answer."""
         text, opening = history.prompt_text, self._opening
         if opening is not None and text.endswith(opening):
             return text.removesuffix(opening)
-        asked = self._template.render(history.messages[:-1], history.tools, opens_answer=False)
+        asked = self._template.render(
+            history.messages[:-1], history.tools, variables, opens_answer=False
+        )
         if text.startswith(asked):
             self._opening = text.removeprefix(asked)
         return asked

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import jinja2
 import msgspec
 
-from offbeat.endpoint.chat import ChatMessage, Tools
+from offbeat.endpoint.chat import NO_VARIABLES, ChatMessage, Tools
 from offbeat.endpoint.chat_bridge import TemplateRefused
-from offbeat.environments.text import for_template
+from offbeat.environments.text import UnreadByTemplate, for_template, template_options
 
 
 class BackendTokenizer(Protocol):
@@ -29,9 +29,9 @@ class TemplatedTokenizer(Protocol):
         self,
         conversation: Any,  # noqa: ANN401
         *,
-        tools: Any,  # noqa: ANN401
         add_generation_prompt: bool,
         tokenize: bool,
+        **options: Any,  # noqa: ANN401
     ) -> Any: ...  # noqa: ANN401
 
 
@@ -42,15 +42,24 @@ class TokenizerTemplate:
         self._tokenizer = tokenizer
         self._backend: BackendTokenizer = tokenizer.backend_tokenizer
 
-    def render(self, messages: Sequence[ChatMessage], tools: Tools, *, opens_answer: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        variables: str = NO_VARIABLES,
+        *,
+        opens_answer: bool,
+    ) -> str:
+        given: dict[str, Any] = {"chat_template_kwargs": variables}
+        given["tools"] = [msgspec.json.decode(tool) for tool in tools]
         try:
             return self._tokenizer.apply_chat_template(
                 for_template([message.for_template() for message in messages], self._tokenizer),
-                tools=[msgspec.json.decode(tool) for tool in tools] or None,
                 add_generation_prompt=opens_answer,
                 tokenize=False,
+                **template_options(given, self._tokenizer),
             )
-        except (jinja2.TemplateError, TypeError, RecursionError) as error:
+        except (jinja2.TemplateError, TypeError, RecursionError, UnreadByTemplate) as error:
             raise TemplateRefused(str(error)) from error
 
     def encode(self, text: str) -> list[int]:

@@ -8,14 +8,13 @@ continues with reinforcement learning meets the same tokens.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, cast
 
-from offbeat.environments.prompt_files import row_problem as prompt_problem
+from offbeat.environments.prompt_row import ASSISTANT
+from offbeat.environments.prompt_row import row_problem as prompt_problem
 from offbeat.environments.protocol import Environment
-from offbeat.environments.text import Tokenizer, encode_prompt, for_template
+from offbeat.environments.text import Tokenizer, encode_prompt, for_template, template_options
 from offbeat.messages.groups import Prompt
-
-_ASSISTANT: Final = "assistant"
 
 
 class UnusableDemonstration(Exception):
@@ -58,7 +57,10 @@ class Demonstrations(Environment):
         made = (
             self._plain(prompt)
             if messages is None
-            else self._chat(for_template(messages, self._tokenizer))
+            else self._chat(
+                for_template(messages, self._tokenizer),
+                template_options(prompt.data, self._tokenizer),
+            )
         )
         if not made.prompt_ids:
             raise UnusableDemonstration("the prompt has no tokens")
@@ -70,7 +72,9 @@ class Demonstrations(Environment):
             encode_prompt(prompt, self._tokenizer), completion, (True,) * len(completion)
         )
 
-    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> Demonstration:
+    def _chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> Demonstration:
         """Take the assistant's messages as what is to be learned, and all else as context.
 
         What the template writes behind the token that ends an answer is context, too. If it writes
@@ -81,8 +85,8 @@ class Demonstrations(Environment):
         response = list[int]()
         mask = list[bool]()
         for place in answers:
-            opened = self._render(messages[:place], opens_answer=True)
-            whole = self._render(messages[: place + 1], opens_answer=False)
+            opened = self._render(messages[:place], options, opens_answer=True)
+            whole = self._render(messages[: place + 1], options, opens_answer=False)
             context = self._encode(_behind(rendered, opened, place))
             if place == answers[0]:
                 prompt_ids = context
@@ -100,9 +104,19 @@ class Demonstrations(Environment):
             raise UnusableDemonstration("its answers have no tokens")
         return Demonstration(prompt_ids, tuple(response), tuple(mask))
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        *,
+        opens_answer: bool,
+    ) -> str:
         return self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=opens_answer, tokenize=False, return_dict=False
+            messages,
+            add_generation_prompt=opens_answer,
+            tokenize=False,
+            return_dict=False,
+            **options,
         )
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -121,7 +135,7 @@ class Demonstrations(Environment):
 
 def is_answer(message: Mapping[str, Any]) -> bool:
     """Return whether a message is what the model is to write."""
-    return message["role"] == _ASSISTANT
+    return message["role"] == ASSISTANT
 
 
 def row_problem(fields: Mapping[str, object]) -> str | None:
@@ -136,7 +150,7 @@ def row_problem(fields: Mapping[str, object]) -> str | None:
     if not any(map(is_answer, messages)):
         return "has no message of the role 'assistant': there is nothing to learn"
     for place, message in enumerate(messages):
-        if is_answer(message) and not (message["content"] or message.get("tool_calls")):
+        if is_answer(message) and not (message.get("content") or message.get("tool_calls")):
             return f"messages[{place}] is the assistant's and empty: it would teach to end at once"
     return None
 

@@ -54,7 +54,7 @@ class PictureEncoder:
             problem = f"is one of {len(named)}; environment.images.max_pictures is {most}"
             raise BadPicture(shown(named[most]), problem)
         pictures = [self._picture(prompt, each) for each in named]
-        text: Any = prompt.data.get("messages", prompt.data.get("prompt"))
+        text: Any = prompt.data.get("prompt", prompt.data)
         encoded = self._processor.encode(text, pictures)
         if encoded.media is not None:
             self._check_bytes(prompt, encoded.media)

@@ -25,7 +25,7 @@ from offbeat.environments.picture_errors import (
     WrongPlaces,
 )
 from offbeat.environments.protocol import EncodedPrompt
-from offbeat.environments.text import for_template
+from offbeat.environments.text import rendered_prompt
 from offbeat.messages.media import Media, MediaKind
 
 
@@ -42,9 +42,9 @@ class PictureProcessor(abc.ABC):
         self.tokenizer, self._template = tokenizer, template
 
     def encode(
-        self, prompt: str | Sequence[Mapping[str, Any]], pictures: Sequence[Image.Image]
+        self, prompt: str | Mapping[str, Any], pictures: Sequence[Image.Image]
     ) -> EncodedPrompt:
-        """Encode a text, or messages that the chat template renders, with its pictures.
+        """Encode a text, or a row with messages that the chat template renders, with its pictures.
 
         Raises:
             WrongPlaces: The text does not have one place for each picture.
@@ -53,9 +53,7 @@ class PictureProcessor(abc.ABC):
         if isinstance(prompt, str):
             text = prompt
         else:
-            text = self._template.apply_chat_template(
-                for_template(prompt, self._template), add_generation_prompt=True, tokenize=False
-            )
+            text = rendered_prompt(prompt, self._template, tokenize=False)
         text = text.replace(PLACE, self.place)
         if (places := text.count(self.place)) != len(pictures):
             raise WrongPlaces(places, len(pictures))

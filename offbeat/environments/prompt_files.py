@@ -20,6 +20,7 @@ import msgspec
 from offbeat.config.hub_path import FORM, is_on_hub
 from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commit
 from offbeat.environments.picture_rows import PICTURE_KEYS, names_pictures
+from offbeat.environments.prompt_row import row_problem
 from offbeat.environments.prompts import RowPrompts
 from offbeat.environments.row_store import RowStore
 from offbeat.messages.failures import OffbeatError
@@ -262,34 +263,3 @@ def _decoded(line: bytes) -> dict[str, object] | str:
     if not isinstance(row, dict):
         return f"is a JSON {type(row).__name__}; a row is an object, one a line"
     return cast("dict[str, object]", row)
-
-
-def row_problem(fields: Mapping[str, object]) -> str | None:
-    """Return why a row is not a prompt; None when it is."""
-    if ("prompt" in fields) == ("messages" in fields):
-        both = "both" if "prompt" in fields else "neither"
-        fix = "give one, or name its column in columns, as in {prompt: question}"
-        return f"has {both} of 'prompt' and 'messages' (keys: {', '.join(fields)}); {fix}"
-    if "prompt" in fields:
-        return _problem_of_prompt(fields["prompt"])
-    return _problem_of_messages(fields["messages"])
-
-
-def _problem_of_prompt(prompt: object) -> str | None:
-    if isinstance(prompt, list):
-        return "'prompt' is a list, and a chat is read from 'messages': set columns to {messages: prompt}"
-    if not isinstance(prompt, str):
-        return f"'prompt' is {prompt!r:.80}; it is a string"
-    return None if prompt else "'prompt' is empty; it needs at least one character"
-
-
-def _problem_of_messages(messages: object) -> str | None:
-    if not isinstance(messages, list) or not messages:
-        return f"'messages' is {messages!r}; it is a list with at least one message"
-    for place, message in enumerate(cast("list[object]", messages)):
-        if not isinstance(message, dict):
-            return f"messages[{place}] is {message!r}; a message is an object"
-        fields = cast("dict[str, object]", message)
-        if not isinstance(fields.get("role"), str) or "content" not in fields:
-            return f"messages[{place}] has keys {', '.join(fields)}; it needs 'role' and 'content'"
-    return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, cast
 
 from offbeat.config.graders import GRADERS
@@ -16,7 +17,8 @@ from offbeat.environments.picture_rows import (
     pictures_problem,
     place_problem,
 )
-from offbeat.environments.prompt_files import RowCheck, ShownPart, row_problem
+from offbeat.environments.prompt_files import RowCheck, ShownPart
+from offbeat.environments.prompt_row import OF_MESSAGES, of_messages, row_problem, unshown_problem
 from offbeat.environments.text import in_one_form
 
 _ROW_CHECKS: Final[dict[str, RowCheck]] = {
@@ -32,8 +34,8 @@ _READ_PICTURES: Final = ("function", "custom")
 _LOOK_AWAY: Final = ("agent", "custom")
 """Environments that may use a key ``image`` for something else; the others would drop a picture."""
 
-_SHOWN: Final = ("prompt", "question", "messages", "tools", "chat_template_kwargs", *PICTURE_KEYS)
-"""Keys of a row that change the prompt, in environments of the package."""
+_SHOWN: Final = ("prompt", "messages", *OF_MESSAGES, *PICTURE_KEYS)
+"""Keys of a row that change the prompt."""
 
 
 def row_check(config: EnvironmentConfig) -> RowCheck:
@@ -49,11 +51,17 @@ def shown_part(config: EnvironmentConfig) -> ShownPart:
     """
     if config.name in _LOOK_AWAY:
         return dict
+    if config.name == "gsm8k":
+        return itemgetter("question")
     return partial(_shown, is_demonstration=config.name == "demonstrations")
 
 
 def _shown(row: Mapping[str, object], *, is_demonstration: bool) -> object:
-    shown = {key: row[key] for key in _SHOWN if row.get(key)}
+    shown = {
+        key: of_messages(row, key) if key in OF_MESSAGES else row[key]
+        for key in _SHOWN
+        if row.get(key)
+    }
     if "messages" in shown:
         messages = cast("Sequence[Mapping[str, Any]]", shown["messages"])
         if is_demonstration:
@@ -64,15 +72,22 @@ def _shown(row: Mapping[str, object], *, is_demonstration: bool) -> object:
 
 
 def _whole(own: RowCheck, config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
+    problem = own(row)
+    if problem is None and config.name not in _LOOK_AWAY:
+        is_answered = config.name == "demonstrations"
+        problem = unshown_problem(row, makes_chat=config.name == "gsm8k", is_answered=is_answered)
+    return problem or _problem_of_pictures(config, row)
+
+
+def _problem_of_pictures(config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
     if not names_pictures(row):
-        problem = own(row)
-        if problem is None and config.name not in _LOOK_AWAY:
-            return place_problem(row, has_places=config.images is not None)
-        return problem
+        if config.name in _LOOK_AWAY:
+            return None
+        return place_problem(row, has_places=config.images is not None)
     if config.images is not None and config.name in _READ_PICTURES:
-        return own(row) or pictures_problem(row, config.images.max_pictures)
+        return pictures_problem(row, config.images.max_pictures)
     if config.name in _LOOK_AWAY:
-        return own(row)
+        return None
     fix = "set environment.images" if config.name in _READ_PICTURES else "it reads text alone"
     return (
         f"names a picture under 'image' or 'images', which environment.name={config.name} would not "

@@ -1,10 +1,37 @@
 """The part of a tokenizer that environments use."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, Protocol, cast
 
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import msgspec
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+
+from offbeat.environments.prompt_row import ASSISTANT, of_messages
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt
+
+_SET_HERE: Final = ("messages", "tools", "add_generation_prompt")
+"""Variables of a chat template that are no matter of a row's chat_template_kwargs."""
+
+
+class UnreadByTemplate(Exception):
+    """The chat template does not read a field of a row, so that the prompt would lack it."""
+
+    def __init__(self, field: str, known: Iterable[str]) -> None:
+        super().__init__(field, known)
+        self.field, self.known = field, known
+
+    def __str__(self) -> str:
+        read = ", ".join(sorted({*self.known} - {*_SET_HERE})) or "none"
+        return (
+            f"the model's chat template does not read {self.field} (variables that it reads: "
+            f"{read}). Take it out, or give the model another chat_template.jinja"
+        )
 
 
 class Tokenizer(Protocol):
@@ -30,6 +57,7 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool,
         tokenize: bool,
         return_dict: bool,
+        **options: Any,  # noqa: ANN401 - tools, and variables of the template
     ) -> Any:  # noqa: ANN401 - token ids, or text without ``tokenize``
         ...
 
@@ -38,19 +66,79 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Tokenise the prompt as the model reads it.
 
     ``prompt`` is tokenised as it is, with the special tokens that the tokenizer adds by itself.
-    ``messages`` are rendered by the chat template, which opens the assistant's turn.
+    ``messages`` are rendered by the chat template.
     """
-    messages = prompt.data.get("messages")
-    if messages is None:
+    if prompt.data.get("messages") is None:
         return tuple(tokenizer.encode(prompt.data["prompt"]))
-    return tuple(
-        tokenizer.apply_chat_template(
-            for_template(messages, tokenizer),
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-        )
+    return tuple(rendered_prompt(prompt.data, tokenizer, tokenize=True, return_dict=False))
+
+
+def rendered_prompt(
+    row: Mapping[str, Any],
+    template: Any,  # noqa: ANN401 - a tokenizer or a processor of transformers
+    **output: bool,
+) -> Any:  # noqa: ANN401 - token ids, or text
+    """Render the messages of a row by the chat template, with the other fields that it reads.
+
+    The template opens the assistant's turn. A last message of the assistant is that turn already:
+    its text is where the model goes on.
+
+    Raises:
+        UnreadByTemplate: The template does not read a field of the row.
+    """
+    messages = for_template(row["messages"], template)
+    options = template_options(row, template)
+    if is_begun := messages[-1]["role"] == ASSISTANT:
+        options["continue_final_message"] = True
+    return template.apply_chat_template(
+        messages, add_generation_prompt=not is_begun, **options, **output
     )
+
+
+def template_options(
+    row: Mapping[str, Any],
+    template: Any,  # noqa: ANN401 - a tokenizer or a processor of transformers
+) -> dict[str, Any]:
+    """Return what a row gives the chat template besides its messages: tools, and variables.
+
+    Raises:
+        UnreadByTemplate: The template does not read one of them.
+    """
+    tools: Any = of_messages(row, "tools")
+    variables: dict[str, Any] = of_messages(row, "chat_template_kwargs") or {}
+    if tools is None and not variables:
+        return {}
+    known = _variables(_template_text(template, tools))
+    if tools is not None and "tools" not in known:
+        raise UnreadByTemplate("tools", known)
+    for name in variables:
+        if name in _SET_HERE or name not in known:
+            raise UnreadByTemplate(f"chat_template_kwargs.{name}", known)
+    return variables if tools is None else {"tools": tools, **variables}
+
+
+def _template_text(template: Any, tools: object) -> str:  # noqa: ANN401
+    if hasattr(template, "get_chat_template"):
+        return template.get_chat_template(tools=tools)
+    text: Any = template.chat_template  # of a processor
+    return text if isinstance(text, str) else text["default"]
+
+
+@lru_cache(maxsize=8)
+def _variables(template: str) -> frozenset[str]:
+    """Return the names of the variables that a chat template reads."""
+    syntax = jinja2.Environment(extensions=[_Generation, "jinja2.ext.loopcontrols"])  # noqa: S701 - nothing is rendered
+    return frozenset(jinja2.meta.find_undeclared_variables(syntax.parse(template)))
+
+
+class _Generation(jinja2.ext.Extension):
+    """The tag around answers that transformers adds to jinja."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base has it
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def for_template(
@@ -63,9 +151,10 @@ def for_template(
     and leave out one that is a text. Most templates of text models read a text, and print a list of
     parts as Python writes it. Neither is an error of the template. Parts other than texts stay; of
     each part the fields that are null are left out: to Qwen's templates a text with a field
-    ``image`` is a picture, whatever the field is.
+    ``image`` is a picture, whatever the field is. Arguments of tool calls become objects, which
+    templates write as JSON; the role ``developer``, which most templates leave out, is ``system``.
     """
-    messages = [_without_nulls(message) for message in messages]
+    messages = [_with_objects(_without_nulls(message)) for message in messages]
     contents = [message.get("content") for message in messages]
     has_texts = any(isinstance(content, str) for content in contents)
     if not has_texts and not any(map(_is_text_parts, contents)):
@@ -79,6 +168,33 @@ def for_template(
     if reads_texts and not reads_parts:
         return [_in_one_text(message) for message in messages]
     return messages
+
+
+def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with the role, and the arguments of calls, that templates read."""
+    if message.get("role") == "developer":
+        message = {**message, "role": "system"}
+    if not (calls := message.get("tool_calls")):
+        return message
+    return {**message, "tool_calls": [_call_with_object(call) for call in calls]}
+
+
+def _call_with_object(call: Any) -> Any:  # noqa: ANN401 - of a row
+    match call:
+        case {"function": {"arguments": str(arguments)} as function}:
+            return {**call, "function": {**function, "arguments": read_arguments(arguments)}}
+        case {"name": str(), "arguments": str(arguments)}:
+            return {**call, "arguments": read_arguments(arguments)}
+        case _:
+            return call
+
+
+def read_arguments(text: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return the arguments of a tool call as an object; the text itself if it is no JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
 
 
 def in_one_form(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,9 +223,12 @@ def _known(part: object) -> object:
 def _reads_parts(template: Any) -> bool:  # noqa: ANN401
     """Return whether the template writes the text of a part, and nothing else of the part."""
     part = {"type": "text", "text": "1"}
-    if _differs(template, [part], [{**part, "unknown": "1"}]):
+    try:
+        if _differs(template, [part], [{**part, "unknown": "1"}]):
+            return False
+        return _differs(template, [part], [{**part, "text": "2"}])
+    except (jinja2.TemplateError, TypeError):  # it joins a list with a text
         return False
-    return _differs(template, [part], [{**part, "text": "2"}])
 
 
 def _differs(template: Any, one: object, another: object) -> bool:  # noqa: ANN401

@@ -52,6 +52,7 @@ SHORTENS_EARLIER_ANSWERS: Final = CHATML.replace(
 )
 COUNTS_MESSAGES: Final = "{{ messages | length }} messages\n" + CHATML
 KEEPS_THINKING_SINCE_THE_LAST_QUESTION: Final = """\
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
 {%- set seen = namespace(question=0) %}
 {%- for message in messages %}{% if message.role == "user" %}
 {%- set seen.question = loop.index0 %}{% endif %}{% endfor %}

@@ -69,7 +69,8 @@ def _bridge_finding(
     """Say what joins turns, and why; a renderer is compared with the chat template."""
     path, chosen = config.model.path, config.environment.renderer
     if not chosen:
-        tools = "" if _opening(bridge, (_TOOL,)) != _opening(bridge) else "; it shows no tools"
+        is_refused = not _opening(bridge, (_TOOL,)) and _opening(bridge)
+        tools = "; it shows no tools, and requests with tools are refused" if is_refused else ""
         return ok(
             _SUBJECT,
             f"turns are joined by the chat template of {path}, as no environment.renderer is named{tools}",

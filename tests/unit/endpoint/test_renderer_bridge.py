@@ -101,6 +101,12 @@ def test_the_engine_stops_at_the_end_tokens_of_the_renderer() -> None:
     assert engine.calls[0][0].sampling.stop_token_ids == (OTHER_END,)
 
 
+def test_variables_of_a_chat_template_are_no_matter_of_a_renderer() -> None:
+    on, _ = joined(PlainRenderer())
+    with pytest.raises(TemplateRefused, match="takes no chat_template_kwargs"):
+        asyncio.run(on.chat(ChatTurn((user("one"),), variables='{"enable_thinking":false}')))
+
+
 @pytest.mark.parametrize(
     "broken", [Attempt("add", {}, "invalid_json"), Attempt(None, {}), Attempt("add", '{"a"')]
 )

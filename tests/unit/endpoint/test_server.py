@@ -22,7 +22,7 @@ from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.multimodal.picture_tokens import PictureTokens
-from tests.support.agent_endpoint import DrawnBytes, encode, session, template
+from tests.support.agent_endpoint import CHATML, DrawnBytes, encode, session, template
 
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -184,6 +184,20 @@ def test_tools_are_shown_to_the_model_as_the_client_wrote_them() -> None:
     play(story, engine)
 
 
+def test_a_template_gets_the_variables_that_a_request_has_for_it() -> None:
+    engine = DrawnBytes()
+    opened = "<|im_start|>assistant\n{% endif %}"
+    closed = opened.replace("\n", "\n{% if not enable_thinking %}<closed>{% endif %}")
+
+    async def story(client: Client) -> None:
+        for thinking in (True, False):
+            await client.post({**HELLO, "chat_template_kwargs": {"enable_thinking": thinking}})
+        thinks, answers = (request.prompt_ids for request, _, _ in engine.calls)
+        assert answers == (*thinks, *encode("<closed>"))
+
+    play(story, engine, chat_template=CHATML.replace(opened, closed))
+
+
 def test_tokens_may_be_asked_for_by_tokens() -> None:
     async def story(client: Client) -> None:
         sampling = {
@@ -302,6 +316,11 @@ def test_a_client_that_goes_away_takes_its_request_out_of_the_engine() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
         ({"tools": [{"type": "web_search", "function": {}}]}, "web_search"),
         ({"tool_choice": "sometimes"}, "sometimes"),
+        ({"chat_template_kwargs": {"mood": 1}}, "does not read chat_template_kwargs.mood"),
+        (
+            {"messages": [{"role": "assistant", "content": "x"}]},
+            "the last message is the assistant's",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_by_its_name(changes: Any, named: str) -> None:

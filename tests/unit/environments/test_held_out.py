@@ -140,6 +140,12 @@ def test_pictures_of_a_row_belong_to_its_prompt(tmp_path: Path) -> None:
     assert len(refused(config(data, environment, path=beside))) == 1
 
 
+def test_a_question_is_compared_whatever_else_its_row_has(tmp_path: Path) -> None:
+    row = {"question": "1+1?", "answer": "#### 2"}
+    data = written(tmp_path / "one.jsonl", [{**row, "messages": CHAT}])
+    assert len(refused(config(data, {"name": "gsm8k"}, path=written(tmp_path / "b", [row])))) == 1
+
+
 def test_the_task_of_an_agent_is_its_whole_row(tmp_path: Path) -> None:
     agent = {"name": "agent", "target": "mine:run"}
     data = written(tmp_path / "one.jsonl", [{"prompt": "Play", "seed": 1}])

@@ -19,7 +19,7 @@ from offbeat.environments.picture_errors import (
     WrongPlaces,
 )
 from offbeat.environments.picture_processors import PictureProcessor, load_processor
-from offbeat.environments.text import encode_prompt
+from offbeat.environments.text import UnreadByTemplate, encode_prompt
 from offbeat.messages.groups import Prompt
 from offbeat.messages.media import MediaKind
 from offbeat.rollouts.thumbnails import thumbnails
@@ -39,6 +39,10 @@ def noise(width: int, height: int) -> Image.Image:
 
 
 PICTURES = [noise(40, 60), noise(90, 30)]
+
+
+def chat(*messages: Any, **fields: Any) -> dict[str, Any]:
+    return {"messages": list(messages), **fields}
 
 
 def same(processor: PictureProcessor, whole: Any, place: str, kind: MediaKind) -> None:
@@ -103,8 +107,8 @@ def test_a_picture_that_is_cut_into_tiles_has_a_size_for_each(tmp_path: Path) ->
 def test_messages_are_rendered_by_the_chat_template_of_the_model() -> None:
     processor = loaded(TINY_DIGITS)
     parts = [{"type": "image"}, {"type": "text", "text": "="}]
-    in_parts = processor.encode([{"role": "user", "content": parts}], PICTURES[:1])
-    in_text = processor.encode([{"role": "user", "content": "<image>="}], PICTURES[:1])
+    in_parts = processor.encode(chat({"role": "user", "content": parts}), PICTURES[:1])
+    in_text = processor.encode(chat({"role": "user", "content": "<image>="}), PICTURES[:1])
     assert in_parts.token_ids == in_text.token_ids
     assert set(processor.encode("<image>=", PICTURES[:1]).token_ids) <= set(in_text.token_ids)
 
@@ -120,7 +124,7 @@ def test_a_text_beside_parts_reaches_a_template_that_reads_parts_alone(tmp_path:
     asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "="}]}
     texts = ["12", [{"type": "text", "text": "12"}]]
     plain, parts = (
-        processor.encode([{"role": "system", "content": text}, asked], PICTURES[:1])
+        processor.encode(chat({"role": "system", "content": text}, asked), PICTURES[:1])
         for text in texts
     )
     assert plain.token_ids == parts.token_ids
@@ -138,7 +142,9 @@ def test_a_field_of_a_text_that_is_null_makes_no_place(tmp_path: Path) -> None:
         "{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
     )
     nulls = [{"type": "image", "text": None}, {"type": "text", "text": "=", "image": None}]
-    encoded = loaded(tmp_path / "model").encode([{"role": "user", "content": nulls}], PICTURES[:1])
+    encoded = loaded(tmp_path / "model").encode(
+        chat({"role": "user", "content": nulls}), PICTURES[:1]
+    )
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.decode(encoded.token_ids).replace(" ", "").endswith("=")
     row = {"messages": [{"role": "user", "content": nulls[1:]}]}
@@ -183,3 +189,15 @@ def test_a_model_without_a_processor_is_named(tmp_path: Path) -> None:
         loaded(tmp_path)
     with pytest.raises(NoPictures, match=r"its config\.json cannot be read"):
         loaded(tmp_path / "nowhere")
+
+
+def test_the_model_goes_on_with_a_last_message_of_the_assistant_about_a_picture() -> None:
+    processor = loaded(TINY_DIGITS)
+    asked = {"role": "user", "content": "<image>="}
+    begun = processor.encode(chat(asked, {"role": "assistant", "content": "4"}), PICTURES[:1])
+    assert begun.token_ids == (
+        *processor.encode(chat(asked), PICTURES[:1]).token_ids,
+        *processor.tokenizer.encode("4", add_special_tokens=False),
+    )
+    with pytest.raises(UnreadByTemplate, match="does not read tools"):
+        processor.encode(chat(asked, tools=[{"type": "function"}]), PICTURES[:1])

@@ -45,7 +45,12 @@ def test_without_a_chat_template_no_conversation_can_be_encoded(tmp_path: Path) 
     assert found.level is Level.ERROR and "needs a tokenizer with a chat template" in found.message
 
 
-@pytest.mark.parametrize(("shows", "said"), [(CHATML, ""), (NO_END_TOKENS, "; it shows no tools")])
+REFUSED = "and requests with tools are refused"
+
+
+@pytest.mark.parametrize(
+    ("shows", "said"), [(CHATML, ""), (NO_END_TOKENS, f"; it shows no tools, {REFUSED}")]
+)
 def test_what_joins_turns_is_named_and_whether_the_model_sees_tools(
     tmp_path: Path, shows: str, said: str
 ) -> None:
