@@ -36,7 +36,8 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
         return f"group of {sorted(sizes)} samples, asked for {task.samples}"
     if not all(map(math.isfinite, receipt.rewards)):
         return f"rewards {receipt.rewards} are not all finite"
-    if not all(all(map(math.isfinite, values)) for _, values in receipt.rewards_by_name):
+    named = (value for _, values in receipt.rewards_by_name for value in values)
+    if not all(value is None or math.isfinite(value) for value in named):
         return f"rewards by name {receipt.rewards_by_name} are not all finite"
     if min(receipt.response_tokens) < 1 or min(receipt.prompt_tokens) < 1:
         return "a sample without tokens"

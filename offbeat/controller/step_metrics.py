@@ -187,12 +187,17 @@ class StepMetricsBuilder:
         }
 
     def _rewards_by_name(self) -> dict[str, float]:
-        """Return the mean of each named reward, over the valid samples of the groups that have it."""
-        values = defaultdict[str, list[float]](list)
+        """Return the mean of each named reward, over the valid samples that it applies to."""
+        values, skipped = defaultdict[str, list[float]](list), defaultdict[str, float](float)
+        samples = sum(len(receipt.valid_rewards) for receipt in self.receipts)
         for receipt in self.receipts:
             for name, by_sample in receipt.rewards_by_name:
-                values[f"rewards/{name}"] += receipt.of_valid(by_sample)
-        return {name: statistics.fmean(found) for name, found in values.items()}
+                valid = receipt.of_valid(by_sample)
+                applied = [value for value in valid if value is not None]
+                values[f"rewards/{name}"] += applied
+                if len(applied) < len(valid):
+                    skipped[f"rewards_skipped/{name}"] += (len(valid) - len(applied)) / samples
+        return {name: statistics.fmean(found) for name, found in values.items() if found} | skipped
 
     def rewards_by_environment(self) -> dict[str, list[float]]:
         """Return the rewards of the valid samples of each of several environments."""

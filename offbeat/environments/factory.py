@@ -230,7 +230,7 @@ def _function(
     began_with: Mapping[str, str],
 ) -> FunctionReward:
     target = _reward_target(config, reward.target, working_dir, began_with.get(key, ""))
-    target = replace(target, options=reward.options)
+    target = replace(target, options=reward.options, may_be_none=key != ENVIRONMENT)
     grades = {"is_counted": False, "ignores_thinking": True} if reward.target in GRADERS else {}
     return FunctionReward(tokenizer, target, config.reward_workers, **grades)
 

@@ -76,6 +76,13 @@ class FunctionReward(SingleTurn):
     async def score(
         self, task: RolloutTask, result: GenerateResult
     ) -> Sequence[float | NamedRewards]:
+        scored = await self.score_where_it_applies(task, result)
+        return [each for each in scored if each is not None]
+
+    async def score_where_it_applies(
+        self, task: RolloutTask, result: GenerateResult
+    ) -> Sequence[float | NamedRewards | None]:
+        """Score as ``score``; None for a sample that the function does not apply to."""
         opening = self._opened_thought(task.prompt) if self._ignores_thinking else ""
         responses = [opening + self._tokenizer.decode(ids) for ids in content_ids(result)]
         try:

@@ -71,6 +71,7 @@ class RewardTarget:
     source: str = ""  # digest of the target's source when the run began; empty: not known
     variables: tuple[str, ...] | None = None  # of the environment, that it inherits; None: all
     limits: CallLimits | None = None  # of an async function's calls; None: none
+    may_be_none: bool = False  # whether it may return None: it does not apply to the sample
 
 
 @dataclass(slots=True)
@@ -151,7 +152,8 @@ class RewardChild:
                         raise RewardFailed("reward_process_died", f"it sent {answer!r}, no answer")
                     if answer.call != call.number or answer.sample in answers:
                         raise RewardFailed("reward_answered_twice", _TWICE.format(answer.sample))
-                    if answer.reward is None:
+                    does_not_apply = answer.fault is RewardFault.NONE and self.target.may_be_none
+                    if answer.reward is None and not does_not_apply:
                         raise RewardFailed(
                             answer.reason,
                             answer.detail,
@@ -268,18 +270,17 @@ class RewardPool:
 
     async def score(
         self, prompt: dict[str, Any], responses: Sequence[str]
-    ) -> list[float | NamedRewards]:
+    ) -> list[float | NamedRewards | None]:
         """Return one reward per response, with the final answer where the function names it.
 
-        Otherwise as ``answers``.
+        None if the function does not apply. Otherwise as ``answers``.
         """
         replies = await self.answers(prompt, responses)
         return [
             reply.reward
-            if reply.answer is None
+            if reply.answer is None or reply.reward is None
             else NamedRewards(reply.reward, reply.by_name, reply.answer)
             for reply in replies
-            if reply.reward is not None
         ]
 
     async def answers(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:

@@ -20,7 +20,7 @@ def group_failure(
             kind = FailureKind.INFRASTRUCTURE
         case RewardFault.IMPORT:
             kind = FailureKind.BUG
-        case RewardFault.SAMPLE:
+        case RewardFault.SAMPLE | RewardFault.NONE:
             kind = FailureKind.DATA
         case _:
             assert_never(error.fault)

@@ -5,7 +5,7 @@ import hashlib
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple, cast
 
 from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE
 
@@ -22,6 +22,7 @@ class RewardFault(enum.StrEnum):
     SAMPLE = "sample"  # the row, the response, or user code that fails on them
     SERVICE = "service"  # what user code depends on is out of service: another moment will do
     SHARED = "shared"  # another episode ended the process, or nobody knows which one
+    NONE = "none"  # the function returned None: it does not apply to the sample
     IMPORT = "import"  # user code cannot be imported: no sample will get a reward
 
 
@@ -42,18 +43,22 @@ class NamedRewards(NamedTuple):
     """The reward of a sample, the values by which it may be explained, and its final answer."""
 
     reward: float
-    by_name: dict[str, float]
+    by_name: Mapping[str, float | None]  # None: the function does not apply to the sample
     answer: str | None = None  # empty: the sample gives none; None: nobody looked for one
 
 
 def reward_of(value: object) -> float | BadReward:
     """Return ``value`` as a reward: a real number, finite as float32.
 
-    Anything else is reported, not corrected.
+    A bool is a number, and so is what an array or a tensor without axes holds. Anything else is
+    reported, not corrected.
     """
     if value is None:
-        return BadReward("reward_none", "the reward is None; return a float on every path")
-    if not isinstance(value, float) and not _is_other_real(value):
+        problem = "the reward is None; return a float on every path"
+        return BadReward("reward_none", problem, RewardFault.NONE)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # numpy, torch, jax
+        value = cast("Any", value).item()
+    if not isinstance(value, numbers.Real):
         got = f"{type(value).__name__} {value!r:.80}"
         return BadReward("reward_wrong_type", f"the reward is {got}; return a float")
     try:
@@ -91,7 +96,3 @@ def short_answer(answer: str) -> str:
     if len(content) <= _LONGEST_ANSWER_BYTES:
         return content.decode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _is_other_real(value: object) -> TypeGuard[numbers.Real]:
-    return not isinstance(value, bool) and isinstance(value, numbers.Real)

@@ -15,7 +15,8 @@ from offbeat.messages.groups import Prompt, RolloutTask
 class WeightedRewards(SingleTurn):
     """Scores responses with several functions at once, each in processes of its own.
 
-    A function that fails fails the samples as a single one does: there is no sum without it.
+    A function that fails fails the samples as a single one does: there is no sum without it. One that
+    returns None does not apply to the sample, and is no part of its sum.
     """
 
     def __init__(self, functions: Mapping[str, tuple[float, FunctionReward]]) -> None:
@@ -49,15 +50,19 @@ class WeightedRewards(SingleTurn):
             raise errors.exceptions[0] from errors
         values = {name: each.result() for name, each in running.items()}
         return [
-            self._sum(task, {name: each[sample] for name, each in values.items()})
+            self._sum(task, sample, {name: each[sample] for name, each in values.items()})
             for sample in range(task.samples)
         ]
 
-    def _sum(self, task: RolloutTask, values: Mapping[str, float | NamedRewards]) -> NamedRewards:
+    def _sum(
+        self, task: RolloutTask, sample: int, values: Mapping[str, float | NamedRewards | None]
+    ) -> NamedRewards:
         """Return the weighted sum of one sample, and the answer that one of the functions names.
 
+        Functions that do not apply to the sample are left out.
+
         Raises:
-            RolloutFailed: ``answer_named_twice``.
+            RolloutFailed: ``answer_named_twice``; ``reward_none``: no function applies.
         """
         named = {name: each for name, each in values.items() if isinstance(each, NamedRewards)}
         if len(named) > 1:
@@ -70,15 +75,27 @@ class WeightedRewards(SingleTurn):
             name: each.reward if isinstance(each, NamedRewards) else each
             for name, each in values.items()
         }
-        weighted = (self._functions[name][0] * value for name, value in by_name.items())
+        weighted = [
+            self._functions[name][0] * value for name, value in by_name.items() if value is not None
+        ]
+        if not weighted:
+            detail = f"{', '.join(by_name)} all return None: no reward applies to the sample"
+            raise RolloutFailed(
+                FailureKind.DATA,
+                task.prompt_index,
+                task.attempt,
+                "reward_none",
+                detail,
+                sample=sample,
+            )
         return NamedRewards(math.fsum(weighted), by_name, answer)
 
 
 async def _scored(
     name: str, function: FunctionReward, task: RolloutTask, result: GenerateResult
-) -> Sequence[float | NamedRewards]:
+) -> Sequence[float | NamedRewards | None]:
     try:
-        return await function.score(task, result)
+        return await function.score_where_it_applies(task, result)
     except RolloutFailed as error:
         error.detail = f"{error.detail} (reward {name})"
         raise

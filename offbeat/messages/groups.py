@@ -15,8 +15,8 @@ T = TypeVar("T")
 VersionSpans = tuple[tuple[int, int], ...]
 """Weight versions of one sample, in token order: ``((version, number of tokens), ...)``."""
 
-RewardsByName = tuple[tuple[str, tuple[float, ...]], ...]
-"""Values that an agent returned beside its reward: names, and a value of each sample."""
+RewardsByName = tuple[tuple[str, tuple[float | None, ...]], ...]
+"""Names, and a value of each sample; None if the reward of this name does not apply to it."""
 
 
 class Prompt(msgspec.Struct, frozen=True):

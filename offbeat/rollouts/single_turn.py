@@ -1,7 +1,7 @@
 """Rolls out a group with one model call, and scores it with one call."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -131,7 +131,9 @@ async def _scored(
 ) -> list[NamedRewards]:
     with environment_code(task):
         values = list(await environment.score(task, result))
-    by_name = [value.by_name if isinstance(value, NamedRewards) else {} for value in values]
+    by_name: list[Mapping[str, float | None]] = [
+        value.by_name if isinstance(value, NamedRewards) else {} for value in values
+    ]
     rewards = [value.reward if isinstance(value, NamedRewards) else value for value in values]
     checked = checked_rewards(task, rewards, task.samples)
     if any(each.keys() != by_name[0].keys() for each in by_name):
@@ -139,6 +141,7 @@ async def _scored(
         raise failed(task, FailureKind.DATA, "reward_names_differ", detail)
     for sample, named in enumerate(by_name):
         for value in named.values():
-            checked_reward(task, value, sample)
+            if value is not None:
+                checked_reward(task, value, sample)
     answers = [value.answer if isinstance(value, NamedRewards) else None for value in values]
     return list(map(NamedRewards, checked, by_name, answers))

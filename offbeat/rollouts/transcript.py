@@ -3,7 +3,7 @@
 Legend: G samples of the group, B branches over all samples.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
 
@@ -37,7 +37,7 @@ class Transcript:
     finish_reason: str = ""
     incarnation: str = ""
     reward: float = 0.0
-    rewards_by_name: dict[str, float] = field(default_factory=dict[str, float])
+    rewards_by_name: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     generate_s: float = 0.0
     reward_s: float = 0.0
     kept_kv: int = 0

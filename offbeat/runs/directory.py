@@ -325,6 +325,7 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
         if wanted.get(key) != was.get(key)
         and not (_names_prompts(key) and key in inputs)
         and not _rounds_to_nearest_now(was, wanted, key)
+        and not _has_more_epochs(was, wanted, key)
     ]
     changed += [
         problem
@@ -335,21 +336,23 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
         fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
         backends = {was.get("trainer.backend"), wanted.get("trainer.backend")}
         if len(backends) > 1 and "stub" not in backends:
-            state, export = (
-                directory / "checkpoints" / "state_N",
-                directory / "checkpoints" / "step_N",
-            )
-            fix += f" with its weights: model.weights={state}, or model.path={export} of an export"
+            saved = f"{directory / 'checkpoints'}/"
+            fix += f" with its weights: model.weights={saved}state_N, or model.path={saved}step_N"
+            fix += " of an export"
         raise RunDirUnusable(str(directory), "; ".join(changed), fix)
+
+
+def _has_more_epochs(was: Mapping[str, object], wanted: Mapping[str, object], key: str) -> bool:
+    """Return whether ``key`` gives a run more epochs: its prompts so far stay the same."""
+    had, has = was.get(key), wanted.get(key)
+    is_more = isinstance(had, int) and (not isinstance(has, int) or has > had)
+    return _own_key(key) == "data.epochs" and is_more
 
 
 def _rounds_to_nearest_now(
     was: Mapping[str, object], wanted: Mapping[str, object], key: str
 ) -> bool:
-    """Return whether ``key`` says that weights are not rounded at random any more.
-
-    The float32 masters, of which both make the weights, are in the checkpoint.
-    """
+    """Return whether ``key`` ends random rounding: the checkpoint has float32 masters for both."""
     return key == _ROUNDING and (was.get(key), wanted.get(key)) == ("stochastic", "nearest")
 
 

@@ -76,6 +76,9 @@ _REWARDS: Final[tuple[Row, ...]] = (
     ("rewards/NAME", "1", "mean",
      "The value of the function NAME of `environment.rewards`, before its weight; or what an agent, or an environment, returned under NAME beside its reward. Over the samples trained in the step.",
      "As its function defines it. One that rises while another falls: their weights."),
+    ("rewards_skipped/NAME", "fraction", "mean",
+     "Samples trained in the step for which the function NAME of `environment.rewards` returned None: it does not apply to them, and is no part of their sums or of rewards/NAME. Absent at 0.",
+     "Expected of a reward for some of the rows; at 1 it applies to none: its condition is wrong."),
 )
 
 _ENVIRONMENTS: Final[tuple[Row, ...]] = (

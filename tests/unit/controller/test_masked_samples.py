@@ -84,7 +84,18 @@ def test_the_mean_of_a_named_reward_is_over_the_valid_samples_that_have_it() -> 
     run.run()
     first, second = run.telemetry.records[:2]
     assert first["rewards/style"] == 3.0
-    assert "rewards/style" not in second
+    assert "rewards/style" not in second and "rewards_skipped/style" not in first
+
+
+def test_a_named_reward_that_does_not_apply_is_no_part_of_its_mean_and_is_counted() -> None:
+    run = world()
+    run.rollouts.forged = {
+        0: {**FIRST_MASKED, "rewards_by_name": (("style", (0.0, 1.0, None, 6.0)),)}
+    }
+    run.run()
+    first = run.telemetry.records[0]
+    assert first["rewards/style"] == 3.5
+    assert first["rewards_skipped/style"] == 1 / 7
 
 
 def test_a_group_with_fewer_valid_samples_than_required_never_gets_into_a_batch() -> None:

@@ -66,6 +66,18 @@ def test_the_reward_is_the_sum_by_weight_and_each_value_is_told_by_name() -> Non
     assert receipt.rewards == (0.5 * 2.0 - 1.0, 0.5 * 6.0 - 3.0)
 
 
+LETTERS = {"target": "user_rewards:for_letters"}
+
+
+def test_a_function_that_returns_none_does_not_apply_to_the_sample() -> None:
+    receipt = rolled_out(section(style=STYLE, letters=LETTERS), "a", "12")
+    assert dict(receipt.rewards_by_name) == {"style": (2.0, 4.0), "letters": (1.0, None)}
+    assert receipt.rewards == (0.5 * 2.0 + 1.0, 0.5 * 4.0)
+    with pytest.raises(RolloutFailed, match="letters all return None: no reward applies") as caught:
+        rolled_out(section(letters=LETTERS), "a", "12")
+    assert (caught.value.reason, caught.value.sample) == ("reward_none", 1)
+
+
 ANSWERED = {"target": "user_rewards:answered"}
 
 
@@ -82,10 +94,10 @@ def test_two_functions_that_name_the_answer_of_a_sample_fail_it_by_name() -> Non
 
 
 def test_one_function_that_fails_fails_the_group_and_is_named() -> None:
-    broken = {"target": "user_rewards:none"}
-    with pytest.raises(RolloutFailed, match=r"reward is None.* \(reward broken\)") as failed:
+    broken = {"target": "user_rewards:text"}
+    with pytest.raises(RolloutFailed, match=r"reward is str.* \(reward broken\)") as failed:
         rolled_out(section(style=STYLE, broken=broken), "a", "abc")
-    assert (failed.value.kind, failed.value.reason) == (FailureKind.DATA, "reward_none")
+    assert (failed.value.kind, failed.value.reason) == (FailureKind.DATA, "reward_wrong_type")
 
 
 def test_a_sample_at_which_one_function_fails_is_masked_alone_and_counts_under_no_name() -> None:

@@ -63,6 +63,10 @@ def boolean(prompt: Row, response: str) -> bool:
     return True
 
 
+def for_letters(prompt: Row, response: str) -> float | None:
+    return 1.0 if response.isalpha() else None
+
+
 def listed(prompt: Row, response: str) -> list[float]:
     return [1.0]
 

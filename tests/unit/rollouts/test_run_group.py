@@ -262,7 +262,7 @@ def test_a_column_that_breaks_the_schema_never_leaves_the_worker() -> None:
         ((1.0, None), "reward_none"),
         ((1.0, float("nan")), "reward_not_finite"),
         ((1.0, 1e39), "reward_not_finite"),
-        ((1.0, True), "reward_wrong_type"),
+        ((1.0, "1"), "reward_wrong_type"),
         ((ValueError("no grader"),), "environment_raised"),
         ((SystemExit(2),), "environment_raised"),
         ((KeyboardInterrupt(),), "environment_raised"),

@@ -251,6 +251,21 @@ def test_what_the_ledger_is_made_of_must_be_as_it_was(
     assert (run_dir / SUMMARY).exists()
 
 
+def test_a_resumed_run_may_have_more_epochs_but_not_fewer(tmp_path: Path) -> None:
+    def epochs(count: int | None) -> RunConfig:
+        return config("unused", data={"path": None, "epochs": count})
+
+    made = make_run_dir(epochs(2), tmp_path / "run")
+    (made / "journal").mkdir()
+    (made / "journal" / "events-000001.bin").write_bytes(b"?")
+    with pytest.raises(RunDirUnusable, match=r"data\.epochs is 1, the run has 2"):
+        reopen(epochs(1), made)
+    for more in (3, None):
+        reopen(epochs(more), made)
+    with pytest.raises(RunDirUnusable, match=r"data\.epochs is 9, the run has None"):
+        reopen(epochs(9), made)
+
+
 def test_a_run_that_rounded_at_random_may_round_to_the_nearest_and_its_log_says_so(
     tmp_path: Path,
 ) -> None:
