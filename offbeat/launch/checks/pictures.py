@@ -22,6 +22,7 @@ from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.launch.checks.finding import Finding, Level, error, ok, warning
 from offbeat.launch.checks.picture_processor import check_processor
+from offbeat.launch.checks.prompt_lengths import Refusals, ends_run
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
 from offbeat.messages.text import first_line
@@ -83,7 +84,7 @@ def _of_source(
     source: PromptSource,
 ) -> Iterator[Finding]:
     limit, give_up_at = config.generator.max_model_len, time.monotonic() + _WITHIN_S
-    most_tokens, most_bytes, rows = 0, 0, 0
+    most_tokens, most_bytes, rows, refused = 0, 0, 0, Refusals()
     for index in range(min(_ROWS, source.rows)):
         prompt = source.prompt(index)
         if prompt is None or time.monotonic() > give_up_at:
@@ -91,21 +92,26 @@ def _of_source(
         if not names_pictures(prompt.data):
             continue
         encoded = _encoded(encoder, tokens, prompt)
-        if isinstance(encoded, str):
-            fix = "Fix the row or its file; a run drops its group, within rollout.drop_budget."
-            yield warning(_SUBJECT, f"row {prompt.row} of {key}: {encoded}", fix)
-            return
+        if isinstance(encoded, tuple):
+            refused.add(prompt.row, *encoded)
+            continue
+        if len(encoded.token_ids) >= limit:
+            problem = (
+                f"{len(encoded.token_ids)} tokens with its pictures leave no room in "
+                f"generator.max_model_len={limit}"
+            )
+            refused.add(prompt.row, "too long", problem)
+            continue
         rows += 1
         most_tokens = max(most_tokens, len(encoded.token_ids))
         if encoded.media is not None:
             most_bytes = max(most_bytes, media_bytes(encoded.media))
-        if len(encoded.token_ids) >= limit:
-            seen = (
-                f"row {prompt.row} of {key} has {len(encoded.token_ids)} tokens with its pictures, "
-                f"which leaves no room in generator.max_model_len={limit}"
-            )
-            yield error(_SUBJECT, seen, "Raise generator.max_model_len, or use smaller pictures.")
-            return
+    if refused.count:
+        fix = "Fix the rows or their files; a run drops their groups, within rollout.drop_budget."
+        finding = error if ends_run(config, key, source.rows, refused.count) else warning
+        yield finding(_SUBJECT, f"{refused.count} rows of {key} cannot be used: {refused}", fix)
+    if refused.count and not rows:
+        return
     images = config.environment.images
     most = 0.0 if images is None else images.max_mib
     yield ok(
@@ -115,12 +121,15 @@ def _of_source(
     )
 
 
-def _encoded(encoder: PictureEncoder, tokens: PictureTokens, prompt: Prompt) -> EncodedPrompt | str:
-    """Encode a prompt with its pictures; return why that cannot be done."""
+def _encoded(
+    encoder: PictureEncoder, tokens: PictureTokens, prompt: Prompt
+) -> EncodedPrompt | tuple[str, str]:
+    """Encode a prompt with its pictures, or return the kind of the problem and the problem."""
     try:
         encoded = encoder.encoded(prompt)
     except (BadPicture, WrongPlaces, StrayPlaceholder, EnvironmentUnavailable) as bad:
-        return str(bad)
+        return type(bad).__name__, str(bad)
     except Exception as raised:  # noqa: BLE001 - a chat template or a processor may raise anything
-        return f"the model's processor raised {type(raised).__name__}: {first_line(raised)}"
-    return tokens.problem_of_prompt(encoded.token_ids, encoded.media) or encoded
+        return type(raised).__name__, f"raised by the model's processor: {first_line(raised)}"
+    problem = tokens.problem_of_prompt(encoded.token_ids, encoded.media)
+    return ("misplaced", problem) if problem else encoded

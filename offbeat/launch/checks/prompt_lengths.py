@@ -1,4 +1,4 @@
-"""Checks that prompts leave room for a response, on the longest rows of the files."""
+"""Checks the tokens of prompts, on the longest rows of the files."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -22,6 +22,7 @@ from offbeat.environments.text import Tokenizer
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
+from offbeat.messages.text import first_line
 from offbeat.multimodal.model_tokens import picture_tokens
 from offbeat.multimodal.picture_tokens import PictureTokens
 
@@ -35,6 +36,9 @@ class _Texts:
 
     environment: Environment
     unknown: int | None
+    first: int | None  # token that begins a text, of which there is one
+    vocabulary: int  # rows of the model's embeddings
+    is_too_large: bool  # whether the tokenizer has tokens beyond them
     picture_tokens: PictureTokens
 
 
@@ -47,10 +51,15 @@ def check_prompt_lengths(
     """
     if config.environment.name not in {"function", "gsm8k", "demonstrations"}:
         return
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     try:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
+            config.model.path,
+            local_files_only=True,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        model = AutoConfig.from_pretrained(
             config.model.path,
             local_files_only=True,
             trust_remote_code=config.model.trust_remote_code,
@@ -65,10 +74,40 @@ def check_prompt_lengths(
         files = {"data.path": make_prompts(config, commits), **sets}
     except (OSError, ValueError, OffbeatError):
         return  # reported by the checks of the model, the files and the target
-    texts = _Texts(environment, getattr(tokenizer, "unk_token_id", None), tokens)
+    vocabulary = int(model.get_text_config().vocab_size)
+    texts = _Texts(
+        environment,
+        unknown=getattr(tokenizer, "unk_token_id", None),
+        first=getattr(tokenizer, "bos_token_id", None),
+        vocabulary=vocabulary,
+        is_too_large=len(tokenizer) > vocabulary,
+        picture_tokens=tokens,
+    )
     for key, prompts in files.items():
         if isinstance(prompts, FilePrompts) and (key == "data.path" or key in config.eval.paths):
             yield from _longest(config, key, prompts, texts)
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Rows of which no prompt can be made, by the kind of the error."""
+
+    kinds: dict[str, list[tuple[int, str]]] = field(
+        default_factory=dict[str, list[tuple[int, str]]]
+    )
+
+    def add(self, row: int, kind: str, problem: str) -> None:
+        self.kinds.setdefault(kind, []).append((row, problem))
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.kinds.values()))
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{len(rows)} {kind} (row {rows[0][0]}: {rows[0][1]})"
+            for kind, rows in self.kinds.items()
+        )
 
 
 @dataclass(slots=True)
@@ -79,37 +118,50 @@ class _Measured:
     longest: int = 0  # tokens
     too_long: list[int] = field(default_factory=list[int])  # rows
     lossy: list[int] = field(default_factory=list[int])
+    begun_twice: list[int] = field(default_factory=list[int])
+    beyond: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # with the token
     of_pictures: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    refused: Refusals = field(default_factory=Refusals)
 
 
 def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -> Iterator[Finding]:
     limit, give_up_at = config.generator.max_model_len, time.monotonic() + _WITHIN_S
     seen = _Measured()
-    count = _LONGEST_ROWS if config.environment.images is None else prompts.rows
+    # A token beyond the embeddings may stand in any row.
+    most = prompts.rows if texts.is_too_large else _LONGEST_ROWS
+    count = most if config.environment.images is None else prompts.rows
     for prompt in prompts.longest(count):
-        if time.monotonic() > give_up_at or seen.rows >= _LONGEST_ROWS:
+        if time.monotonic() > give_up_at or seen.rows >= most:
             break
         if names_pictures(prompt.data):
             continue
         try:
             tokens, least = _tokens(texts.environment, prompt)
         except Exception as broken:  # noqa: BLE001 - a chat template may raise anything
-            message = f"row {prompt.row} of {key} cannot be tokenised: {broken}"
-            yield warning("prompts", message, "Fix the row, or the model's chat template.")
-            return
+            seen.rows += 1
+            seen.refused.add(prompt.row, type(broken).__name__, first_line(broken))
+            continue
         seen.rows, seen.longest = seen.rows + 1, max(seen.longest, len(tokens))
+        seen.beyond += [(prompt.row, id_) for id_ in tokens if id_ >= texts.vocabulary][:1]
+        seen.begun_twice += [prompt.row] if [*tokens[:2]] == [texts.first] * 2 else []
         seen.too_long += [prompt.row] if len(tokens) + least > limit else []
         seen.lossy += [prompt.row] if texts.unknown in tokens else []
         if problem := texts.picture_tokens.problem_of_text(tokens):
             seen.of_pictures.append((prompt.row, problem))
     if seen.rows:
         yield from _findings(config, key, prompts, seen)
+        yield from _token_findings(seen, texts, _summary(key, prompts, seen))
 
 
 def _findings(
     config: RunConfig, key: str, prompts: FilePrompts, seen: _Measured
 ) -> Iterator[Finding]:
-    summary = f"the {seen.rows} longest of {prompts.rows} rows in {key} were tokenised"
+    summary = _summary(key, prompts, seen)
+    if seen.refused.count:
+        read = f"the {seen.rows} longest of {prompts.rows} rows in {key}"
+        message = f"{seen.refused.count} of {read} cannot be tokenised: {seen.refused}"
+        finding = error if ends_run(config, key, prompts.rows, seen.refused.count) else warning
+        yield finding("prompts", message, "Fix the rows, or the model's chat template.")
     if too_long := seen.too_long:
         message = (
             f"{summary}: {len(too_long)} leave no room in generator.max_model_len="
@@ -117,15 +169,15 @@ def _findings(
             f"(row {too_long[0]}, counted from 0)"
         )
         fix = "Take them out, or raise generator.max_model_len: they fail their group."
-        finding = error if _ends_run(config, key, prompts, len(too_long)) else warning
+        finding = error if ends_run(config, key, prompts.rows, len(too_long)) else warning
         yield finding("prompts", message, fix)
-    else:
+    elif seen.longest:
         yield ok("prompts", f"{summary}: {seen.longest} tokens at most")
     if seen.of_pictures:
         row, problem = seen.of_pictures[0]
         bad = len(seen.of_pictures)
         message = f"{summary}: {bad} cannot be used, the first is row {row}: it {problem}"
-        finding = error if _ends_run(config, key, prompts, bad) else warning
+        finding = error if ends_run(config, key, prompts.rows, bad) else warning
         yield finding("prompts", message, "Take them out: they fail their group.")
     if lossy := seen.lossy:
         message = (
@@ -135,11 +187,35 @@ def _findings(
         yield warning("prompts", message, "Write the rows in the tokenizer's characters.")
 
 
-def _ends_run(config: RunConfig, key: str, prompts: FilePrompts, too_long: int) -> bool:
+def _token_findings(seen: _Measured, texts: _Texts, summary: str) -> Iterator[Finding]:
+    if seen.beyond:
+        row, token = seen.beyond[0]
+        message = (
+            f"{summary}: {len(seen.beyond)} have tokens for which the model has no embedding, the "
+            f"first is row {row}: token {token}, and config.json has vocab_size={texts.vocabulary}"
+        )
+        fix = (
+            "Resize the embeddings of the model to its tokenizer, or take the text out of the rows."
+        )
+        yield error("prompts", message, fix)
+    if twice := seen.begun_twice:
+        message = (
+            f"{summary}: {len(twice)} begin with two tokens {texts.first}, which begins a text; the "
+            f"first is row {twice[0]}"
+        )
+        fix = "Take the text of that token out of the rows: the tokenizer adds it."
+        yield warning("prompts", message, fix)
+
+
+def _summary(key: str, prompts: FilePrompts, seen: _Measured) -> str:
+    return f"the {seen.rows} longest of {prompts.rows} rows in {key} were tokenised"
+
+
+def ends_run(config: RunConfig, key: str, rows: int, bad: int) -> bool:
     """Return whether a run over these rows is sure to end by the groups that it has to drop."""
-    comes_to_all = config.steps * config.groups_per_step >= prompts.rows
-    spends_budget = too_long > config.rollout.drop_budget and comes_to_all
-    return too_long == prompts.rows or (key == "data.path" and spends_budget)
+    comes_to_all = config.steps * config.groups_per_step >= rows
+    spends_budget = bad > config.rollout.drop_budget and comes_to_all
+    return bad == rows or (key == "data.path" and spends_budget)
 
 
 def _tokens(environment: Environment, prompt: Prompt) -> tuple[tuple[int, ...], int]:

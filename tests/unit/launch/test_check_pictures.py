@@ -53,14 +53,14 @@ def test_drawn_digits_are_encoded_and_measured() -> None:
         ),
         (
             {"prompt": "<image>=", "image": "b.png"},
-            "warning",
-            "row 0 of data.path: picture 'b.png'",
+            "error",  # it is the only row
+            "1 rows of data.path cannot be used: 1 BadPicture (row 0: picture 'b.png'",
         ),
-        ({"prompt": "=", "image": "a.png"}, "warning", "has 0 places for its 1 pictures"),
+        ({"prompt": "=", "image": "a.png"}, "error", "has 0 places for its 1 pictures"),
         (
             {"prompt": "<image>" * 3 + "=", "images": ["a.png"] * 3},
             "error",
-            "has 22 tokens with its pictures, which leaves no room",
+            "22 tokens with its pictures leave no room",
         ),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_row_at_which_the_chat_template_raises_is_a_finding(tmp_path: Path) ->
     (tmp_path / "model" / "chat_template.jinja").write_text(template)
     row = {"messages": [{"role": "user", "content": "<image>="}], "image": "a.png"}
     _, found = findings(str(tmp_path / "model"), **of_file(tmp_path, row))
-    assert "row 0 of data.path: the model's processor raised TemplateError" in str(found)
+    assert "1 TemplateError (row 0: raised by the model's processor: no users here)" in str(found)
 
 
 def test_rows_of_text_beside_rows_with_pictures_are_tokenised(tmp_path: Path) -> None:
