@@ -1,5 +1,6 @@
 """Checks of the run directory and the prompts."""
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -163,9 +164,11 @@ def _check_enough(config: RunConfig, rows: int, share: float) -> Iterator[Findin
     groups_per_step = config.groups_per_step * share
     epochs, needed = config.data.epochs, round(config.steps * groups_per_step)
     if epochs is not None and rows * epochs < needed:
-        steps = int(rows * epochs / groups_per_step)
+        drawn = rows * epochs
+        steps = math.ceil(drawn / groups_per_step)
+        last = "" if drawn % groups_per_step == 0 else ", the last of which is smaller"
         message = (
-            f"{rows} rows in {epochs} epochs end after {steps} steps; steps={config.steps} with "
+            f"{rows} rows in {epochs} epochs end after {steps} steps{last}; steps={config.steps} with "
             f"groups_per_step={config.groups_per_step} needs {needed}"
         )
         yield warning(

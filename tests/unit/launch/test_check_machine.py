@@ -692,7 +692,9 @@ def test_prompts_that_end_before_the_run_are_a_warning(tmp_path: Path) -> None:
     path.write_text('{"prompt": "a"}\n' * 40)
     data = {"path": str(path), "epochs": 2}
     finding = one(check_prompts(config(data=data)))
-    assert "40 rows in 2 epochs end after 5 steps" in finding.message
+    assert "40 rows in 2 epochs end after 5 steps; steps=" in finding.message
+    few = one(check_prompts(config(data={**data, "epochs": 1}, groups_per_step=64)))
+    assert "40 rows in 1 epochs end after 1 steps, the last of which is smaller" in few.message
     assert one(check_prompts(config(data=data, steps=5))).level is Level.OK
 
 
