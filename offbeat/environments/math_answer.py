@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from math_verify import parse, verify
 
+from offbeat.environments.answer_rows import column_of
 from offbeat.environments.final_answer import without_thinking
 
 _MARKED: Final = ("\\boxed", "$", "\\(", "\\[")
@@ -35,10 +36,11 @@ def math_reward(
         ValueError: The row's answer has nothing that math-verify can read.
     """
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
-    wanted = parse(_marked(str(prompt[answer_key])), parsing_timeout=None)
+    answer = column_of(prompt, answer_key)
+    wanted = parse(_marked(str(answer)), parsing_timeout=None)
     if not wanted:
         raise ValueError(
-            f"math-verify reads no answer in {answer_key}={prompt[answer_key]!r:.80}; write the "
+            f"math-verify reads no answer in {answer_key}={answer!r:.80}; write the "
             "value alone, as a number or LaTeX"
         )
     given = parse(without_thinking(response), parsing_timeout=None)

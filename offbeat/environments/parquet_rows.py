@@ -65,21 +65,33 @@ def _checked_columns(
     schema: pa.Schema, columns: Sequence[str], pictures: Container[str]
 ) -> list[str]:
     names = cast("list[str]", schema.names)
-    if missing := [column for column in columns if column not in names]:
+    kinds_by_name = {name: _kind_of(schema, name) for name in columns or names}
+    if missing := [name for name, kind in kinds_by_name.items() if kind is None]:
         raise UnreadableParquet(f"has no column {missing[0]!r} (columns: {', '.join(names)})")
-    for name in columns or names:
+    for name, kind in kinds_by_name.items():
         if names.count(name) > 1:
             raise UnreadableParquet(
                 f"has column {name!r} {names.count(name)} times (columns: {', '.join(names)}); "
                 "give each a name of its own"
             )
-        kind = schema.field(name).type
         if not (_is_plain(kind) or (name in pictures and _is_picture(kind))):
             raise UnreadableParquet(
-                f"has column {name!r} of type {schema.field(name).type}, which no prompt can hold; "
+                f"has column {name!r} of type {kind}, which no prompt can hold; "
                 "name the columns that are needed"
             )
     return list(dict.fromkeys(columns)) or names
+
+
+def _kind_of(schema: pa.Schema, name: str) -> pa.DataType | None:
+    """Return the type of a column, or of a field that a dotted name reaches; None without one."""
+    if name in schema.names:
+        return schema.field(schema.names.index(name)).type
+    top, *inner = name.split(".")
+    kind = schema.field(top).type if top in schema.names else None
+    for part in inner:
+        place = kind.get_field_index(part) if kind is not None and kinds.is_struct(kind) else -1
+        kind = kind.field(place).type if kind is not None and place >= 0 else None
+    return kind
 
 
 def _is_picture(kind: pa.DataType) -> bool:

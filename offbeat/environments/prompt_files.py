@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from offbeat.config.hub_path import FORM, is_on_hub
+from offbeat.environments.answer_rows import column_of
 from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commit
 from offbeat.environments.picture_rows import PICTURE_KEYS, names_pictures
 from offbeat.environments.prompt_row import row_problem
@@ -210,7 +211,8 @@ class _Reader:
             named = {self._columns.get(key, key) for key in PICTURE_KEYS}
             rows = parquet_rows(file, tuple(self._columns.values()), named)
             # A null is no key; of a column that is there, and of pictures, it is a row of text.
-            pictures = {self._columns[key]: None for key in PICTURE_KEYS if key in self._columns}
+            named_here = (self._columns[key] for key in PICTURE_KEYS if key in self._columns)
+            pictures = {column: None for column in named_here if "." not in column}
             for number, fields in enumerate(rows, start=1):
                 yield self._from_parquet(path, number, pictures | fields)
         except UnreadableParquet as error:
@@ -229,11 +231,13 @@ class _Reader:
 
     def _take(self, path: Path, number: int, row: Mapping[str, object]) -> None:
         """Check a row, and note what it is compared by."""
-        for key, column in self._columns.items():
-            if column not in row:
-                problem = f"has no {column!r}, which columns.{key} names (keys: {', '.join(row)})"
-                raise PromptFileError(str(path), number, problem)
-        mapped = self._mapped(row)
+        try:
+            mapped = self._mapped(row)
+        except KeyError as missing:
+            (column,) = missing.args
+            key = next(key for key, each in self._columns.items() if each == column)
+            problem = f"has no {column!r}, which columns.{key} names (keys: {', '.join(row)})"
+            raise PromptFileError(str(path), number, problem) from missing
         if problem := self._problem_of(mapped):
             raise PromptFileError(str(path), number, problem)
         shown = msgspec.json.encode(self._shown_of(mapped), order="deterministic")
@@ -247,7 +251,7 @@ class _Reader:
         """Return the row under the keys that the environment reads."""
         if not self._columns:
             return row
-        return {key: row[column] for key, column in self._columns.items()}
+        return {key: column_of(row, column) for key, column in self._columns.items()}
 
 
 def _decoded(line: bytes) -> dict[str, object] | str:

@@ -19,7 +19,8 @@ class DataConfig(Config):
 
     columns: dict[str, str] = {}
     """Column of the file under which each key of a row stands, as in `{prompt: problem, answer:
-    solution}`; a row then has these keys alone. Empty: the keys are the columns' names."""
+    solution}`; a row then has these keys alone. A dotted name reaches into a column of objects, as
+    in `{answer: reward_model.ground_truth}`. Empty: the keys are the columns' names."""
 
     shuffle: bool = True
     """Visit the rows of each epoch in an order drawn from ``seed``; off: in the order of the

@@ -234,3 +234,27 @@ def test_rows_are_the_same_in_memory_and_on_disk(rows: list[bytes], memory_bytes
     store = RowStore(rows, memory_bytes)
     assert [store[row] for row in range(len(store))] == rows
     assert [len(rows[row]) for row in store.longest(3)] == sorted(map(len, rows))[::-1][:3]
+
+
+NESTED = {"prompt": "1+1=", "reward_model": {"ground_truth": "2", "style": "rule"}}
+DOTTED = {"prompt": "prompt", "answer": "reward_model.ground_truth"}
+
+
+def test_a_dotted_name_of_a_column_reaches_into_an_object(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "answer": "2"}]
+    assert rows_of(jsonl(tmp_path, json.dumps(NESTED)), columns=DOTTED) == rows
+    dated = {**NESTED["reward_model"], "at": date(2026, 1, 1)}
+    file = parquet(tmp_path, {"prompt": ["1+1="], "reward_model": [dated]})
+    assert rows_of(file, columns=DOTTED) == rows, "other fields are not read"
+    flat = {"prompt": "1+1=", "reward_model.ground_truth": "3", **NESTED}
+    assert rows_of(jsonl(tmp_path, json.dumps(flat)), columns=DOTTED)[0]["answer"] == "3"
+
+
+def test_a_dotted_name_that_reaches_nothing_is_named(tmp_path: Path) -> None:
+    columns = {**DOTTED, "answer": "reward_model.truth"}
+    with pytest.raises(PromptFileError, match=r":1: has no 'reward_model\.truth', which columns"):
+        rows_of(jsonl(tmp_path, json.dumps(NESTED)), columns=columns)
+    file = parquet(tmp_path, {key: [value] for key, value in NESTED.items()})
+    for name in ("reward_model.truth", "prompt.truth", "none.truth"):
+        with pytest.raises(PromptFileError, match=f"has no column '{name}'"):
+            rows_of(file, columns={**columns, "answer": name})

@@ -146,3 +146,10 @@ def test_an_agent_or_a_custom_environment_may_read_such_fields_itself() -> None:
     row = {"prompt": "?", "system": "Add.", "tools": ["calculator"]}
     for name in ("agent", "custom"):
         assert row_check(EnvironmentConfig(name=name, target="m:f"))(row) is None
+
+
+def test_the_answer_of_a_grader_may_be_in_an_object() -> None:
+    options = {"answer_key": "reward_model.ground_truth"}
+    graded = EnvironmentConfig(name="function", target="math_verify", options=options)
+    assert row_check(graded)({"prompt": "?", "reward_model": {"ground_truth": "2"}}) is None
+    assert "has no 'reward_model.ground_truth'" in refused({"prompt": "?", "answer": 2}, graded)
