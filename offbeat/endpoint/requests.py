@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from offbeat.endpoint.chat import ChatMessage, ToolCall, compact_json
 from offbeat.endpoint.errors import RequestRefused, unsupported
 from offbeat.endpoint.session import ChatTurn, TokenTurn
+from offbeat.messages.bad_json import json_problem
 from offbeat.messages.generation import SamplingParams
 
 Stop = str | Annotated[list[str], Meta(max_length=16)] | None
@@ -242,7 +243,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise RequestRefused(HTTPStatus.BAD_REQUEST, "invalid_request", str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        problem = f"the body is no JSON that can be read: {error}"
+        problem = f"the body {json_problem(body)}"
         raise RequestRefused(HTTPStatus.BAD_REQUEST, "invalid_json", problem) from error
 
 

@@ -24,6 +24,7 @@ from offbeat.environments.picture_rows import PICTURE_KEYS, names_pictures
 from offbeat.environments.prompt_row import row_problem
 from offbeat.environments.prompts import RowPrompts
 from offbeat.environments.row_store import RowStore
+from offbeat.messages.bad_json import ENDS_EARLY, json_problem
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
 from offbeat.messages.nesting import DEEPEST, nesting_depth
@@ -40,6 +41,15 @@ _LONGEST_ROW_BYTES: Final = 16 * 2**20
 _TOO_DEEP: Final = f"is nested more than {DEEPEST} deep; make it flatter, or put it in a string"
 _TOO_LONG: Final = f"has more than {_LONGEST_ROW_BYTES >> 20} MiB; a prompt travels in one message"
 _PARQUET_MAGIC: Final = b"PAR1"
+_HEAD_BYTES: Final = 4096
+_COMPRESSED: Final = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ": ("xz", "unxz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"PK\x03\x04": ("zip", "unzip"),
+}
+"""First bytes of compressed files, their formats, and the programs that unpack them."""
 _NO_COLUMNS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -169,8 +179,10 @@ class _Reader:
             raise PromptFileError(str(path), 0, problem)  # opening a pipe would wait for its writer
         try:
             with path.open("rb") as file:
-                is_parquet = file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
-                file.seek(0)
+                head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+                if problem := _problem_of_format(path, head):
+                    raise PromptFileError(str(path), 0, *problem)
+                is_parquet = head.startswith(_PARQUET_MAGIC)
                 yield from (self._parquet if is_parquet else self._json_lines)(path, file)
         except IsADirectoryError as error:
             problem = "holds no *.parquet and no *.jsonl; folders inside it are not searched"
@@ -254,12 +266,31 @@ class _Reader:
         return {key: column_of(row, column) for key, column in self._columns.items()}
 
 
+def _problem_of_format(path: Path, head: bytes) -> tuple[str, str] | None:
+    """Return the format of a file that is neither Parquet nor JSON Lines, and the fix."""
+    for magic, (form, program) in _COMPRESSED.items():
+        if head.startswith(magic):
+            return f"is compressed ({form})", f"Unpack it: {program} {path.name}"
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or head[:2].count(0) == 1:
+        return "is UTF-16 text", "Write it as UTF-8: iconv -f UTF-16 -t UTF-8"
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    if text.startswith(b"["):
+        fix = f"Write one object a line: jq -c '.[]' {path.name} > {path.stem}.jsonl"
+        return "is a JSON array", fix
+    if path.suffix in (".csv", ".tsv") and not text.startswith(b"{"):
+        fix = "Write it as Parquet: pandas.read_csv(...).to_parquet(...), or as JSON Lines"
+        return f"is {path.suffix[1:].upper()}", fix
+    return None
+
+
 def _decoded(line: bytes) -> dict[str, object] | str:
     """Return the row that a line holds, or why it holds none."""
     try:
         row: object = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return f"is not JSON: {error}"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        problem = json_problem(line)
+        fix = "; a row is a whole object in one line, as `jq -c .` writes it"
+        return problem + fix if problem == ENDS_EARLY else problem
     except RecursionError:
         return _TOO_DEEP
     if line.count(b"[") + line.count(b"{") > DEEPEST and nesting_depth(row) > DEEPEST:

@@ -527,6 +527,21 @@ def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
     play(story)
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"\\ud83d", "the body holds \\ud83d, a lone surrogate"), (b"\xff", "the body is not UTF-8")],
+)
+def test_text_that_is_none_is_named(content: bytes, told: str) -> None:
+    body = b'{"model": "policy", "messages": [{"role": "user", "content": "' + content + b'"}]}'
+
+    async def story(client: Client) -> None:
+        status, answer = await client.post(body)
+        assert status == 400
+        assert told in answer["error"]["message"]
+
+    play(story)
+
+
 @pytest.mark.parametrize("ids", [[-1], [2**31], [1.5], ["1"], [True], [], [[1]], "12", None])
 def test_forged_token_ids_are_refused(ids: Any) -> None:
     engine = DrawnBytes()

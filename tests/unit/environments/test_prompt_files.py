@@ -1,5 +1,6 @@
 """Prompts from files: JSON Lines and Parquet, their columns, and what is refused."""
 
+import gzip
 import json
 import os
 from collections.abc import Mapping
@@ -61,9 +62,14 @@ def test_a_file_without_shuffling_is_read_in_its_own_order(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"prompt": "a"', "is not JSON"),
-        ('{"prompt": NaN}', "is not JSON"),
-        ('["a"]', "is a JSON list; a row is an object"),
+        ('{"prompt": "a"', "is not JSON: it ends too early; a row is a whole object in one line"),
+        ("{", "is not JSON: it ends too early; a row is a whole object in one line"),
+        ('{"prompt": }', r"is not JSON: Expecting value \(character 11\)"),
+        ('{"prompt": NaN}', "holds NaN, which JSON does not have; write null"),
+        ('{"prompt": "a", "n": -Infinity}', "holds -Infinity, which JSON does not have"),
+        ('{"prompt": "a", "n": 1e999}', "holds a number that is too large"),
+        ('{"prompt": "a", "n": "\\ud83d"}', r"holds \\ud83d, a lone surrogate"),
+        ('"a"', "is a JSON str; a row is an object"),
         (
             '{"text": "a"}',
             r"neither of 'prompt' and 'messages' \(keys: text\); give one, or .* columns",
@@ -99,7 +105,7 @@ def test_a_row_with_many_lists_is_not_deep(tmp_path: Path) -> None:
 def test_text_that_is_not_utf8_is_a_bad_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b'{"prompt": "\xff"}\n')
-    with pytest.raises(PromptFileError, match=r"prompts\.jsonl:1: is not JSON"):
+    with pytest.raises(PromptFileError, match=r"prompts\.jsonl:1: is not UTF-8: byte 12 is 0xff"):
         prompts(file)
 
 
@@ -258,3 +264,21 @@ def test_a_dotted_name_that_reaches_nothing_is_named(tmp_path: Path) -> None:
     for name in ("reward_model.truth", "prompt.truth", "none.truth"):
         with pytest.raises(PromptFileError, match=f"has no column '{name}'"):
             rows_of(file, columns={**columns, "answer": name})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("rows.json", b'[\n {"prompt": "a"}\n]', r"is a JSON array\. .* jq -c '\.\[\]' rows\.json > "),
+        ("rows.jsonl", '{"prompt": "a"}'.encode("utf-16"), r"is UTF-16 text\. Write it as UTF-8"),
+        ("rows.jsonl", '{"prompt": "a"}'.encode("utf-16-le"), "is UTF-16 text"),
+        ("rows.jsonl.gz", gzip.compress(b'{"prompt": "a"}'), r"compressed \(gzip\)\. .*: gunzip rows"),
+        ("rows.csv", b"prompt,answer\n1+1=,2\n", "is CSV. Write it as Parquet"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_format_is_named(
+    tmp_path: Path, name: str, content: bytes, problem: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PromptFileError, match=problem):
+        prompts(tmp_path / name)

@@ -1,0 +1,51 @@
+"""Reasons why bytes are no JSON, for people.
+
+The decoder in use knows only the byte at which it stops. Python's own decoder accepts more, and so
+tells what stands there.
+"""
+
+import json
+from typing import Final
+
+ENDS_EARLY: Final = "is not JSON: it ends too early"
+
+
+class _NotFinite(ValueError):
+    """A number that JSON does not have, as Python writes it."""
+
+
+def json_problem(text: bytes) -> str:
+    """Return why ``text`` is no JSON and what to do; it has been refused by a strict decoder."""
+    try:
+        value: object = json.loads(text.decode(), parse_constant=_refuse)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        return _described(error)
+    return "is not JSON that can be read"
+
+
+def _described(error: ValueError | RecursionError) -> str:
+    match error:
+        case UnicodeDecodeError():
+            found = error.object[error.start]
+            return f"is not UTF-8: byte {error.start} is 0x{found:02x}; write it as UTF-8"
+        case UnicodeEncodeError():
+            problem = (
+                f"holds \\u{ord(error.object[error.start]):04x}, a lone surrogate, which is half"
+            )
+            return (
+                f"{problem} of a character and no text; take it out, or write the whole character"
+            )
+        case _NotFinite():
+            return f"holds {error}, which JSON does not have; write null, or leave the key out"
+        case json.JSONDecodeError():
+            is_cut = error.pos >= len(error.doc.rstrip())
+            return ENDS_EARLY if is_cut else f"is not JSON: {error.msg} (character {error.pos})"
+        case RecursionError():
+            return "is not JSON that can be read: it is nested too deeply"
+        case _:
+            return "holds a number that is too large"
+
+
+def _refuse(number: str) -> object:
+    raise _NotFinite(number)
