@@ -22,6 +22,7 @@ from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
+from offbeat.actors.ray_worker import LIVENESS
 from offbeat.config.limits import max_media_bytes, on_failed_sample
 from offbeat.config.mixture import environment_views, inputs_in
 from offbeat.config.run import RunConfig
@@ -199,9 +200,11 @@ class EnvironmentActor:
             engine = self._engines[name] = CallBatcher(exchange)
         return engine
 
-    async def ping(self) -> WorkerReport:
-        """Return the name of this incarnation; a reply shows that the process is alive."""
+    async def ping(self) -> WorkerReport:  # a reply shows that the process is alive
         return self._report()
+
+    @ray.method(concurrency_group=LIVENESS)
+    async def alive(self) -> None: ...  # also while an environment blocks the other methods
 
     async def close(self) -> WorkerReport:
         """Return the last report, which counts the calls of what was cancelled."""

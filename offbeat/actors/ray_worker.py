@@ -8,7 +8,11 @@ Calls to a worker that is gone fail at once until Ray has restarted it, and each
 group an attempt. So no call is made before the worker has answered a probe.
 
 A process that is killed while no call is open is restarted by Ray without any error. So every reply
-names its process, and a new name is reported. A loss is reported once, with its reason, and so is the
+names its process, and a new name is reported.
+
+While calls are open the process is probed: Ray reports the loss of a machine after a minute, and the
+cut of a network perhaps never. A probe is answered by a thread of its own, so an environment that
+blocks its worker costs no process. A loss is reported once, with its reason, and so is the
 first answer to a probe after it, also if the same process is back.
 """
 
@@ -31,10 +35,14 @@ from offbeat.messages.worker_report import WorkerReport
 T = TypeVar("T")
 log = structlog.stdlib.get_logger()
 _SILENT_S: Final = 10.0  # for the reply to a probe; a silent process hangs
+_PROBE_EVERY_S: Final = 2.0  # while calls are open
+_MISSED_PROBES: Final = 2  # in a row; then the process, or its machine, is lost
 # For a new process, imports included; then it counts as hanging and is killed
 _START_S: Final = 120.0
 
 
+LIVENESS: Final = "liveness"
+"""Concurrency group of a worker's probes, with an event loop that no environment blocks."""
 OnJoined = Callable[[str, str], None]
 OnLost = Callable[[str, str], None]
 """Receives the name of a worker and why its process is lost; again only once it was back."""
@@ -54,6 +62,10 @@ class WorkerProcess(Protocol):
         """
         ...
 
+    async def alive(self) -> None:
+        """Return once the process replies, even if its event loop is blocked. Raises like ``ping``."""
+        ...
+
     def kill(self) -> None:
         """Kill the process, so that another one is started."""
         ...
@@ -67,6 +79,9 @@ class RayProcess:
 
     async def ping(self, during: str) -> WorkerReport:
         return await reply_of(self._handle.ping.remote(), self._name, during)
+
+    async def alive(self) -> None:
+        await reply_of(self._handle.alive.remote(), self._name, "a probe")
 
     def kill(self) -> None:
         ray.kill(self._handle, no_restart=False)
@@ -82,6 +97,9 @@ class RayWorker:
         self._state: Literal["starting", "up", "gone"] = "starting"
         self._probe: asyncio.Task[None] | None = None  # probe in progress
         self._reported = set[str]()  # processes that have replied
+        self._calls = 0  # open
+        self._watch: asyncio.Task[None] | None = None  # probes while there are any
+        self._given_up: asyncio.Future[str] | None = None  # why; ends the open calls
         self.on_joined: OnJoined = lambda name, incarnation: None  # noqa: ARG005 - nobody counts
         self.on_lost: OnLost = lambda name, reason: None  # noqa: ARG005 - as above
         self.on_report: OnReport = lambda report: None  # noqa: ARG005 - as above
@@ -95,15 +113,34 @@ class RayWorker:
     async def answer(self, ref: "ray.ObjectRef[tuple[WorkerReport, T]]", during: str) -> T:
         """Return the reply to a call, without the report of the process, which is part of it.
 
-        Raises as ``reply_of`` does.
+        Raises as ``reply_of`` does, and ``ActorLost`` once the process is given up.
         """
+        if self._given_up is None:
+            self._given_up = asyncio.get_running_loop().create_future()
+        if self._watch is None:
+            self._watch = asyncio.ensure_future(self._give_up_if_silent())
+        self._calls += 1
         try:
-            report, answer = await reply_of(ref, self.name, during)
+            report, answer = await self._reply(ref, during, self._given_up)
         except ActorLost as lost:
             self._lost(lost.detail)
             raise
+        finally:
+            self._calls -= 1
         self._answered_by(report, is_probe=False)
         return answer
+
+    async def _reply(
+        self, ref: "ray.ObjectRef[T]", during: str, given_up: asyncio.Future[str]
+    ) -> T:
+        reply = asyncio.ensure_future(reply_of(ref, self.name, during))
+        try:
+            await asyncio.wait([reply, given_up], return_when=asyncio.FIRST_COMPLETED)
+            if reply.done():
+                return reply.result()
+            raise ActorLost(self.name, during, given_up.result())
+        finally:
+            reply.cancel()
 
     async def back(self) -> None:
         """Wait until the worker is back; return at once if it is not gone.
@@ -134,14 +171,16 @@ class RayWorker:
             self._begin(self._replace_if_silent(silent_s))
 
     def close(self) -> None:
-        if self._probe is not None:
-            self._probe.cancel()
+        for task in (self._probe, self._watch):
+            if task is not None:
+                task.cancel()
 
     def _lost(self, reason: str) -> None:
         self._report_lost(reason)
         if not self.gone:
             self._state = "gone"
-            self.close()  # no probe is needed any more
+            if self._probe is not None:
+                self._probe.cancel()  # it is not needed any more
             self._begin(self._until_answered())
 
     def closed(self, report: WorkerReport) -> None:
@@ -186,6 +225,30 @@ class RayWorker:
                 break
         self._probe = None
 
+    async def _give_up_if_silent(self) -> None:
+        """Probe while calls are open; end them once the process is silent for too long."""
+        missed = 0
+        while self._calls and missed < _MISSED_PROBES:
+            await asyncio.sleep(_PROBE_EVERY_S)
+            if self._state != "up":
+                missed = 0
+                continue
+            try:
+                async with asyncio.timeout(_SILENT_S):
+                    await self._process.alive()
+            except TimeoutError:
+                missed += 1
+            except (ActorLost, StartFailed):
+                missed = 0  # calls in progress fail with it
+            else:
+                missed = 0
+        self._watch = None
+        if missed == _MISSED_PROBES and self._given_up is not None:
+            silent_s = _MISSED_PROBES * _SILENT_S
+            self._replace(silent_s)
+            self._given_up.set_result(_killed_after(silent_s))
+            self._given_up = None
+
     async def _replace_if_silent(self, silent_s: float) -> None:
         try:
             async with asyncio.timeout(silent_s):
@@ -199,5 +262,9 @@ class RayWorker:
     def _replace(self, silent_s: float) -> None:
         """Kill a process that hangs; Ray starts another one."""
         log.warning("worker.lost", worker=self.name, silent_s=silent_s)
-        self._report_lost(f"it did not answer for {silent_s:g} s and was killed")
+        self._report_lost(_killed_after(silent_s))
         self._process.kill()
+
+
+def _killed_after(silent_s: float) -> str:
+    return f"it did not answer for {silent_s:g} s and was killed"

@@ -36,6 +36,11 @@ class EngineRecord:
         return self.health is not Health.HEALTHY
 
     @property
+    def is_given_up(self) -> bool:
+        """Return whether no process of it is known to live: what it still answers counts for nothing."""
+        return self.health in (Health.DEAD, Health.RESTARTING, Health.RETIRED)
+
+    @property
     def is_on_trial(self) -> bool:
         """Return whether its last request failed and one is open.
 

@@ -104,13 +104,13 @@ class EnginePump:
 
     async def _catch_up(self) -> bool:
         """Sync a STALE engine to the current release; return False if it has to be replaced."""
-        state = self._state
+        state, engine = self._state, self._state.fleet.engines[self._name]
         strikes = 0
         while strikes < _SYNC_STRIKES:
             await self._sync.first_release(self._name)
-            if await self._sync.catch_up(self._name):
+            if await self._catch_up_unless_lost():
                 return True
-            if state.fleet.engines[self._name].sync_timeouts >= _SYNC_TIMEOUTS:
+            if engine.is_given_up or engine.sync_timeouts >= _SYNC_TIMEOUTS:
                 return False
             # Without the release, or the trainer that sends it, the engine is not at fault. A newer
             # release may have taken the place of the one that it asked for.
@@ -122,6 +122,28 @@ class EnginePump:
             if not await self._probe():
                 return False
         return False
+
+    async def _catch_up_unless_lost(self) -> bool:
+        """Sync the engine once; return False if that failed, or if it was lost meanwhile.
+
+        The transfer may hold the lock of all syncs, so a loss must not wait for its deadline.
+        """
+        watch = asyncio.ensure_future(self._give_up_if_lost())
+        try:
+            return await self._sync.catch_up(self._name)
+        finally:
+            if watch.done():
+                watch.result()  # or its error
+            watch.cancel()
+
+    async def _give_up_if_lost(self) -> None:
+        """Probe the engine until it is lost; end its transfer then."""
+        while True:
+            await asyncio.sleep(self._probe_interval_s)
+            if not await self._probe():
+                break
+        self._state.fleet.dead(self._name)
+        self._state.waits.give_up(self._name, self._last_failure)
 
     async def _until_lost(self) -> None:
         """Wait until the engine is dead, or stale beyond repair."""
@@ -197,10 +219,11 @@ class EnginePump:
 
     def _give_up(self) -> None:
         """Mark the engine as dead; later messages of this process are ignored."""
+        reason = self._last_failure or "its requests or weight syncs failed"
         self._state.fleet.dead(self._name)
+        self._state.waits.give_up(self._name, reason)
         self._sync.canaries.replaced(self._name)
         self._state.observer.engine_ended(self._name, "lost", gone=self._gone)
-        reason = self._last_failure or "its requests or weight syncs failed"
         self._state.count(EngineLost(engine=self._name, reason=reason))
 
     def _is_retired(self) -> bool:

@@ -243,6 +243,7 @@ class Evaluation:
                         component=Component.WORKER,
                         deadline_s=task.deadline_s,
                         reply=self._workers.rollout(self._state.fence, task),
+                        engine=engine,
                     )
         except (ActorLost, DeadlineExceeded, RolloutFailed) as failure:
             return EvaluationFailed(version, str(failure))

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from offbeat.messages.failures import Component, DeadlineExceeded
+from offbeat.messages.failures import ActorLost, Component, DeadlineExceeded
 from offbeat.telemetry.status import NamedWait
 
 T = TypeVar("T")
@@ -33,15 +33,23 @@ class PendingWait(msgspec.Struct, eq=False):  # made for each call: a third of a
     deadline: float  # inf for a wait on run state: the watchdog judges it
     pump: Pump | None = None  # whose wait on run state it is
     component: Component | None = None  # what a remote call waits for
+    engine: str = ""  # that has to live for the reply; empty: none has to
     background: bool = False  # it unblocks nobody: a probe of an engine that is well
     task: "asyncio.Task[Any] | None" = None  # whose wait it is
-    expired: bool = False
+    expired: bool = False  # cancelled by ``end``
+    lost: str = ""  # why the callee was given up; empty: the deadline is over
 
-    def expire(self) -> None:
-        """Cancel the waiting task: its deadline is over; it finds the reason in this wait."""
-        self.expired = True
+    def end(self, lost: str = "") -> None:
+        """Cancel the waiting task, which finds the reason in this wait."""
+        self.expired, self.lost = True, lost
         if self.task is not None:
             self.task.cancel()
+
+    def error(self, deadline_s: float) -> ActorLost | DeadlineExceeded:
+        """Return the error of an ended call."""
+        if self.lost:
+            return ActorLost(self.engine, self.waiter, self.lost)
+        return DeadlineExceeded(self.waiter, self.target, deadline_s, self.component)
 
 
 class PendingWaits:
@@ -59,6 +67,7 @@ class PendingWaits:
         deadline_s: float,
         reply: Awaitable[T],
         background: bool = False,
+        engine: str = "",
     ) -> T:
         """Await a reply of ``component`` under its name.
 
@@ -66,28 +75,37 @@ class PendingWaits:
 
         Raises:
             DeadlineExceeded: It took longer than ``deadline_s``; the call was cancelled.
+            ActorLost: The ``engine`` that the reply needs was given up; the call was cancelled.
         """
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         now = loop.time()
         entry = PendingWait(
-            waiter, target, now, now + deadline_s, None, component, background=background, task=task
+            waiter,
+            target,
+            now,
+            now + deadline_s,
+            None,
+            component,
+            engine,
+            background=background,
+            task=task,
         )
         already = 0 if task is None else task.cancelling()
-        timer = loop.call_at(entry.deadline, entry.expire)
+        timer = loop.call_at(entry.deadline, entry.end)
         self._open[entry] = None
         try:
             answer = await reply
         except asyncio.CancelledError:
             # Ours, unless another task has cancelled as well: as in asyncio.timeout, at half its cost.
             if entry.expired and task is not None and task.uncancel() <= already:
-                raise DeadlineExceeded(waiter, target, deadline_s, component) from None
+                raise entry.error(deadline_s) from None
             raise
         except Exception as error:
             # The clean-up of a call that we cancelled failed: it is late all the same, and a cancel
             # that stayed counted would be taken for another task's.
             if entry.expired and task is not None and task.uncancel() <= already:
-                raise DeadlineExceeded(waiter, target, deadline_s, component) from error
+                raise entry.error(deadline_s) from error
             raise
         else:
             if entry.expired and task is not None:
@@ -96,6 +114,15 @@ class PendingWaits:
         finally:
             timer.cancel()
             del self._open[entry]
+
+    def give_up(self, engine: str, reason: str) -> None:
+        """End the calls that need this engine with ``ActorLost``.
+
+        Ray reports the loss of a machine after a minute, and the cut of a network perhaps never.
+        """
+        for entry in self._open:
+            if entry.engine == engine:
+                entry.end(reason)
 
     async def local(
         self, waiter: str, *, target: str, until: Awaitable[None], pump: Pump | None = None

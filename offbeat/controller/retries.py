@@ -70,7 +70,7 @@ class RetryPolicy:
             BudgetSpent: More failures than the recipe allows.
             RolloutFailed: The failure is of kind ``bug``.
         """
-        kind, reason = _classify(failure)
+        kind, reason = _classify(failure, task.engine)
         if kind is FailureKind.BUG:
             raise failure
         now = asyncio.get_running_loop().time()
@@ -284,8 +284,10 @@ class RetryPolicy:
         return backoff_s(self._state.config.rollout, failures) * self._rng.uniform(0.5, 1.0)
 
 
-def _classify(failure: Failure) -> tuple[FailureKind, str]:
+def _classify(failure: Failure, engine: str) -> tuple[FailureKind, str]:
     match failure:
+        case ActorLost(actor=lost) if lost == engine:
+            return FailureKind.INFRASTRUCTURE, "engine_lost"
         case RolloutFailed():
             return failure.kind, failure.reason
         case ActorLost():

@@ -235,6 +235,7 @@ class RolloutPump:
                 component=Component.WORKER,
                 deadline_s=task.deadline_s + _REPORT_S,
                 reply=self._workers.rollout(state.fence, task),
+                engine=task.engine,
             )
         except (RolloutFailed, ActorLost, DeadlineExceeded) as failure:
             if is_cancelled():  # what failed is its clean-up; the group may be out again already

@@ -1,8 +1,8 @@
 """Weight sync of the fleet: publishes a release, has every engine load it, counts the acks.
 
 All syncs go through one lock: the regular one after a step, and the one that brings a restarted
-engine up to date. An engine that does not ack in time is STALE and serves nothing; the others
-continue. From then on it is synced separately, outside the lock and the regular syncs, until it
+engine up to date. An engine that does not ack in time, or that its pump gives up, serves
+nothing; the others continue. From then on it is synced separately, outside the lock and the regular syncs, until it
 acks a release: so an engine that hangs in its transfers delays the others by a single deadline. A
 release lost with the trainer's machine is not an engine's fault: it is published again, as soon as
 no step is being finished.
@@ -236,7 +236,7 @@ class WeightSync:
                 return acks[0] is not None
             # It took a release, but not the current one: the next sync waits for it again.
         async with self._lock:
-            if sync.release is None or sync.is_lost:
+            if sync.release is None or sync.is_lost or engine.is_given_up:
                 return False
             if engine.pinned:
                 return True  # since the wait for the lock; it catches up when it is unpinned
@@ -364,6 +364,7 @@ class WeightSync:
             component=Component.ENGINE,
             deadline_s=state.config.sync.deadline_s,
             reply=self._generators[name].load_weights(state.fence, epoch, release),
+            engine=name,
         )
 
     def _lose(self, release: WeightRelease, lost: ReleaseLost) -> None:

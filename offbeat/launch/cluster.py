@@ -20,6 +20,7 @@ from offbeat.actors.controller_actor import ControllerActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import RunFilesActor
+from offbeat.actors.ray_worker import LIVENESS
 from offbeat.config.limits import RankResources, trainer_resources
 from offbeat.config.mixture import environment_workers
 from offbeat.config.run import RunConfig
@@ -301,7 +302,7 @@ def rank_options(resources: RankResources) -> dict[str, float]:
 
 
 def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
-    worker_cls = ray.remote(EnvironmentActor)
+    worker_cls = ray.remote(concurrency_groups={LIVENESS: 1})(EnvironmentActor)
     global_names = {name: global_name(spec, name) for name in engines}
     for index in range(environment_workers(spec.config)):
         worker = EnvironmentSpec(

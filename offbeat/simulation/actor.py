@@ -7,7 +7,7 @@ from offbeat.actors.fence_guard import FenceGuard
 from offbeat.messages.failures import StaleFence
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.faults import FaultMoment
-from offbeat.simulation.network import SimulatedCall
+from offbeat.simulation.network import DEATH_NOTICED_S, SimulatedCall
 from offbeat.simulation.processes import OUTSIDE, Process
 from offbeat.simulation.records import FenceObeyed, FenceRefused
 
@@ -53,13 +53,16 @@ class Actor:
     def serve(self, call: SimulatedCall) -> None:
         raise NotImplementedError
 
-    def die(self) -> bool:
-        """Kill the process; the owner starts a new one a little later. False if there was none."""
+    def die(self, noticed_in_s: float = DEATH_NOTICED_S) -> bool:
+        """Kill the process; the owner starts a new one a little later. False if there was none.
+
+        ``noticed_in_s``: seconds until its callers learn of it.
+        """
         process, loop = self.process, self.context.loop
         if not process.alive:
             return False
         loop.kill(process)
-        self.context.network.died(process)
+        self.context.network.died(process, noticed_in_s)
         self.ended()
         if self.is_retired:
             return True

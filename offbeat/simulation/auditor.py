@@ -13,6 +13,7 @@ the samplers, so it does not repeat their mistakes.
         AuditedRewards  calls of reward functions      I20
         EngineRestarts  faults that explain restarts   I21
         AuditedWorkers  workers that were lost         I23
+        Survivors  work while a machine is lost        I24
 
 ``audit_aggregates`` holds I22 by itself, in some of the episodes.
 """
@@ -55,6 +56,7 @@ from offbeat.simulation.audit_losses import Losses
 from offbeat.simulation.audit_poison import Poison
 from offbeat.simulation.audit_rewards import AuditedRewards
 from offbeat.simulation.audit_steps import Steps
+from offbeat.simulation.audit_survivors import Survivors
 from offbeat.simulation.audit_workers import AuditedWorkers
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.records import WorldRecord
@@ -95,6 +97,7 @@ def audit(
     steps.check_trainer()
     findings.source, findings.index = "end", len(records)
     rewards.check_end()
+    Survivors(config, records, findings).check()
     End(config, groups, steps, world, rewards, findings).check()
     return findings.violations
 

@@ -40,6 +40,7 @@ from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.engine import SLOW_FOR_S, FakeEngine
 from offbeat.simulation.faults import KINDS, Effect
 from offbeat.simulation.loop import Deadlock, VirtualLoop
+from offbeat.simulation.network import DEATH_NOTICED_S, MACHINE_NOTICED_S
 from offbeat.simulation.processes import OUTSIDE, Process
 from offbeat.simulation.records import ControllerEnd, ControllerStarted, MachineLost
 from offbeat.simulation.trainer import FakeTrainer
@@ -47,7 +48,6 @@ from offbeat.simulation.worker import FakeWorker
 
 RUN_ID: Final = "simulated"
 PARTITION_S: Final = 30.0
-_CUT_OFF_S: Final = (1.0, 5.0)  # from the cut of a machine until it is given up
 _OUTAGE_S: Final = (5.0, 60.0)  # duration of an outage of all environments
 _FROZEN_S: Final = (2.0, 40.0)  # until a frozen actor resumes, unless it is replaced before
 _SILENT_S: Final = 8.0  # a controller that is silent for so long is killed by its driver
@@ -308,7 +308,7 @@ class Cluster:
         return True
 
     def _lose_machine(self, kind: str, machine: str) -> bool:
-        """Kill a machine at once, or cut it off and replace it a little later.
+        """Kill a machine or cut it off; it is given up, and replaced, when Ray says that it is lost.
 
         Its actors do not return.
         """
@@ -318,17 +318,15 @@ class Cluster:
         living = [self.actors[name] for name in names if self.actors[name].process.alive]
         if not living or context.machines.is_gone(context.machines.memory_of(living[0].name)):
             return False
-        at_s = now + (self._rng.uniform(*_CUT_OFF_S) if kind == "machine_cut_off" else 0.0)
+        noticed_s = self._rng.uniform(*MACHINE_NOTICED_S)
         context.record(MachineLost(now, machine, tuple(names)))
-        context.machines.die(machine, at_s)
-        if at_s == now:
-            self._give_up(machine, [(actor, actor.process) for actor in living])
-            return True
+        context.machines.die(machine, now + noticed_s)
+        processes = [(actor, actor.process) for actor in living]
         for actor in living:
-            context.network.partition(actor.name, at_s)
-        self._loop.at(
-            at_s, OUTSIDE, self._give_up, machine, [(actor, actor.process) for actor in living]
-        )
+            context.network.partition(actor.name, now + noticed_s)
+            if kind == "machine_lost":
+                actor.die(noticed_s + DEATH_NOTICED_S)
+        self._loop.at(now + noticed_s, OUTSIDE, self._give_up, machine, processes)
         return True
 
     def _give_up(self, machine: str, living: list[tuple[Actor, Process]]) -> None:

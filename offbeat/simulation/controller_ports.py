@@ -5,6 +5,7 @@ import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -56,15 +57,21 @@ class Caller:
         fence: Fence,
         *args: object,
         on_report: Callable[[Report], None] | None = None,
+        calls: dict[SimulatedCall, None] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Make a remote call; cancelling it notifies the callee."""
+        """Make a remote call; cancelling it notifies the callee. ``calls`` has it while it is open."""
         call = self.context.network.send(self.process, host, method, fence, *args)
         call.on_report = on_report
+        if calls is not None:
+            calls[call] = None
         try:
             return await call.reply
         except asyncio.CancelledError:
             self.context.network.cancel(call)
             raise
+        finally:
+            if calls is not None:
+                del calls[call]
 
     async def close(
         self, *hosts: Actor, on_reports: Sequence[Callable[[Report], None] | None] = ()
@@ -118,7 +125,7 @@ class SimulatedPrompts:
 
 
 class SimulatedRollouts:
-    """Rollouts on the workers in turn, with a count of unanswered tasks."""
+    """Rollouts on the workers in turn, with a count of unanswered tasks; lost ones are skipped."""
 
     def __init__(
         self,
@@ -144,21 +151,35 @@ class SimulatedRollouts:
             watch.on_joined, watch.on_lost = on_joined, on_lost
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
-        self._turn += 1
-        place = self._turn % len(self._workers)
+        place = self._next()
         worker, watch = self._workers[place], self._watches[place]
+        watch.probe(
+            partial(self._caller.call, worker, "alive", fence),
+            partial(self._caller.restart, worker),
+        )
         if not task.evaluation:
             self.open += 1
             self._look_soon()
         try:
             return await self._caller.call(
-                worker, "rollout", fence, task, on_report=watch.answered_since()
+                worker,
+                "rollout",
+                fence,
+                task,
+                on_report=watch.answered_since(),
+                calls=watch.calls,
             )
         except ActorLost as lost:
             watch.lost(lost.detail)
             raise
         finally:
             self.open -= not task.evaluation
+
+    def _next(self) -> int:
+        """Return the place of the next worker in turn that is not lost; the next one if all are."""
+        self._turn += 1
+        in_turn = [(self._turn + later) % len(self._workers) for later in range(len(self._workers))]
+        return next((each for each in in_turn if not self._watches[each].is_lost), in_turn[0])
 
     def _look_soon(self) -> None:
         """Count after all events of this moment: a cancelled call leaves late."""

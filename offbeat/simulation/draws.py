@@ -11,6 +11,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.simulation.corners import Corner, draw_corner
 from offbeat.simulation.faults import (
+    MACHINES,
     draw_faults,
     draw_machine_faults,
     draw_outage,
@@ -124,7 +125,7 @@ def draw_plan(
     spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
     groups_per_turn = random.Random(f"{seed}/turns").choice((1, 8, 20, GROUPS_PER_TURN))
     return EpisodePlan(
-        config,
+        extend_deadlines(config, planned_faults),
         planned_faults,
         prompts,
         spools,
@@ -262,6 +263,25 @@ _FIXED: Final[dict[str, Any]] = {
     "supervision": {"stall_timeout_s": 120.0, "controller_restart_budget": 12},
 }
 """Settings of every episode: times and budgets in proportion to its faults."""
+
+
+_PATIENT: Final[dict[str, Any]] = {
+    "sync": {"deadline_s": 120.0},
+    "rollout": {"deadline_s": 120.0},
+    "generator": {"start_deadline_s": 120.0},
+    "trainer": {"start_deadline_s": 150.0, "step_deadline_s": 120.0},
+    "eval": {"deadline_s": 120.0},
+    "checkpoint": {"deadline_s": 120.0},
+    "supervision": {"stall_timeout_s": 400.0},
+}
+"""Settings of an episode that loses a machine: deadlines above the time until that is known."""
+
+
+def extend_deadlines(config: RunConfig, planned_faults: list[PlannedFault]) -> RunConfig:
+    """Return the config with deadlines that fit the faults of the episode."""
+    if all(fault.action not in MACHINES for fault in planned_faults):
+        return config
+    return RunConfig.model_validate(_merged(config.model_dump(), _PATIENT))
 
 
 def _with_reward_budget(rng: random.Random, config: RunConfig) -> RunConfig:

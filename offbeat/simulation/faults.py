@@ -94,7 +94,7 @@ def _kinds() -> dict[str, FaultKind]:
         "controller_killed": FaultKind("controller", "controller", now, "loses its unsynced tail", "next incarnation"),
         "controller_frozen": FaultKind("controller", "controller", now, "silent, then killed", "next incarnation"),
         "cluster_lost": FaultKind("controller", "all", now, "only the run directory is left", "a new cluster"),
-        "machine_lost": FaultKind("machines", "machine", now, "all that is on it is gone at once", restart),
+        "machine_lost": FaultKind("machines", "machine", now, "all on it is gone at once; told in 90 s at most", restart),
         "machine_cut_off": FaultKind("machines", "machine", now, "silent, then given up with all on it", restart),
         "request_lost": FaultKind("network", "any", FaultMoment.REQUEST, "never arrives", "the caller's deadline"),
         "request_late": FaultKind("network", "any", FaultMoment.REQUEST, "arrives seconds later", at_once),

@@ -20,12 +20,22 @@ class Process:
     is frozen, they wait.
     """
 
-    __slots__ = ("alive", "context", "died_at", "frozen", "name", "parked", "starting")
+    __slots__ = (
+        "alive",
+        "context",
+        "died_at",
+        "frozen",
+        "name",
+        "noticed_at",
+        "parked",
+        "starting",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive, self.frozen = True, False
         self.died_at = 0.0
+        self.noticed_at = 0.0  # when its callers learn of its death
         self.parked: list[Entry | Process] = []  # callbacks that came due while it was frozen
         self.starting: deque[Entry] = deque()  # first steps of its tasks, in order
         self.context: Context = copy_context()

@@ -241,7 +241,7 @@ class _Rollout:
         else:
             worker.close_call(call)
             failure = lost(task, "engine_lost")
-            loop.at(now + DEATH_NOTICED_S, worker.process, call.fail, failure)
+            loop.at(self.engine.process.noticed_at, worker.process, call.fail, failure)
 
     def _take(self, decoding: Decoding) -> None:
         """Add the tokens of a turn to those of its samples."""
@@ -350,7 +350,8 @@ def unavailable(task: RolloutTask) -> RolloutFailed:
 def refused(call: SimulatedCall, task: RolloutTask, engine: FakeEngine, incarnation: str) -> bool:
     """Fail a call whose engine cannot decode, or is no longer this incarnation."""
     if not engine.process.alive or engine.incarnation != incarnation:
-        call.fail(lost(task, "engine_lost"), DEATH_NOTICED_S)
+        after_s = max(DEATH_NOTICED_S, engine.process.noticed_at - engine.context.loop.time())
+        call.fail(lost(task, "engine_lost"), after_s)
     elif engine.version is None:
         call.fail(lost(task, "engine_unavailable"))
     elif engine.refuses:

@@ -14,6 +14,7 @@ from simulated import simulate
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
+from offbeat.actors.ray_worker import LIVENESS
 from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
@@ -155,7 +156,9 @@ def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
     def play(story: Story) -> None:
         engines = {name: engine(name) for name in (QUICK, SLOW)}
         known = {name: f"{run_dir.name}/{name}" for name in engines}
-        actor = ray.remote(EnvironmentActor).options(num_cpus=0, max_restarts=-1)
+        actor = ray.remote(concurrency_groups={LIVENESS: 1})(EnvironmentActor).options(
+            num_cpus=0, max_restarts=-1
+        )
         worker: Handle = actor.remote(worker_in(run_dir, known))
 
         async def main() -> None:

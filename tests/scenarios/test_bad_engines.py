@@ -37,14 +37,14 @@ def test_one_bad_engine_of_eight_is_retired_and_costs_no_prompt(reason: str) -> 
 def test_a_retry_goes_to_another_engine_when_one_serves() -> None:
     world = World(engines=3)
     world.rollouts.faults = {
-        prompt_index: [aborted_generation(prompt_index)] for prompt_index in range(40)
+        prompt_index: [aborted_generation(prompt_index)] for prompt_index in range(0, 40, 5)
     }
     play(world)
     engines = dict[int, list[str]]()
     for event in world.events(Dispatched):
         engines.setdefault(event.prompt_index, []).append(event.engine)
     retried = [names for names in engines.values() if len(names) > 1]
-    assert len(retried) == 40
+    assert len(retried) == 8
     assert all(names[0] != names[1] for names in retried)
 
 

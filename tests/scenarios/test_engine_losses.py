@@ -10,7 +10,7 @@ import pytest
 from offbeat.config.limits import start_deadline_s
 from offbeat.controller.commands import Pause, Resume
 from offbeat.controller.errors import EngineBudgetSpent, EngineNotStarted, RunFailed
-from offbeat.controller.events import EngineLost, Served
+from offbeat.controller.events import EngineLost, Returned, Served
 from offbeat.controller.health import Health
 from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
@@ -20,9 +20,11 @@ from tests.support.fakes import FakeGenerator, FakeRollouts, FakeTrainer
 from tests.support.scenarios import (
     SAMPLERS,
     DiesAfterSync,
+    EngineOfACutMachine,
     EngineOfALostNode,
     HangsInTransfer,
     PausingEngine,
+    RolloutsAcrossACut,
     outcome,
     play,
     use_engine,
@@ -158,6 +160,66 @@ def test_a_silent_engine_is_replaced_after_as_many_probes_as_the_recipe_allows(
         (6.0 + replaced_within_s, lambda: replaced.append(engine.restarts)),
     )
     assert replaced == [0, 1]
+
+
+# --- a machine that is cut off: nobody reports that its engine is lost -----------------------------
+
+PATIENT = {"steps": 30, "sync": {"deadline_s": 900.0}, "rollout": {"deadline_s": 900.0}}
+PROBED_S = 2 + 2 * 10  # until an engine that answers nothing is given up
+
+
+def across_a_cut(settings: dict[str, Any], engine: EngineOfACutMachine) -> World:
+    world = World({**PATIENT, **settings}, engines=3)
+    use_rollouts(world, RolloutsAcrossACut(world.generators))
+    use_engine(world, engine)
+    return world
+
+
+@pytest.mark.parametrize("mode", ["keep", "drain"])
+@pytest.mark.parametrize("name", ["in_order", "ready_first"])
+@pytest.mark.parametrize("cut_at_s", [6.0, 6.7, 7.4])
+def test_the_others_go_on_as_soon_as_an_engine_of_a_cut_machine_is_given_up(
+    cut_at_s: float, name: str, mode: str
+) -> None:
+    settings: dict[str, Any] = {"sampler": SAMPLERS[name]}
+    settings["sync"] = {**PATIENT["sync"], "mode": mode}  # type: ignore[dict-item]
+    usual_s = play(across_a_cut(settings, EngineOfACutMachine("generator-0")))
+    engine = EngineOfACutMachine("generator-0")
+    world = across_a_cut(settings, engine)
+    took_s = play(world, (cut_at_s, lambda: setattr(engine, "cut", True)))
+    world.assert_ledger_agrees()
+    assert len(world.trained) == 120
+    assert took_s - usual_s <= PROBED_S + 15
+
+
+def test_an_engine_that_is_cut_off_while_it_catches_up_keeps_no_lock_from_the_others() -> None:
+    usual_s = play(across_a_cut({}, EngineOfACutMachine("generator-0")))
+    engine = EngineOfACutMachine("generator-0")
+    world = across_a_cut({}, engine)
+    seen = list[Health]()
+
+    def cut() -> None:
+        seen.append(world.built.state.fleet.engines["generator-0"].health)
+        engine.cut = True
+
+    play_s = play(
+        world, (6.0, engine.die), (6.5, lambda: setattr(engine, "load_s", 9.0)), (9.5, cut)
+    )
+    assert seen == [Health.STALE], "it was loading weights"
+    world.assert_ledger_agrees()
+    assert play_s - usual_s <= PROBED_S + 15
+
+
+def test_groups_of_an_engine_that_is_given_up_cost_a_retry_and_are_rolled_out_elsewhere() -> None:
+    engine = EngineOfACutMachine("generator-0")
+    world = across_a_cut({}, engine)
+    world.rollouts.slow = {3: 20.0}
+    play(world, (6.0, lambda: setattr(engine, "cut", True)))
+    lost, *_ = world.events(EngineLost)
+    events = world.journal.events
+    after = [each for each in events[events.index(lost) :] if isinstance(each, Returned)]
+    assert after
+    assert {each.reason for each in after} == {"engine_lost"}
 
 
 # --- engines that cannot be kept -------------------------------------------------------------------

@@ -13,7 +13,7 @@ from offbeat.controller.events import Dropped, StepApplied
 from offbeat.simulation import schedule
 from offbeat.simulation.campaign import run_campaign, violations_of
 from offbeat.simulation.cli import BAD_ARGUMENTS, HELD, replay_command, simulate
-from offbeat.simulation.draws import EpisodePlan, draw_plan
+from offbeat.simulation.draws import EpisodePlan, draw_plan, extend_deadlines
 from offbeat.simulation.episode import EpisodeResult, play, run_episode
 from offbeat.simulation.faults import ENDS_RUN, KINDS, OF_RESHARD
 from offbeat.simulation.records import Generated, PermitsUsed, StepReported
@@ -51,7 +51,9 @@ def plan_with(**changes: object) -> EpisodePlan:
 
 
 def struck(*planned_faults: PlannedFault) -> EpisodeResult:
-    return play(7, msgspec.structs.replace(plan_with(), planned_faults=list(planned_faults)))
+    faults, plan = list(planned_faults), plan_with()
+    config = extend_deadlines(plan.config, faults)
+    return play(7, msgspec.structs.replace(plan, config=config, planned_faults=faults))
 
 
 def trained(result: EpisodeResult) -> list[tuple[int, ...]]:
@@ -96,7 +98,8 @@ def test_every_kind_of_fault_fires_and_the_run_survives_it(kind: str) -> None:
     if kind == "engine_born_late":
         planned_faults.append(PlannedFault("engine_killed", target, at_step=3))
     plan = plan_with(sync=RESHARD) if kind in OF_RESHARD else plan_with()
-    result = play(7, msgspec.structs.replace(plan, planned_faults=planned_faults))
+    config = extend_deadlines(plan.config, planned_faults)
+    result = play(7, msgspec.structs.replace(plan, config=config, planned_faults=planned_faults))
     assert kind in result.fired
     end = "failed" if kind in ENDS_RUN else "finished"
     assert (result.outcome, violations_of(result)) == (end, [])

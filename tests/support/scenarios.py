@@ -181,6 +181,38 @@ class EngineOfALostNode(FakeGenerator):
 
 
 @dataclass
+class EngineOfACutMachine(FakeGenerator):
+    """Engine from which nothing is heard any more once ``cut`` is set: not even that it is lost."""
+
+    cut: bool = False
+
+    async def _answer(self, incarnation_number: int | None = None) -> None:
+        await never_if(self.cut)
+        await super()._answer(incarnation_number)
+
+    async def restart(self) -> None:
+        if not self.cut:
+            await super().restart()
+
+
+@dataclass
+class RolloutsAcrossACut(FakeRollouts):
+    """Workers that wait for an engine of a machine that is cut off."""
+
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
+        answer = await super().rollout(fence, task)
+        engine = self.engines[task.engine]
+        await never_if(isinstance(engine, EngineOfACutMachine) and engine.cut)
+        return answer
+
+
+async def never_if(cut: bool) -> None:
+    """Never return across a cut."""
+    if cut:
+        await asyncio.Event().wait()
+
+
+@dataclass
 class DiesAfterSync(FakeGenerator):
     """Engine that starts, takes weights, and dies a moment later, every time."""
 

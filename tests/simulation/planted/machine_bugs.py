@@ -7,6 +7,7 @@ from planted.planting import EVERY, Planted, become
 
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.recovery import Recovery
+from offbeat.controller.waits import Waits
 from offbeat.messages.failures import PayloadLost
 
 DEEP = {
@@ -54,3 +55,18 @@ class WhatIsInTheSpoolIsRolledOutAgain(Planted):
 
     def plant(self) -> None:
         become(self._recovery, self.Forgetful)
+
+
+class TheOthersWaitForTheEngineOfALostMachine(Planted):
+    """A sync, and the groups of an engine, wait for a reply that never comes, until Ray says so."""
+
+    breaks = frozenset({"I24"})
+    profile = "machines"
+    settings: ClassVar[Mapping[str, Any]] = {"filters": {"zero_variance": False}, **EVERY}
+
+    class Patient(Waits):
+        def give_up(self, engine: str, reason: str) -> None:
+            pass
+
+    def plant(self) -> None:
+        become(self.state.waits, self.Patient)

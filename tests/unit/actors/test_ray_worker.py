@@ -186,8 +186,7 @@ def test_a_process_that_is_lost_is_reported_once_and_again_as_back_if_it_was_onl
         heard = told(worker)
         worker.introduce()
         await asyncio.sleep(1)
-        await lost(worker)
-        await lost(worker)
+        await asyncio.gather(lost(worker), lost(worker))
         await worker.back()
         assert heard == [
             "environment-0 is incarnation-0",
@@ -216,5 +215,79 @@ def test_a_process_that_hangs_is_lost_when_it_is_killed_and_its_late_answer_brin
             "environment-0 is lost: it did not answer for 10 s and was killed",
             "environment-0 is incarnation-1",
         ]
+
+    run(main())
+
+
+class CutOff(Hanging):
+    """A process that stops answering at ``at_s``; one is started in its place when it is killed."""
+
+    def __init__(self, at_s: float, *, blocked: bool = False) -> None:
+        super().__init__(0)
+        self.at_s, self.blocked = at_s, blocked
+
+    async def _is_silent(self) -> bool:
+        return not self.kills and asyncio.get_running_loop().time() >= self.at_s
+
+    async def ping(self, during: str) -> WorkerReport:
+        if await self._is_silent():
+            await asyncio.get_running_loop().create_future()
+        return await super().ping(during)
+
+    async def alive(self) -> None:
+        if await self._is_silent() and not self.blocked:
+            await asyncio.get_running_loop().create_future()
+
+
+async def pending(worker: RayWorker) -> float:
+    """Make a call that is never answered; return when it failed."""
+    loop = asyncio.get_running_loop()
+    reply: asyncio.Future[Any] = loop.create_future()
+    with pytest.raises(ActorLost, match="did not answer for 20 s and was killed"):
+        await worker.answer(reply, "rollout")  # type: ignore[arg-type]
+    return loop.time()
+
+
+def test_calls_to_a_machine_that_is_cut_off_fail_long_before_anybody_reports_its_loss() -> None:
+    async def main() -> None:
+        process = CutOff(at_s=5)
+        worker = RayWorker("environment-0", None, process)
+        heard = told(worker)
+        worker.introduce()
+        failed_at = await asyncio.gather(*(pending(worker) for _ in range(3)))
+        assert max(failed_at) <= 5 + 2 * (2 + 10)
+        await worker.back()
+        assert heard == [
+            "environment-0 is incarnation-0",
+            "environment-0 is lost: it did not answer for 20 s and was killed",
+            "environment-0 is incarnation-1",
+        ]
+
+    run(main())
+
+
+def test_a_worker_whose_environment_blocks_it_for_minutes_keeps_its_process() -> None:
+    async def main() -> None:
+        process = CutOff(at_s=5, blocked=True)
+        worker = RayWorker("environment-0", None, process)
+        worker.introduce()
+        call = asyncio.ensure_future(pending(worker))
+        await asyncio.sleep(500)
+        assert process.kills == 0
+        assert not call.done()
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        worker.close()
+
+    run(main())
+
+
+def test_a_worker_without_calls_is_not_probed() -> None:
+    async def main() -> None:
+        process = CutOff(at_s=5)
+        worker = RayWorker("environment-0", None, process)
+        await worker.answer(reply((WorkerReport("incarnation-0"), "a group")), "rollout")
+        await asyncio.sleep(500)
+        assert process.kills == 0
 
     run(main())

@@ -1,0 +1,123 @@
+"""Checks that healthy engines keep working while the loss of a machine is not known: I24."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from offbeat.config.run import RunConfig
+from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_restarts import LASTING
+from offbeat.simulation.faults import MACHINES, POISON
+from offbeat.simulation.records import (
+    CheckpointWritten,
+    Ended,
+    EngineServes,
+    Fault,
+    Generated,
+    MachineLost,
+    ReleasePublished,
+    Scored,
+    TrainerApplied,
+    TrainerRestored,
+    WorkerStarted,
+    WorldRecord,
+)
+
+_SLACK_S: Final = 25.0
+"""Seconds that a run may be quiet beyond the time to give an engine up: its slowest rollouts."""
+_OTHERS_S: Final = 150.0
+"""Seconds for which another fault may explain that a run is quiet: the longest deadline, and more."""
+_WORK: Final = (
+    CheckpointWritten,
+    EngineServes,
+    Generated,
+    ReleasePublished,
+    Scored,
+    TrainerApplied,
+    TrainerRestored,
+)
+
+
+class Survivors:
+    """Looks for spells in which nobody works although only one machine is lost, without the trainer.
+
+    Spells that another fault may explain are left out, and machines with columns that the trainer
+    may be waiting for: that they are gone is known with the verdict on their machine.
+    """
+
+    def __init__(
+        self, config: RunConfig, records: Sequence[WorldRecord], findings: Findings
+    ) -> None:
+        self._records, self._findings = records, findings
+        generator = config.generator
+        self._engines = {f"generator-{index}" for index in range(generator.engines)}
+        self._workers = {each.worker for each in records if isinstance(each, WorkerStarted)}
+        self._quiet_s = (
+            generator.probe_interval_s
+            + generator.probe_strikes * generator.probe_deadline_s
+            + _SLACK_S
+        )
+        ends = [each.at for each in records if isinstance(each, Ended)]
+        self._ended_at = ends[0] if ends else 0.0
+
+    def check(self) -> None:
+        """Check each loss of a machine."""
+        for lost, given_up_at in self._losses():
+            end = min(given_up_at, self._ended_at)
+            if not self._is_alone(lost, end):
+                continue
+            gone = set(lost.actors)
+            times = [each.at for each in self._records if self._is_work(each, gone)]
+            seen = [lost.at, *(at for at in times if lost.at < at < end), end]
+            since, until = max(pairwise(seen), key=lambda spell: spell[1] - spell[0])
+            if until - since > self._quiet_s:
+                self._findings.current = lost
+                self._findings.add(
+                    "I24",
+                    f"nobody worked from {since:.1f} to {until:.1f} s; {lost.machine} was lost at "
+                    f"{lost.at:.1f} s with {', '.join(lost.actors)}, the others were well",
+                )
+
+    def _losses(self) -> Iterator[tuple[MachineLost, float]]:
+        """Yield each machine that is lost, and when that was known."""
+        open_ = dict[str, MachineLost]()
+        for record in self._records:
+            if isinstance(record, MachineLost):
+                lost = open_.pop(record.machine, None)
+                if lost is None:
+                    open_[record.machine] = record
+                else:
+                    yield lost, record.at
+        for lost in open_.values():
+            yield lost, self._ended_at
+
+    def _is_alone(self, lost: MachineLost, end: float) -> bool:
+        """Return whether all that is needed is well, and no other fault explains a quiet spell."""
+        gone = set(lost.actors)
+        if "trainer" in gone or not (self._engines - gone and self._workers - gone):
+            return False
+        if self._holds_columns(lost):
+            return False
+        faults = [each for each in self._records if isinstance(each, Fault) and each.at < end]
+        others = [each for each in faults if each.kind not in MACHINES or each.at != lost.at]
+        lasting = LASTING.union(POISON)
+        return not any(each.kind in lasting or each.at > lost.at - _OTHERS_S for each in others)
+
+    def _holds_columns(self, lost: MachineLost) -> bool:
+        """Return whether the machine had columns of a group that was not trained yet."""
+        held = set[tuple[int, int]]()
+        for record in self._records:
+            if record is lost:
+                break
+            if isinstance(record, Generated) and record.machine == lost.machine:
+                held.add((record.prompt_index, record.attempt))
+            elif isinstance(record, TrainerApplied):
+                held.difference_update(zip(record.prompt_indices, record.attempts, strict=True))
+        return bool(held)
+
+    @staticmethod
+    def _is_work(record: WorldRecord, gone: set[str]) -> bool:
+        """Return whether the record is of work of an actor that is not lost."""
+        if isinstance(record, Generated | Scored | EngineServes):
+            return record.engine not in gone
+        return isinstance(record, _WORK)
