@@ -1,6 +1,7 @@
 """Imports code that a user names, and locates its failures."""
 
 import importlib
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -10,6 +11,11 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable
 
 _TRACEBACK_CHARACTERS: Final = 8192
+_importing: Final = list[str]()  # modules of targets
+RESULT_FD: Final = "OFFBEAT_RESULT_FD"
+"""Environment variable of an agent's program: the descriptor that its result goes to."""
+
+MAIN_GUARD: Final = "Put the start of the run under if __name__ == '__main__'"
 
 
 class TargetNotFound(OffbeatError):
@@ -18,12 +24,36 @@ class TargetNotFound(OffbeatError):
     target: str
     working_dir: str
     problem: str
+    fix: str = "Name it module:name, the module being importable from the working directory"
 
     def __str__(self) -> str:
         return (
             f"target {self.target!r} cannot be imported from {self.working_dir}: {self.problem}. "
-            "Name it module:name, the module being importable from the working directory"
+            f"{self.fix}"
         )
+
+
+class StartedByTarget(OffbeatError):
+    """A module that a run imports, or a program of its agent, would start another run."""
+
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}. {self.fix}"
+
+
+def check_starts_run() -> None:
+    """Raise if this process may not start a run: user code of another run executes in it.
+
+    Raises:
+        StartedByTarget: A target is being imported, or the process is a program of an agent.
+    """
+    if _importing:
+        raise StartedByTarget(f"{_importing[-1]}.py starts a run when it is imported", MAIN_GUARD)
+    if RESULT_FD in os.environ:
+        problem = f"{Path(sys.argv[0]).name} is the program of an agent and starts a run"
+        raise StartedByTarget(problem, "Name another program in environment.command")
 
 
 def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the user's object
@@ -37,10 +67,15 @@ def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the us
         raise TargetNotFound(target, str(working_dir), "it is not of the form module:name")
     if str(working_dir) not in sys.path:
         sys.path.insert(0, str(working_dir))
+    _importing.append(module_name)
     try:
         module = importlib.import_module(module_name)
+    except StartedByTarget as error:
+        raise TargetNotFound(target, str(working_dir), error.problem, error.fix) from error
     except BaseException as error:  # a module may raise anything while it is imported
         raise TargetNotFound(target, str(working_dir), describe(error, working_dir)) from error
+    finally:
+        _importing.pop()
     found: Any = vars(module).get(name)
     if not callable(found):
         kind = "" if found is None else f" that can be called, but a {type(found).__name__}"

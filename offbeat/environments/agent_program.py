@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from offbeat.config.user_code import RESULT_FD
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.reward_value import BadReward
 from offbeat.environments.unavailable import EnvironmentUnavailable
@@ -23,7 +24,6 @@ from offbeat.messages.text import printable
 TARGET: Final = f"{__name__}:run_program"
 """The agent function that plays an episode of a program."""
 
-RESULT_FD: Final = "OFFBEAT_RESULT_FD"
 LARGEST_RESULT_BYTES: Final = 1 << 16
 
 UNAVAILABLE_EXIT: Final = os.EX_TEMPFAIL

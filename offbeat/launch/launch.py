@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offbeat.config.loader import LoadedRecipe, load_recipe
+from offbeat.config.user_code import check_starts_run
 from offbeat.launch.process_environment import set_environment
 
 
@@ -19,7 +20,11 @@ def launch(
     """Run the recipe, or with ``evaluates_only`` its evaluation alone; return the exit code.
 
     0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143 terminated.
+
+    Raises:
+        StartedByTarget: User code of another run starts this one.
     """
+    check_starts_run()
     set_environment(loaded.config.runtime.env)
     # Ray reads its variables when it is imported.
     from offbeat.launch.driver import drive
@@ -54,6 +59,8 @@ def run_recipe(
 
     Raises:
         ConfigError: The recipe cannot work; the error lists every problem.
+        StartedByTarget: User code of another run starts this one.
     """
+    check_starts_run()
     loaded = load_recipe(recipe, overrides, dry_run=dry_run)
     return launch(loaded, run_dir=None if run_dir is None else Path(run_dir), dry_run=dry_run)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config.sections.sampler import CustomSamplerConfig
-from offbeat.config.user_code import TargetNotFound, describe, load_target
+from offbeat.config.user_code import StartedByTarget, TargetNotFound, describe, load_target
 from offbeat.messages.failures import OffbeatError
 from offbeat.sampler.checked_sampler import CheckedSampler
 
@@ -48,7 +48,8 @@ def load_custom(
     try:
         make = load_target(config.target, working_dir)
     except TargetNotFound as error:
-        raise SamplerNotLoaded(config.target, error.problem, _NAME_FIX) from error
+        fix = error.fix if isinstance(error.__cause__, StartedByTarget) else _NAME_FIX
+        raise SamplerNotLoaded(config.target, error.problem, fix) from error
     arguments = {**config.options, **_given(config, groups_per_step)}
     try:
         policy = make(**arguments)

@@ -13,6 +13,7 @@ from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.sampler import CustomSamplerConfig
+from offbeat.config.user_code import MAIN_GUARD
 from offbeat.environments.inputs import find_module, resolved_program
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 
@@ -93,7 +94,8 @@ def _parsed(
         seen = f"{section}.target={target}: no module {module} from {working_dir}"
         fix = "Start offbeat in the directory that holds it, or install it."
         return None, error(section, seen, fix)
-    if problem := _unusable(source, name, options, environment):
+    problem = _unusable(source, name, options, environment) or _starts_run(source)
+    if problem:
         return None, error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
     if absent := _absent_import(source, working_dir):
         seen = f"{section}.target={target}: {source.name} imports {absent}, which is not installed"
@@ -210,6 +212,17 @@ def _unusable(source: Path, name: str, options: Collection[str], environment: st
         if _is_constant(node, name):
             return f"{name} in line {node.lineno} is a constant, and cannot be called"
     return _missing_name_problem(tree, name)
+
+
+def _starts_run(source: Path) -> str:
+    """Return that an import of the source calls ``run_recipe``; empty if it does not."""
+    for node in ast.parse(source.read_bytes()).body if source.suffix == ".py" else ():
+        if isinstance(node, _Function | ast.ClassDef | ast.If):
+            continue
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and "run_recipe" in _names(call.func):
+                return f"line {call.lineno} starts a run when it is imported. {MAIN_GUARD}"
+    return ""
 
 
 def _missing_name_problem(tree: ast.Module, name: str) -> str:

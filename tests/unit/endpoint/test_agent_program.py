@@ -66,6 +66,7 @@ def test_what_a_program_prints_is_no_result() -> None:
         (["writes-much"], "a result of more than 65536 bytes"),
         (["writes-text"], "a result that is not JSON"),
         (["exits", "3"], "ended with exit code 3"),
+        (["starts-a-run"], "program_agent.py is the program of an agent and starts a run"),
     ],
 )
 def test_a_program_without_a_result_fails_its_sample(arguments: list[str], says: str) -> None:

@@ -42,8 +42,8 @@ async def pool_of(
 
 def rewards(
     name: str, *responses: str, prompt: dict[str, Any] | None = None, **limits: Any
-) -> list[float | NamedRewards]:
-    async def score() -> list[float | NamedRewards]:
+) -> list[float | NamedRewards | None]:
+    async def score() -> list[float | NamedRewards | None]:
         async with pool_of(f"user_rewards:{name}", **limits) as pool:
             return await pool.score(prompt or {}, responses)
 
@@ -259,6 +259,7 @@ def members_of(group: int) -> list[psutil.Process]:
         ),
         ("user_rewards:absent", "module user_rewards has no 'absent'"),
         ("user_rewards:PLAIN", "no 'PLAIN' that can be called, but a float"),
+        ("starts_a_run:reward", r"starts_a_run.py starts a run when it is imported. Put the start"),
         ("ends_at_import:reward", r"ends_at_import.py:5 in <module>: SystemExit: 3"),
         ("no_such_module:reward", "No module named 'no_such_module'"),
         ("user_rewards", "not of the form module:name"),

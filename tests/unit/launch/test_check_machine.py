@@ -775,6 +775,10 @@ def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Le
     [
         ("x = 1\ndef f(:\n", "invalid syntax, in line 2"),
         ("def g(): ...\n", "nothing in it is called 'f'"),
+        (
+            "import offbeat\ncode = offbeat.run_recipe('r.yaml')\ndef f(a, b): ...\n",
+            "line 2 starts a run when it is imported. Put the start of the run under",
+        ),
         ("g = 'as f does'\n", "nothing in it is called 'f'"),
         ("x = '\0'\n", "null bytes"),
         ("from json import *\n", ""),

@@ -309,5 +309,7 @@ def test_a_module_or_class_that_exits_says_why(tmp_path: Path) -> None:
     with pytest.raises(SamplerNotLoaded, match="SystemExit: 4"):
         load("my_exiting_samplers:Mine", tmp_path)
     (tmp_path / "my_exiting_class.py").write_text("def Mine(**_):\n    raise SystemExit(5)")
-    with pytest.raises(SamplerNotLoaded, match="raised SystemExit: 5"):
+    with pytest.raises(
+        SamplerNotLoaded, match=r"raised my_exiting_class.py:2 in Mine: SystemExit: 5"
+    ):
         load("my_exiting_class:Mine", tmp_path)
