@@ -316,10 +316,10 @@ def failed_then_retried(
 
 def short_of_memory(
     peers: Peers, path: Path, cut: Cut, step: Step, most_tokens: int
-) -> tuple[str, Outcome, Outcome]:
-    """What a step raised whose passes of ``most_tokens`` or more do not fit on the last rank, and it retried.
+) -> tuple[str, int, Outcome, Outcome]:
+    """What a step raised whose passes of ``most_tokens`` or more do not fit on the last rank.
 
-    Beside it an undisturbed step.
+    And the largest microbatch from then on, the step, retried if it was raised, and an undisturbed one.
     """
     trainer, undisturbed = make(peers, path, cut), make(peers, path, cut)
     room, raised = trainer._room, ""  # noqa: SLF001 -- the memory of a device
@@ -334,7 +334,8 @@ def short_of_memory(
         trainer._room = PassRoom(torch.device("cpu"))  # noqa: SLF001 -- as above
         result = trainer.finish_train_step(feed(trainer, step, LossSpec(), 1, StepKey(1, 2, 0)))
     whole = undisturbed.finish_train_step(feed(undisturbed, step, LossSpec(), 1, StepKey(1, 1, 0)))
-    return raised, outcome(trainer, result, {}), outcome(undisturbed, whole, {})
+    most = trainer._planner.max_tokens  # noqa: SLF001 -- said nowhere else
+    return raised, most, outcome(trainer, result, {}), outcome(undisturbed, whole, {})
 
 
 def logprobs_that_fail(peers: Peers, path: Path, cut: Cut, step: Step) -> tuple[str, str]:
