@@ -61,12 +61,13 @@ def test_a_gradient_that_overflows_under_a_finite_loss_is_not_applied(
     trainer = trainer_of(dtype="float32")
     before = trainer.weights_digest()
     groups, advantages = step_data
-    huge = [tuple(1e25 * each for each in group) for group in advantages]
+    huge = [tuple(4e36 * each for each in group) for group in advantages]
     result = run_step(
         trainer, (groups, huge), LossSpec(ClippedPgLossConfig(clip_low=1.0, clip_high=9.0)), 1
     )
     assert math.isfinite(result.loss)
-    assert (result.applied, result.reason) == (False, "gradient norm is inf")
+    assert not result.applied
+    assert result.reason in ("gradient norm is inf", "gradient norm is nan")
     assert trainer.weights_digest() == before
 
 
