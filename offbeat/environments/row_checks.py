@@ -57,11 +57,8 @@ def shown_part(config: EnvironmentConfig) -> ShownPart:
 
 
 def _shown(row: Mapping[str, object], *, is_demonstration: bool) -> object:
-    shown = {
-        key: of_messages(row, key) if key in OF_MESSAGES else row[key]
-        for key in _SHOWN
-        if row.get(key)
-    }
+    read = {key: of_messages(row, key) for key in OF_MESSAGES if key in row}
+    shown = {key: value for key in _SHOWN if (value := read.get(key, row.get(key)))}
     if "messages" in shown:
         messages = cast("Sequence[Mapping[str, Any]]", shown["messages"])
         if is_demonstration:

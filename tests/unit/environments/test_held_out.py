@@ -120,6 +120,7 @@ CHAT = [{"role": "user", "content": "hi"}]
         ),
         ({"messages": CHAT}, {"messages": CHAT, "tools": [{"name": "f"}]}, False),
         ({"messages": CHAT}, {"messages": CHAT, "tools": []}, True),
+        ({"messages": CHAT, "tools": [{}]}, {"messages": CHAT, "tools": "[{ }]"}, True),
     ],
 )
 def test_rows_are_compared_by_what_the_model_reads(
