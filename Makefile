@@ -251,7 +251,7 @@ $(QUEUE_STAMP): benchmarks/transfer_queue_peer/requirements.txt constraints.txt 
 $(NEWEST_STAMP): pyproject.toml
 	$(CHECK_PYTHON)
 	@$(PYTHON) -m venv $(NEWEST_VENV)
-	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	@$(NEWEST_VENV)/bin/python -m pip install --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[dev,lora,megatron,vision,wandb]'
 	@touch $@
 
