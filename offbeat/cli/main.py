@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,8 +44,9 @@ def main() -> None:
 
     Characters that standard output cannot encode are printed as ``?``; standard error escapes them.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")
+    stdout: Any = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper) and stdout.errors == "strict":
+        stdout.reconfigure(errors="replace")
     try:
         app([_from_home(each) for each in sys.argv[1:]], prog_name="offbeat")
     except SystemExit as end:

@@ -26,9 +26,8 @@ def reply_with(call: RewardCall, sample: int, value: object) -> RewardReply:
     if isinstance(value, Mapping):
         value = reward_and_answer_of(cast("Mapping[object, object]", value))
     if isinstance(value, NamedRewards):
-        return RewardReply(
-            call.number, sample, value.reward, by_name=value.by_name, answer=value.answer
-        )
+        by_name = {name: each for name, each in value.by_name.items() if each is not None}
+        return RewardReply(call.number, sample, value.reward, by_name=by_name, answer=value.answer)
     reward = value if isinstance(value, BadReward) else reward_of(value)
     if isinstance(reward, BadReward):
         return RewardReply(call.number, sample, None, reward.reason, reward.detail, reward.fault)

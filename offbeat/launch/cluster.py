@@ -302,7 +302,7 @@ def rank_options(resources: RankResources) -> dict[str, float]:
 
 
 def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
-    worker_cls = ray.remote(concurrency_groups={LIVENESS: 1})(EnvironmentActor)
+    worker_cls = ray.remote(concurrency_groups={LIVENESS: 1})(EnvironmentActor)  # pyright: ignore[reportCallIssue] -- Ray declares no such option
     global_names = {name: global_name(spec, name) for name in engines}
     for index in range(environment_workers(spec.config)):
         worker = EnvironmentSpec(

@@ -103,8 +103,12 @@ def _tracebacks(failure: BaseException) -> Iterator[str]:
 def _beginning(task: RolloutTask) -> str:
     """Return the beginning of a prompt's text; empty if its row has none."""
     data = task.prompt.data
-    messages = data.get("messages") or [{}]
-    text = data.get("prompt") or data.get("question") or messages[-1].get("content")
+    text: object = data.get("prompt") or data.get("question")
+    match data.get("messages"):  # of an agent's row it may be anything
+        case [*_, {"content": spoken}]:
+            text = text or spoken
+        case _:
+            pass
     if not isinstance(text, str):
         return ""
     cut = printable(text[:_PROMPT_CHARACTERS])

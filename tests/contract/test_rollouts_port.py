@@ -156,9 +156,8 @@ def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
     def play(story: Story) -> None:
         engines = {name: engine(name) for name in (QUICK, SLOW)}
         known = {name: f"{run_dir.name}/{name}" for name in engines}
-        actor = ray.remote(concurrency_groups={LIVENESS: 1})(EnvironmentActor).options(
-            num_cpus=0, max_restarts=-1
-        )
+        actor = ray.remote(concurrency_groups={LIVENESS: 1})(EnvironmentActor)  # pyright: ignore[reportCallIssue] -- Ray declares no such option
+        actor = actor.options(num_cpus=0, max_restarts=-1)
         worker: Handle = actor.remote(worker_in(run_dir, known))
 
         async def main() -> None:

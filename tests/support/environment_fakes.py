@@ -42,8 +42,9 @@ class CharTokenizer:
         add_generation_prompt: bool,
         tokenize: bool,
         return_dict: bool,
+        **options: Any,
     ) -> Any:
-        assert not return_dict
+        assert not (return_dict or options)
         text = self.written(conversation, opens_answer=add_generation_prompt)
         return self.encode(text) if tokenize else text
 

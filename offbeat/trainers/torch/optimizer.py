@@ -232,7 +232,9 @@ def sum_squares(gradients: Sequence[Tensor]) -> float:
     """Return the sum of the squares of this rank's parts, in float64: float32 would overflow."""
     if not gradients:
         return 0.0
-    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients]
+    norms: list[Tensor] = [
+        torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients
+    ]
     return float(torch.stack(norms).square().sum())
 
 

@@ -81,6 +81,9 @@ class Hanging:
             await asyncio.get_running_loop().create_future()
         return WorkerReport(f"incarnation-{self.kills}")
 
+    async def alive(self) -> None:
+        await self.ping("a probe")
+
     def kill(self) -> None:
         self.kills += 1
 

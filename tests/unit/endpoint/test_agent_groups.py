@@ -146,7 +146,7 @@ def test_a_sample_of_an_agent_without_an_answer_has_no_vote(tmp_path: Path) -> N
 def test_a_masked_sample_has_no_rewards_by_name(tmp_path: Path) -> None:
     receipt, _ = play("names_its_rewards", task(samples=2), policy=MASK, fails_at=str(tmp_path))
     named, at = dict(receipt.rewards_by_name), receipt.statuses.index(SampleStatus.MASKED)
-    assert (named["style"][at], sum(named["style"])) == (0.0, 0.25)
+    assert (named["style"][at], sum(filter(None, named["style"]))) == (0.0, 0.25)
 
 
 def test_samples_with_rewards_by_other_names_fail_their_group() -> None:

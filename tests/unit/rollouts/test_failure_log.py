@@ -58,6 +58,17 @@ def test_the_message_names_the_prompt_and_does_not_carry_the_response() -> None:
     assert failure.response_ids == ()
 
 
+@pytest.mark.parametrize("messages", ["a text", [], ["a text"], [{"role": "user"}], {"a": 1}, 7])
+def test_a_row_of_an_agent_may_have_messages_of_any_form(tmp_path: Path, messages: object) -> None:
+    failure, files = raised(ValueError("garbage")), RunFiles(tmp_path)
+    failure_log = FailureLog(files, Redactor([]))
+    failure_log.add(task({"messages": messages}), failure, CharTokenizer())
+    failure_log.close()
+    assert json.loads(json.loads((tmp_path / FAILURES).read_text())["row"]) == {
+        "messages": messages
+    }
+
+
 def test_an_outage_and_a_failed_engine_are_not_kept(tmp_path: Path) -> None:
     lost = RolloutFailed(FailureKind.INFRASTRUCTURE, 7, 1, "engine_lost", "gone")
     assert kept(tmp_path, raised(EnvironmentUnavailable("503")), lost) == []
