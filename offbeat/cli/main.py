@@ -50,7 +50,7 @@ def main() -> None:
     try:
         app([_from_home(each) for each in sys.argv[1:]], prog_name="offbeat")
     except SystemExit as end:
-        exit_behind_blocked_calls(end.code if isinstance(end.code, int) else 0)
+        exit_behind_blocked_calls(end.code if isinstance(end.code, int) else bool(end.code))
         raise
 
 

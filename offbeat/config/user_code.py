@@ -95,7 +95,10 @@ def describe(error: BaseException, user_dir: Path | None = None) -> str:
     ]
     at = (inside or frames or [None])[-1]
     where = f"{Path(at.filename).name}:{at.lineno} in {at.name}: " if at is not None else ""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - of an error class of the user's
+        text = "its message cannot be printed"
     return where + printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 

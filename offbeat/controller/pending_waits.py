@@ -40,7 +40,9 @@ class PendingWait(msgspec.Struct, eq=False):  # made for each call: a third of a
     lost: str = ""  # why the callee was given up; empty: the deadline is over
 
     def end(self, lost: str = "") -> None:
-        """Cancel the waiting task, which finds the reason in this wait."""
+        """Cancel the waiting task, once; it finds the reason in this wait."""
+        if self.expired:
+            return
         self.expired, self.lost = True, lost
         if self.task is not None:
             self.task.cancel()

@@ -19,7 +19,7 @@ from offbeat.environments.picture_rows import without_content
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.reward_failure import group_failure
 from offbeat.environments.reward_value import NamedRewards
-from offbeat.environments.text import Tokenizer, content_ids, encode_prompt
+from offbeat.environments.text import Tokenizer, begun_answer, content_ids, encode_prompt
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
 
@@ -83,15 +83,21 @@ class FunctionReward(SingleTurn):
         self, task: RolloutTask, result: GenerateResult
     ) -> Sequence[float | NamedRewards | None]:
         """Score as ``score``; None for a sample that the function does not apply to."""
-        opening = self._opened_thought(task.prompt) if self._ignores_thinking else ""
+        opening = self._opening(task.prompt) if self._ignores_thinking else ""
         responses = [opening + self._tokenizer.decode(ids) for ids in content_ids(result)]
         try:
             return await self._pool.score(without_content(task.prompt.data), responses)
         except RewardFailed as error:
             raise group_failure(task, error, error.reason) from error
 
-    def _opened_thought(self, prompt: Prompt) -> str:
-        """Return the opening of the thinking block in which responses to a prompt begin, if any."""
+    def _opening(self, prompt: Prompt) -> str:
+        """Return the text before responses that belongs to the answer.
+
+        It is the last message if the assistant began the answer there, or the opening of the
+        thinking block in which responses begin.
+        """
+        if opening := begun_answer(prompt.data):
+            return opening
         try:
             last = self.encode(prompt)[-_LAST_TOKENS:]
         except (

@@ -22,6 +22,7 @@ from offbeat.environments.prompts import PromptSource
 from offbeat.messages.failures import OffbeatError
 
 ALLOW: Final = "eval.allow_overlap=true"
+_NAMED: Final = 20  # rows in a message
 
 
 class HeldOutTrained(OffbeatError):
@@ -30,17 +31,18 @@ class HeldOutTrained(OffbeatError):
     key: str  # of the set
     count: int
     rows: int  # of the set
-    first: int
+    places: tuple[int, ...]  # of the first such rows in the set
     data_key: str
-    data_row: int
+    data_row: int  # that is the first of them
 
     @property
     def problem(self) -> str:
         """The message without the fix."""
+        more = ", ..." if self.count > len(self.places) else ""
         return (
             f"{self.count} of the {self.rows} rows in {self.key} are prompts that {self.data_key} "
-            f"trains on; the first is row {self.first}, which is row {self.data_row} of "
-            f"{self.data_key} (counted from 0)"
+            f"trains on: rows {', '.join(map(str, self.places))}{more}, counted from 0; the first is "
+            f"row {self.data_row} of {self.data_key}"
         )
 
     @property
@@ -87,9 +89,10 @@ def overlaps(
         for data_key, data in trained.items():
             is_common = np.isin(np.asarray(rows), np.asarray(data))
             if is_common.any():
-                first = int(is_common.argmax())
-                at = data.index(rows[first])
-                yield HeldOutTrained(key, int(is_common.sum()), len(rows), first, data_key, at)
+                places = np.flatnonzero(is_common)
+                named = tuple(map(int, places[:_NAMED]))
+                at = data.index(rows[named[0]])
+                yield HeldOutTrained(key, len(places), len(rows), named, data_key, at)
 
 
 def _digests(sources: Mapping[str, PromptSource]) -> dict[str, "array[int]"]:
@@ -120,20 +123,20 @@ def check_one_split(config: RunConfig, path: str, files: Sequence[Path]) -> None
     Raises:
         PromptFileError: Names the splits.
     """
-    if len(files) == 1 or config.eval.allow_overlap:
+    if len(files) == 1 or config.data.allow_splits:
         return
     top = os.path.commonpath([file.parent for file in files])
     splits = dict[str, list[str]]()
     for file in files:
         name = str(file.relative_to(top))
-        found = _SPLIT.search(name)
-        split = found.lastgroup if found else None
+        found = [each.lastgroup for each in _SPLIT.finditer(name)]
+        split = found[-1] if found else None  # train_eval.jsonl is for evaluation
         splits.setdefault(split or "without a name of a split", []).append(name)
     if len(splits) > 1 and splits.keys() & (_SPLITS.keys() - {"train"}):
         each = ", ".join(f"{split} ({_some(names)})" for split, names in sorted(splits.items()))
         problem = f"holds files of several splits: {each}"
         fix = "Name the files of one of them; in the name of a file, * stands for any characters"
-        raise PromptFileError(path, 0, problem, f"{fix}. {ALLOW} reads all of them")
+        raise PromptFileError(path, 0, problem, f"{fix}. data.allow_splits=true reads all of them")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -84,6 +84,10 @@ def place_problem(row: Mapping[str, object], *, has_places: bool) -> str | None:
             fields = cast("dict[str, object]", part) if isinstance(part, dict) else {}
             kind = fields.get("type")
             if kind in _NON_TEXT_PARTS:
+                if "image" not in str(kind):
+                    return (
+                        f"has in messages[{place}] a part of type {kind!r}, which no prompt shows"
+                    )
                 return (
                     f"has in messages[{place}] a part of type {kind!r} without its picture: {fix}"
                 )

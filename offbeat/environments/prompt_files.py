@@ -8,6 +8,7 @@ import codecs
 import hashlib
 import json
 import os
+import shlex
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BufferedReader
@@ -50,6 +51,12 @@ _COMPRESSED: Final = {
     b"PK\x03\x04": ("zip", "unzip"),
 }
 """First bytes of compressed files, their formats, and the programs that unpack them."""
+_OTHERS: Final = {
+    b"version https://git-lfs": ("is a Git LFS pointer, not the file", "Run `git lfs pull`"),
+    b"<": ("is HTML or XML, as an error page of a server is", "Download the file again"),
+    b"ARROW1": ("is an Arrow file", "Write it as Parquet"),
+}
+"""First bytes of other files, what they are, and the fix."""
 _NO_COLUMNS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -270,13 +277,16 @@ def _problem_of_format(path: Path, head: bytes) -> tuple[str, str] | None:
     """Return the format of a file that is neither Parquet nor JSON Lines, and the fix."""
     for magic, (form, program) in _COMPRESSED.items():
         if head.startswith(magic):
-            return f"is compressed ({form})", f"Unpack it: {program} {path.name}"
+            return f"is compressed ({form})", f"Unpack it: `{program} {shlex.quote(path.name)}`"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or head[:2].count(0) == 1:
-        return "is UTF-16 text", "Write it as UTF-8: iconv -f UTF-16 -t UTF-8"
+        return "is UTF-16 text", "Write it as UTF-8: `iconv -f UTF-16 -t UTF-8`"
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if text.startswith(b"["):
-        fix = f"Write one object a line: jq -c '.[]' {path.name} > {path.stem}.jsonl"
-        return "is a JSON array", fix
+        here, there = shlex.quote(path.name), shlex.quote(f"{path.stem}.rows.jsonl")
+        return "is a JSON array", f"Write one object a line: `jq -c '.[]' {here} > {there}`"
+    for beginning, named in _OTHERS.items():
+        if text.startswith(beginning):
+            return named
     if path.suffix in (".csv", ".tsv") and not text.startswith(b"{"):
         fix = "Write it as Parquet: pandas.read_csv(...).to_parquet(...), or as JSON Lines"
         return f"is {path.suffix[1:].upper()}", fix

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import msgspec
 
 ASSISTANT: Final = "assistant"
-_ROLES: Final = ("system", "developer", "user", ASSISTANT, "tool")
+_ROLES: Final = ("system", "developer", "user", ASSISTANT, "tool", "ipython", "observation")
 _OTHER_NAMES: Final = {"human": "user", "gpt": ASSISTANT, "model": ASSISTANT, "function": "tool"}
 
 OF_MESSAGES: Final[Mapping[str, type]] = {"tools": list, "chat_template_kwargs": dict}
@@ -117,7 +117,8 @@ def _problem_of_opening(last: Mapping[str, object]) -> str | None:
         return (
             "messages[-1] calls tools, and nothing answers the call; add a message of role 'tool'"
         )
-    if not last.get("content"):
+    content = last.get("content")
+    if not (content.strip() if isinstance(content, str) else content):
         return (
             "messages[-1] is the assistant's and empty; leave it out: the template opens the turn"
         )

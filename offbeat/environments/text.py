@@ -95,6 +95,14 @@ def rendered_prompt(
     )
 
 
+def begun_answer(row: Mapping[str, Any]) -> str:
+    """Return the text of the assistant's last message, with which the model goes on, if any."""
+    messages = row.get("messages")
+    if not messages or messages[-1]["role"] != ASSISTANT:
+        return ""
+    return str(_in_one_text(messages[-1]).get("content") or "")
+
+
 def template_options(
     row: Mapping[str, Any],
     template: Any,  # noqa: ANN401 - a tokenizer or a processor of transformers
@@ -199,10 +207,8 @@ def read_arguments(text: str) -> Any:  # noqa: ANN401 - any JSON
 
 def in_one_form(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message in a form that is equal for messages that say the same."""
-    if isinstance(message.get("content"), str) and None not in message.values():
-        return message
-    plain = _in_one_text(_without_nulls(message))
-    return {key: value for key, value in plain.items() if value is not None}
+    plain = _in_one_text(_with_objects(_without_nulls(message)))
+    return {key: value for key, value in plain.items() if value not in (None, [])}
 
 
 def _without_nulls(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,13 +2,13 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import structlog
 
-from offbeat.config.user_code import traceback_of
+from offbeat.config.user_code import describe, traceback_of
 from offbeat.environments.killable import RewardFailed
 from offbeat.environments.picture_rows import without_content
 from offbeat.environments.text import Tokenizer
@@ -58,7 +58,6 @@ class FailureLog:
             return
         self._kept += 1
         row = json.dumps(without_content(task.prompt.data), ensure_ascii=False, default=str)
-        response = tokenizer.decode(response_ids) if tokenizer and response_ids else ""
         record = {
             "time": time.time(),
             "group": task.group_id,
@@ -71,7 +70,7 @@ class FailureLog:
             "evaluation": task.evaluation,
             "row_index": task.prompt.row,
             "row": bounded(row),
-            "response": bounded(response),
+            "response": bounded(_decoded(tokenizer, response_ids)),
             "traceback": next(_tracebacks(failure), ""),
             "engine": task.engine,
             "version": task.version,
@@ -87,6 +86,16 @@ class FailureLog:
             self._files.append(FAILURES, line)
         except (OSError, OffbeatError) as error:
             log.warning("failures.not_written", error=str(error))
+
+
+def _decoded(tokenizer: Tokenizer | None, token_ids: Sequence[int]) -> str:
+    """Return the text of a response; a tokenizer that is code of the model may refuse its tokens."""
+    if tokenizer is None or not token_ids:
+        return ""
+    try:
+        return tokenizer.decode(token_ids)
+    except Exception as error:  # noqa: BLE001 - the failure to be kept says more
+        return f"tokens {list(token_ids)}, which the tokenizer refuses: {describe(error)}"
 
 
 def _tracebacks(failure: BaseException) -> Iterator[str]:

@@ -179,7 +179,8 @@ def verdict(
         generators: Seconds or shares of all engines together, by ``GeneratorTime``.
         generate_s: Seconds that a group spends in the engine.
         reward_s: Seconds that a group spends in environment and reward. If the trainer waits for
-            groups and this part is the longer one, the reward is the cause.
+            groups and this part is the longer one, or engines are idle for longer than they compute
+            while groups are out, the reward is the cause.
 
     Returns:
         ``BALANCED`` if no waiting takes more than a quarter of the time. Waiting that follows from an
@@ -188,7 +189,9 @@ def verdict(
     t, g = fractions(trainer), fractions(generators)
     paused = t.get(TrainerTime.WAITING_GATE, 0.0)
     hurt, broken = t.get(TrainerTime.INCIDENT, 0.0), g.get(GeneratorTime.INCIDENT, 0.0)
-    slow_rollouts = Bottleneck.REWARD if reward_s > generate_s else Bottleneck.GENERATORS
+    engines_wait = g.get(GeneratorTime.EPISODES, 0.0) > g.get(GeneratorTime.COMPUTE, 0.0)
+    is_reward = reward_s > generate_s or engines_wait
+    slow_rollouts = Bottleneck.REWARD if is_reward else Bottleneck.GENERATORS
     for_groups = max(0.0, t.get(TrainerTime.WAITING_GROUPS, 0.0) - broken)
     for_trainer = max(0.0, g.get(GeneratorTime.WAITING_GATE, 0.0) - hurt - paused)
     by_turns = min(for_groups, for_trainer)

@@ -36,6 +36,8 @@ FLOOR_FACTOR: Final = 5.0
 
 Of a 550B mixture of experts, 0.06 nats with the weights of its files became 0.15 to 0.30 after a sync.
 """
+MOST_FACTOR: Final = 2.0
+"""Largest calibrated tolerance over the canary's own: a wrong engine must not raise it further."""
 # Nats that each token of an invented distribution is below its best one
 _DROPS: Final = tuple(0.1 * rank for rank in range(KEPT))
 
@@ -95,7 +97,8 @@ class CanaryChecks:
         """
         tolerance = canary.tolerance
         if not canary.is_fixed:
-            tolerance = max(tolerance, FLOOR_FACTOR * (self._floor or 0.0))
+            floor = min(FLOOR_FACTOR * (self._floor or 0.0), MOST_FACTOR * tolerance)
+            tolerance = max(tolerance, floor)
         found = check(
             canary,
             answers,

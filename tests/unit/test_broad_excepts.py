@@ -102,6 +102,8 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "queue_service/server/request_handler.py RequestHandler.take",
     ),
     USER_CODE: (
+        "config/user_code.py describe",  # the message of an error class of the user's
+        "rollouts/failure_log.py _decoded",  # a tokenizer that comes with the model, as code
         "environments/episode_serving.py serve_episodes",
         "environments/picture_decoding.py decoded",  # a picture, whose bytes are theirs too
         "environments/reward_child.py _answer_at_once",

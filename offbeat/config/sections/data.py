@@ -26,6 +26,11 @@ class DataConfig(Config):
     """Visit the rows of each epoch in an order drawn from ``seed``; off: in the order of the
     file, which keeps a curriculum but trains similar rows together."""
 
+    allow_splits: bool = False
+    """Whether a directory may have files named after test or validation rows next to others, here or
+    in ``eval``. On reads all of them; off ends the run before its first step, because the test rows
+    would be trained on."""
+
     epochs: Annotated[int, Field(ge=1)] | None = None
     """Passes over the rows before the source is at its end, which ends the run; None: endless,
     ``steps`` decides. A bound keeps rows from being trained more often than intended."""

@@ -56,9 +56,8 @@ class EvalConfig(Config):
     less noisy and hold the engine longer."""
 
     allow_overlap: bool = False
-    """Whether rows may be both trained on and scored, and a directory may mix training files with
-    test or validation files. On is for scores that may count what was learnt by heart; off ends the
-    run before its first step."""
+    """Whether rows may be both trained on and scored. On is for scores that may count what was learnt
+    by heart; off ends the run before its first step."""
 
     correct_from: float = 1.0
     """Reward from which on a sample counts as correct in pass@k and maj@k. Lower it where a correct

@@ -58,7 +58,8 @@ class _Sync(Config):
     canary_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Nats by which an engine's answer to a canary may differ from the trainer's; more replaces the engine. Raise it
     if healthy engines are replaced, as routers of experts choose others on tiny differences. None: 0.02, with 16-bit
-    weights 0.25, with kernels that round to 8 bits 1.5, and at least 5 times the gap of an engine's first release."""
+    weights 0.25, with kernels that round to 8 bits 1.5; 5 times the gap of an engine's first release
+    if that is more, up to twice the number."""
 
     delta: bool = False
     """Whether a release also travels as what changed since the one before it, to engines that serve that one,

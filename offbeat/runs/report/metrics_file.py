@@ -53,7 +53,8 @@ class ValidRecords:
         """Add the next record, which is at ``place``: any number by which the caller finds it."""
         version = record.version
         if is_evaluation(record):
-            self.evaluations[version] = place
+            scored = int(record.metrics.get("eval/version", version))  # of old runs a later version
+            self.evaluations[scored] = place
             return
         if version <= self._newest:
             undone = [each for each in self.evaluations if each >= version]

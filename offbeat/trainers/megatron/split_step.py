@@ -6,7 +6,6 @@ A rank receives its data-parallel share of the groups; ranks of one replica rece
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # megatron-core has no types.
 
-import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -57,6 +56,7 @@ from offbeat.trainers.model_trainer import LossOf
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers, WorldBroken, line_of, run_on_all_ranks
 from offbeat.trainers.torch.logprobs import largest_logprobs
+from offbeat.trainers.torch.optimizer import is_applicable
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class MegatronTrainer(BoxedTrainer):
     def _apply(self, denominator: float, rate: float) -> UpdateResult:
         self.gradients.reduce(denominator)
         norm = self._whole_norm(self.optimizer.grad_norm(), denominator)
-        if not math.isfinite(norm):
+        if not is_applicable(norm, self._config.optimizer.max_grad_norm):
             return UpdateResult(applied=False, grad_norm=norm)
         return UpdateResult(applied=True, grad_norm=norm, movement=self.optimizer.step(norm, rate))
 

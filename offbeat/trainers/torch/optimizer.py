@@ -30,6 +30,7 @@ from offbeat.trainers.torch.sharding import cut_like, own
 
 STEPS: Final = "steps"
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+_LARGEST_SQUARED: Final = torch.finfo(torch.float32).max ** 0.5
 _FLOAT: Final = msgspec.msgpack.Decoder(float)
 
 
@@ -70,11 +71,11 @@ class Optimizer:
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
         """Divide the summed gradients, clip them, update the weights and discard the gradients.
 
-        With a gradient norm that is not finite, nothing but the gradients changes.
+        With a gradient norm that AdamW cannot apply, nothing but the gradients changes.
         """
         gradients, copies = self._gradients(), self._equalised()
         norm = self._norm(self._counted(), copies) / denominator
-        applied = norm < float("inf")  # False for NaN too
+        applied = is_applicable(norm, self._config.max_grad_norm)
         movement = NOT_UPDATED
         if applied:
             probe = MovementProbe(self._masters)
@@ -226,6 +227,14 @@ def _master(parameter: nn.Parameter) -> Tensor:
     if parameter.dtype not in HALF:
         return parameter
     return parameter.detach().float().requires_grad_()
+
+
+def is_applicable(norm: float, limit: float | None) -> bool:
+    """Return whether AdamW can apply gradients of this norm: it squares them in float32.
+
+    ``limit``: norm to which they are clipped before; None: they are not.
+    """
+    return norm < (_LARGEST_SQUARED if limit is None else float("inf"))  # False for NaN too
 
 
 def sum_squares(gradients: Sequence[Tensor]) -> float:

@@ -235,6 +235,13 @@ def test_an_engine_may_be_five_times_as_far_away_as_with_its_first_release() -> 
         checks.check(allowed, answers_off_by(0.31), epoch=3, version=2)
 
 
+def test_a_first_release_raises_the_tolerance_to_its_double_at_most() -> None:
+    checks, allowed = canary.CanaryChecks("generator-0"), two_tokens(0.25)
+    checks.check(allowed, answers_off_by(0.24), epoch=1, version=0)
+    with pytest.raises(CanaryFailed, match=r"0\.5 are allowed"):
+        checks.check(allowed, answers_off_by(0.51), epoch=2, version=1)
+
+
 def test_a_first_release_is_held_to_the_tolerance_and_a_small_gap_narrows_nothing() -> None:
     checks, allowed = canary.CanaryChecks("generator-0"), two_tokens(0.25)
     with pytest.raises(CanaryFailed, match=r"0\.25 are allowed"):

@@ -10,7 +10,7 @@ from offbeat.controller.pending_waits import Pump
 from offbeat.controller.pump_state import PromptSupply, SyncState, TrainerStatus
 from offbeat.controller.starting import first_answer
 from offbeat.controller.waits import Waits
-from offbeat.messages.failures import ActorLost, StartFailed
+from offbeat.messages.failures import ActorLost, Component, StartFailed
 from tests.support.virtual_time import run
 from tests.support.world import World
 
@@ -104,3 +104,31 @@ def test_state_without_an_assignment_has_its_declared_values() -> None:
         is_open: bool = True
 
     assert Door(lambda: None).is_open
+
+
+@pytest.mark.parametrize("again", ["given up", "late"])
+def test_a_call_that_is_ended_twice_has_one_error(again: str) -> None:
+    async def wait() -> None:
+        waits, loop = waits_of_a_run(), asyncio.get_running_loop()
+
+        async def reply() -> None:
+            try:
+                await loop.create_future()
+            except asyncio.CancelledError:
+                await asyncio.sleep(2)  # its clean-up
+                raise
+
+        loop.call_later(1, waits.give_up, "generator-0", "no probe is answered")
+        if again == "given up":
+            loop.call_later(1, waits.give_up, "generator-0", "it is given up")
+        await waits.call(
+            "a group",
+            target="generator-0",
+            component=Component.WORKER,
+            deadline_s=2 if again == "late" else 60,
+            reply=reply(),
+            engine="generator-0",
+        )
+
+    with pytest.raises(ActorLost, match="no probe is answered"):
+        run(wait())

@@ -139,13 +139,14 @@ def test_what_an_environment_lacks_is_told() -> None:
         made(name="custom", target="absent:Absent")
 
 
-def scored(environment: Environment, text: str) -> list[Any]:
+def scored(environment: Environment, text: str, row: dict[str, Any] | None = None) -> list[Any]:
     assert isinstance(environment, FunctionReward)
+    of = task(row or {"prompt": "?"})
 
     async def score() -> list[Any]:
         await environment.start()
         try:
-            return list(await environment.score(task({"prompt": "?"}), result("r", [text, "ok"])))
+            return list(await environment.score(of, result("r", [text, "ok"])))
         finally:
             await environment.close()
 
@@ -164,6 +165,14 @@ def test_a_function_is_given_the_special_tokens_that_are_trained() -> None:
     environment = make_environment(section, tokenizer, HERE)
     drawn = "".join(map(chr, tokenizer.encode("<think>2+2 is 4</think>5")))
     assert scored(environment, drawn) == [1.0, 0.0]
+
+
+def test_a_grader_is_given_the_answer_that_the_prompt_has_begun() -> None:
+    target = RewardTarget("user_rewards:whole", HERE, {}, 2048, 20.0, 120.0)
+    grader = FunctionReward(CharTokenizer(), target, 1, ignores_thinking=True)
+    begun = "<think>so "
+    messages = [{"role": "user", "content": "1+2"}, {"role": "assistant", "content": begun}]
+    assert scored(grader, "3", {"messages": messages}) == [len(f"{begun}3"), len(f"{begun}ok")]
 
 
 def test_a_failed_reward_fails_the_group_as_data() -> None:

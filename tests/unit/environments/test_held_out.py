@@ -29,13 +29,19 @@ def written(file: Path, content: Rows) -> str:
     return str(file)
 
 
-def config(data: str, environment: Mapping[str, Any] = FUNCTION, **scored: Any) -> RunConfig:
+def config(
+    data: str,
+    environment: Mapping[str, Any] = FUNCTION,
+    *,
+    allow_splits: bool = False,
+    **scored: Any,
+) -> RunConfig:
     return RunConfig.model_validate(
         {
             "steps": 1,
             "model": {"path": "m"},
             "environment": environment,
-            "data": {"path": data},
+            "data": {"path": data, "allow_splits": allow_splits},
             "eval": {"interval": 1, **scored},
         }
     )
@@ -54,6 +60,16 @@ def refused(recipe: RunConfig) -> list[str]:
     return told
 
 
+def test_without_an_interval_the_overlap_is_a_warning_because_nothing_is_scored(
+    tmp_path: Path,
+) -> None:
+    train = written(tmp_path / "rows.jsonl", rows(25))
+    recipe = config(train, path=train, interval=0)
+    told = [each for each in find(recipe, None, {}) if each.subject == "held-out prompts"]
+    assert [(each.level, "rows 0, 1, 2" in each.message) for each in told] == [("warning", True)]
+    check_held_out(recipe, make_prompts(recipe), make_evaluation_sets(recipe))
+
+
 def test_rows_that_are_trained_on_and_evaluated_are_refused_with_their_count(
     tmp_path: Path,
 ) -> None:
@@ -61,8 +77,8 @@ def test_rows_that_are_trained_on_and_evaluated_are_refused_with_their_count(
     test = written(tmp_path / "test.jsonl", [*rows(3, first=90), *rows(6, first=4)])
     (told,) = refused(config(train, path=test))
     assert told == (
-        "6 of the 9 rows in eval.path are prompts that data.path trains on; the first is row 3, "
-        "which is row 4 of data.path (counted from 0)"
+        "6 of the 9 rows in eval.path are prompts that data.path trains on: rows 3, 4, 5, 6, 7, 8, "
+        "counted from 0; the first is row 4 of data.path"
     )
     assert refused(config(train, path=test, allow_overlap=True)) == []
     assert refused(evaluation_only(config(train, path=test))) == [], "it trains nothing"
@@ -163,6 +179,7 @@ def test_the_task_of_an_agent_is_its_whole_row(tmp_path: Path) -> None:
         (("tasks", "held_out"), "test .*, without a name of a split "),
         (("gsm8k_train", "gsm8k_eval"), "test .*, train "),
         (("train-00000-of-00002", "train-00001-of-00002"), ""),
+        (("train_eval", "train"), "test .*, train "),
         (("a", "contest", "latest", "training"), ""),
         (("test-1", "test-2"), ""),
     ],
@@ -177,7 +194,7 @@ def test_a_directory_of_several_splits_is_not_read_as_one(
         return
     with pytest.raises(PromptFileError, match=f"holds files of several splits: {splits}"):
         make_prompts(config(str(tmp_path)))
-    assert make_prompts(config(str(tmp_path), allow_overlap=True)).rows == len(names)
+    assert make_prompts(config(str(tmp_path), allow_splits=True)).rows == len(names)
     assert make_prompts(config(str(tmp_path / f"{names[0][:7]}*.jsonl"))).rows == 1
 
 

@@ -269,10 +269,14 @@ def test_a_dotted_name_that_reaches_nothing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("rows.json", b'[\n {"prompt": "a"}\n]', r"is a JSON array\. .* jq -c '\.\[\]' rows\.json > "),
+        ("rows.json", b'[\n {"prompt": "a"}\n]', r"is a JSON array\. .*: `jq -c '\.\[\]' rows\.json > rows\.rows\.jsonl`"),
+        ("rows.jsonl", b'[{"prompt": "a"}]', r"jq -c '\.\[\]' rows\.jsonl > rows\.rows\.jsonl`"),
+        ("rows.parquet", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        ("rows.jsonl", b"<html>", "is HTML or XML"),
+        ("rows.jsonl", b"ARROW1\0\0", "is an Arrow file"),
         ("rows.jsonl", '{"prompt": "a"}'.encode("utf-16"), r"is UTF-16 text\. Write it as UTF-8"),
         ("rows.jsonl", '{"prompt": "a"}'.encode("utf-16-le"), "is UTF-16 text"),
-        ("rows.jsonl.gz", gzip.compress(b'{"prompt": "a"}'), r"compressed \(gzip\)\. .*: gunzip rows"),
+        ("rows.jsonl.gz", gzip.compress(b'{"prompt": "a"}'), r"compressed \(gzip\)\. .*: `gunzip rows"),
         ("rows.csv", b"prompt,answer\n1+1=,2\n", "is CSV. Write it as Parquet"),
     ],
 )  # fmt: skip

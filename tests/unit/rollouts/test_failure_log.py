@@ -1,6 +1,7 @@
 """What failed is kept: row, response and traceback of each failed sample."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,22 @@ def test_a_row_of_an_agent_may_have_messages_of_any_form(tmp_path: Path, message
     assert json.loads(json.loads((tmp_path / FAILURES).read_text())["row"]) == {
         "messages": messages
     }
+
+
+class Refusing(CharTokenizer):
+    """A tokenizer that comes with the model, as code, and lacks some ids of the head."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        raise KeyError(token_ids[0])
+
+
+def test_a_tokenizer_that_refuses_the_response_hides_no_failure(tmp_path: Path) -> None:
+    failure_log = FailureLog(RunFiles(tmp_path), Redactor([]))
+    failure_log.add(task(ROW), raised(ValueError("garbage"), response="7"), Refusing())
+    failure_log.close()
+    record = json.loads((tmp_path / FAILURES).read_text())
+    assert record["response"].startswith("tokens [55], which the tokenizer refuses")
+    assert record["traceback"].endswith("ValueError: garbage\n")
 
 
 def test_an_outage_and_a_failed_engine_are_not_kept(tmp_path: Path) -> None:

@@ -41,6 +41,13 @@ def test_an_evaluation_leaves_the_metrics_of_its_step_there_whichever_is_written
     }
 
 
+def test_an_evaluation_stands_at_the_version_scored_also_if_an_old_run_recorded_a_later_one(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path / "m", step(3), (3, {"eval/reward": 0.5, "eval/version": 2.0}))
+    assert [*read_metrics_file(path).evaluations] == [2]
+
+
 def test_a_step_that_is_trained_again_takes_the_evaluations_that_a_rewind_undid(
     tmp_path: Path,
 ) -> None:

@@ -123,6 +123,8 @@ T, G = TrainerTime, GeneratorTime
         ({T.COMPUTE: 5, T.WAITING_GROUPS: 5}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Bottleneck.STALENESS),
         ({T.COMPUTE: 8, T.WAITING_GROUPS: 2}, {G.COMPUTE: 2, G.WAITING_GATE: 8}, 0.0, Bottleneck.TRAINER),
         ({T.COMPUTE: 2, T.WAITING_GROUPS: 8}, {G.COMPUTE: 8, G.WAITING_GATE: 2}, 9.0, Bottleneck.REWARD),
+        # Engines are idle while groups are out: the time goes to no measured reward, but not to them.
+        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 1, G.EPISODES: 9}, 0.0, Bottleneck.REWARD),
         # An incident, and what only follows from it.
         ({T.COMPUTE: 4, T.INCIDENT: 6}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Bottleneck.INCIDENT),
         ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 4, G.INCIDENT: 6}, 0.0, Bottleneck.INCIDENT),

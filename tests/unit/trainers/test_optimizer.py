@@ -198,3 +198,15 @@ def test_token_logprobs_of_bfloat16_logits_are_computed_in_float32() -> None:
     logprobs.sum().backward()
     assert logits.grad is not None
     assert logits.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("limit", "applied"), [(None, False), (1.0, True)])
+def test_a_gradient_whose_square_overflows_is_applied_only_if_it_is_clipped(
+    limit: float | None, applied: bool
+) -> None:
+    layer = nn.Linear(2, 1, bias=False)
+    before = layer.weight.detach().clone()
+    optimizer = Optimizer(layer, OptimizerConfig(max_grad_norm=limit))
+    layer.weight.grad = torch.full((1, 2), 1e25)
+    assert optimizer.step(1.0, 0.1).applied is applied
+    assert torch.equal(layer.weight, before) is not applied
