@@ -1,13 +1,13 @@
 """Memory that the passes of a rank need, known before ranks wait for each other in them.
 
 A rank that runs out of memory inside a pass cannot tell the others, which wait for it in a collective of
-CUDA until they are replaced. So a rank compares the memory that is free with what its largest pass took,
-and cuts its rows into smaller microbatches if it is less.
+CUDA until they are replaced. So a rank compares the free memory with the memory that its passes needed, and
+cuts its rows into smaller microbatches if there is less.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import structlog
 import torch
@@ -27,42 +27,61 @@ def largest_tokens(microbatches: Sequence[PackedRows]) -> int:
     return max((each.input_ids_RT.size for each in microbatches), default=0)
 
 
-class PassRoom:
-    """Compares the free memory of a device with what earlier passes took."""
+class Counters(Protocol):
+    """Memory counters of a device; ``torch.cuda`` has them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._largest, self._nbytes = 0, 0  # tokens of the largest pass, and what it took
+    def reset_peak_memory_stats(self, device: torch.device, /) -> None: ...
+    def memory_allocated(self, device: torch.device, /) -> int: ...
+    def max_memory_allocated(self, device: torch.device, /) -> int: ...
+    def memory_reserved(self, device: torch.device, /) -> int: ...
+    def mem_get_info(self, device: torch.device, /) -> tuple[int, int]: ...
+
+
+class PassRoom:
+    """Compares the free memory of a device with the memory that earlier passes needed.
+
+    A pass needs memory that it frees again (activations). The first pass of a step also allocates the
+    gradients, in its first backward. This is an estimate, so it only cuts rows. Rows that cannot be cut
+    are refused only after a pass of their size ran out of memory, and only once.
+    """
+
+    def __init__(self, device: torch.device, counters: Counters = torch.cuda) -> None:
+        self._device, self._counters = device, counters
+        self._largest, self._freed = 0, 0  # tokens of the largest pass, bytes that it freed again
+        self._gradients = 0  # bytes that the first pass of a step allocates for its later passes
+        self._is_first = True  # whether the next pass is the first of its step
         self._failed: int | None = None  # tokens of the smallest pass that ran out of memory
+
+    def begin_step(self) -> None:
+        """Count the gradients as not allocated."""
+        self._is_first = True
 
     def fit(
         self, read: Callable[[], tuple[T, list[PackedRows]]], cut_smaller: Callable[[int], None]
     ) -> tuple[T, list[PackedRows]]:
-        """Return what ``read`` returned, with microbatches that have room; halve them while they have none.
+        """Return the result of ``read``; halve its microbatches while they have no room.
 
         Args:
             read: Returns anything, and the microbatches.
             cut_smaller: Lets ``read`` cut microbatches of at most so many tokens.
 
         Raises:
-            torch.OutOfMemoryError: They cannot be cut further.
+            torch.OutOfMemoryError: They cannot be cut further, and a pass of their size ran out of
+                memory. The next call tries them.
         """
         what, microbatches = read()
-        while not self.has_room(tokens := largest_tokens(microbatches)):
-            _log.warning("microbatch.halved", tokens=tokens)
+        while (has_failed := self._has_failed(microbatches)) or not self._has_room(microbatches):
+            tokens = largest_tokens(microbatches)
             cut_smaller(max(1, tokens // 2))
             what, microbatches = read()
-            if largest_tokens(microbatches) >= tokens:
+            if largest_tokens(microbatches) < tokens:
+                _log.warning("microbatch.halved", tokens=tokens)
+            elif has_failed:
+                self._failed = None
                 raise torch.OutOfMemoryError(_NO_ROOM.format(tokens=tokens))
+            else:
+                break
         return what, microbatches
-
-    def has_room(self, tokens: int) -> bool:
-        """Return whether a pass over so many tokens fits, as far as earlier passes show."""
-        if self._failed is not None and tokens >= self._failed:
-            return False
-        if not self._largest:
-            return True
-        return self._nbytes * min(1.0, tokens / self._largest) <= self._free()
 
     @contextmanager
     def used(self, tokens: int) -> Generator[None]:
@@ -73,18 +92,38 @@ class PassRoom:
         except torch.OutOfMemoryError:
             self._failed = min(tokens, self._failed or tokens)
             raise
-        if self._device.type == "cuda" and tokens >= self._largest:
-            nbytes = torch.cuda.max_memory_allocated(self._device) - before
-            self._largest, self._nbytes = tokens, nbytes
+        if self._device.type != "cuda":
+            return
+        after = self._counters.memory_allocated(self._device)
+        if self._is_first:
+            self._is_first, self._gradients = False, after - before
+        if tokens >= self._largest:
+            freed = self._counters.max_memory_allocated(self._device) - after
+            # A first pass of one microbatch shows less: gradients take the place of activations.
+            self._largest, self._freed = tokens, max(freed, self._freed)
+
+    def _has_failed(self, microbatches: Sequence[PackedRows]) -> bool:
+        return self._failed is not None and largest_tokens(microbatches) >= self._failed
+
+    def _has_room(self, microbatches: Sequence[PackedRows]) -> bool:
+        """Return whether the microbatches fit, as far as earlier passes show."""
+        if not self._largest:
+            return True
+        first, others = (
+            self._freed * min(1.0, largest_tokens(each) / self._largest)
+            for each in (microbatches[:1], microbatches[1:])
+        )
+        gradients = self._gradients if self._is_first else 0
+        return max(first, gradients + others) <= self._free()
 
     def _start(self) -> int:
         if self._device.type != "cuda":
             return 0
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return torch.cuda.memory_allocated(self._device)
+        self._counters.reset_peak_memory_stats(self._device)
+        return self._counters.memory_allocated(self._device)
 
     def _free(self) -> int:
-        """Return the bytes that torch can still give to tensors, those of its cache included."""
-        device = self._device
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
+        """Return the bytes that torch can still give to tensors, including its cache."""
+        counters, device = self._counters, self._device
+        cached = counters.memory_reserved(device) - counters.memory_allocated(device)
+        return counters.mem_get_info(device)[0] + cached

@@ -267,6 +267,7 @@ class TorchTrainer(ReloadableTrainer):
     def _begin_gradients(self) -> None:
         self._rng_at_begin = torch.get_rng_state()
         self._optimizer.drop_gradients()
+        self._room.begin_step()
 
     def _add_gradients(
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
@@ -357,7 +358,8 @@ class TorchTrainer(ReloadableTrainer):
     def _cut_smaller(self, tokens: int) -> None:
         """Cut microbatches of at most so many tokens from now on; tensor ranks have to share rows."""
         if self._config.tensor_parallel == 1:
-            self._planner = replace(self._planner, max_tokens=tokens)
+            most = min(tokens, self._planner.max_tokens)
+            self._planner = replace(self._planner, max_tokens=most)
 
     def _model_of(self, name: str) -> PreTrainedModel:
         """Return the model whose logprobs a column holds."""

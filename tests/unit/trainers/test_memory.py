@@ -165,3 +165,91 @@ def test_rows_that_cannot_be_cut_further_are_refused_before_a_pass_begins() -> N
     cutting = Cutting(2)
     with pytest.raises(torch.OutOfMemoryError, match=r"8 tokens has no room.*Lower trainer\."):
         out_of_memory_at(8).fit(cutting.read, cutting.cut_smaller)
+
+
+def test_a_pass_that_ran_out_of_memory_once_is_refused_once() -> None:
+    room, cutting = out_of_memory_at(8), Cutting(2)
+    with pytest.raises(torch.OutOfMemoryError):
+        room.fit(cutting.read, cutting.cut_smaller)
+    assert len(room.fit(cutting.read, cutting.cut_smaller)[1]) == 2
+
+
+class Gpu:
+    """Counters of a device of 800 bytes: weights and moments, gradients of 160, one byte a token."""
+
+    def __init__(self, room_for: int = 400) -> None:
+        self.allocated, self.peak = 800 - room_for, 0
+        self.room = PassRoom(torch.device("cuda:0"), self)
+        self.gradients = 0
+
+    def reset_peak_memory_stats(self, device: torch.device, /) -> None:
+        self.peak = self.allocated
+
+    def memory_allocated(self, device: torch.device, /) -> int:
+        return self.allocated
+
+    def max_memory_allocated(self, device: torch.device, /) -> int:
+        return self.peak
+
+    def memory_reserved(self, device: torch.device, /) -> int:
+        return self.allocated
+
+    def mem_get_info(self, device: torch.device, /) -> tuple[int, int]:
+        return 800 - self.allocated, 800
+
+    def allocate(self, nbytes: int) -> None:
+        self.allocated += nbytes
+        self.peak = max(self.peak, self.allocated)
+        assert self.allocated <= 800, "out of memory"
+
+    def begin_step(self) -> None:
+        self.allocate(-self.gradients)
+        self.gradients = 0
+        self.room.begin_step()
+
+    def train(self, cutting: Cutting) -> list[int]:
+        """Train on a chunk. Return the tokens of its microbatches."""
+        _, microbatches = self.room.fit(cutting.read, cutting.cut_smaller)
+        with self.room.used(largest_tokens(microbatches)):
+            for each in microbatches:
+                self.allocate(each.input_ids_RT.size)
+                self.allocate(-each.input_ids_RT.size)
+                self.allocate(160 - self.gradients)
+                self.gradients = 160
+        return [each.input_ids_RT.size for each in microbatches]
+
+
+def rows(count: int, at_once: int) -> Cutting:
+    cutting = Cutting(count)
+    cutting.most = 8 * at_once
+    return cutting
+
+
+def test_gradients_of_the_first_chunk_are_not_counted_again_for_later_chunks_of_the_step() -> None:
+    gpu = Gpu(room_for=340)
+    for _ in range(2):
+        gpu.begin_step()
+        assert gpu.train(rows(40, at_once=20)) == [160, 160]
+        assert gpu.train(rows(38, at_once=19)) == [152, 152]
+        assert gpu.train(rows(20, at_once=20)) == [160]
+
+
+def test_the_first_chunk_of_a_step_needs_room_for_gradients_from_its_second_microbatch_on() -> None:
+    gpu = Gpu()
+    gpu.begin_step()
+    gpu.train(rows(40, at_once=20))
+    gpu.train(rows(40, at_once=20))
+    gpu.begin_step()
+    gpu.allocate(150)  # as the moments after the first step: 250 are free
+    assert gpu.train(rows(20, at_once=20)) == [160]
+    gpu.begin_step()
+    assert gpu.train(rows(40, at_once=20)) == [80] * 4
+
+
+def test_rows_that_cannot_be_cut_are_not_refused_because_of_what_another_pass_took() -> None:
+    gpu = Gpu()
+    gpu.begin_step()
+    gpu.train(rows(40, at_once=20))
+    gpu.allocate(235)  # 5 are free
+    whole = Cutting(1)
+    assert len(gpu.room.fit(whole.read, whole.cut_smaller)[1]) == 1
