@@ -23,7 +23,7 @@ from offbeat.simulation.records import (
     WorldRecord,
 )
 
-_SLACK_S: Final = 25.0
+_SLACK_S: Final = 20.0
 """Seconds that a run may be quiet beyond the time to give an engine up: its slowest rollouts."""
 _OTHERS_S: Final = 150.0
 """Seconds for which another fault may explain that a run is quiet: the longest deadline, and more."""
@@ -61,11 +61,8 @@ class Survivors:
         self._ended_at = ends[0] if ends else 0.0
 
     def check(self) -> None:
-        """Check each loss of a machine."""
-        for lost, given_up_at in self._losses():
-            end = min(given_up_at, self._ended_at)
-            if not self._is_alone(lost, end):
-                continue
+        """Check each loss of a machine that the rule can judge."""
+        for lost, end in self.find_eligible():
             gone = set(lost.actors)
             times = [each.at for each in self._records if self._is_work(each, gone)]
             seen = [lost.at, *(at for at in times if lost.at < at < end), end]
@@ -77,6 +74,13 @@ class Survivors:
                     f"nobody worked from {since:.1f} to {until:.1f} s; {lost.machine} was lost at "
                     f"{lost.at:.1f} s with {', '.join(lost.actors)}, the others were well",
                 )
+
+    def find_eligible(self) -> Iterator[tuple[MachineLost, float]]:
+        """Yield each loss that lasts long enough to be judged, and when it was known."""
+        for lost, given_up_at in self._losses():
+            end = min(given_up_at, self._ended_at)
+            if end - lost.at > self._quiet_s and self._is_alone(lost, end):
+                yield lost, end
 
     def _losses(self) -> Iterator[tuple[MachineLost, float]]:
         """Yield each machine that is lost, and when that was known."""

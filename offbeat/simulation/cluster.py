@@ -318,7 +318,7 @@ class Cluster:
         living = [self.actors[name] for name in names if self.actors[name].process.alive]
         if not living or context.machines.is_gone(context.machines.memory_of(living[0].name)):
             return False
-        noticed_s = self._rng.uniform(*MACHINE_NOTICED_S)
+        noticed_s = self._rng.uniform(*self._rng.choice(MACHINE_NOTICED_S))
         context.record(MachineLost(now, machine, tuple(names)))
         context.machines.die(machine, now + noticed_s)
         processes = [(actor, actor.process) for actor in living]

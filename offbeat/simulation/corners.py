@@ -2,10 +2,11 @@
 
 Drawn independently, they coincide in less than one episode of a hundred: a buffer that holds hardly
 more than a step, a policy that needs the groups of one step before those of the next, and a loss of
-what the buffer holds.
+what the buffer holds. The loss of a machine with engines, without another fault, is as rare.
 """
 
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +17,10 @@ from offbeat.simulation.schedule import PlannedFault
 CORNER_SHARE: Final = 0.05
 MACHINE: Final = "machine-1"
 """Machine on which the workers of a corner are, and with them the groups that they finished."""
+LONE_LOSS_SHARES: Final[Mapping[str, float]] = {"all": 0.08, "machines": 0.2}
+"""Shares of the episodes, by profile, in which engines are lost and nothing else fails."""
+LONE_LOSS_SETTINGS: Final[dict[str, Any]] = {"stub": {"step_s": 5.0}}
+"""Settings of these episodes: steps so long that the run outlasts the verdict on the machine."""
 
 _BUFFER_STEPS: Final = (1.0, 1.0, 1.1, 1.4)
 _LOSSES: Final = ("machine_lost", "machine_lost", "machine_cut_off")
@@ -50,6 +55,13 @@ class Corner(msgspec.Struct, frozen=True):
     def machines(self, workers: list[str]) -> dict[str, str]:
         """Return the machine of each of the workers whose machine it loses."""
         return dict.fromkeys(workers, MACHINE) if self.faults else {}
+
+
+class LoneLoss(msgspec.Struct, frozen=True):
+    """Loss of a machine with engines only, the one fault of its episode."""
+
+    fault: PlannedFault
+    machines: dict[str, str]  # machine of each actor
 
 
 def draw_corner(rng: random.Random, profile: str, staleness: int, *, steps: int) -> Corner:
@@ -94,3 +106,23 @@ def _faults(rng: random.Random, profile: str, steps: int) -> list[PlannedFault]:
         else:
             faults.append(PlannedFault(rng.choice(_OTHERS), at_step=rng.randint(0, latest)))
     return faults
+
+
+def draw_lone_loss(
+    rng: random.Random, profile: str, engines: Sequence[str], machines: Mapping[str, str]
+) -> LoneLoss | None:
+    """Draw an early loss of the machine with some but not all engines, for some of the episodes.
+
+    Args:
+        rng: Random numbers that no other draw uses.
+        profile: Name of the set of faults.
+        engines: Names of all engines.
+        machines: Machine of each actor; the lost machine keeps none of these actors.
+    """
+    if rng.random() >= LONE_LOSS_SHARES.get(profile, 0.0):
+        return None
+    lost = rng.sample(engines, rng.randint(1, len(engines) - 1))
+    kept = {actor: machine for actor, machine in machines.items() if machine != MACHINE}
+    at_step, delay_s = rng.randint(0, 3), round(rng.uniform(0.0, 5.0), 3)
+    fault = PlannedFault(rng.choice(_LOSSES), MACHINE, at_step=at_step, delay_s=delay_s)
+    return LoneLoss(fault, kept | dict.fromkeys(lost, MACHINE))

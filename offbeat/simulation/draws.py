@@ -9,7 +9,7 @@ from offbeat.config.limits import max_group_bytes
 from offbeat.config.reward_calls import max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
-from offbeat.simulation.corners import Corner, draw_corner
+from offbeat.simulation.corners import LONE_LOSS_SETTINGS, Corner, draw_corner, draw_lone_loss
 from offbeat.simulation.faults import (
     MACHINES,
     draw_faults,
@@ -19,7 +19,7 @@ from offbeat.simulation.faults import (
     draw_rewind_crash,
     draw_step_end_crash,
 )
-from offbeat.simulation.machines import FIRST
+from offbeat.simulation.machines import place_actors
 from offbeat.simulation.schedule import PlannedFault
 from offbeat.simulation.source_layout import SourceLayout
 from offbeat.simulation.transport_draws import draw_senders, draw_transport
@@ -111,7 +111,7 @@ def draw_plan(
     names = [f"generator-{index}" for index in range(config.generator.engines)]
     names += ["trainer", *(f"environment-{index}" for index in range(workers))]
     dice = random.Random(f"{seed}/machines")
-    machines = _placed(dice, names) | corner.machines(names[-workers:])
+    machines = place_actors(dice, names) | corner.machines(names[-workers:])
     drawn_profile = profile if planned_faults is None else "none"
     layout, sender_faults = draw_senders(ranks, seed, drawn_profile, config)
     if planned_faults is None:
@@ -124,7 +124,7 @@ def draw_plan(
     spools = rng.random() < 0.5 or surplus  # noqa: PLR2004
     spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
     groups_per_turn = random.Random(f"{seed}/turns").choice((1, 8, 20, GROUPS_PER_TURN))
-    return EpisodePlan(
+    plan = EpisodePlan(
         extend_deadlines(config, planned_faults),
         planned_faults,
         prompts,
@@ -137,6 +137,19 @@ def draw_plan(
         several_turns=random.Random(f"{seed}/agents").random() < AGENTS_SHARE,
         source_layout=layout,
     )
+    return plan if corner.faults else _with_lone_loss(seed, drawn_profile, plan)
+
+
+def _with_lone_loss(seed: int, profile: str, plan: EpisodePlan) -> EpisodePlan:
+    """Replace the faults of some plans by the loss of a machine with some engines."""
+    engines = [f"generator-{index}" for index in range(plan.config.generator.engines)]
+    loss = draw_lone_loss(random.Random(f"{seed}/survivors"), profile, engines, plan.machines)
+    if loss is None:
+        return plan
+    faults, machines = [loss.fault], loss.machines
+    config = RunConfig.model_validate(_merged(plan.config.model_dump(), LONE_LOSS_SETTINGS))
+    config = extend_deadlines(config, faults)
+    return msgspec.structs.replace(plan, config=config, planned_faults=faults, machines=machines)
 
 
 def _faults(
@@ -216,14 +229,6 @@ def _give_images(
     step_bytes = without.groups_per_step * max_group_bytes(without)
     capacity_mib = rng.choice(steps) * step_bytes / 2**20
     changes["buffer"]["capacity_mib"] = capacity_mib * (1 + 1e-6)  # not a byte less
-
-
-def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:
-    """Assign actors to two or three machines, one of them the controller's, none of them empty."""
-    machines = [f"machine-{index}" for index in range(dice.choice((2, 3)))]
-    placed = {actor: dice.choice(machines) for actor in actors}
-    placed[dice.choice(actors)] = machines[1]
-    return {actor: machine for actor, machine in placed.items() if machine != FIRST}
 
 
 _FIXED: Final[dict[str, Any]] = {

@@ -4,7 +4,8 @@ The controller is on the first machine, whose loss is that of the cluster. When 
 its actors, payloads and published weights are lost at once; a new machine replaces it.
 """
 
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from offbeat.simulation.loop import VirtualLoop
@@ -72,3 +73,11 @@ class Machines:
 
     def _now(self, machine: str) -> MachineMemory:
         return MachineMemory(machine, self._incarnations.get(machine, 1))
+
+
+def place_actors(rng: random.Random, actors: Sequence[str]) -> dict[str, str]:
+    """Assign actors to two or three machines, one of them the controller's, none of them empty."""
+    machines = [f"machine-{index}" for index in range(rng.choice((2, 3)))]
+    placed = {actor: rng.choice(machines) for actor in actors}
+    placed[rng.choice(actors)] = machines[1]
+    return {actor: machine for actor, machine in placed.items() if machine != FIRST}

@@ -17,11 +17,13 @@ from planted import (
     rollout_bugs,
     step_bugs,
 )
-from planted.planting import Planted
+from planted.planting import BASE, Planted
 
 from offbeat.controller.controller import Controller
+from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_survivors import Survivors
 from offbeat.simulation.auditor import Violation, audit
-from offbeat.simulation.draws import EpisodePlan
+from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.episode import play
 from offbeat.simulation.quiet_log import quiet_log
 
@@ -71,6 +73,16 @@ def test_a_planted_bug_is_caught(bug: type[Planted]) -> None:
             assert violations(seed, plan, Controller) == []
             return
     pytest.fail(f"{len(SEEDS)} episodes, and nothing was seen of {bug.__name__}")
+
+
+def test_drawn_losses_of_machines_last_long_enough_for_the_rule_about_survivors() -> None:
+    eligible = 0
+    for seed in range(7, 19):
+        plan = draw_plan(seed, BASE, "all", None)
+        if len(plan.planned_faults) == 1:
+            records = play(seed, plan).records
+            eligible += len(list(Survivors(plan.config, records, Findings()).find_eligible()))
+    assert eligible >= 1
 
 
 def test_there_are_enough_planted_bugs() -> None:
