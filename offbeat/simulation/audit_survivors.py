@@ -1,5 +1,6 @@
 """Checks that healthy engines keep working while the loss of a machine is not known: I24."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
@@ -24,7 +25,9 @@ from offbeat.simulation.records import (
 )
 
 _SLACK_S: Final = 20.0
-"""Seconds that a run may be quiet beyond the time to give an engine up: its slowest rollouts."""
+"""Seconds that a run may be quiet beyond the time to give an engine up."""
+_SLOWEST_SIGMAS: Final = 5.0
+"""Standard deviations by which the slowest rollout exceeds the median: the trainer may wait for it."""
 _OTHERS_S: Final = 150.0
 """Seconds for which another fault may explain that a run is quiet: the longest deadline, and more."""
 _WORK: Final = (
@@ -49,13 +52,13 @@ class Survivors:
         self, config: RunConfig, records: Sequence[WorldRecord], findings: Findings
     ) -> None:
         self._records, self._findings = records, findings
-        generator = config.generator
+        generator, stub = config.generator, config.stub
         self._engines = {f"generator-{index}" for index in range(generator.engines)}
         self._workers = {each.worker for each in records if isinstance(each, WorkerStarted)}
         self._quiet_s = (
             generator.probe_interval_s
             + generator.probe_strikes * generator.probe_deadline_s
-            + _SLACK_S
+            + max(_SLACK_S, stub.median_rollout_s * math.exp(_SLOWEST_SIGMAS * stub.tail_sigma))
         )
         ends = [each.at for each in records if isinstance(each, Ended)]
         self._ended_at = ends[0] if ends else 0.0

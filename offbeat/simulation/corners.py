@@ -19,8 +19,9 @@ MACHINE: Final = "machine-1"
 """Machine on which the workers of a corner are, and with them the groups that they finished."""
 LONE_LOSS_SHARES: Final[Mapping[str, float]] = {"all": 0.08, "machines": 0.2}
 """Shares of the episodes, by profile, in which engines are lost and nothing else fails."""
-LONE_LOSS_SETTINGS: Final[dict[str, Any]] = {"stub": {"step_s": 5.0}}
-"""Settings of these episodes: steps so long that the run outlasts the verdict on the machine."""
+LONE_LOSS_SETTINGS: Final[dict[str, Any]] = {"stub": {"step_s": 5.0, "tail_sigma": 0.4}}
+"""Settings of these episodes: steps so long that the run outlasts the verdict on the machine, and no
+rollout for which healthy engines may keep the trainer waiting as long."""
 
 _BUFFER_STEPS: Final = (1.0, 1.0, 1.1, 1.4)
 _LOSSES: Final = ("machine_lost", "machine_lost", "machine_cut_off")
