@@ -26,6 +26,8 @@ SETTINGS = {
     "health_check_timeout_ms": 500,
     "health_check_failure_threshold": 3,
 }
+# With a fixed port, Ray tests it and leaves the socket open when another cluster has it.
+NO_DASHBOARD = {"include_dashboard": False, "dashboard_port": None}
 HERE, OTHER = {"here": 0.01}, {"other": 0.01}
 PADDING = 400_000  # bytes: too large to travel inside a reply
 
@@ -46,7 +48,7 @@ class Maker:
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Two raylets: the one we are on, and one that can die."""
-    head: dict[str, Any] = {"num_cpus": 1, "resources": {"here": 1}, "include_dashboard": False}
+    head: dict[str, Any] = {"num_cpus": 1, "resources": {"here": 1}, **NO_DASHBOARD}
     both = Cluster(initialize_head=True, head_node_args=head | {"_system_config": SETTINGS})
     ray.init(address=both.address, log_to_driver=False)
     yield both

@@ -23,7 +23,7 @@ COPIED, KEPT = StagingVerdict.COPIED, StagingVerdict.KEPT
 @pytest.fixture
 def nodes() -> Iterator[list[str]]:
     """Two raylets on this machine."""
-    head: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False}
+    head: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False, "dashboard_port": None}
     both = Cluster(initialize_head=True, head_node_args=head)
     both.add_node(num_cpus=1)
     ray.init(address=both.address, log_to_driver=False)
