@@ -39,7 +39,7 @@ NEWEST_STAMP := $(NEWEST_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm simulate check lint types layers format docs bench bench-queue soak-queue clean
+.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -57,6 +57,7 @@ help:
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make test-gpu  a sync, canaries, kill -9 and 20 steps on a CUDA device, and a table of what they took (ARGS="--model DIR")'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
+	@echo 'make baseline  journals, findings, keys, exit codes and weights against their records (2 minutes; ARGS="recipes keys")'
 	@echo 'make check   lint, formatting, types, import layers'
 	@echo 'make docs    the pages of docs/ as a site in site/; a link that leads nowhere fails it (SOURCE_URL=URL)'
 	@echo 'make format  rewrite the code in the form make check asks for'
@@ -132,6 +133,9 @@ test-long: $(DEV_STAMP)
 
 test-gpu: $(DEV_STAMP)
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+baseline: $(DEV_STAMP)
+	$(BIN)/python -m tests.baseline $(ARGS)
 
 run-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/offbeat train recipes/quickstart-vllm.yaml $(ARGS)
