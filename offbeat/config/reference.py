@@ -1,53 +1,93 @@
 """``docs/configuration.md``, from the models: ``python -m offbeat.config.reference``."""
 
+import textwrap
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from offbeat.config.schema import Key, choices, known_keys, only_with
 
+_COLUMNS: Final = 120
 _HEAD: Final = """\
 # Configuration
 
 Generated from the models in `offbeat/config/` by `python -m offbeat.config.reference`; do not edit.
 
-A recipe is a YAML file of these keys; `offbeat train RECIPE a.b.c=value ...` lays further values over it, the last one
-wins. A recipe may name another one to start from: `extends: base.yaml`. Paths are relative to the file that names them,
-in an override to the working directory, and `~` is the home directory. An unknown key is an error. `offbeat config
-explain KEY` says the same in the terminal, `offbeat config show RECIPE` fills all defaults in, and `offbeat check
-RECIPE` finds settings that cannot work together.
+A recipe is a YAML file with these keys. `offbeat train RECIPE a.b.c=value ...` overrides them; the last value wins. A
+recipe can start from another one: `extends: base.yaml`. Paths are relative to the file that names them, or to the
+working directory in an override; `~` is the home directory. An unknown key is an error. `offbeat config explain KEY`
+prints an entry of this page, `offbeat config show RECIPE` fills in all defaults, and `offbeat check RECIPE` finds
+settings that cannot work together.
 """
 
 
 def document() -> str:
-    """The whole page."""
-    sections = [key for key in known_keys().values() if key.sections]
-    return _HEAD + _section("", "Top level") + "".join(_chapter(key) for key in sections)
+    """Return the whole page."""
+    chapters = [_section("", "Top level")]
+    repeated = dict(_repeated_sections())
+    for section in (key for key in known_keys().values() if key.sections):
+        if is_repeated(section.key):
+            continue
+        first = repeated.get(section.key)
+        chapters.append(_chapter(section) if first is None else _reference(section, first))
+    return _HEAD + "".join(chapters)
+
+
+def is_repeated(key: str) -> bool:
+    """Return whether a key is below a section that has the keys of an earlier one."""
+    return any(key.startswith(f"{section}.") for section, _ in _repeated_sections())
+
+
+def _repeated_sections() -> Iterator[tuple[str, str]]:
+    """Yield the sections that have the models of an earlier section, with that section."""
+    earlier = dict[tuple[type, ...], str]()
+    for key in known_keys().values():
+        if key.sections and (first := earlier.setdefault(key.sections, key.key)) != key.key:
+            yield key.key, first
+
+
+def _reference(section: Key, first: str) -> str:
+    anchor = first.replace(".", "").lower()
+    return f"\n## `{section.key}`\n\n" + _paragraph(
+        f"{section.doc} Its keys are those of [`{first}`](#{anchor})."
+    )
 
 
 def _chapter(section: Key) -> str:
-    """A section of recipes, with what its choices are if it is chosen by a key."""
+    """Return a section of recipes, with its choices if a key chooses among them."""
     docs = [
         f"`{name}`: {' '.join((model.__doc__ or '').replace('``', '`').split())}"
         for name, model in choices(section.key).items()
     ]
     only = f"Only with `{settings}`. " if (settings := only_with(section)) else ""
-    return _section(f"{section.key}.", f"`{section.key}`", [f"{only}{section.doc}", *docs])
+    intro = [f"{only}{section.doc}", *docs]
+    return _section(f"{section.key}.", f"`{section.key}`", intro)
 
 
 def _section(prefix: str, title: str, intro: Sequence[str] = ()) -> str:
-    keys = (key for key in known_keys().values() if key.key == f"{prefix}{key.leaf}")
-    rows = [_row(key) for key in keys if not key.sections]
-    table = ["| key | value | default | meaning |", "|---|---|---|---|", *rows]
-    return "\n".join([f"\n## {title}\n", *(f"{line}\n" for line in intro), *table]) + "\n"
+    groups = dict[str, list[Key]]()
+    for key in known_keys().values():
+        if key.key == f"{prefix}{key.leaf}" and not key.sections:
+            groups.setdefault(only_with(key) if key.variants else "", []).append(key)
+    parts = [f"## {title}\n", *map(_paragraph, intro)]
+    for settings, keys in sorted(groups.items(), key=lambda group: bool(group[0])):
+        parts += [_paragraph(f"Only with `{settings}`:")] if settings else []
+        parts.append("".join(map(_entry, keys)))
+    return "\n" + "\n".join(parts)
 
 
-def _row(key: Key) -> str:
-    only = f" Only with `{settings}`." if key.variants and (settings := only_with(key)) else ""
-    default = key.default if key.required else f"`{key.default}`"
-    cells = (f"`{key.key}`", key.kind, default, f"{key.doc}{only}")
-    return f"| {' | '.join(cells)} |"
+def _entry(key: Key) -> str:
+    default = key.default if key.required else f"default `{key.default}`"
+    return _paragraph(f"- `{key.key}` ({key.kind}; {default}): {key.doc}", indent="  ")
+
+
+def _paragraph(text: str, indent: str = "") -> str:
+    wrap = textwrap.TextWrapper(
+        width=_COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    protected = text.replace(" - ", "\0- ")  # no line begins with a minus, which starts a list
+    return wrap.fill(protected).replace("\0", " ") + "\n"
 
 
 def main() -> None:

@@ -34,24 +34,24 @@ class RunConfig(Config):
     """Name of the run in its directory and in W&B."""
 
     seed: int = 0
-    """Seed from which everything random is derived. It repeats a run bit for bit only with
-    `generator.deterministic`."""
+    """Seed of all randomness. Only with `generator.deterministic` does it repeat a run bit for
+    bit."""
 
     steps: Annotated[int, Field(ge=1, le=10**9)]
-    """Optimizer steps to take. Schedules of the learning rate end at the last one, so a run that is
-    made longer afterwards has had another schedule."""
+    """Optimizer steps. Learning rate schedules end at the last one; a run that you extend later
+    followed another schedule."""
 
     groups_per_step: Annotated[int, Field(ge=1)] = 16
-    """Prompt groups in one optimizer step, over all ranks. More make the gradient less noisy and the
-    step longer; the buffer has to hold them."""
+    """Prompt groups per optimizer step, over all ranks. More reduce gradient noise and lengthen the
+    step; the buffer must hold them."""
 
     samples_per_group: Annotated[int, Field(ge=1)] = 8
-    """Samples of one prompt. More estimate the advantage better and find rare successes, at a
-    proportional cost of generation; fewer leave room for more prompts."""
+    """Samples per prompt. More estimate the advantage better and find rare successes, at
+    proportional generation cost."""
 
     run_dir: str = "runs/{name}"
-    """Directory of everything the run writes, relative to the working directory or from ``~``; ``{name}``
-    is filled in."""
+    """Directory for everything the run writes, relative to the working directory or from `~`.
+    `{name}` is filled in."""
 
     model: ModelConfig
     """The language model."""
@@ -63,8 +63,8 @@ class RunConfig(Config):
     """Environment that turns a prompt and a model into rewarded samples."""
 
     environments: dict[SectionName, MixedEnvironmentConfig] = {}
-    """Several environments by name in place of `environment` and `data`: a run trains on all of them, in
-    shares by their weights. One model then learns several tasks; each of them slower than alone."""
+    """Several environments by name, instead of `environment` and `data`. A run trains on all, in
+    proportion to their weights."""
 
     sampler: SamplerConfig = ReadyFirstConfig()
     """The staleness policy."""

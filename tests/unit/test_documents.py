@@ -93,7 +93,7 @@ def test_every_room_is_in_the_map() -> None:
 
 def test_every_key_a_newcomer_is_sent_to_exists() -> None:
     known = set(
-        re.findall(r"^\| `([\w.]+)`", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
+        re.findall(r"^- `([\w.]+)`", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
     )
     rows = [
         line

@@ -13,27 +13,23 @@ class AlgorithmConfig(Config):
     """Algorithm, from rewards to a gradient."""
 
     preset: PresetName | None = None
-    """A published algorithm by its name: it fills in the keys of this section that are not
-    given. A recipe or override that names another preset starts the section afresh."""
+    """A published algorithm: fills in the keys of this section that you omit. Naming another preset
+    in an override or extending recipe restarts the section."""
 
     advantage: Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "grpo_loo", "pass_at_k"] = "grpo"
-    """Comparison of a sample's reward with its group's. grpo divides by the group's standard
-    deviation, which gives easy and hard prompts more weight; grpo_no_std, dr_grpo and rloo do
-    not; grpo_loo divides by that of the other samples, NeMo-RL's default, and favours rare
-    rewards; pass_at_k rewards the best of several tries."""
+    """How a sample's reward is compared with its group. grpo: divide by the group's standard
+    deviation. grpo_no_std, dr_grpo, rloo: do not. grpo_loo: divide by the deviation of the other
+    samples (NeMo-RL). pass_at_k: reward the best of several tries."""
 
     pass_k: Annotated[int, Field(ge=1)] = 2
-    """advantage=pass_at_k: how many samples may try, the best of which counts. More reward
-    variety over reliability."""
+    """advantage=pass_at_k: tries of which the best counts."""
 
     minibatches: Annotated[int, Field(ge=1)] = 1
-    """Parts that the groups of a step are divided into, with an optimizer step for each. More learn
-    more from the same samples, from smaller and noisier gradients; the later ones are off-policy by
-    those before, which the clip range bounds. Engines get the weights after the last one."""
+    """Parts of a step's groups, each with an optimizer step. Later ones are off-policy,
+    within the clip range. Engines get the last weights."""
 
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Times that a step trains each of its groups. More use samples that are dear further, and move
-    the policy away from the one that drew them; 1 to 4 are usual."""
+    """Times a step trains each of its groups; 1 to 4 are usual."""
 
     loss: LossConfig = ClippedPgLossConfig()
     """The policy-gradient loss."""

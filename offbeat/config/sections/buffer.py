@@ -11,10 +11,9 @@ class BufferConfig(Config):
     """Limits of outstanding groups. Rollouts wait for room; nothing is dropped."""
 
     capacity_groups: Annotated[int, Field(ge=1)] | None = None
-    """Prompt groups admitted and not yet trained; None: what the sampler can use. Fewer bound
-    memory and idle the generators when the buffer is full."""
+    """Prompt groups admitted and not yet trained. null: what the sampler can use. A full buffer
+    idles the engines."""
 
     capacity_mib: Annotated[float, Field(gt=0)] = 1024.0
-    """Payload held and promised, in MiB; a group in flight counts at its largest possible size.
-    More let more groups be in flight and take shared memory, whose overflow Ray spills to
-    disk."""
+    """Payload limit in MiB. A group in flight counts with its largest possible size. Beyond shared
+    memory, Ray spills to disk."""

@@ -11,24 +11,23 @@ class EncoderConfig(Config):
     """Ranks that hold the vision tower and its projector, and nothing else; the others hold the language model."""
 
     data_parallel: Annotated[int, Field(ge=1)] = 1
-    """Encoder ranks, beside those of `trainer.data_parallel`, of which it has to be a divisor: each encodes the
-    pictures of as many of those ranks. More make encoding shorter and cut the tower over them."""
+    """Encoder ranks, in addition to `trainer.data_parallel`, which it must divide. Each encodes the
+    pictures of an equal share of language ranks."""
 
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that each of `data_parallel` becomes: they encode the same pictures, and divide the matrices of the
-    tower's layers among themselves (docs/encoder-ranks.md)."""
+    """Ranks per encoder; they share the matrices of the tower's layers (docs/encoder-ranks.md)."""
 
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
-    """Tokens of pictures that the tower computes at once; null: those of a whole chunk. It bounds the memory of a
-    pass, and changes no gradient. A picture is never cut: one of more tokens is computed alone. Of several microbatches
-    all but the last are computed a second time, in the backward pass."""
+    """Picture tokens that the tower computes at once; null: a whole chunk. It bounds memory and
+    keeps the gradient. Pictures are never split. All but the last microbatch are recomputed in the
+    backward pass."""
 
     threads: Annotated[int, Field(ge=1)] = 1
-    """CPU threads of each encoder rank; those of `trainer.threads` are of the language ranks alone."""
+    """CPU threads per encoder rank."""
 
     cpus: Annotated[float, Field(ge=0)] | None = None
-    """CPUs Ray reserves for each encoder rank; null: as many as `trainer.cpus`."""
+    """CPUs that Ray reserves per encoder rank. null: `trainer.cpus`."""
 
     gpus: Annotated[float, Field(ge=0)] | None = None
-    """GPUs Ray reserves for each encoder rank; null: as many as `trainer.gpus`. Set it to a whole number, 1 as a
-    rule: NCCL refuses two ranks on one GPU."""
+    """GPUs that Ray reserves per encoder rank. null: `trainer.gpus`. Use a whole number: NCCL
+    refuses two ranks on one GPU."""

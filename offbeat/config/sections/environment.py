@@ -21,11 +21,11 @@ class RewardConfig(Config):
     """One of several functions that score each sample."""
 
     target: str
-    """``module:name`` of the function, or ``math_verify``, as `environment.target` has it."""
+    """`module:name` of the function, or `math_verify`, as in `environment.target`."""
 
     weight: float = 1.0
-    """Factor of its value in the reward of a sample, which is the sum over all functions. Below 0 it
-    punishes; with 0 the value is a metric alone."""
+    """Factor of this value in the sum over all functions. Negative punishes; 0 makes it only a
+    metric."""
 
     options: Options = {}
     """Keyword arguments of the function."""
@@ -46,96 +46,82 @@ class EnvironmentConfig(Config):
         "demonstrations",
         "stub",
     ] = "arithmetic"
-    """arithmetic: built-in addition; digits: a digit to read in a picture, drawn from the seed and the
-    row; gsm8k: questions with one number as answer, from a file;
-    reasoning_gym: ``options.task`` of the library reasoning-gym;
-    function: a Python function as reward; custom: ``target`` is an Environment class;
-    agent: ``target`` is an async function that calls the model over HTTP; verifiers: an environment
-    of the library verifiers, ``options.env``; demonstrations: rows
-    with a prompt and its completion, or a conversation, which are trained on as they are, without
-    a generator."""
+    """arithmetic: addition. digits: read a digit in a picture. gsm8k: questions with a number as
+    answer, from a file. reasoning_gym: `options.task` of reasoning-gym. function: a Python reward
+    function. custom: an Environment class. agent: an async function or program that calls the model
+    over HTTP. verifiers: `options.env` of verifiers. demonstrations: train on completions or
+    conversations from a file, without engines."""
 
     target: str | None = None
-    """``module:name`` of the reward function, Environment class or agent, importable from the working directory;
-    or ``math_verify``, a reward function of this package. A function is the least to write, and runs in a child that
-    can be killed; a class plays several turns, in the worker itself, which its bugs can block."""
+    """`module:name` of the reward function, Environment class or agent, importable from the working
+    directory; or `math_verify`. A function runs in a killable child. A class can have several
+    turns, but runs in the worker, which its bugs can block."""
 
     command: tuple[str, ...] = ()
-    """name=agent: program and its arguments, in place of ``target``; it reads its task from standard
-    input and calls the model at OPENAI_BASE_URL. For agents in another language or environment
-    of packages, at a process more for each episode."""
+    """name=agent: program and arguments, instead of `target`. It reads its task from standard input
+    and calls OPENAI_BASE_URL. Each episode is one process."""
 
     rewards: dict[SectionName, RewardConfig] = {}
-    """name=function: several functions by name in place of ``target``; the reward of a sample is the sum of
-    their values by weight, and the mean of each is the metric `rewards/NAME`. Each has processes of
-    its own, and the limits of this section for itself."""
+    """name=function: several functions by name, instead of `target`. The reward is their weighted
+    sum; `rewards/NAME` is the mean of each. Each has separate processes and these limits."""
 
     options: Options = {}
-    """Keyword arguments of the environment. What stands here varies between recipes without a change of code,
-    and is fixed for a run and its resumes; a custom environment has to check its own options."""
+    """Keyword arguments of the environment. They are fixed for a run and its resumes; a custom
+    environment must validate them."""
 
     reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
-    """Longest one call of user reward code may take before its process is killed; an agent has
-    ``rollout.deadline_s`` instead. Raise it for
-    slow graders; code that hangs then blocks a process longer."""
+    """Limit for one call of reward code, after which its process is killed. Agents have
+    `rollout.deadline_s`. Raise it for slow graders."""
 
     reward_start_s: Annotated[float, Field(gt=0)] = 120.0
-    """Longest a reward process may take to start and import ``target``; past it the run ends.
-    Raise it for heavy imports."""
+    """Limit for starting a reward process and importing `target`, after which the run ends. Raise
+    it for heavy imports."""
 
     reward_workers: Annotated[int, Field(ge=1)] = 1
-    """Killable child processes that run user reward code, for each environment worker; with
-    name=agent or verifiers, each plays one episode at a time, or ``episodes_per_child``. More grade in parallel, at a core and the memory of
-    their imports each."""
+    """Killable child processes per environment worker. With name=agent or verifiers each runs
+    `episodes_per_child` episodes. Each takes a core and memory for its imports."""
 
     episodes_per_child: Annotated[int, Field(ge=1)] | None = None
-    """name=agent: episodes that share a child process, on one event loop; None: 64 of a function,
-    and always one of a program. More take less memory; a crash, or code that blocks, then
-    interrupts more of them, which are played again."""
+    """name=agent: episodes that share a child process and event loop. null: 64 for a function, 1
+    for a program. More save memory; a crash or blocking code then interrupts, and repeats, more
+    episodes."""
 
     renderer: Options = {}
-    """name=agent or verifiers: renderer of the library renderers, such as ``{name: qwen3}``, which
-    writes and reads messages in the format of a family of models; empty: the model's chat template
-    with name=agent, and verifiers' choice by the model's name, which a local directory does not
-    have. A renderer reads reasoning and tool calls of its family and continues turns that a template
-    rewrites, as ``thinking_retention: all`` says; a template needs no package and fits any model."""
+    """name=agent or verifiers: renderer of the package renderers, such as `{name: qwen3}`, for
+    messages, reasoning and tool calls of a model family. Empty: the chat template, or with
+    verifiers its choice by model name, which fails for local directories. A renderer also continues
+    turns that a template rewrites (`thinking_retention: all`)."""
 
     reward_concurrency: Annotated[int, Field(ge=1)] = 64
-    """Calls of an async reward that each reward process has open at once. More wait for a slow judge
-    together, and load it more."""
+    """Concurrent calls of an async reward per reward process."""
 
     reward_retries: Annotated[int, Field(ge=0)] = 0
-    """Further tries of one call of an async reward that raised ``EnvironmentUnavailable`` or an error
-    of ``reward_retry_on``, with growing waits, within ``reward_deadline_s``. More sit out a judge
-    that refuses now and then, at the price of later rewards."""
+    """Retries of an async reward that raised `EnvironmentUnavailable` or an error in
+    `reward_retry_on`, with growing waits, within `reward_deadline_s`."""
 
     reward_retry_on: tuple[str, ...] = ()
-    """Names of error classes, or of their bases, after which a call of an async reward is tried
-    again, such as ClientError and TimeoutError."""
+    """Names of error classes, or their bases, for which an async reward is retried, such as
+    ClientError."""
 
     reward_calls_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Calls of an async reward that the run starts in a second, tries included, shared evenly by all
-    reward processes; None: no limit. Set it to what the judge's provider allows."""
+    """Calls of an async reward per second, retries included, over the whole run. null: no limit.
+    Set it to the limit of the judge's provider."""
 
     reward_memory_mib: Annotated[int, Field(ge=64)] = 2048
-    """Address space in MiB that a reward process may use before the operating system refuses it
-    more. Raise it for graders that load much; a leak then takes more from the machine."""
+    """Address space limit of a reward process, in MiB."""
 
     variables: tuple[str, ...] = ()
-    """name=agent or verifiers: environment variables that its processes inherit besides PATH, HOME, locale
-    and certificates. Name the keys of services that the agent needs; code that a model wrote can
-    read them."""
+    """name=agent or verifiers: environment variables to inherit, besides PATH, HOME, locale and
+    certificates. Code that a model wrote can read them."""
 
     max_turns: Annotated[int, Field(ge=1)] = 1
-    """Model calls in one episode at most. More let an episode finish longer tasks and make its
-    rollout longer; one that needs more ends as it stands."""
+    """Model calls per episode, at most. An episode that needs more ends there."""
 
     workers: Annotated[int, Field(ge=1)] = 1
-    """Environment worker actors; each runs many episodes at once. More spread the work of
-    environments and graders over cores; one is enough while its core is not busy."""
+    """Environment worker actors, each for many episodes. One is enough until its core is busy."""
 
     images: ImagesConfig | None = None
-    """Pictures that rows name, for a model that reads them; None: such rows are refused."""
+    """Pictures in prompts, for a model that reads them. null: rows with pictures are refused."""
 
     @property
     def is_agent(self) -> bool:

@@ -14,15 +14,13 @@ class MixedEnvironmentConfig(Config):
     """One of several environments that a run trains on."""
 
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Prompts of this environment among each run of as many prompts as the weights of all
-    environments add up to: 3 and 1 are three of every four. A larger share learns this one faster, and
-    the others slower."""
+    """Share of this environment among the prompts: weights 3 and 1 give three of every four."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
-    """Settings that turn its prompts into rewarded samples, as the section `environment` of a run with one."""
+    """Settings of this environment."""
 
     data: DataConfig = DataConfig()
-    """Source of its prompts, as the section `data` of a run with one environment."""
+    """Prompts of this environment."""
 
     eval: EvalSetConfig = EvalSetConfig()
-    """Evaluation set of this environment, under its name; used with `eval.interval`."""
+    """Evaluation set of this environment, under its name. Needs `eval.interval`."""

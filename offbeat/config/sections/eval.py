@@ -11,61 +11,54 @@ class EvalSetConfig(Config):
     """One of several sets of prompts that are scored under a name of their own."""
 
     path: RecipePath | None = None
-    """File of held-out prompts, as `data.path` has it; relative to the recipe. None: the first
-    prompts that the run trains on."""
+    """Held-out prompts, as in `data.path`, relative to the recipe. null: the first prompts of
+    training."""
 
     columns: dict[str, str] = {}
-    """Column of the file under which each key of a row stands, as `data.columns` has it."""
+    """Column for each key of a row, as in `data.columns`."""
 
     prompts: Annotated[int, Field(ge=1)] | None = None
-    """Prompts of the set, at most. None: as `eval.prompts`."""
+    """Prompts of the set, at most. null: `eval.prompts`."""
 
     samples: Annotated[int, Field(ge=1)] | None = None
-    """Samples of each prompt. None: as `eval.samples`."""
+    """Samples per prompt. null: `eval.samples`."""
 
 
 class EvalConfig(Config):
     """Scoring prompts at one weight version: held-out ones with ``path`` or ``sets``."""
 
     interval: Annotated[int, Field(ge=0)] = 0
-    """Steps between two evaluations; 0: none. Frequent ones show progress sooner, and take an
-    engine from training each time."""
+    """Steps between two evaluations. 0: none. Each takes an engine from training."""
 
     at_start: bool = False
-    """Whether the weights that the run begins with are scored too, before the first step. On gives
-    later scores something to be compared with, and delays the first step with one engine."""
+    """Also score the initial weights before the first step."""
 
     path: RecipePath | None = None
-    """File of held-out prompts, as `data.path` has it; relative to the recipe. None: the first
-    ``prompts`` that the run trains on, each once, whose score counts what was learnt by heart
-    too."""
+    """Held-out prompts, as in `data.path`, relative to the recipe. null: the first `prompts` of
+    training, each once."""
 
     columns: dict[str, str] = {}
-    """Column of the file under which each key of a row stands, as `data.columns` has it."""
+    """Column for each key of a row, as in `data.columns`."""
 
     sets: dict[SectionName, EvalSetConfig] = {}
-    """Sets of prompts instead of the one of `eval.path`, each scored and reported by its name, all
-    at the same weight version. More sets hold the engine longer."""
+    """Several sets by name instead of `eval.path`, scored at the same weight version."""
 
     prompts: Annotated[int, Field(ge=1)] = 64
-    """Prompts of a set, at most. More make the score less noisy and hold the engine
-    longer."""
+    """Prompts per set, at most."""
 
     samples: Annotated[int, Field(ge=1)] = 1
-    """Samples of each prompt, the k of mean@k, pass@k and maj@k. More make the score of each prompt
-    less noisy and hold the engine longer."""
+    """Samples per prompt: the k of mean@k, pass@k and maj@k."""
 
     allow_overlap: bool = False
-    """Whether rows may be both trained on and scored. On is for scores that may count what was learnt
-    by heart; off ends the run before its first step."""
+    """Allow rows that are both trained on and scored. Otherwise the run ends before its first
+    step."""
 
     correct_from: float = 1.0
-    """Reward from which on a sample counts as correct in pass@k and maj@k. Lower it where a correct
-    sample may have less, as with a penalty for its length."""
+    """A sample is correct from this reward, for pass@k and maj@k. Lower it if correct samples can
+    have less."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time one evaluation may hold its engine at the version it scores; then it is given up.
-    Raise it for many prompts or long responses; a hung one is noticed later."""
+    """Time limit of an evaluation, after which it is given up."""
 
     @property
     def paths(self) -> dict[str, str]:

@@ -13,56 +13,50 @@ class _Generator(Config):
     has_engines: ClassVar[bool] = True
 
     engines: Annotated[int, Field(ge=1)] = 1
-    """Engine actors. More sample more groups at once, each with its own copy of the weights, and each sync has
-    more of them to deliver to."""
+    """Engine actors, each with a copy of the weights."""
 
     max_model_len: Annotated[int, Field(ge=2)] = 512
-    """Longest prompt plus response, in tokens. Longer costs memory in engines, in the buffer and in the trainer;
-    what does not fit counts as truncated."""
+    """Longest prompt plus response, in tokens. More cost memory in engines, buffer and trainer; the
+    rest is truncated."""
 
     start_deadline_s: Annotated[float, Field(gt=0)] | None = None
-    """Time an engine gets to start, first time and after a restart. Raise it for engines that compile, or load from
-    slow disks; a hung start is noticed later. None: 120 s, and 1 s for each 200 MB of the model's files."""
+    """Time for an engine to start or restart. null: 120 s plus 1 s per 200 MB of model files. Raise
+    it for compilation or slow disks."""
 
     restart_budget: Annotated[int, Field(ge=0)] = 16
-    """Restarts of engines over the run; an engine that needs one more is retired, or the run ends where that
-    would leave fewer than ``min_engines``. Raise it for long runs on machines that are taken away."""
+    """Engine restarts over the run. An engine that needs one more is retired, or the run ends if
+    fewer than `min_engines` would remain."""
 
     retire_after: Annotated[int, Field(ge=1)] = 4
-    """Restarts of one engine, with no request answered in between, after which it is retired unless that would
-    leave fewer than ``min_engines``. A small number stops wasting restarts on a broken machine sooner, and gives
-    up an engine that would have recovered sooner."""
+    """Restarts of one engine, without an answered request in between, after which it is retired if
+    at least `min_engines` remain."""
 
     min_engines: Annotated[int, Field(ge=1)] = 1
-    """Engines without which the run does not go on. A larger number ends a run that would only crawl; 1 keeps
-    it going as long as anything samples."""
+    """The run ends if fewer engines remain."""
 
     request_strikes: Annotated[int, Field(ge=1)] = 3
-    """Requests in a row that fail on an engine whose probes answer, before its process is replaced. Fewer replace
-    a broken engine earlier, and also one that met a few bad requests."""
+    """Failed requests in a row after which an engine is replaced although it answers probes."""
 
     probe_interval_s: Annotated[float, Field(gt=0)] = 2.0
-    """Time between two probes of an engine that is well; fleets of more than 400 engines are probed less often,
-    200 probes a second in all. Shorter notices a dead engine sooner and costs calls."""
+    """Time between two probes of a healthy engine. Fleets over 400 engines are probed less often:
+    200 probes per second in all."""
 
     probe_deadline_s: Annotated[float, Field(gt=0)] = 10.0
-    """Time an engine may take to answer a probe; one that misses it is given no work meanwhile. Raise it for
-    machines that stall, at the price of noticing a hung engine later."""
+    """Time for an engine to answer a probe. An engine that misses it gets no work until it
+    answers."""
 
     probe_strikes: Annotated[int, Field(ge=1)] = 2
-    """Probes in a row that an engine may leave unanswered before its process is replaced. More tolerate pauses,
-    fewer lose less time to an engine that is gone."""
+    """Unanswered probes in a row after which an engine is replaced."""
 
     cpus: Annotated[float, Field(ge=0)] = 0.0
-    """CPUs Ray reserves for each engine. Reserving keeps other actors off these cores; 0 lets any machine take
-    the engine, however busy."""
+    """CPUs that Ray reserves per engine. 0: any machine, however busy."""
 
     gpus: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs Ray reserves for each engine. A fraction shares a GPU with another actor, whose memory it then
-    shares."""
+    """GPUs that Ray reserves per engine. A fraction shares the GPU and its memory with another
+    actor."""
 
     sampling: SamplingConfig = SamplingConfig()
-    """Settings by which tokens are drawn."""
+    """Settings of token sampling."""
 
 
 class _ModelGenerator(_Generator):
@@ -70,12 +64,11 @@ class _ModelGenerator(_Generator):
     """torch device of each engine: cpu or cuda. cuda needs `generator.gpus`."""
 
     threads: Annotated[int, Field(ge=1)] = 1
-    """CPU threads of each engine. More are faster while cores are free; beyond the cores, engines and trainer
-    slow each other down."""
+    """CPU threads per engine. Beyond the free cores, engines and trainer slow each other down."""
 
     max_sequences: Annotated[int, Field(ge=1)] = 256
-    """Samples an engine decodes at once. More raise throughput until compute or memory for their keys and values
-    runs out; fewer finish each sample sooner."""
+    """Samples decoded at once per engine. More raise throughput until compute or cache memory runs
+    out."""
 
 
 class EmbeddedGeneratorConfig(_ModelGenerator):
@@ -85,8 +78,8 @@ class EmbeddedGeneratorConfig(_ModelGenerator):
     """Sampling backend."""
 
     deterministic: bool = False
-    """Decode one group at a time with per-sample seeds, so that a run repeats bit for bit. Much slower: use it to
-    debug."""
+    """Decode one group at a time with per-sample seeds, so that a run repeats bit for bit. Much
+    slower; for debugging."""
 
 
 class VllmGeneratorConfig(_ModelGenerator):
@@ -118,8 +111,7 @@ class NoGeneratorConfig(Config):
     """Sampling backend."""
 
     max_model_len: Annotated[int, Field(ge=2)] = 512
-    """Longest prompt plus completion, in tokens. Longer costs memory in the buffer and in the trainer; a row
-    that does not fit fails its group."""
+    """Longest prompt plus completion, in tokens. A longer row fails its group."""
 
     # What other kinds have as keys, for those who read a generator of any kind.
     has_engines: ClassVar[bool] = False

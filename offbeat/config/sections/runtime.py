@@ -30,8 +30,6 @@ class RuntimeConfig(Config):
         BeforeValidator(_variables),
         InWords("of names, none beginning with RAY_, to text or numbers; a switch is 0 or 1"),
     ] = {}
-    """Environment variables of every process of the run, as in ``{NCCL_DEBUG: INFO}``.
-
-    They win over those that are set. What stands here is the same on every machine and in each resume, and stays in
-    the recipe for all to read; what is left to the shell stays out of it, and may differ between two starts. On a
-    cluster, variables of the driver such as ``HF_*`` and ``NCCL_*`` reach the others, too."""
+    """Environment variables of every process, as in `{NCCL_DEBUG: INFO}`. They override existing
+    ones and are readable in the recipe. On a cluster, the driver's `HF_*`, `NCCL_*` and similar
+    variables are passed on too."""

@@ -14,12 +14,12 @@ class InOrderConfig(Config):
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 0
-    """Most weight versions between a sample's oldest token and training on it; 0 is
-    synchronous. More let generators run further ahead, and samples are more off-policy."""
+    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous;
+    more let engines run further ahead and are more off-policy."""
 
     max_lookahead: Annotated[int, Field(ge=0)] | None = None
-    """Batches generated ahead of the one in training; None: ``max_staleness``. Fewer give
-    fresher samples, more hide longer rollouts."""
+    """Batches generated ahead of the one in training. null: `max_staleness`. Fewer give fresher
+    samples, more hide longer rollouts."""
 
 
 class ReadyFirstConfig(Config):
@@ -29,8 +29,7 @@ class ReadyFirstConfig(Config):
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it; 0 is
-    synchronous. More let generators run further ahead, and samples are more off-policy: 1
+    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous; 1
     usually hides generation behind training."""
 
 
@@ -41,8 +40,8 @@ class WeightFifoConfig(Config):
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it; 0 is
-    synchronous. More let generators run further ahead, and samples are more off-policy."""
+    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous;
+    more let engines run further ahead and are more off-policy."""
 
 
 class WindowedConfig(Config):
@@ -52,21 +51,20 @@ class WindowedConfig(Config):
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it: the window. A
-    wider one discards fewer long rollouts, and samples are more off-policy."""
+    """Most weight versions between a sample's oldest token and training on it: the window. A wider
+    one discards fewer long rollouts."""
 
     over_sampling_ratio: Annotated[float, Field(ge=1)] = 1.0
-    """Groups admitted at once, as a multiple of those the window can train. More keep a step
-    from waiting for slow rollouts, and generate more that is discarded."""
+    """Groups admitted at once, as a multiple of what the window can train. More avoid waiting for
+    slow rollouts and discard more."""
 
     freshest_first: bool = False
-    """Train the newest weight versions first; off: arrival order. On is less off-policy and
-    evicts more of the long rollouts."""
+    """Train the newest versions first instead of arrival order. Less off-policy, but evicts more
+    long rollouts."""
 
     on_evicted: Literal["readmit", "drop"] = "readmit"
-    """A group that grew too old, ready or in flight: readmit rolls its prompt out again, drop
-    drops it as ``stale``. readmit trains every prompt at the price of a second rollout; drop
-    saves that, and trains fewer of the prompts with long responses."""
+    """Groups that grew too old: readmit rolls the prompt out again, drop counts it as `stale` and
+    trains fewer prompts with long responses."""
 
 
 class CustomSamplerConfig(Config):
@@ -79,12 +77,12 @@ class CustomSamplerConfig(Config):
     """Name of the policy."""
 
     target: str
-    """``module:Class``, importable from the working directory; called with ``groups_per_step``,
-    ``max_staleness`` and ``options`` as keyword arguments."""
+    """`module:Class`, importable from the working directory. It is called with `groups_per_step`,
+    `max_staleness` and `options` as keyword arguments."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it; enforced at use.
-    More let generators run further ahead, and samples are more off-policy."""
+    """Most weight versions between a sample's oldest token and training on it; checked when a group
+    is trained."""
 
     options: Options = {}
     """Further keyword arguments of the class."""

@@ -17,60 +17,53 @@ BUCKETS_AT_ONCE: Final = SENDERS_AT_ONCE * BUCKETS_IN_FLIGHT
 
 class _Sync(Config):
     mode: Literal["keep", "drain", "abort_stale"] = "keep"
-    """keep: running samples go on under the new weights; drain: engines finish them first and idle meanwhile;
-    abort_stale: as keep, but samples that would be too old for their step are cancelled, which saves compute."""
+    """keep: running samples continue under the new weights. drain: engines finish them first and
+    idle meanwhile. abort_stale: as keep, but cancel samples that would be too old."""
 
     interval: Annotated[int, Field(ge=1)] = 1
-    """Optimizer steps between two syncs. More steps spend less time on syncs, but samples are older:
-    `sampler.max_staleness` has to be at least this minus 1."""
+    """Optimizer steps between two syncs. `sampler.max_staleness` must be at least this minus 1."""
 
     chunk_mib: Annotated[float, Field(gt=0)] = 64.0
-    """Size of one transfer chunk in MiB; one tensor larger than this is a chunk of its own. Larger chunks cost
-    fewer calls and more memory on both sides; lower it if a rank runs out of memory while it publishes."""
+    """Size of a transfer chunk in MiB; a larger tensor is one chunk. Lower it if a rank runs out of
+    memory while it publishes."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Time an engine gets to take the weights before it is left behind as STALE. Raise it for large models on
-    slow links; a longer deadline notices a hung engine later."""
+    """Time for an engine to take the weights, after which it is STALE. Raise it for large models on
+    slow links."""
 
     wire_dtype: Literal["bfloat16", "float16", "float32"] | None = None
-    """Type in which floating-point weights travel and are served; None: as the trainer holds them. 16 bits halve
-    the transfer of a float32 trainer, and engines then sample from rounded weights."""
+    """Dtype in which floating-point weights travel and are served. null: as in the trainer. 16 bits
+    halve the transfer of a float32 trainer."""
 
     keep_float32: tuple[str, ...] = ("e_score_correction_bias", "expert_bias", "router_bias")
-    """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits: the biases by which routers choose
-    experts. Add a tensor whose rounding changes decisions; each one travels at twice the size."""
+    """Name endings of tensors that `wire_dtype` does not round: the biases by which routers choose
+    experts."""
 
     quantize: Literal["fp8_block"] | None = None
-    """Form in which vLLM engines hold and compute the matrices of layers. fp8_block: float8_e4m3fn with a scale for
-    each block of 128 x 128, rounded once by the trainer, as DeepSeek-V3's files have it: half the bytes of bfloat16,
-    and logprobs further from the trainer's; None: as ``wire_dtype`` says."""
+    """Form in which vLLM engines hold matrices. fp8_block: float8_e4m3fn with a scale per block of
+    128 x 128, rounded once by the trainer, as in DeepSeek-V3's files. null: `wire_dtype`."""
 
     adapter: Literal["separate", "merged"] = "separate"
-    """Content of a release when `trainer.lora` is set. separate: the adapters alone, which each engine adds to the
-    model it loaded, in its own memory; merged: the whole model with the adapters added, which spares engines that
-    work at the bytes of a full release."""
+    """Content of a release with `trainer.lora`. separate: only adapters, which each engine adds to
+    its model. merged: the whole model."""
 
     canary_interval: Annotated[int, Field(ge=0)] = 4
-    """Releases from one canary to the next: next-token distributions of the trainer that an engine has to
-    reproduce before it serves the release; a trainer's first release has one. 1 checks each release at a forward
-    pass of trainer and engine, a larger number costs less and notices a wrong engine later; 0: none."""
+    """Releases per canary: next-token distributions of the trainer that an engine must reproduce
+    before it serves. The first release has one. 0: none."""
 
     canary_tolerance: Annotated[float, Field(gt=0)] | None = None
-    """Nats by which an engine's answer to a canary may differ from the trainer's; more replaces the engine. Raise it
-    if healthy engines are replaced, as routers of experts choose others on tiny differences. None: 0.02, with 16-bit
-    weights 0.25, with kernels that round to 8 bits 1.5; 5 times the gap of an engine's first release
-    if that is more, up to twice the number."""
+    """Nats by which an engine may differ in a canary; beyond, it is replaced. null: 0.02, for
+    16-bit weights 0.25, for 8-bit kernels 1.5, or 5 times the gap of the engine's first release, up
+    to twice the number. Raise it if healthy engines are replaced."""
 
     delta: bool = False
-    """Whether a release also travels as what changed since the one before it, to engines that serve that one,
-    which rebuild its bytes exactly. Set it where few values change, as in 16 bits at small learning rates, and
-    the network is slow: each engine keeps one more copy of the weights in main memory, and so does the trainer's
-    rank 0 with object_store. Over reshard each rank compares what it holds; not with ``wire`` of devices."""
+    """Also send a release as the change since the last one. Saves bytes where few values change (16
+    bits, small learning rates). Each engine, and with object_store rank 0, keeps one more copy of
+    the weights in main memory. Not with a device `wire`."""
 
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
-    """Nats per token by which the logprobs of engine and trainer may differ on samples drawn under the weights
-    being trained; more ends the run. Set it to stop early rather than train on wrong ratios; None: a warning
-    from 0.02, with 16-bit weights from 0.1, with ``quantize`` from 0.4."""
+    """Nats per token by which engine and trainer may differ on on-policy samples; beyond, the run
+    ends. null: a warning from 0.02, with 16-bit weights 0.1, with `quantize` 0.4."""
 
 
 class ObjectStoreSyncConfig(_Sync):
@@ -104,9 +97,9 @@ class ReshardSyncConfig(_OverTcpSync):
     """Path of the bytes."""
 
     wire: Literal["tcp", "cuda_ipc", "nccl"] = "tcp"
-    """Wire that carries the buckets. tcp: main memory, between any machines; cuda_ipc: device memory that engines
-    open where it lies, for ranks and engines that share one GPU; nccl: from device to device, for GPUs of their
-    own. Both keep what a rank sends or receives once more in device memory; neither has been run on a GPU."""
+    """Wire of the buckets. tcp: main memory, any machines. cuda_ipc: device memory shared with
+    engines on the same GPU. nccl: between devices. Both need one more device copy of what is sent
+    or received, and have not run on a GPU."""
 
 
 SyncConfig = Annotated[

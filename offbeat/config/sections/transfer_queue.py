@@ -9,6 +9,5 @@ class TransferQueueConfig(Config):
     """Storage of finished groups that wait to be trained."""
 
     spool: Literal["ready", "off"] = "ready"
-    """ready: finished groups are also written to ``RUN/spool``, so that they outlive the
-    controller and are not rolled out again after it was lost; off: they live in its memory
-    alone, which saves the disk writes."""
+    """ready: also write finished groups to `RUN/spool`, so that they survive a lost controller.
+    off: keep them only in memory."""

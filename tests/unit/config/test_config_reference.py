@@ -1,6 +1,7 @@
+import re
 from pathlib import Path
 
-from offbeat.config.reference import document
+from offbeat.config.reference import document, is_repeated
 from offbeat.config.schema import known_keys
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
@@ -12,12 +13,17 @@ def test_the_configuration_page_is_what_the_models_say() -> None:
     )
 
 
-def test_every_key_has_one_row() -> None:
-    rows = [line for line in document().splitlines() if line.startswith("| `")]
-    named = [row.split("`")[1] for row in rows]
-    assert sorted(named) == sorted(key.key for key in known_keys().values() if not key.sections)
+def test_every_key_has_one_entry_unless_its_section_repeats_another() -> None:
+    entries = re.findall(r"^- `([\w.]+)` \(", document(), re.MULTILINE)
+    keys = [key.key for key in known_keys().values() if not key.sections]
+    assert sorted(entries) == sorted(key for key in keys if not is_repeated(key))
+    assert is_repeated("environments.NAME.data.path")
+    assert not is_repeated("data.path")
 
 
-def test_every_row_has_four_cells() -> None:
-    rows = [line for line in document().splitlines() if line.startswith("| `")]
-    assert {row.count(" | ") for row in rows} == {3}
+def test_a_section_that_repeats_another_refers_to_it() -> None:
+    assert "Its keys are those of [`environment`](#environment)." in document()
+
+
+def test_a_formula_starts_no_list() -> None:
+    assert re.findall(r"^ *-(?! `).*", document(), re.MULTILINE) == []

@@ -14,7 +14,7 @@ PAGE: Final = Path(__file__).parents[3] / "docs/coming-from.md"
 def test_a_key_is_explained_by_type_range_default_and_docstring() -> None:
     assert explain("generator.sampling.top_p").startswith(
         "generator.sampling.top_p: number, above 0, at most 1; default 1.0\n"
-        "    Nucleus mass to draw from; logprobs are of the untruncated distribution. "
+        "    Nucleus mass to draw from; logprobs are of the full distribution. "
     )
 
 

@@ -148,7 +148,7 @@ def test_a_key_given_twice_names_both_lines(report: Report) -> None:
 def test_a_missing_key_says_what_it_is(report: Report) -> None:
     text = report("seed: 1")
     assert "steps: required and missing: integer, at least 1" in text
-    assert "Optimizer steps to take. " in text
+    assert "Optimizer steps. " in text
     assert "Add it, or pass steps=..." in text
     assert "model: required and missing: section" in text
 
@@ -163,7 +163,7 @@ def test_a_bad_value_is_not_reported_as_missing_too(report: Report) -> None:
 def test_a_value_out_of_range_shows_value_range_default_and_meaning(report: Report) -> None:
     text = report(f"{SMALL}generator: {{engines: 0}}")
     assert "recipe.yaml:3: generator.engines = 0: has to be: integer, at least 1" in text
-    assert "Default: 1. Engine actors." in text
+    assert "Default: 1. Engine actors" in text
 
 
 def test_a_value_close_to_a_choice_is_told_so(report: Report) -> None:
