@@ -15,17 +15,16 @@ _HEAD: Final = """\
 
 Generated from `offbeat/telemetry/metric_table.py` by `python -m offbeat.telemetry.metrics_doc`; do not edit.
 
-One record per optimizer step, in `metrics.jsonl` and in every other sink, and one per evaluation. A line
-of `metrics.jsonl` is `{"step": .., "version": .., "time_s": .., <metrics>}`: `version` is the trainer
-version after the step (the step of W&B), `time_s` is Unix time. Of an evaluation `step` and `version` are
-the version that was scored, 0 for the initial weights: the trainer goes on meanwhile, so the line follows
-those of later steps. Charts and exports have it at that version; in W&B `eval/version` is its x axis. A
-value that is not finite is written as the string `"NaN"`, `"Infinity"` or `"-Infinity"`. A step trained
-again after a rewind has a second line, and the later one holds. A controller that is killed after a step
-was applied may leave no line of it: `offbeat export` and `report` then show what the journal knows of the
-step.
+`metrics.jsonl` and every other sink get one record per optimizer step and one per evaluation:
+`{"step": .., "version": .., "time_s": .., <metrics>}`. `version` is the trainer version after the step, `time_s` is
+Unix time. For an evaluation `step` and `version` are the version that was scored, 0 for the initial weights. Its line
+follows later steps, because training continues meanwhile; charts and exports show it at that version. Values that are
+not finite are `"NaN"`, `"Infinity"` or `"-Infinity"`. A step that is trained again after a rewind has a second line,
+which replaces the first. If a controller is killed after a step, the line may be missing; `offbeat export` and `report`
+then use the journal.
 
-*Over the step* says how the values within a step become its one number.
+The second column has the unit, and how the values within a step become one number. In `staleness/`, names end with an
+age in versions: `2_3` is 2 or 3, `4_up` is 4 or more.
 """
 
 
@@ -36,13 +35,14 @@ def document() -> str:
 
 
 def _section(prefix: str, metrics: list[MetricSpec]) -> str:
+    rows = groupby(metrics, key=lambda m: (m.unit, m.reduction, m.meaning, m.when_it_rises))
     lines = [
         f"\n## {prefix}/\n",
-        "| metric | unit | over the step | meaning | when it rises |",
-        "|---|---|---|---|---|",
+        "| metric | unit, reduction | meaning | when it rises |",
+        "|---|---|---|---|",
         *(
-            f"| `{m.name}` | {m.unit} | {m.reduction} | {m.meaning} | {m.when_it_rises} |"
-            for m in metrics
+            f"| {', '.join(f'`{m.name}`' for m in same)} | {unit}, {how} | {meaning} | {rises} |"
+            for (unit, how, meaning, rises), same in rows
         ),
     ]
     return "\n".join(lines) + "\n"
