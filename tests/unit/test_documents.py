@@ -214,3 +214,16 @@ def test_the_rule_about_long_lines_spares_tables_code_and_addresses() -> None:
     long = "word " * 30
     assert long_lines(f"{long}\n| {long}|\n```\n{long}\n```\n{long}") == [1, 6]
     assert long_lines(f"[page](https://{long})") == []
+
+
+def test_every_error_that_the_page_of_errors_names_is_a_class() -> None:
+    page = (ROOT / "docs/errors.md").read_text()
+    classes = {
+        node.name
+        for path in (ROOT / "offbeat").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    named = set(re.findall(r"`([A-Z]\w+)`", page)) - {"BaseException", "Exception"}
+    assert len(named) > 90
+    assert {name for name in named if not name.isupper()} - classes == set()
