@@ -4,7 +4,6 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 SEEDS ?= 10000
-SECONDS ?= 600
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,7 +38,7 @@ NEWEST_STAMP := $(NEWEST_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-queue soak-queue clean
+.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -64,8 +63,7 @@ help:
 	@echo 'make run-vllm   the quickstart on vLLM (CPU build: 4 GB on disk, in an environment of its own)'
 	@echo 'make test-vllm  the tests of the vLLM engine, in the same environment (some minutes)'
 	@echo 'make bench   the quickstart beside TRL on the same model, task and machine (about 5 minutes)'
-	@echo 'make bench-queue  the transfer queue beside PyPI TransferQueue and plain Ray references (about 5 minutes)'
-	@echo 'make soak-queue   the transfer queue under kills, then an audit (10 minutes; SECONDS=60 ARGS="--seed 7")'
+	@echo 'make bench-queue  the path of a run from worker to trainer against PyPI TransferQueue (about 3 minutes)'
 	@echo 'make clean   remove the environments and caches; runs/ stays'
 	@echo
 	@echo 'PYTHON=python3.12     another interpreter, 3.11 or newer'
@@ -177,9 +175,6 @@ bench: $(RUN_STAMP) $(TRL_STAMP)
 
 bench-queue: $(QUEUE_STAMP)
 	$(QUEUE_VENV)/bin/python -m benchmarks.transfer_queue --json $(BENCH_DIR)/queue.json $(ARGS)
-
-soak-queue: $(RUN_STAMP)
-	$(BIN)/python -m benchmarks.queue_soak --seconds $(SECONDS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(QUEUE_VENV) $(NEWEST_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

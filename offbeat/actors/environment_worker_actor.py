@@ -61,8 +61,12 @@ from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
 if TYPE_CHECKING:
     from offbeat.endpoint.agent_groups import AgentGroups
 
-COALESCED_BYTES: Final = 64 * 1024
-"""Bytes of payloads of small groups that share one reply; a larger group has its own."""
+COALESCED_BYTES: Final = 4 * 2**20
+"""Bytes from which on a reply carries no further group.
+
+A reply is one object of Ray's store, which costs about 2 ms of CPU whatever its size. The object is
+freed with its last group, so a larger bound would keep more memory of trained groups.
+"""
 
 
 @dataclass(frozen=True, slots=True)
