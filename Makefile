@@ -83,7 +83,7 @@ run-images: $(VISION_STAMP)
 # Tests on real actors mostly wait, as do those that start other programs; unit tests compute. Side by side they fill
 # two cores. The last two rooms of the unit tests run behind the tests in process, which are done first.
 LAST_UNITS := tests/unit/trainers tests/unit/weight_sync
-IN_PROCESS := $(filter-out tests/unit/ tests/ray/ tests/ray_jobs/ tests/ray_queue/,$(wildcard tests/*/)) $(LAST_UNITS)
+IN_PROCESS := $(filter-out tests/unit/ tests/ray/ tests/ray_jobs/,$(wildcard tests/*/)) $(LAST_UNITS)
 
 ifeq ($(ARGS),)
 test: $(DEV_STAMP)
@@ -94,7 +94,7 @@ test: $(DEV_STAMP)
 endif
 
 test-on-actors: $(DEV_STAMP)
-	$(BIN)/python -m pytest tests/ray tests/ray_jobs tests/ray_queue tests/contract -m "ray and not long"
+	$(BIN)/python -m pytest tests/ray tests/ray_jobs tests/contract -m "ray and not long"
 
 test-units: $(DEV_STAMP)
 	$(BIN)/python -m pytest tests/unit $(LAST_UNITS:%=--ignore=%) -m "not ray and not long"

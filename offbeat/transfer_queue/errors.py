@@ -1,4 +1,4 @@
-"""Errors shared by the index of the main job and the queue service."""
+"""Error of the queue index."""
 
 from offbeat.messages.failures import OffbeatError
 

@@ -69,9 +69,6 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "generators/vllm/weights.py WeightUpdates._fetch",
         "generators/vllm/weights.py WeightUpdates._update",
         "launch/cluster.py start_ray",
-        "queue_service/clients/links.py BlockingLink._carry",
-        "queue_service/server/request_handler.py RequestHandler._add_columns",
-        "queue_service/server/request_handler.py RequestHandler._put",
         "rollouts/calls.py environment_code",
         "rollouts/samples.py SampleDraws.draw_all",
         "sampler/checked_sampler.py CheckedSampler._call",
@@ -97,9 +94,6 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "staging/thread_job.py ThreadJob._answer",
         "weight_sync/transports/bounded_calls.py _begun",
         "weight_sync/transports/reshard_receiver.py _Transfer._work",
-        "queue_service/server/request_handler.py RequestHandler._save",
-        "queue_service/server/request_handler.py RequestHandler._serve",
-        "queue_service/server/request_handler.py RequestHandler.take",
     ),
     USER_CODE: (
         "config/user_code.py describe",  # the message of an error class of the user's

@@ -20,14 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "offbeat"
 PURE_ROOMS = (
     *("messages", "config", "transfer_queue", "sampler", "controller"),
-    *("runs", "run_files", "queue_service", "staging"),
+    *("runs", "run_files", "staging"),
 )
-DOORS = (
-    "offbeat.transfer_queue.tensordict_codec",
-    "offbeat.queue_service.ray_actor",
-    "offbeat.queue_service.ray_links",
-)
-"""Modules of the pure rooms that import tensors or Ray; no other module of them does."""
+DOORS = ("offbeat.transfer_queue.tensordict_codec",)
+"""Modules of the pure rooms that import tensors; no other module of them does."""
 
 REPLAYED_ROOMS = ("controller", "sampler", "transfer_queue")
 """The simulator runs these on a virtual clock from a seed, and again, bit for bit."""

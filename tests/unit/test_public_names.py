@@ -10,9 +10,8 @@ from types import ModuleType
 import pytest
 
 import offbeat
-import offbeat.queue_service
 
-FACES = [offbeat, offbeat.queue_service]
+FACES = [offbeat]
 
 
 def declared(face: ModuleType) -> dict[str, str]:
@@ -38,9 +37,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error(face: ModuleType) -> No
 
 
 def test_importing_the_package_loads_neither_ray_nor_torch() -> None:
-    program = (
-        "import sys, offbeat, offbeat.queue_service; print(*{'ray', 'torch'} & {*sys.modules})"
-    )
+    program = "import sys, offbeat; print(*{'ray', 'torch'} & {*sys.modules})"
     finished = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

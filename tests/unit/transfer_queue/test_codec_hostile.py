@@ -13,7 +13,6 @@ from codec_payloads import all_same, example, payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.queue_service.storage.blocks import columns_in, described
 from offbeat.transfer_queue.codec import (
     Column,
     CorruptPayload,
@@ -242,18 +241,6 @@ def test_a_header_longer_than_the_payload_is_refused() -> None:
 def test_another_version_is_refused_by_its_number() -> None:
     with pytest.raises(CorruptPayload, match="version 2; expected version 1"):
         unpack(forged_header(b"\x02\x93\x91\x01\x90\x90"))
-
-
-def test_a_block_that_does_not_belong_to_the_header_is_refused() -> None:
-    block = described(example())
-    header, memory = block.shape.header, np.empty(block.shape.nbytes, np.uint8)
-    block.write(memory)
-    for wrong in (memory[:0], memory[:-8], np.append(memory, memory[:1])):
-        with pytest.raises(CorruptPayload):
-            columns_in(header, wrong)
-    for end in range(len(header)):
-        with pytest.raises(CorruptPayload):
-            columns_in(header[:end], memory)
 
 
 def test_a_writer_that_dies_in_the_middle_leaves_nothing_that_unpacks() -> None:

@@ -1,1 +1,0 @@
-"""Clients of the queue service: one for an event loop, one that blocks."""

@@ -1,1 +1,0 @@
-"""The server of the queue service: connections, requests, payload memory, snapshots."""
