@@ -127,10 +127,10 @@ class PendingWaits:
                 entry.end(reason)
 
     async def local(
-        self, waiter: str, *, target: str, until: Awaitable[None], pump: Pump | None = None
-    ) -> None:
+        self, waiter: str, *, target: str, until: Awaitable[T], pump: Pump | None = None
+    ) -> T:
         """Await a change of run state under a name; the watchdog reports it when it stalls."""
-        await self._listed(waiter, target, _NEVER, until, pump)
+        return await self._listed(waiter, target, _NEVER, until, pump)
 
     async def pause(self, waiter: str, *, target: str, for_s: float) -> None:
         """Back off; until it is over, the watchdog waits too."""
@@ -141,14 +141,14 @@ class PendingWaits:
         waiter: str,
         target: str,
         for_s: float,
-        until: Awaitable[None],
+        until: Awaitable[T],
         pump: Pump | None = None,
-    ) -> None:
+    ) -> T:
         now = asyncio.get_running_loop().time()
         entry = PendingWait(waiter, target, now, now + for_s, pump)
         self._open[entry] = None
         try:
-            await until
+            return await until
         finally:
             del self._open[entry]
 

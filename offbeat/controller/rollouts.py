@@ -44,11 +44,15 @@ _REPORT_S: Final = 5.0
 """Seconds for the worker to report that a rollout is past its deadline, and what it waited for."""
 
 
-class _Turn(enum.Enum):
-    """The source of the next group to dispatch."""
+class _Again(enum.Enum):
+    """The source of a group that is dispatched again."""
 
-    WAITING = enum.auto()  # one that comes again
-    FRESH = enum.auto()  # a prompt not drawn yet
+    DUE = enum.auto()
+    TRIAL = enum.auto()  # in an outage of the environment
+
+
+_Turn = Admission | _Again
+"""The next group to dispatch: a prompt not drawn yet, with its admission, or one that comes again."""
 
 
 class _Running(NamedTuple):
@@ -92,9 +96,11 @@ class RolloutPump:
         state = self._state
         async with asyncio.TaskGroup() as rollouts:
             while True:
-                await state.waits.until(Pump.ROLLOUT, "room for a prompt group", self._can_dispatch)
+                turn = await state.waits.until(
+                    Pump.ROLLOUT, "room for a prompt group", self._next_turn
+                )
                 if self._budget.covers_next_group:
-                    self._dispatch_one(rollouts)
+                    self._dispatch_one(turn, rollouts)
                 else:
                     self._budget.end_run()
 
@@ -104,14 +110,12 @@ class RolloutPump:
 
     # --- admission -------------------------------------------------------------------------------
 
-    def _can_dispatch(self) -> bool:
-        return (
-            self._is_dispatch_open()
-            and self._has_free_slot()
-            and self._has_room(0)
-            and self._has_candidate()
-            and self._budget.is_settled
-        )
+    def _next_turn(self) -> _Turn | None:
+        """Return the next group to dispatch, if one may be dispatched now. Changes nothing."""
+        if not (self._is_dispatch_open() and self._has_free_slot() and self._has_room(0)):
+            return None
+        turn = self._turn()
+        return turn if turn is not None and self._budget.is_settled else None
 
     def _is_dispatch_open(self) -> bool:
         """Return whether no sync, operator or rewind holds dispatches back."""
@@ -126,12 +130,8 @@ class RolloutPump:
         has_slot = state.ledger.in_flight < self._max_in_flight and state.fleet.is_serving
         return has_slot and self._retries.outage.may_dispatch(now)
 
-    def _has_candidate(self) -> bool:
-        """Return whether a group is next in turn, or may be tried in an outage."""
-        return self._turn() is not None or self._waiting.next_trial(self._has_room) is not None
-
-    def _turn(self) -> "_Turn | None":
-        """Return the source of the next dispatch, if there is room for it now.
+    def _turn(self) -> _Turn | None:
+        """Return the next group in turn that has room, or else the next trial in an outage.
 
         Groups of the step in progress go first, then a fresh prompt for that step. Groups of later
         steps leave room for those of earlier ones, which the step in progress may need.
@@ -139,15 +139,15 @@ class RolloutPump:
         due = self._waiting.next_due()
         due_step = None if due is None else earliest_step(due.target_step)
         if due_step is not None and due_step <= self._state.step:
-            return _Turn.WAITING
+            return _Again.DUE
         fresh = self._next_admission()
         if fresh is not None and fresh.target_step == self._state.step:
-            return _Turn.FRESH
-        if due_step is not None:
-            return _Turn.WAITING if self._has_room(self._waiting.before(due_step)) else None
-        if fresh is None or not self._has_room(self._state.ledger.admitted):
-            return None
-        return _Turn.FRESH
+            return fresh
+        if due_step is not None and self._has_room(self._waiting.before(due_step)):
+            return _Again.DUE
+        if due_step is None and fresh is not None and self._has_room(self._state.ledger.admitted):
+            return fresh
+        return _Again.TRIAL if self._waiting.next_trial(self._has_room) is not None else None
 
     def _has_room(self, waiting: int) -> bool:
         """Return whether one more group of maximum size fits the buffer, besides ``waiting``."""
@@ -165,15 +165,15 @@ class RolloutPump:
             return None
         return state.sampler.admit(state.view)
 
-    def _dispatch_one(self, rollouts: asyncio.TaskGroup) -> None:
-        """Dispatch one group: a returned one, or a new prompt."""
+    def _dispatch_one(self, turn: _Turn, rollouts: asyncio.TaskGroup) -> None:
+        """Dispatch the group whose turn it is; the prompts may be at their end instead."""
         state = self._state
-        match self._turn():
-            case _Turn.WAITING:
+        match turn:
+            case Admission():
+                prompt_index = self._draw(turn)
+            case _Again.DUE:
                 prompt_index = self._waiting.pop_due()
-            case _Turn.FRESH:
-                prompt_index = self._draw()
-            case None:
+            case _Again.TRIAL:
                 prompt_index = self._waiting.pop_trial(self._has_room)
         if prompt_index is None:
             return
@@ -199,13 +199,11 @@ class RolloutPump:
         group = self._state.ledger.groups[prompt_index]
         return group.engine if ReturnKind.INFRASTRUCTURE in group.returns else ""
 
-    def _draw(self) -> int | None:
+    def _draw(self, admission: Admission) -> int | None:
+        """Admit the next prompt; return None at the end of the prompts."""
         state = self._state
         if self._prompts.prompt(state.ledger.totals.drawn) is None:
             state.prompts.is_exhausted = True
-            return None
-        admission = state.sampler.admit(state.view)
-        if admission is None:
             return None
         return state.ledger.admit(admission.target_step)
 

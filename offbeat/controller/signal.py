@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Signal:
@@ -14,21 +17,22 @@ class Signal:
     """
 
     def __init__(self) -> None:
-        self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        self._waiters: dict[asyncio.Future[None], Callable[[], object]] = {}
         self._look_is_due = False
 
-    async def wait_for(self, predicate: Callable[[], bool]) -> None:
-        """Wait until ``predicate`` holds; return at once if it holds now.
+    async def wait_for(self, predicate: Callable[[], T | None]) -> T:
+        """Wait until ``predicate`` holds; return its value, at once if it holds now.
 
-        Its exceptions are raised here.
+        It holds if its value is true. Its exceptions are raised here.
         """
-        while not predicate():
+        while not (value := predicate()):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters[waiter] = predicate
             try:
                 await waiter
             finally:
                 del self._waiters[waiter]
+        return value
 
     def notify(self) -> None:
         """Have every waiter check its predicate again.
@@ -45,7 +49,7 @@ class Signal:
             if waiter.done():
                 continue
             try:
-                calls_for_attention = predicate()
+                calls_for_attention = bool(predicate())
             except Exception:  # noqa: BLE001 - the waiting task evaluates it again, and raises it
                 calls_for_attention = True
             if calls_for_attention:

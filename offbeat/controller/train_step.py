@@ -16,7 +16,7 @@ import structlog
 
 from offbeat.config.limits import microbatch_tokens, trainer_replicas
 from offbeat.config.loss_spec import LossSpec
-from offbeat.controller.errors import EmptyBatch
+from offbeat.controller.errors import EmptyBatch, TrainerLost
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import GroupRecord
@@ -182,15 +182,11 @@ class TrainStep:
             state.observer.trainer_waits(TrainerTime.WAITING_GROUPS),
             measures.timed("wait_groups"),
         ):
-            await state.waits.until(
-                Pump.TRAIN,
-                "ready groups",
-                lambda: state.trainer.lost is not None or self._due() is not None,
+            due = await state.waits.until(
+                Pump.TRAIN, "ready groups", lambda: state.trainer.lost or self._due()
             )
-        state.trainer.check()
-        due = self._due()
-        if due is None:
-            raise AssertionError("woken before the step could go on")
+        if isinstance(due, TrainerLost):
+            raise due
         if due.is_empty_batch:
             raise EmptyBatch(state.step)
         return due

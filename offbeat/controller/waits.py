@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from offbeat.controller.observer import Observer
 from offbeat.controller.pending_waits import PendingWaits, Pump
@@ -11,6 +11,7 @@ from offbeat.controller.signal import Signal
 from offbeat.messages.failures import Component
 from offbeat.telemetry.status import NamedWait
 
+T = TypeVar("T")
 _JOURNAL_DEADLINE_S: Final = 120.0
 
 
@@ -39,17 +40,19 @@ class Waits(PendingWaits):
         return self.listed(self._clock())
 
     async def until(
-        self, pump: Pump, target: str, predicate: Callable[[], bool], *, waiter: str = ""
-    ) -> None:
+        self, pump: Pump, target: str, predicate: Callable[[], T | None], *, waiter: str = ""
+    ) -> T:
         """Wait until ``predicate`` holds, under the name of the pump or of its call ``waiter``.
 
-        It still holds for the caller until the caller awaits.
+        Return its value, which stays true for the caller until the caller awaits.
         """
-        if not predicate():
+        value = predicate()
+        if not value:
             since = self._clock()
             until = self._signal.wait_for(predicate)
-            await self.local(waiter or pump, target=target, until=until, pump=pump)
+            value = await self.local(waiter or pump, target=target, until=until, pump=pump)
             self._observer.waited(pump, target, since)
+        return value
 
     async def unlisted(self, predicate: Callable[[], bool]) -> None:
         """Wait until ``predicate`` holds; the watchdog does not list the wait."""

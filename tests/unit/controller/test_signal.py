@@ -42,7 +42,7 @@ def test_every_waiter_is_woken_and_a_cancelled_one_takes_nothing_from_the_others
         waiters[0].cancel()  # woken, and not yet run
         results = await asyncio.gather(*waiters, return_exceptions=True)
         assert isinstance(results[0], asyncio.CancelledError)
-        assert results[1:] == [None, None]
+        assert results[1:] == [True, True], "the value of the predicate"
 
     run(main())
 
