@@ -1,6 +1,7 @@
 """Admission that keeps a place for every group: shared by the policies that discard nothing."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from offbeat.sampler.policy import (
     Admission,
@@ -9,6 +10,8 @@ from offbeat.sampler.policy import (
     past_bound,
     past_bound_in_flight,
 )
+
+_TO_ANY_STEP: Final = Admission()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Paced:
         return (self.max_staleness + 1) * self.groups_per_step
 
     def admit(self, view: View) -> Admission | None:
-        return Admission() if view.outstanding < self._room(view) else None
+        return _TO_ANY_STEP if view.outstanding < self._room(view) else None
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
         """Return whether a waiting group has a place.
@@ -67,5 +70,7 @@ def places_until(view: View, version: int, groups_per_step: int) -> int:
     step = view.trainer_version + 1
     if version < view.trainer_version:
         return 0
-    without = sum(count for at, count in view.batch_deficits.items() if step < at <= version + 1)
-    return view.groups_needed + (version + 1 - step) * groups_per_step - without
+    places = view.groups_needed + (version + 1 - step) * groups_per_step
+    if deficits := view.batch_deficits:
+        places -= sum(count for at, count in deficits.items() if step < at <= version + 1)
+    return places
