@@ -88,9 +88,9 @@ class Observer:
 
     def rolled_out(self, task: RolloutTask, outcome: str, since_s: float) -> None:
         """Observe the end of a rollout, which began at ``since_s``."""
-        now, facts = self._clock(), {"attempt": task.attempt}
-        self._trace.span(("group", task.group_id), outcome, since_s, now, **facts)
-        self._trace.span(("engine", task.engine), task.group_id, since_s, now, **facts)
+        now, name, attempt = self._clock(), task.group_id, task.attempt
+        self._trace.span(("group", name), outcome, since_s, now, attempt=attempt)
+        self._trace.span(("engine", task.engine), name, since_s, now, attempt=attempt)
 
     def synced(self, ack: WeightsAck, since_s: float) -> None:
         """Observe that an engine serves a release whose transfer began at ``since_s``."""
