@@ -1,7 +1,6 @@
 """Arguments that several commands have, and what they say of a setting written as an option."""
 
 import difflib
-import enum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -64,23 +63,3 @@ def _setting(option: str, value: str) -> str:
         return f"{key}=VALUE"
     is_key = schema.known(key) is not None or bool(translated([key]))
     return f"{key}={value}" if is_key else "KEY=VALUE"
-
-
-class StagedPart(enum.StrEnum):
-    """Directory of a recipe that is staged."""
-
-    MODEL = "model"
-    WEIGHTS = "weights"
-    TEACHER = "teacher"
-
-    @property
-    def key(self) -> str:
-        """Return the key of a recipe that names it."""
-        return _KEYS[self]
-
-
-_KEYS: Final = {
-    StagedPart.MODEL: "model.path",
-    StagedPart.WEIGHTS: "model.weights",
-    StagedPart.TEACHER: "algorithm.loss.teacher",
-}

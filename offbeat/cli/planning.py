@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand, StagedPart
+from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand
 from offbeat.messages.text import printable_lines
 
 planning_app = typer.Typer(rich_markup_mode=None)
@@ -137,34 +137,31 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
     )
 
 
-@planning_app.command(cls=RecipeCommand)
+@planning_app.command()
 def stage(
-    what: Annotated[
+    model: Annotated[
         str,
-        typer.Argument(
-            metavar="RECIPE|MODEL",
-            help="YAML recipe, for its model.path; a model directory; or OWNER/NAME[@REVISION] of the "
-            "Hugging Face Hub.",
-        ),
+        typer.Argument(metavar="OWNER/NAME[@REVISION]", help="Model of the Hugging Face Hub."),
     ],
     target: Annotated[
         Path, typer.Option("--to", help="Directory on each node's own disk, from / on.")
     ],
-    overrides: OverridesArgument = None,
-    part: Annotated[
-        StagedPart,
-        typer.Option(help="Of a recipe: model (model.path), weights (model.weights), or teacher."),
-    ] = StagedPart.MODEL,
+    others: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
+    part: Annotated[str | None, typer.Option(hidden=True)] = None,
     stall_timeout_s: Annotated[
         float,
         typer.Option(
             "--stall-timeout",
             min=1.0,
-            help="Seconds a node may handle no byte; then it is left out.",
+            help="Seconds without a new byte after which a download is killed and continued.",
         ),
     ] = 120.0,
 ) -> None:
-    """Copy a model to every node of the cluster, and compare digests. 1: a node lacks it."""
+    """Download a model to this machine, or with RAY_ADDRESS to every node of that cluster.
+
+    Every file is compared with its checksum. Exit code 1: a node lacks the model.
+    """
     from offbeat.cli.stage import stage_exit_code
 
-    raise typer.Exit(stage_exit_code(what, overrides or [], target, stall_timeout_s, part))
+    removed = [*(others or []), *(["--part", part] if part else [])]
+    raise typer.Exit(stage_exit_code(model, removed, target, stall_timeout_s))

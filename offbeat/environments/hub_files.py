@@ -8,7 +8,7 @@ resolved to its commit once, which the run records; from then on that commit is 
 # huggingface_hub leaves a few parameters untyped, and re-exports the errors of its HTTP client.
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -62,7 +62,7 @@ def resolved_commit(path: str) -> str:
     from huggingface_hub import resolve_revision  # noqa: PLC0415
 
     wanted = _parsed(path)
-    with _as_hub_files_error(path, wanted):
+    with _dataset_errors(path, wanted):
         return resolve_revision(
             wanted.dataset, repo_type="dataset", revision=wanted.revision
         ).resolved
@@ -79,7 +79,7 @@ def hub_files(path: str, commit: str) -> list[Path]:
 
     wanted = _parsed(path)
     dataset, pattern = wanted.dataset, wanted.pattern
-    with _as_hub_files_error(path, wanted):
+    with _dataset_errors(path, wanted):
         folder = snapshot_download(
             dataset, repo_type="dataset", revision=commit, allow_patterns=[pattern]
         )
@@ -113,23 +113,37 @@ def _listing(names: list[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
+def _dataset_errors(path: str, wanted: HubPath) -> AbstractContextManager[None]:
+    fetch = f"{wanted.dataset} --repo-type dataset --include '{wanted.pattern}'"
+    fix = f"fetch them elsewhere with: hf download {fetch} --local-dir DIRECTORY, and name that directory"
+    return hub_errors(path, f"dataset {wanted.dataset}", wanted.revision, fix)
+
+
 @contextmanager
-def _as_hub_files_error(path: str, wanted: HubPath) -> Generator[None]:
-    """Raise the errors of the hub's client as one that says what to do."""
+def hub_errors(
+    path: str, repository: str, revision: str | None, offline_fix: str
+) -> Generator[None]:
+    """Turn the errors of the hub's client into ``HubFilesError``.
+
+    Args:
+        path: The name that the user wrote.
+        repository: Kind and name of the repository, as in "dataset owner/name".
+        revision: The requested branch, tag or commit.
+        offline_fix: What to do on a machine without a network.
+    """
     from huggingface_hub import errors  # noqa: PLC0415
 
-    dataset = wanted.dataset
     try:
         yield
     except errors.GatedRepoError as error:
         fix = "Accept its terms on its page, and set HF_TOKEN to a token of that account"
-        raise HubFilesError(path, f"access to {dataset} has to be granted", fix) from error
+        raise HubFilesError(path, f"access to {repository} has to be granted", fix) from error
     except errors.RepositoryNotFoundError as error:
-        problem = f"there is no dataset {dataset} on the hub, or it is private"
+        problem = f"there is no {repository} on the hub, or it is private"
         fix = "Correct the name, or set HF_TOKEN to a token that may read it"
         raise HubFilesError(path, problem, fix) from error
     except errors.RevisionNotFoundError as error:
-        problem = f"{dataset} has no revision {wanted.revision!r}"
+        problem = f"{repository} has no revision {revision!r}"
         raise HubFilesError(path, problem, "Name a branch, a tag or a commit of it") from error
     except (
         OSError,
@@ -143,8 +157,4 @@ def _as_hub_files_error(path: str, wanted: HubPath) -> Generator[None]:
             f"the hub cannot be reached or is switched off by HF_HUB_OFFLINE, and the cache lacks "
             f"files ({type(error).__name__}: {first_line(error)})"
         )
-        fix = (
-            f"Go online, or fetch them elsewhere with: hf download {dataset} --repo-type dataset "
-            f"--include '{wanted.pattern}' --local-dir DIRECTORY, and name that directory"
-        )
-        raise HubFilesError(path, problem, fix) from error
+        raise HubFilesError(path, problem, f"Go online, or {offline_fix}") from error

@@ -1,145 +1,189 @@
-"""Puts a model on the local disk of every node of the cluster: ``offbeat stage``."""
+"""Downloads a model to the local disk of this machine, or of every node of a cluster.
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-# Ray declares functions without the types of their parameters.
+``huggingface_hub.snapshot_download`` runs in a child process. If no byte moves for some time, the
+child is killed and started again; it keeps whole files. A client that hangs blocks no node for ever.
+"""
 
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, Protocol
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+import msgspec
 
-from offbeat.actors.handles import Handle
-from offbeat.actors.staging_actor import ModelReaderActor, RayStagingJob, StagingActor
-from offbeat.launch.cluster import start_ray
-from offbeat.launch.stopping import stop_ray
-from offbeat.messages.failures import OffbeatError
-from offbeat.staging.hub_model import HubModel, downloaded
-from offbeat.staging.manifest import ModelManifest, SourceStalled, shortened
-from offbeat.staging.outcome import NodeOutcome, as_node_outcome
-from offbeat.staging.progress import ProgressMeter
-from offbeat.staging.source import pickles_of, read_manifest
-from offbeat.staging.thread_job import ThreadJob
-from offbeat.staging.watchdog import Stalled, watch
+from offbeat.launch.bounded_call import bounded
+from offbeat.launch.hub_snapshot import CannotStage, HubSnapshot, verify
+from offbeat.messages.text import printable
 
-T = TypeVar("T")
-_AT_SOURCE = "this machine"
-_READS = 8  # concurrent reads of nodes that do not see the source; each needs a thread and 8 MiB
+_LOOK_S: Final = 0.5
+_SAY_EVERY_S: Final = 10.0
+_KILL_S: Final = 10.0
+_VERIFY_S: Final = 120.0
+_SLOWEST_BYTES_PER_S: Final = 20 * 2**20  # of a disk from which files are verified
+_FRUITLESS: Final = 3
+"""Downloads in a row that stall without completing a file, after which the node gives up."""
 
 
 @dataclass(frozen=True, slots=True)
-class StagingRequest:
-    """A model to stage, and the directory to put it into on each node."""
+class DownloadProgress:
+    """State of the target directory. Two equal states mean that no byte moved."""
 
-    model: Path | HubModel
-    target: Path
-    stall_s: float
-    runtime_env: Mapping[str, str]
+    missing: tuple[str, ...]
+    done_bytes: int
+    wanted_bytes: int
+    files: frozenset[tuple[str, int, int]]
+    """Path, size and time of change [ns] of every file, incomplete ones included."""
 
-
-class SystemClock:
-    """``WatchClock`` of this machine."""
-
-    def now_s(self) -> float:
-        return time.monotonic()
-
-    def pause(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def __str__(self) -> str:
+        more = f" and {len(self.missing) - 1} more" if len(self.missing) > 1 else ""
+        missing = f"without {self.missing[0]}{more}, " if self.missing else ""
+        return f"{missing}{self.done_bytes:,} of {self.wanted_bytes:,} bytes"
 
 
-def stage(request: StagingRequest, say: Callable[[str], None]) -> dict[str, NodeOutcome]:
-    """Copy a model to every node of the cluster that ``RAY_ADDRESS`` names; return the outcomes.
+class Download(Protocol):
+    """A running download."""
+
+    def ended(self, within_s: float) -> bool:
+        """Return whether the download has ended, after waiting for it."""
+        ...
+
+    def kill(self) -> None:
+        """Kill the download and remove its incomplete files."""
+        ...
+
+    def raise_problem(self) -> None:
+        """Raise ``CannotStage`` if the download that has ended failed."""
+        ...
+
+
+class ChildDownload:
+    """``Download`` in a child process, which dies with this one."""
+
+    def __init__(self, snapshot: HubSnapshot, target: Path) -> None:
+        self._target = target
+        described = msgspec.json.encode(snapshot).decode()
+        module = (sys.executable, "-m", "offbeat.launch.hub_snapshot", str(os.getpid()))
+        self._child = subprocess.Popen(  # noqa: S603 - this package
+            [*module, described, str(target)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={
+                **os.environ,
+                "HF_HUB_VERBOSITY": "error",
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            },
+        )
+
+    def ended(self, within_s: float) -> bool:
+        try:
+            self._child.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        self._child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the process waits for a dead disk
+            self._child.communicate(timeout=_KILL_S)
+        for part in self._target.glob(".cache/huggingface/**/*.incomplete"):
+            part.unlink(missing_ok=True)
+
+    def raise_problem(self) -> None:
+        _, errors = self._child.communicate()
+        if self._child.returncode == 0:
+            return
+        lines = errors.decode(errors="replace").split("\n")
+        said = next((line for line in reversed(lines) if line.strip()), "no message")
+        problem = f"the download failed with code {self._child.returncode}: {printable(said)}"
+        raise CannotStage(str(self._target), problem, "Stage again: whole files are kept")
+
+
+def staged(snapshot: HubSnapshot, target: Path, stall_s: float) -> Generator[str]:
+    """Download a model to ``target`` and verify it; yield lines on the progress.
 
     Raises:
-        NothingToStage: The model cannot be read.
-        SourceStalled: Its disk or the hub stands still; what reads it goes on in threads.
-        RayNotStarted: No cluster was started on this machine.
-        ClusterUnreachable: There is no cluster at ``RAY_ADDRESS``.
-        TokenRefused: It requires a token that this process does not have.
+        CannotStage: The download fails or stalls, or a file is damaged.
+        DeadlineExceeded: The disk or the hub is too slow for the comparison with the checksums.
+        HubFilesError: The hub does not answer.
     """
-    start_ray(request.runtime_env)
     try:
-        model, stall_s = request.model, request.stall_s
-        if isinstance(model, HubModel):
-            what = f"download of {model.name}"
-            here = awaited(partial(downloaded, model), what, stall_s, say)
-            model, pickles = here.folder, here.pickles
-        else:
-            pickles = pickles_of(model)
-        manifest = awaited(partial(read_manifest, model), f"reading of {model}", stall_s, say)
-        say(f"{len(manifest.files)} files, {manifest.nbytes:,} bytes, read once at {model}")
-        if pickles:
-            say(f"Left out, since pickles run code when they are loaded: {shortened(pickles)}")
-        target_by_node = dict.fromkeys(node_ids(), request.target)
-        return stage_on(target_by_node, model, manifest, stall_s, say)
-    finally:
-        stop_ray([])
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotStage(str(target), str(error), "Fix the disk or the path") from error
+    with _locked(target):
+        start, look = partial(ChildDownload, snapshot, target), partial(progress, snapshot, target)
+        yield from supervise(start, look, str(target), stall_s, time.monotonic)
+        yield f"comparing {len(snapshot.bytes_by_file)} files with their checksums"
+        limit_s = _VERIFY_S + snapshot.nbytes / _SLOWEST_BYTES_PER_S
+        bounded(partial(verify, snapshot, target), "comparison with the checksums", limit_s)
 
 
-def node_ids() -> list[str]:
-    """Return the ids of the nodes that are alive."""
-    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-
-
-def stage_on(
-    target_by_node: Mapping[str, Path],
-    source: Path,
-    manifest: ModelManifest,
+def supervise(
+    start: Callable[[], Download],
+    look: Callable[[], DownloadProgress],
+    target: str,
     stall_s: float,
-    say: Callable[[str], None],
-) -> dict[str, NodeOutcome]:
-    """Copy a model to a directory of each of these nodes; return the outcome of each, by its name."""
-    names = _names()
-    reader = (
-        ray.remote(ModelReaderActor)
-        .options(
-            num_cpus=0,
-            max_concurrency=_READS,
-            scheduling_strategy=_on(ray.get_runtime_context().get_node_id()),
-        )
-        .remote(source, manifest)
-    )
-    jobs = dict[str, RayStagingJob]()
-    for node, target in target_by_node.items():
-        actor: Handle = (
-            ray.remote(StagingActor)
-            .options(num_cpus=0, max_concurrency=2, scheduling_strategy=_on(node))
-            .remote()
-        )
-        copy = actor.copy.remote(manifest, source, reader, target)
-        jobs[names[node]] = RayStagingJob(names[node], actor, copy)
-    outcomes = watch(jobs, stall_s, SystemClock(), say)
-    return {name: as_node_outcome(outcome) for name, outcome in outcomes.items()}
+    now_s: Callable[[], float],
+) -> Iterator[str]:
+    """Run a download to its end; kill it and start it again if no byte moves for ``stall_s``.
+
+    Raises:
+        CannotStage: The download failed, or stalled several times in a row without a new file.
+    """
+    fruitless, last = 0, look()
+    while fruitless < _FRUITLESS:
+        download, before = start(), last
+        moved_s = said_s = now_s()
+        while now_s() - moved_s < stall_s:
+            if download.ended(_LOOK_S):
+                download.raise_problem()
+                return
+            if (seen := look()) != last:
+                last, moved_s = seen, now_s()
+            if now_s() - said_s >= _SAY_EVERY_S:
+                said_s = now_s()
+                yield str(last)
+        download.kill()
+        yield f"no byte moved for {stall_s:g} s: {last}. Killed the download"
+        fruitless = 0 if len(last.missing) < len(before.missing) else fruitless + 1
+    problem = f"no byte moved for {stall_s:g} s, {_FRUITLESS} times: {last}"
+    raise CannotStage(target, problem, "Look at the disk and the network, and stage again")
 
 
-def awaited(
-    call: Callable[[ProgressMeter], T], what: str, stall_s: float, say: Callable[[str], None]
-) -> T:
-    """Return the value of a call on this machine, which is abandoned when it stands still."""
-    outcome = watch({_AT_SOURCE: ThreadJob(call, what)}, stall_s, SystemClock(), say)[_AT_SOURCE]
-    if isinstance(outcome, Stalled):
-        fix = "Look at the disk or the network of this machine, and stage again"
-        raise SourceStalled(what, str(outcome), fix)
-    if isinstance(outcome, OffbeatError):
-        raise outcome
-    return outcome
+def progress(snapshot: HubSnapshot, target: Path) -> DownloadProgress:
+    """Look at the files of the target directory."""
+    size_by_file, files = dict[str, int](), set[tuple[str, int, int]]()
+    for path in target.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
+            name, there = path.relative_to(target).as_posix(), path.stat()
+            files.add((name, there.st_size, there.st_mtime_ns))
+            if name in snapshot.bytes_by_file or path.suffix == ".incomplete":
+                size_by_file[name] = there.st_size
+    missing = tuple(name for name in snapshot.bytes_by_file if name not in size_by_file)
+    done_bytes = sum(size_by_file.values())
+    return DownloadProgress(missing, done_bytes, snapshot.nbytes, frozenset(files))
 
 
-def _names() -> dict[str, str]:
-    """Return the address of each node by its id, with the id where several share an address."""
-    address_by_id = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in ray.nodes()}
-    nodes_at = Counter(address_by_id.values())
-    return {
-        node: address if nodes_at[address] == 1 else f"{address}/{node[:6]}"
-        for node, address in address_by_id.items()
-    }
-
-
-def _on(node: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node, soft=False)
+@contextmanager
+def _locked(target: Path) -> Generator[None]:
+    """Lock the directory against other downloads, also from machines that share it."""
+    handle = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            problem = "another process is staging into it"
+            fix = "Name a directory of each node's own disk, or unset RAY_ADDRESS to fill a shared one"
+            raise CannotStage(str(target), problem, fix) from error
+        yield
+    finally:
+        os.close(handle)

@@ -1,4 +1,4 @@
-"""A model is put on two nodes of a cluster, and a damaged file there again."""
+"""A model is downloaded on two nodes of a cluster; a failure on one does not reach the other."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,58 +8,45 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from offbeat.actors.staging_actor import ModelReaderActor, RemoteSource
-from offbeat.launch.stage import node_ids, stage_on
-from offbeat.staging.manifest import ManifestFile
-from offbeat.staging.outcome import StagingVerdict
-from offbeat.staging.progress import ProgressMeter
-from offbeat.staging.source import CHUNK_BYTES, read_manifest
+from offbeat.launch.hub_snapshot import HubSnapshot
+from offbeat.launch.stage_nodes import live_nodes, stage_on_nodes
+from tests.support.fake_hub import DATASET, FakeHub, serving
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
-STALL_S = 60.0
-COPIED, KEPT = StagingVerdict.COPIED, StagingVerdict.KEPT
+FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 1000}
 
 
 @pytest.fixture
-def nodes() -> Iterator[list[str]]:
-    """Two raylets on this machine."""
+def snapshot(tmp_path: Path) -> Iterator[HubSnapshot]:
+    """A model of a hub that two raylets on this machine reach."""
+    hub = FakeHub(FILES, {})
     head: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False, "dashboard_port": None}
-    both = Cluster(initialize_head=True, head_node_args=head)
-    both.add_node(num_cpus=1)
-    ray.init(address=both.address, log_to_driver=False)
-    yield node_ids()
-    ray.shutdown()
-    both.shutdown()
+    with serving(hub) as endpoint:
+        both = Cluster(initialize_head=True, head_node_args=head)
+        both.add_node(num_cpus=1)
+        variables = {
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HUB_OFFLINE": "0",
+        }
+        ray.init(address=both.address, log_to_driver=False, runtime_env={"env_vars": variables})
+        yield HubSnapshot(DATASET, hub.first, {name: len(each) for name, each in FILES.items()})
+        ray.shutdown()
+        both.shutdown()
 
 
-def test_each_node_gets_the_model_once_and_a_damaged_file_again(
-    nodes: list[str], tmp_path: Path
+def test_each_node_gets_the_model_and_the_failure_of_one_is_named(
+    snapshot: HubSnapshot, tmp_path: Path
 ) -> None:
-    source = tmp_path / "model"
-    source.mkdir()
-    (source / "config.json").write_text("{}")
-    (source / "model.safetensors").write_bytes(bytes(range(256)) * (CHUNK_BYTES // 128))
-    manifest = read_manifest(source, ProgressMeter())
-    targets = {node: tmp_path / f"local-{index}" for index, node in enumerate(nodes)}
+    here, there = live_nodes()
+    targets = {here: tmp_path / "0", there: tmp_path / "1"}
+    lines = list[str]()
+    assert stage_on_nodes(snapshot, targets, 60.0, lines.append) == {}
+    assert sorted(line.split(": ")[-1] for line in lines)[-2:] == ["done", "done"]
+    for target in targets.values():
+        assert {name: (target / name).read_bytes() for name in FILES} == FILES
 
-    first = stage_on(targets, source, manifest, STALL_S, print)
-    assert len(first) == 2
-    assert [each.verdict for each in first.values()] == [COPIED, COPIED]
-
-    damaged, whole = targets.values()
-    with (damaged / "model.safetensors").open("r+b") as file:
-        file.write(b"x")
-    again = stage_on(targets, source, manifest, STALL_S, print)
-    assert [(each.verdict, each.copied_files) for each in again.values()] == [
-        (COPIED, 1),
-        (KEPT, 0),
-    ]
-    assert [read_manifest(each, ProgressMeter()) for each in (damaged, whole)] == [manifest] * 2
-
-    reader = ray.remote(ModelReaderActor).options(num_cpus=0).remote(source, manifest)
-    for file in manifest.files:
-        content = b"".join(RemoteSource(reader).chunks(file))
-        assert content == (source / file.name).read_bytes()
-    unknown = ManifestFile("other.txt", 1, "")
-    with pytest.raises(OSError, match="cannot be read from the driver's node"):
-        list(RemoteSource(reader).chunks(unknown))
+    (tmp_path / "1/model.safetensors").write_bytes(b"damaged")
+    failures = stage_on_nodes(snapshot, targets, 60.0, lines.append)
+    assert [name.endswith(there[0][:6]) for name in failures] == [True]
+    assert "model.safetensors differed from the checksum" in str(*failures.values())

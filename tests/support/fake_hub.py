@@ -20,6 +20,8 @@ class FakeHub:
         self.first, self.second = self.commits
         self.main = self.first
         self.requests = list[str]()
+        self.held_file = ""  # its body stops halfway
+        self.is_held, self.released = threading.Event(), threading.Event()
 
     def reply(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body."""
@@ -55,12 +57,12 @@ class FakeHub:
                     "type": "file",
                     "path": name,
                     "size": len(content),
-                    "oid": _name_of({name: content}),
+                    "oid": _blob_id(content),
                 }
                 for name, content in files.items()
             ]
             return 200, {}, json.dumps(tree).encode()
-        siblings = [{"rfilename": name} for name in files]
+        siblings = [{"rfilename": name, "size": len(files[name])} for name in files]
         return 200, {}, json.dumps({"id": DATASET, "sha": commit, "siblings": siblings}).encode()
 
 
@@ -75,8 +77,14 @@ def serving(hub: FakeHub) -> Iterator[str]:
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+            if self.command == "HEAD":
+                return
+            if hub.held_file and self.path.endswith(hub.held_file):
+                self.wfile.write(body[: len(body) // 2])
+                hub.is_held.set()
+                hub.released.wait()
+                return
+            self.wfile.write(body)
 
         do_HEAD = do_GET
 
@@ -89,6 +97,7 @@ def serving(hub: FakeHub) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
+        hub.released.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -97,3 +106,8 @@ def serving(hub: FakeHub) -> Iterator[str]:
 def _name_of(files: dict[str, bytes]) -> str:
     """Return what looks like a commit."""
     return hashlib.sha1(repr(files).encode()).hexdigest()  # noqa: S324 - no secret
+
+
+def _blob_id(content: bytes) -> str:
+    """Return the checksum that git gives a file."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324 - no secret

@@ -91,7 +91,6 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "generators/broadcasts.py in_thread",
         "generators/engine_loop.py EngineLoop._execute",
         "launch/bounded_call.py bounded",
-        "staging/thread_job.py ThreadJob._answer",
         "weight_sync/transports/bounded_calls.py _begun",
         "weight_sync/transports/reshard_receiver.py _Transfer._work",
     ),

@@ -19,8 +19,7 @@ parsed = cache(ast.parse)  # several rules walk the same trees
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "offbeat"
 PURE_ROOMS = (
-    *("messages", "config", "transfer_queue", "sampler", "controller"),
-    *("runs", "run_files", "staging"),
+    *("messages", "config", "transfer_queue", "sampler", "controller", "runs", "run_files"),
 )
 DOORS = ("offbeat.transfer_queue.tensordict_codec",)
 """Modules of the pure rooms that import tensors; no other module of them does."""
