@@ -276,7 +276,7 @@ class Ledger(GroupTable):
                 has_target_step=any(group.target_step is not None for group in trained),
                 batch_deficit=self.batch_deficits.get(step, 0),
                 samples=len(rewards),
-                tokens=sum(receipt.tokens for receipt in receipts),
+                tokens=sum(group.tokens for group in trained),
                 reward=statistics.fmean(rewards) if rewards else 0.0,
                 staleness=tuple(sorted(behind.items())),
                 masked_samples=sum(receipt.masked_samples for receipt in receipts),

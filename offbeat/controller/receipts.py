@@ -36,16 +36,19 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
         return f"group of {sorted(sizes)} samples, asked for {task.samples}"
     if not all(map(math.isfinite, receipt.rewards)):
         return f"rewards {receipt.rewards} are not all finite"
-    named = (value for _, values in receipt.rewards_by_name for value in values)
-    if not all(value is None or math.isfinite(value) for value in named):
-        return f"rewards by name {receipt.rewards_by_name} are not all finite"
+    for _, values in receipt.rewards_by_name:
+        if not all(value is None or math.isfinite(value) for value in values):
+            return f"rewards by name {receipt.rewards_by_name} are not all finite"
     if min(receipt.response_tokens) < 1 or min(receipt.prompt_tokens) < 1:
         return "a sample without tokens"
     for spans, tokens in zip(receipt.version_spans, receipt.response_tokens, strict=True):
-        counts = [count for _, count in spans]
-        if sum(counts) != tokens:
+        covered, is_any_empty = 0, False
+        for _, count in spans:
+            covered += count
+            is_any_empty = is_any_empty or count < 1
+        if covered != tokens:
             return f"version spans {spans} do not cover {tokens} response tokens"
-        if min(counts) < 1:
+        if is_any_empty:
             return f"version spans {spans} with one of no token"
     tokens = receipt.response_tokens
     if any(not 1 <= n <= most for n, most in zip(receipt.branches, tokens, strict=False)):

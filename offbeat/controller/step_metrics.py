@@ -131,7 +131,7 @@ class StepMetricsBuilder:
         generated = [n for receipt in self.receipts for n in receipt.generated_tokens]
         truncated = sum(receipt.truncated_samples for receipt in self.receipts)
         reasons = [reason for receipt in self.receipts for reason in receipt.finish_reasons]
-        flat = sum(min(each.valid_rewards) == max(each.valid_rewards) for each in self.receipts)
+        flat = sum(min(each) == max(each) for each in (r.valid_rewards for r in self.receipts))
         samples, tokens = len(rewards), sum(receipt.tokens for receipt in self.receipts)
         return {
             **self.result.metrics,

@@ -268,14 +268,15 @@ class TrainStep:
     def _chunk(
         self, receipts: Sequence[Receipt], advantages: tuple[tuple[float, ...], ...]
     ) -> Chunk:
+        group_tokens = tuple(receipt.tokens for receipt in receipts)
         return Chunk(
             prompt_indices=tuple(receipt.prompt_index for receipt in receipts),
             payloads=tuple(
                 self._state.queue.payloads(receipt.prompt_index) for receipt in receipts
             ),
             advantages=advantages,
-            tokens=sum(receipt.tokens for receipt in receipts),
-            group_tokens=tuple(receipt.tokens for receipt in receipts),
+            tokens=sum(group_tokens),
+            group_tokens=group_tokens,
         )
 
     # --- the end of a step -----------------------------------------------------------------------

@@ -43,7 +43,7 @@ class GroupFilter:
         rewards, most = receipt.valid_rewards, self._config.max_truncated_fraction
         if most is not None and receipt.truncated_samples / len(rewards) > most:
             return TRUNCATED
-        if receipt.truncated_samples and not any(receipt.valid_tokens):
+        if not any(receipt.valid_tokens) and receipt.truncated_samples:
             return TRUNCATED  # each sample is masked: nothing of the group would be trained
         if self._config.zero_variance and min(rewards) == max(rewards):
             return ZERO_VARIANCE
