@@ -367,13 +367,10 @@ class Fleet:
         self._on_change(engine)
 
     def _load(self, engine: EngineRecord, change: int) -> None:
-        if engine.health is not Health.HEALTHY:
-            engine.outstanding += change
-        else:
-            pool = self._pinned if engine.pinned else self._routed
-            pool.remove(engine)
-            engine.outstanding += change
-            pool.add(engine)
+        load = engine.outstanding
+        engine.outstanding += change
+        if engine.health is Health.HEALTHY:
+            (self._pinned if engine.pinned else self._routed).reorder(engine, load)
         self._on_report(engine)
 
     def _leave(self, engine: EngineRecord) -> None:
