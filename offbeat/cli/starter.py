@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 import typer
 
 from offbeat.messages.exit_codes import REFUSED
+from offbeat.messages.text import list_names
 
 _RENAMED: Final = {"gitignore": ".gitignore"}
 """Names of files that would act on this repository under their own name."""
@@ -45,9 +46,8 @@ def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
     except OSError as error:
         _refuse(folder, error)
     if taken:
-        more = f" and {len(taken) - _MOST_NAMED} more" if len(taken) > _MOST_NAMED else ""
         typer.echo(
-            f"{folder} has {', '.join(taken[:_MOST_NAMED])}{more} already, and nothing is replaced. "
+            f"{folder} has {list_names(taken, _MOST_NAMED)} already, and nothing is replaced. "
             "Name another directory: offbeat init DIRECTORY",
             err=True,
         )

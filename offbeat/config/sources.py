@@ -13,6 +13,7 @@ from offbeat.config.merge import join
 from offbeat.config.problems import ABSENT, Location, Problem, shorten
 from offbeat.config.secrets import is_secret_key
 from offbeat.config.tree import Leaf, Section
+from offbeat.messages.text import list_names
 
 MAX_CHAIN: Final = 16
 _MOST_NEIGHBOURS: Final = 8
@@ -156,8 +157,7 @@ def _neighbours(path: Path) -> str:
         return f"There are no recipes in {looked}. offbeat init writes one that trains."
     by_name = {Path(name).stem: name for name in reversed(found)}
     near = difflib.get_close_matches(path.stem, by_name, n=1)
-    more = f" and {len(found) - _MOST_NEIGHBOURS} more" if len(found) > _MOST_NEIGHBOURS else ""
-    listing = f"Recipes nearby: {', '.join(found[:_MOST_NEIGHBOURS])}{more}."
+    listing = f"Recipes nearby: {list_names(found, _MOST_NEIGHBOURS)}."
     return f"Did you mean {by_name[near[0]]}? {listing}" if near else listing
 
 

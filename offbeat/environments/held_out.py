@@ -20,6 +20,7 @@ from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.environments.prompts import PromptSource
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import list_names
 
 ALLOW: Final = "eval.allow_overlap=true"
 _NAMED: Final = 20  # rows in a message
@@ -133,11 +134,9 @@ def check_one_split(config: RunConfig, path: str, files: Sequence[Path]) -> None
         split = found[-1] if found else None  # train_eval.jsonl is for evaluation
         splits.setdefault(split or "without a name of a split", []).append(name)
     if len(splits) > 1 and splits.keys() & (_SPLITS.keys() - {"train"}):
-        each = ", ".join(f"{split} ({_some(names)})" for split, names in sorted(splits.items()))
+        each = ", ".join(
+            f"{split} ({list_names(names, 1)})" for split, names in sorted(splits.items())
+        )
         problem = f"holds files of several splits: {each}"
         fix = "Name the files of one of them; in the name of a file, * stands for any characters"
         raise PromptFileError(path, 0, problem, f"{fix}. data.allow_splits=true reads all of them")
-
-
-def _some(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -17,7 +17,7 @@ from offbeat.config.hub_path import FORM, READABLE, HubPath, hub_path, is_on_hub
 from offbeat.config.mixture import prompt_paths
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.text import first_line
+from offbeat.messages.text import first_line, list_names
 
 NO_COMMITS: Final[Mapping[str, str]] = MappingProxyType({})
 """Nothing is pinned: each path on the hub is read as it is now."""
@@ -103,14 +103,8 @@ def _parsed(path: str) -> HubPath:
 def _files_there(names: list[str]) -> str:
     readable = [name for name in names if name.endswith(READABLE)]
     if not readable:
-        return f"It has no Parquet and no JSON Lines files, but: {_listing(names)}"
-    return f"It has {_listing(readable)}"
-
-
-def _listing(names: list[str]) -> str:
-    more = len(names) - _SHOWN_FILES
-    shown = ", ".join(names[:_SHOWN_FILES]) or "none"
-    return f"{shown} and {more} more" if more > 0 else shown
+        return f"It has no Parquet and no JSON Lines files, but: {list_names(names, _SHOWN_FILES) or 'none'}"
+    return f"It has {list_names(readable, _SHOWN_FILES)}"
 
 
 def _dataset_errors(path: str, wanted: HubPath) -> AbstractContextManager[None]:

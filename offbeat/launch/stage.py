@@ -21,7 +21,7 @@ import msgspec
 
 from offbeat.launch.bounded_call import bounded
 from offbeat.launch.hub_snapshot import CannotStage, HubSnapshot, verify
-from offbeat.messages.text import printable
+from offbeat.messages.text import list_names, printable
 
 _LOOK_S: Final = 0.5
 _SAY_EVERY_S: Final = 10.0
@@ -43,8 +43,7 @@ class DownloadProgress:
     """Path, size and time of change [ns] of every file, incomplete ones included."""
 
     def __str__(self) -> str:
-        more = f" and {len(self.missing) - 1} more" if len(self.missing) > 1 else ""
-        missing = f"without {self.missing[0]}{more}, " if self.missing else ""
+        missing = f"without {list_names(self.missing, 1)}, " if self.missing else ""
         return f"{missing}{self.done_bytes:,} of {self.wanted_bytes:,} bytes"
 
 

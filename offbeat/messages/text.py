@@ -1,5 +1,6 @@
 """Sanitising and bounding of external text for a log, a terminal, a journal, or a file of samples."""
 
+from collections.abc import Sequence
 from typing import Final
 
 LONGEST: Final = 2000
@@ -48,6 +49,17 @@ def first_line(error: BaseException) -> str:
     """Return an error in one line: the first one of its text that is not blank, or its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return printable(lines[0]) if lines else type(error).__name__
+
+
+def cut(text: str, longest: int) -> str:
+    """Return the text, with its end replaced by " ..." if it is longer than ``longest``."""
+    return text if len(text) <= longest else f"{text[:longest]} ..."
+
+
+def list_names(names: Sequence[str], most: int) -> str:
+    """Join the first ``most`` names, and say how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _escaped(character: str) -> str:

@@ -11,7 +11,7 @@ meaningless.
 # where they are used.
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import list_names
 from offbeat.multimodal.auto_class import auto_class_of
 
 _NAMED: Final = 3  # tensors listed in a message
@@ -49,7 +50,9 @@ class WeightsMismatch(OffbeatError):
             (self.unexpected, "hold {} that the model has no place for ({})"),
             (self.reshaped, "hold {} in another shape than the model ({})"),
         )
-        problems = [said.format(_count(names), _some(names)) for names, said in parts if names]
+        problems = [
+            said.format(_count(names), list_names(names, _NAMED)) for names, said in parts if names
+        ]
         return f"the weight files {' and '.join(problems)}"
 
     @property
@@ -307,10 +310,5 @@ def _refuse(path: str | Path, info: dict[str, Any]) -> None:
         raise WeightsMismatch(str(path), tuple(missing), tuple(unexpected), tuple(reshaped))
 
 
-def _count(names: Collection[str]) -> str:
+def _count(names: Sequence[str]) -> str:
     return f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
-
-
-def _some(names: Collection[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(list(names)[:_NAMED])}{more}"

@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import typer
 
@@ -13,10 +14,13 @@ from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.text import printable_lines
+from offbeat.messages.text import cut, printable_lines
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.runs.nearby_runs import what_to_name
 from offbeat.runs.report.limits import regular_bytes
+
+_LONGEST_EVENT: Final = 500
+"""Characters of an event in a message; a step or a rewind may contain very many groups."""
 
 
 class NotARun(OffbeatError):
@@ -97,17 +101,13 @@ def checked(
     for number, event in numbered:
         problem = contradiction(ledger, event)
         if problem is not None:
-            raise ImpossibleEvent(number, _brief(event), problem)
+            raise ImpossibleEvent(number, cut(repr(event), _LONGEST_EVENT), problem)
         ledger.apply(event)
         if not conserves(ledger):
-            raise ImpossibleEvent(number, _brief(event), f"groups do not add up: {ledger}")
+            raise ImpossibleEvent(
+                number, cut(repr(event), _LONGEST_EVENT), f"groups do not add up: {ledger}"
+            )
         yield number, event
-
-
-def _brief(event: AnyEvent, longest: int = 500) -> str:
-    """Format the event in one line; a step or a rewind may contain very many groups."""
-    text = repr(event)
-    return text if len(text) <= longest else f"{text[:longest]} ..."
 
 
 def clock_time(unix_s: float) -> str:

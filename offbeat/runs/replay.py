@@ -13,12 +13,13 @@ from offbeat.controller.journal import JournalCorrupt, differing_aggregates, rec
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.failures import Component
-from offbeat.messages.text import printable
+from offbeat.messages.text import cut, printable
 from offbeat.runs.directory import SUMMARY
 from offbeat.runs.past_run import clock_time, folded, journal_of
 from offbeat.runs.report.limits import SUMMARY_BYTES, read_limited
 from offbeat.telemetry.summary import Summary
 
+_LONGEST: Final = 200  # characters of a value
 _SHOWN: Final = 10  # checkpoints, rewinds and incarnations that begin and end a list for people
 
 
@@ -238,7 +239,7 @@ def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
         return
     for name in wanted:
         if wanted[name] != got[name]:
-            snapshot, whole_fold = _brief(wanted[name]), _brief(got[name])
+            snapshot, whole_fold = cut(str(wanted[name]), _LONGEST), cut(str(got[name]), _LONGEST)
             yield f"{name}: {snapshot} by the newest snapshot, {whole_fold} by the first event on"
 
 
@@ -334,8 +335,3 @@ def _shortened(texts: list[str]) -> list[str]:
     return (
         texts if between <= 0 else [*texts[:_SHOWN], f"... {between:,} more ...", *texts[-_SHOWN:]]
     )
-
-
-def _brief(value: object, longest: int = 200) -> str:
-    text = str(value)
-    return text if len(text) <= longest else f"{text[:longest]} ..."

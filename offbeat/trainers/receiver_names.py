@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from transformers import AutoConfig
 
+from offbeat.messages.text import list_names
 from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.checkpoints.state_files import opened_tensors
 from offbeat.trainers.errors import UntrainableModel
@@ -115,10 +116,7 @@ def _lacking(made: Shapes, wanted: Shapes) -> list[str]:
 
 
 def _unmapped(path: str | Path, receiver: str, names: Sequence[str]) -> UntrainableModel:
-    some = ", ".join(names[:_NAMED_IN_ERROR])
-    more = f" and {len(names) - _NAMED_IN_ERROR} more" if len(names) > _NAMED_IN_ERROR else ""
-    problem = (
-        f"has weights that {receiver} holds under other names or in other shapes: {some}{more}"
-    )
+    some = list_names(names, _NAMED_IN_ERROR)
+    problem = f"has weights that {receiver} holds under other names or in other shapes: {some}"
     fix = "Set generator.backend to the other engine, or take a model of another family"
     return UntrainableModel(str(path), problem, fix)

@@ -17,6 +17,7 @@ from typing import Final
 from torch import nn
 from transformers import PreTrainedModel
 
+from offbeat.messages.text import list_names
 from offbeat.model_proof.loading import model_without_memory
 from offbeat.multimodal.picture_rules import picture_rules
 from offbeat.trainers.errors import UntrainableModel
@@ -82,9 +83,8 @@ def freeze_weights(module: nn.Module, names: Collection[str]) -> None:
 def _refusal(
     model: str, pattern: str, outside: Sequence[str], within: Sequence[str]
 ) -> UntrainableModel:
-    more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
     problem = (
-        f"has {outside[0]}{more} in its language model, which {pattern!r} of trainer.freeze matches and "
+        f"has {list_names(outside, 1)} in its language model, which {pattern!r} of trainer.freeze matches and "
         "the megatron trainer trains as a whole"
     )
     if not within:
