@@ -9,7 +9,7 @@ it prints only how many of them a step changes.
 
 Trains a Hugging Face model on the pages of this repository with AdamW, float32 masters and no warm-up,
 and publishes its weights after each step from two senders in turn, one with deltas: the same weights,
-the same minute. A receiver takes both over gloo on this machine, loads and commits them; what it then
+the same minute. A receiver fetches both over TCP on this machine, loads and commits them; what it then
 holds is compared bit by bit. Medians over the steps after the first.
 """
 
@@ -28,17 +28,21 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from offbeat.trainers.ranks.peers import SingleRank
+from offbeat.trainers.ranks.shard_sender import ReshardSender
 from offbeat.trainers.torch.rounding import round_stochastically
 from offbeat.weight_sync.buffers import Buffers
+from offbeat.weight_sync.chunks import on_host
 from offbeat.weight_sync.delta import HeldRelease, check_delta, rebuilt
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.receiver import ModuleReceiver
+from offbeat.weight_sync.reshard.shards import WholeShards
 from offbeat.weight_sync.source import ModuleSource, named_weights
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.gloo_receiver import GlooReceiver
-from offbeat.weight_sync.transports.gloo_sender import GlooSender
-from offbeat.weight_sync.transports.messages import Route, TransferTimeouts
+from offbeat.weight_sync.transports.messages import ShardRoute, TransferTimeouts
+from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
+from offbeat.weight_sync.transports.reshard_server import ReshardServer
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
@@ -60,8 +64,8 @@ class End:
     """One engine's end: a module, and the release that it serves."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
-        self.module, self._receiver, self._name = module, ModuleReceiver(module, name), name
-        self._transport, self._buffers, self._epoch = GlooReceiver(name), Buffers(), 0
+        self.module, self._receiver = module, ModuleReceiver(module, name)
+        self._transport, self._buffers, self._epoch = ReshardReceiver(name), Buffers(), 0
         self._base: HeldRelease | None = None
 
     def take(self, published: PublishedRelease, publish_s: float) -> Sync:
@@ -75,7 +79,7 @@ class End:
             base, nbytes = self._base, delta.nbytes
 
             def rebuild() -> tuple[Bytes, ...]:
-                parts = self._received(delta.chunks[0], delta.manifest)
+                parts = self._received(delta.chunks[0], delta.manifest, published.manifest)
                 check_delta(self._epoch, delta, parts)
                 return rebuilt(self._epoch, base, published.manifest, parts, self._buffers.lend)
 
@@ -84,13 +88,13 @@ class End:
         self._base = HeldRelease(published.digest, published.manifest, list(chunks))
         return Sync(publish_s, receive_s, load_s, nbytes)
 
-    def _received(self, route: Route, manifest: Manifest) -> tuple[Bytes, ...]:
+    def _received(
+        self, route: ShardRoute, manifest: Manifest, release: Manifest | None = None
+    ) -> tuple[Bytes, ...]:
         self._epoch += 1
-        chunks = list[Bytes]()
-        self._transport.receive(
-            route, self._epoch, (self._name,), manifest, lambda _, data: chunks.append(data)
-        )
-        return tuple(chunks)
+        needed = range(len(route.buckets))
+        got = self._transport.receive(route, self._epoch, manifest, needed=needed, release=release)
+        return tuple(on_host(each) for each in got.buckets)
 
     def _load(self, published: PublishedRelease, chunks: tuple[Bytes, ...]) -> None:
         self._receiver.begin(self._epoch, published.manifest)
@@ -156,11 +160,10 @@ def run(path: str, wire: str, rate: float, steps: int, chunk_mib: int) -> dict[s
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     policy = WirePolicy(wire)
     senders = {
-        kind: GlooSender(
-            ModuleSource(model, chunk_mib * MIB, policy),
-            host="127.0.0.1",
-            incarnation=kind,
-            timeouts=TIMEOUTS,
+        kind: ReshardSender(
+            WholeShards(ModuleSource(model, chunk_mib * MIB, policy)),
+            ReshardServer(host="127.0.0.1", incarnation=kind, timeouts=TIMEOUTS),
+            SingleRank(),
             delta=kind == "delta",
         )
         for kind in ("full", "delta")

@@ -37,7 +37,7 @@ from offbeat.weight_sync.reshard.placement import Placement
 from offbeat.weight_sync.reshard.region import chunk_cuts, part_of
 from offbeat.weight_sync.reshard.shards import HeldShards
 from offbeat.weight_sync.transports.group import Device, PairGroup, meet, opened
-from offbeat.weight_sync.transports.messages import RoundPlan, Route, TransferTimeouts
+from offbeat.weight_sync.transports.messages import Route, TransferTimeouts
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 from offbeat.weight_sync.transports.reshard_server import ReshardServer
 
@@ -104,8 +104,7 @@ def serve_bare(
     """Send ``data`` so many times to every receiver, to all of them at once."""
 
     def serve(receiver: int) -> None:
-        plan = RoundPlan(0, ("receiver",))
-        place = meet(server.route, f"{name}.{receiver}", plan, 0)
+        place = meet(server.route, f"{name}.{receiver}", 0)
         with opened(lambda: PairGroup(place, device)) as pair:
             for tag in range(count):
                 if pair.in_flight == IN_FLIGHT:
@@ -147,8 +146,7 @@ def receiver_main(rank: int, pair_bytes: int, chunk: int, told: Connection) -> N
         _, name, routes = order
 
         def take(source: int, name: str = name, routes: tuple[Route, ...] = routes) -> None:
-            plan = RoundPlan(0, ("receiver",))
-            place = meet(routes[source], f"{name}.{rank}", plan, 1)
+            place = meet(routes[source], f"{name}.{rank}", 1)
             with opened(lambda: PairGroup(place, device)) as pair:
                 for tag, room in enumerate(rooms[source]):
                     if pair.in_flight == IN_FLIGHT:

@@ -16,7 +16,6 @@ LONG: Final = (
     "ray/test_live_dry_recipes.py",
     "ray/test_live_gang.py",
     "ray/test_live_gang_run.py",
-    "ray/test_live_gloo_sync.py",
     "ray/test_live_layouts.py",
     "ray/test_live_lost_processes.py",
     "ray/test_live_megatron.py",
@@ -25,7 +24,6 @@ LONG: Final = (
     "ray/test_live_schedule.py",
     "ray/test_live_spool.py",
     "ray_jobs/test_two_machines.py",
-    "unit/weight_sync/test_gloo_killed.py",
 )
 """What ``make test-long`` runs and ``make test`` leaves out: whole runs under faults, the long matrices."""
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offbeat.actors.delta_engine_actor import DeltaEngineActor
-from offbeat.actors.engine_actor import TakenRelease
+from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.base import of_kind
@@ -20,7 +19,7 @@ from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.served import ServedWeights
-from offbeat.weight_sync.transports.messages import ReshardRoute
+from offbeat.weight_sync.transports.messages import ShardRoute
 
 if TYPE_CHECKING:
     from offbeat.generators.embedded.engine import EmbeddedEngine
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from offbeat.weight_sync.receiver import Receiver
 
 
-class EmbeddedEngineActor(DeltaEngineActor):
+class EmbeddedEngineActor(EngineActor):
     """The embedded engine. Weights are swapped in place between two decode steps."""
 
     _takes_regions = True
@@ -65,13 +64,13 @@ class EmbeddedEngineActor(DeltaEngineActor):
         version: int,
         digest: str,
         manifest: Manifest,
-        route: ReshardRoute,
+        route: ShardRoute,
         delta: WeightDelta | None = None,
     ) -> TakenRelease | None:
         del delta  # they travel between main memories, and so do their bases
         if self._keeps_base:
             return None
-        buckets = await self._broadcasts.fetch_buckets(route, epoch, manifest)
+        buckets = await self._fetcher.fetch_buckets(route, epoch, manifest)
         return await self._load(epoch, version, digest, manifest, buckets)
 
     async def _load(

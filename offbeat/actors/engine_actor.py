@@ -9,14 +9,14 @@ import contextlib
 import os
 import time
 from collections.abc import Generator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.served_engine import ServedEngine
-from offbeat.generators.broadcasts import Broadcasts
 from offbeat.generators.spec import EngineSpec
+from offbeat.generators.weight_fetch import WeightFetcher, in_thread
 from offbeat.messages.failures import (
     CanaryFailed,
     EngineUnavailable,
@@ -29,12 +29,12 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
 from offbeat.messages.weights import EngineState, WeightDelta, WeightsAck
 from offbeat.weight_sync.canary import CanaryChecks
-from offbeat.weight_sync.delta import KeptBase
+from offbeat.weight_sync.delta import KeptBase, check_delta, rebuilt
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.served import ServedWeights
-from offbeat.weight_sync.transports.messages import ReshardRoute, Route
+from offbeat.weight_sync.transports.messages import ShardRoute
 
 
 class TakenRelease(NamedTuple):
@@ -59,7 +59,7 @@ class EngineActor:
         self._guard = FenceGuard(spec.name)
         self._requests = ReplyBatcher(self._generate, self._as_failure)
         self._epoch = 0  # epoch of the newest transfer begun
-        self._broadcasts = Broadcasts(spec.name, device)
+        self._fetcher = WeightFetcher(spec.name, device)
         self._keeps_base, self._kept_base = spec.keeps_base, KeptBase(spec.name)
         self._version: int | None = None
         self._digest: str | None = None
@@ -120,61 +120,78 @@ class EngineActor:
         version: int,
         digest: str,
         manifest: Manifest,
-        *chunks: Bytes,
+        *handles: Bytes | ShardRoute,
     ) -> WeightsAck:
         """Load a release completely, or raise and keep serving the previous one.
 
-        Raises:
-            WeightSyncFailed: It did not fit, or arrived damaged.
-        """
-        self._begin(fence, epoch, version)
-        started_s = time.perf_counter()
-        return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
-
-    async def receive_weights(
-        self,
-        fence: Fence,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        route: Route,
-        members: tuple[str, ...],
-    ) -> WeightsAck:
-        """Receive and load a release that is broadcast to ``members`` together.
-
-        Raises:
-            ReleaseLost: The sender has ended: the trainer has to publish again.
-            WeightSyncFailed: This engine was too slow, or as in ``load_weights``.
-        """
-        self._begin(fence, epoch, version)
-        started_s = time.perf_counter()
-        with self._transfer(epoch, version):
-            chunks = await self._broadcasts.fetch(route, epoch, members, manifest)
-        return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
-
-    async def fetch_weights(
-        self,
-        fence: Fence,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        route: ReshardRoute,
-    ) -> WeightsAck:
-        """Fetch a release from the trainer ranks that hold its parts, and load it.
+        Args:
+            fence: Fence of the caller.
+            epoch: Epoch of the transfer.
+            version: Version of the release.
+            digest: Digest of the release.
+            manifest: Manifest of the release.
+            *handles: The chunks of the release, or the route to the trainer ranks that hold its parts.
 
         Raises:
             ReleaseLost: The ranks that hold a part have ended, or send another release.
-            WeightSyncFailed: No rank that holds a part could send it, or as in ``load_weights``.
+            WeightSyncFailed: The release did not fit, arrived damaged, or could not be fetched.
         """
         self._begin(fence, epoch, version)
         started_s = time.perf_counter()
         with self._transfer(epoch, version):
-            taken = await self._take_parts(epoch, version, digest, manifest, route)
-            if taken is not None:
-                return self._acked(started_s, epoch, version, digest, manifest, taken)
-            chunks = await self._broadcasts.fetch_on_host(route, epoch, manifest)
+            if (route := _route_in(handles)) is not None:
+                taken = await self._take_parts(epoch, version, digest, manifest, route)
+                if taken is not None:
+                    return self._acked(started_s, epoch, version, digest, manifest, taken)
+                chunks = await self._fetcher.fetch_on_host(route, epoch, manifest)
+            else:
+                chunks = cast("tuple[Bytes, ...]", handles)
+        return await self._served_from_buckets(started_s, epoch, version, digest, manifest, chunks)
+
+    async def load_delta(
+        self,
+        fence: Fence,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        delta: WeightDelta,
+        *handles: Bytes | ShardRoute,
+    ) -> WeightsAck:
+        """Load a release by what it changes of the one that this engine serves.
+
+        Args:
+            fence: Fence of the caller.
+            epoch: Epoch of the transfer.
+            version: Version of the release.
+            digest: Digest of the release.
+            manifest: Manifest of the release.
+            delta: The changes, without handles.
+            *handles: The chunks of the delta, or the route to the trainer ranks that hold its parts.
+
+        Raises:
+            BaseRefused: The engine serves another release. Nothing was begun: the full release may
+                follow.
+            ReleaseLost, WeightSyncFailed: As ``load_weights``.
+        """
+        started_s = time.perf_counter()
+        self._guard.check(fence)
+        base = self._kept_base.check(version, delta.base, self._digest)
+        self._begin(fence, epoch, version)
+        with self._transfer(epoch, version):
+            if (route := _route_in(handles)) is not None:
+                taken = await self._take_parts(epoch, version, digest, manifest, route, delta)
+                if taken is not None:
+                    return self._acked(started_s, epoch, version, digest, manifest, taken)
+                parts = await self._fetcher.fetch_on_host(route, epoch, delta.manifest, manifest)
+            else:
+                parts = cast("tuple[Bytes, ...]", handles)
+
+            def rebuild() -> tuple[Bytes, ...]:
+                check_delta(epoch, delta, parts)
+                return rebuilt(epoch, base, manifest, parts, self._kept_base.lend)
+
+            chunks = await in_thread(f"delta {epoch}", rebuild)
         return await self._served_from_buckets(started_s, epoch, version, digest, manifest, chunks)
 
     async def serve_loaded(self, fence: Fence, epoch: int, version: int) -> WeightsAck:
@@ -267,7 +284,7 @@ class EngineActor:
         """Load buckets and ack; a loader that takes no regions gets whole tensors made of them."""
         if self._takes_regions or not manifest.pieces:
             return await self._served_from(started_s, epoch, version, digest, manifest, buckets)
-        whole = await self._broadcasts.joined(manifest, digest, buckets, self._whole_because())
+        whole = await self._fetcher.joined(manifest, digest, buckets, self._whole_because())
         ack = await self._served_from(
             started_s, epoch, version, digest, whole.manifest, whole.chunks, whole.digest
         )
@@ -339,7 +356,7 @@ class EngineActor:
         version: int,
         digest: str,
         manifest: Manifest,
-        route: ReshardRoute,
+        route: ShardRoute,
         delta: WeightDelta | None = None,
     ) -> TakenRelease | None:
         """Fetch, verify and commit regions of tensors as they are; None: this process loads buckets.
@@ -347,9 +364,15 @@ class EngineActor:
         ``delta``: what the route sends, where it is what the release changes of the served one.
 
         Raises:
-            TransferFailed, WeightSyncFailed, CanaryFailed: As ``fetch_weights`` and ``_take``.
+            TransferFailed, WeightSyncFailed, CanaryFailed: As ``load_weights`` and ``_take``.
         """
         del epoch, version, digest, manifest, route, delta
 
     def _whole_because(self) -> str:
         return "the loader of this engine takes whole tensors, no regions"
+
+
+def _route_in(handles: Sequence[Bytes | ShardRoute]) -> ShardRoute | None:
+    """Return the route of a release that is fetched from trainer ranks, else None."""
+    first = handles[0] if handles else None
+    return first if isinstance(first, ShardRoute) else None

@@ -2,8 +2,7 @@
 
 import time
 
-from offbeat.actors.delta_engine_actor import DeltaEngineActor
-from offbeat.actors.engine_actor import TakenRelease
+from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.spec import EngineSpec
@@ -12,7 +11,7 @@ from offbeat.weight_sync.canary import invented_answers
 from offbeat.weight_sync.manifest import Bytes, Manifest
 
 
-class StubEngineActor(DeltaEngineActor):
+class StubEngineActor(EngineActor):
     """Stub engine: a latency model that also takes time to load weights."""
 
     def __init__(self, spec: EngineSpec) -> None:

@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from offbeat.actors.delta_engine_actor import DeltaEngineActor
-from offbeat.actors.engine_actor import TakenRelease
+from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.base import of_kind
 from offbeat.config.sections.generator import VllmGeneratorConfig
-from offbeat.generators.broadcasts import in_thread
 from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.spec import EngineSpec
@@ -32,6 +30,7 @@ from offbeat.generators.vllm.process_environment import prepare_environment
 from offbeat.generators.vllm.rope import check_rope
 from offbeat.generators.vllm.staging import StagingArea
 from offbeat.generators.vllm.workarounds import untried
+from offbeat.generators.weight_fetch import in_thread
 from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightDelta
@@ -42,7 +41,7 @@ from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.reshard.layout_file import write_layout
 from offbeat.weight_sync.served import ServedWeights, TensorDifference
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.messages import ReshardRoute
+from offbeat.weight_sync.transports.messages import ShardRoute
 
 if TYPE_CHECKING:
     from offbeat.generators.vllm.adapter_base import FileBase
@@ -53,7 +52,7 @@ Started = tuple[Library, Any]
 """The parts of vLLM in use, and an ``AsyncLLM``."""
 
 
-class VllmEngineActor(DeltaEngineActor):
+class VllmEngineActor(EngineActor):
     """A vLLM engine. Its first reply comes after a real request has passed through it."""
 
     def __init__(self, spec: EngineSpec, started: Started | None = None) -> None:
@@ -157,7 +156,7 @@ class VllmEngineActor(DeltaEngineActor):
         version: int,
         digest: str,
         manifest: Manifest,
-        route: ReshardRoute,
+        route: ShardRoute,
         delta: WeightDelta | None = None,
     ) -> TakenRelease | None:
         await self._warmed_up()

@@ -13,8 +13,7 @@ def sync_clashes(config: RunConfig) -> Iterator[Clash]:
     sync = config.sync
     if sync.transport == "object_store":
         return
-    at_once = 1 if sync.transport == "gloo" else BUCKETS_AT_ONCE
-    limit_s = at_once * sync.chunk_mib / sync.slowest_mib_s + sync.slack_s
+    limit_s = BUCKETS_AT_ONCE * sync.chunk_mib / sync.slowest_mib_s + sync.slack_s
     if sync.deadline_s < 4 * limit_s:
         yield Clash(
             ("sync.deadline_s", "sync.slack_s", "sync.slowest_mib_s", "sync.chunk_mib"),
@@ -33,7 +32,7 @@ def wire_clashes(config: RunConfig) -> Iterator[Clash]:
             ("sync.transport", "trainer.lora"),
             "sync.transport=reshard sends full weights from the ranks that hold them, and trainer.lora "
             "trains adapters, which are small or have to be merged first",
-            "Set sync.transport to object_store or gloo.",
+            "Set sync.transport to object_store.",
         )
     yield from _delta_clashes(config)
     yield from _device_clashes(config)

@@ -18,6 +18,15 @@ from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.run import RunConfig
 from offbeat.config.tree import Section
 
+_REMOVED: Final[Mapping[tuple[str, str], str]] = {
+    (
+        "sync.transport",
+        "gloo",
+    ): "The gloo broadcast was removed. Set sync.transport to reshard, which also "
+    "sends over TCP, or to object_store.",
+}
+"""What to set instead of a value that older recipes and runs have, by key and value."""
+
 _STAND_INS: Final[Mapping[str, Any]] = {"steps": 1, "model": {"path": "."}}
 """Values for missing required keys, so that the rest can be cross-checked as well."""
 
@@ -132,11 +141,13 @@ def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
     node = root.find(key)
     value = node.plain() if isinstance(node, Section) else node.value if node else detail["input"]
     return Problem(
-        where, key, value, f"has to be: {known.kind}", value_hint(known, _near(known, value))
+        where, key, value, f"has to be: {known.kind}", value_hint(known, _suggestion(known, value))
     )
 
 
-def _near(known: schema.Key, value: object) -> str:
+def _suggestion(known: schema.Key, value: object) -> str:
+    if (removed := _REMOVED.get((known.key, str(value)))) is not None:
+        return removed
     near = difflib.get_close_matches(str(value), known.names, n=1)
     return f"Did you mean `{near[0]}`?" if near else ""
 

@@ -16,8 +16,7 @@ from offbeat.actors.engine_layouts import EngineLayouts, layouts_of
 from offbeat.actors.handles import Handle
 from offbeat.actors.no_engines import RowGenerator, UnpublishedTrainer
 from offbeat.actors.no_trainer import NoTrainer, loaded_generators
-from offbeat.actors.ray_broadcast import generators_for
-from offbeat.actors.ray_ports import RayRollouts
+from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.actors.ray_run_files import check_sees
 from offbeat.actors.ray_spool import RaySpool
 from offbeat.actors.ray_trainer import RayTrainer
@@ -185,7 +184,7 @@ def _generators(spec: RunSpec, actors: Actors) -> Mapping[str, Generator]:
     if not spec.config.generator.has_engines:
         rows = RowGenerator()
         return {rows.name: rows}
-    return generators_for(spec.config.sync.transport, actors.engines)
+    return {name: RayGenerator(name, engine) for name, engine in actors.engines.items()}
 
 
 def _trainer(spec: RunSpec, actors: Actors) -> Trainer:

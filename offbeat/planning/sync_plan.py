@@ -184,7 +184,7 @@ class SyncPlanReport:
         if self.encoders and not self.gathered_everywhere:
             into = "each side into the ranks that hold it, the tower into rank 0"
         yield f"  into trainer ranks  {said(self.gathered)} to gather, {into}"
-        yield f"  out of rank 0       {said(self.stored)} (object_store), {said(found.model)} (gloo)"
+        yield f"  out of rank 0       {said(self.stored)} (object_store)"
         yield f"  into receivers      {said(self.broadcast)}"
 
     def _sides(self, row: Callable[[str, list[int]], str]) -> Iterator[str]:

@@ -77,7 +77,7 @@ class WeightsNotCovered(OffbeatError):
     def __str__(self) -> str:
         return (
             f"{self.tensor}: {self.missing} of its elements are on none of {self.ranks} trainer "
-            "ranks. Set sync.transport to gloo or object_store, which gather whole tensors"
+            "ranks. Set sync.transport to object_store, which gathers whole tensors"
         )
 
 

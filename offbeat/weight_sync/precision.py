@@ -44,8 +44,8 @@ class UnalignedBlocks(OffbeatError):
     def __str__(self) -> str:
         return (
             f"{len(self.regions)} regions end inside a block of {BLOCK} x {BLOCK} elements, whose scale no "
-            f"rank knows alone: {', '.join(self.regions[:_NAMED])}. Set sync.transport to object_store or "
-            "gloo, or choose parallel sizes of the trainer that cut between blocks"
+            f"rank knows alone: {', '.join(self.regions[:_NAMED])}. Set sync.transport to "
+            "object_store, or choose parallel sizes of the trainer that cut between blocks"
         )
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from offbeat.weight_sync.chunks import (
     BucketMemory,
-    Bytes,
     WeightChunk,
     digest_of,
     tensor_views,
@@ -217,20 +216,3 @@ class ModuleReceiver(Receiver):
 
     def __init__(self, module: nn.Module, name: str = "receiver") -> None:
         super().__init__(ModuleTarget(module), name)
-
-
-class Collected:
-    """Collects and checks the chunks of one transfer, for an engine that loads them together."""
-
-    def __init__(self, epoch: int, manifest: Manifest) -> None:
-        self.chunks: list[Bytes] = []
-        self._epoch, self._transaction = epoch, Transaction("this process", in_place=False)
-        specs = {spec.name: (spec.shape, spec.dtype) for spec in manifest.tensors}
-        self._transaction.begin(epoch, manifest, specs)
-
-    def take(self, index: int, data: Bytes) -> bool:
-        """Check and keep a chunk, like ``Receiver.apply``."""
-        is_next = self._transaction.arrived(self._epoch, index, data.nbytes, digest_of(data))
-        if is_next:
-            self.chunks.append(data)
-        return is_next

@@ -146,7 +146,3 @@ class Sender(Protocol):
     def close(self) -> None:
         """Stop sending. Idempotent."""
         ...
-
-
-Sink = Callable[[int, Bytes], object]
-"""Receives chunk ``index``. An error that it raises ends the transfer for this receiver alone."""

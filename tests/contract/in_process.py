@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from offbeat.actors.call_batching import BatchedReply, CallBatcher
-from offbeat.actors.delta_engine_actor import DeltaEngineActor
+from offbeat.actors.engine_actor import EngineActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.config.loss_spec import LossSpec
@@ -106,7 +106,7 @@ def flat(chunk: Chunk) -> tuple[Places, list[Any]]:
 class InProcessGenerator:
     """One engine; its process dies with the calls that are open in it."""
 
-    def __init__(self, name: str, make: Callable[[], DeltaEngineActor]) -> None:
+    def __init__(self, name: str, make: Callable[[], EngineActor]) -> None:
         self.name, self._make = name, make
         self.engine, self._incarnation_number, self._is_retired = make(), 1, False
         self._open = set[asyncio.Future[Any]]()

@@ -17,7 +17,7 @@ from offbeat.weight_sync.reshard.placement import Placement
 from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.reshard.shards import HeldShards
 from offbeat.weight_sync.transaction import TensorSpecs
-from offbeat.weight_sync.transports.messages import ReshardRoute, TransferTimeouts
+from offbeat.weight_sync.transports.messages import ShardRoute, TransferTimeouts
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 from offbeat.weight_sync.transports.reshard_server import ReshardServer
 from tests.support.release_parts import part_of_release
@@ -93,7 +93,7 @@ def resharded(
     server = ReshardServer(host="127.0.0.1", incarnation=f"rank-{peers.rank}", timeouts=TIMEOUTS)
     sender = ReshardSender(HeldShards(plan, peers.rank, lambda: held), server, peers)
     manifest, _, handles, *_ = sender.publish(1)
-    route = peers.broadcast(handles[0] if handles else None, Decoder(ReshardRoute | None))
+    route = peers.broadcast(handles[0] if handles else None, Decoder(ShardRoute | None))
     assert route is not None
     whole: dict[str, Any] = dict(named)
     answer = True, 0

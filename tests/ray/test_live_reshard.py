@@ -2,18 +2,24 @@
 
 import random
 
+import psutil
 import pytest
 
 from offbeat.controller.events import Rewound
 from offbeat.controller.journal import recover
-from tests.ray.conftest import ROOT, Start
-from tests.support.live_run import LiveRun, offbeat
+from tests.ray.conftest import ROOT, STUB, Start
+from tests.support.live_run import LiveRun, offbeat, until
 from tests.support.run_records import RunRecords
 
 DETERMINISTIC = ROOT / "recipes" / "deterministic.yaml"
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 SMALL = ("groups_per_step=4", "samples_per_group=4", "trainer.data_parallel=2")
 RESHARD = ("sync.transport=reshard", "sync.chunk_mib=0.1", "sync.canary_interval=1")
+
+
+def _kill(process: psutil.Process) -> None:
+    process.kill()
+    until("the process is gone", lambda: not process.is_running(), within_s=10)
 
 
 def _finished(run: LiveRun) -> RunRecords:
@@ -55,6 +61,29 @@ def test_a_run_whose_second_rank_is_killed_sends_on_from_the_next_processes(star
         records = _finished(run)
     assert records.summary.trainer_version == 24
     assert len([event for event in records.events if isinstance(event, Rewound)]) == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_an_engine_that_is_killed_comes_back_and_the_other_serves_on(start: Start) -> None:
+    with start("engines", STUB, "steps=48", "generator.engines=2", *RESHARD) as run:
+        run.trained_steps(4)
+        _kill(run.actor("StubEngineActor"))
+        records = _finished(run)
+    assert records.summary.restarts >= 1
+    assert records.summary.trainer_version == 48
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_trainer_that_is_killed_sends_again_from_its_next_incarnation(start: Start) -> None:
+    settings = ("steps=40", "generator.engines=2", "checkpoint.interval=4")
+    with start("trainer", STUB, *settings, *RESHARD) as run:
+        run.trained_steps(7)
+        _kill(run.actor("StubTrainerActor"))
+        records = _finished(run)
+    assert len([event for event in records.events if isinstance(event, Rewound)]) == 1
+    assert records.summary.trainer_version == 40
 
 
 @pytest.mark.long

@@ -12,16 +12,17 @@ from tests.ray.conftest import ROOT, Start
 from tests.support.live_run import LiveRun
 
 RECIPE = ROOT / "recipes" / "deterministic.yaml"
-TWO_RANKS_AND_GLOO = (
+TWO_RANKS = (
     *("steps=40", "groups_per_step=4", "samples_per_group=4", "trainer.data_parallel=2"),
-    *("sync.transport=gloo", "sync.slack_s=20", "sync.deadline_s=100"),
+    *("sync.transport=reshard", "sync.slack_s=15", "sync.deadline_s=100"),
 )
 OWN_SOCKETS = Counter(
     {
         # the first rank: the ranks' store and its gloo device; the weights' control channel, store
         # and gloo device
         ("ray::TorchTrainerActor", 5): 1,
-        ("ray::TorchTrainerActor", 1): 1,  # the other rank: its gloo device
+        # the other rank: its gloo device; the weights' control channel, store and gloo device
+        ("ray::TorchTrainerActor", 4): 1,
         ("ray::EmbeddedEngineActor", 1): 1,  # its gloo device of weight transfers
     }
 )
@@ -55,7 +56,7 @@ def listening(run: LiveRun) -> Iterator[Listening]:
 def test_a_run_on_one_machine_listens_on_loopback_only_and_strangers_do_not_disturb_it(
     start: Start,
 ) -> None:
-    with start("sockets", RECIPE, *TWO_RANKS_AND_GLOO) as run, ExitStack() as strangers:
+    with start("sockets", RECIPE, *TWO_RANKS) as run, ExitStack() as strangers:
         sockets = [*listening(run)]
         places = {each.address.removeprefix("::ffff:") for each in sockets}
         assert places <= {"127.0.0.1", "::1"}, sockets

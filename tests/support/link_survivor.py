@@ -8,14 +8,12 @@ import sys
 import msgspec
 
 from offbeat.weight_sync.transports.group import BrokenLink, PairGroup, meet, opened
-from offbeat.weight_sync.transports.messages import RoundPlan, Route
+from offbeat.weight_sync.transports.messages import Route
 from tests.support.wire_doubles import eager_gloo
-
-PLAN = RoundPlan(0, ("g0",))
 
 
 def main(route: Route, rank: int) -> None:
-    place = meet(route, "session", PLAN, rank)
+    place = meet(route, "session", rank)
     groups = eager_gloo(route.host, route.timeouts.slack_s)
     try:
         with opened(lambda: PairGroup(place, groups)):

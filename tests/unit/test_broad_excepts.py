@@ -81,15 +81,14 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "trainers/torch/forward.py top_logprobs",
         "trainers/torch/sharded_state.py _Reader.read_metadata",
         "trainers/torch/sharding.py settled",
-        "weight_sync/transports/gloo_receiver.py _Transfer._round",
         "weight_sync/transports/group.py opened",
     ),
     PASSED_ON: (
         "actors/call_batching.py CallBatcher._carry",
         "actors/call_batching.py ReplyBatcher._answer",
         "endpoint/server.py AgentEndpoint._answer_or_refusal",  # as status 500; the sample fails with it
-        "generators/broadcasts.py in_thread",
         "generators/engine_loop.py EngineLoop._execute",
+        "generators/weight_fetch.py in_thread",
         "launch/bounded_call.py bounded",
         "weight_sync/transports/bounded_calls.py _begun",
         "weight_sync/transports/reshard_receiver.py _Transfer._work",
@@ -137,8 +136,6 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     REPEATED: ("controller/signal.py Signal._look",),
     LAST_WORD: (
         "simulation/cluster.py Cluster._live",
-        "weight_sync/transports/gloo_sender.py GlooSender._broadcast",
-        "weight_sync/transports/gloo_sender.py GlooSender._work",
         "weight_sync/transports/reshard_server.py ReshardServer._stream",
         "weight_sync/transports/reshard_server.py ReshardServer._work",
     ),

@@ -196,7 +196,7 @@ async def fetch(
 ) -> WeightsAck:
     """Have it fetch a release from the ranks that hold it, as the controller's adapter does."""
     manifest, digest, (route,), *_ = release
-    return await actor.fetch_weights(FENCE, epoch, version, digest, manifest, route)
+    return await actor.load_weights(FENCE, epoch, version, digest, manifest, route)
 
 
 async def layout_of(actor: VllmEngineActor) -> EngineLayout:

@@ -65,7 +65,7 @@ async def fetch_delta(
     """As the controller's adapter calls it."""
     manifest, digest, _, delta, *_ = release
     assert delta is not None, release.full_reason
-    return await actor.fetch_delta(FENCE, epoch, version, digest, manifest, delta, *delta.chunks)
+    return await actor.load_delta(FENCE, epoch, version, digest, manifest, delta, *delta.chunks)
 
 
 async def is_served(actor: Engine, model: Path, ack: WeightsAck, release: PublishedRelease) -> None:

@@ -73,7 +73,12 @@ class ObjectStoreSyncConfig(_Sync):
     """Path of the bytes."""
 
 
-class _OverTcpSync(_Sync):
+class ReshardSyncConfig(_Sync):
+    """Sends each rank's shards directly; nothing is gathered, and no rank sends the whole model."""
+
+    transport: Literal["reshard"] = "reshard"
+    """Path of the bytes."""
+
     slowest_mib_s: Annotated[float, Field(gt=0)] = 100.0
     """MiB/s below which a link counts as broken: a chunk may take its size over this, and ``slack_s``. Lower it
     for slow networks; a broken link is then noticed later."""
@@ -82,20 +87,6 @@ class _OverTcpSync(_Sync):
     """Time that any wait for a peer may take, whatever the size. Raise it for machines that stall, as it delays
     how soon a lost engine is left out."""
 
-
-class GlooSyncConfig(_OverTcpSync):
-    """Broadcasts from the trainer to all engines at once, over TCP."""
-
-    transport: Literal["gloo"] = "gloo"
-    """Path of the bytes."""
-
-
-class ReshardSyncConfig(_OverTcpSync):
-    """Sends each rank's shards directly; nothing is gathered, and no rank sends the whole model."""
-
-    transport: Literal["reshard"] = "reshard"
-    """Path of the bytes."""
-
     wire: Literal["tcp", "cuda_ipc", "nccl"] = "tcp"
     """Wire of the buckets. tcp: main memory, any machines. cuda_ipc: device memory shared with
     engines on the same GPU. nccl: between devices. Both need one more device copy of what is sent
@@ -103,7 +94,7 @@ class ReshardSyncConfig(_OverTcpSync):
 
 
 SyncConfig = Annotated[
-    ObjectStoreSyncConfig | GlooSyncConfig | ReshardSyncConfig,
+    ObjectStoreSyncConfig | ReshardSyncConfig,
     Field(discriminator="transport"),
     default_choice("transport", "object_store"),
 ]

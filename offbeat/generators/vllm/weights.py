@@ -53,7 +53,7 @@ from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 from offbeat.weight_sync.reshard.region_tensors import grouped
 from offbeat.weight_sync.served import TensorDifference
-from offbeat.weight_sync.transports.messages import ReshardRoute
+from offbeat.weight_sync.transports.messages import ShardRoute
 
 log = structlog.stdlib.get_logger()
 
@@ -128,7 +128,7 @@ class WeightUpdates:
         version: int,
         digest: str,
         manifest: Manifest,
-        route: ReshardRoute,
+        route: ShardRoute,
         delta: WeightDelta | None = None,
     ) -> tuple[float, float | None]:
         """Have every worker fetch what it loads of a release, or its ``delta``; verify and serve it.
@@ -232,7 +232,7 @@ class WeightUpdates:
         epoch: int,
         digest: str,
         manifest: Manifest,
-        route: ReshardRoute,
+        route: ShardRoute,
         delta: WeightDelta | None,
     ) -> None:
         """Have every worker fetch and verify the buckets that hold anything of what it loads.
@@ -258,7 +258,7 @@ class WeightUpdates:
                 await self._call("abort", self._llm.collective_rpc("ws_abort"))
             raise
 
-    async def _introduce_fetch(self, manifest: Manifest, route: ReshardRoute) -> None:
+    async def _introduce_fetch(self, manifest: Manifest, route: ShardRoute) -> None:
         """Send the workers the layout of releases, and have them select what they need."""
         self._planned = None
         self.area.reserve(1)  # empty memory cannot be mapped

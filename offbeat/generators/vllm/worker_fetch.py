@@ -33,7 +33,7 @@ from offbeat.weight_sync.reshard.recorder import EngineRecording
 from offbeat.weight_sync.reshard.region import Region
 from offbeat.weight_sync.reshard.region_tensors import RegionTensors
 from offbeat.weight_sync.reshard.shard_delta import rebuilt_buckets
-from offbeat.weight_sync.transports.messages import ReshardRoute, Route
+from offbeat.weight_sync.transports.messages import Route, ShardRoute
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 
 Checkpoint = list[tuple[str, list[int], str]]
@@ -138,7 +138,7 @@ class WorkerFetch:
         if known is None or receiver is None:
             raise TransferRefused(epoch, "layout of the release", "unknown", "introduced")
         addresses = _SENDERS.decode(senders)
-        route = ReshardRoute(addresses[0].version, addresses[0].digest, addresses, known.routes)
+        route = ShardRoute(addresses[0].version, addresses[0].digest, addresses, known.routes)
         sealed = known.manifest.sealed(digests)
         if changes:
             buckets = self._rebuilt(epoch, route, sealed, _CHANGES.decode(changes), cancelled)
@@ -152,7 +152,7 @@ class WorkerFetch:
     def _rebuilt(
         self,
         epoch: int,
-        route: ReshardRoute,
+        route: ShardRoute,
         release: Manifest,
         changes: tuple[str, Manifest],
         cancelled: threading.Event,

@@ -167,7 +167,9 @@ def check_shared_memory(
             f"each release of the weights has {size(release)}, and Ray's object store here {size(store)}: Ray "
             "would write it to disk and read it back at each sync"
         )
-        fix = "Set sync.transport to reshard or gloo, or enlarge the store (ray start --object-store-memory)."
+        fix = (
+            "Set sync.transport to reshard, or enlarge the store (ray start --object-store-memory)."
+        )
         yield warning("shared memory", seen, fix)
         return
     wanted = int(config.buffer.capacity_mib * 2**20) + 2 * release

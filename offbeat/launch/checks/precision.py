@@ -111,7 +111,7 @@ def _fix(config: RunConfig, where: str, scheme: str, pairs: tuple[RefusedPair, .
     if config.sync.quantize is None:
         return f"Leave {where} out; sync.quantize=fp8_block is the scheme that releases can have."
     if all(each.refusal is Refusal.TRAINER_CUT for each in pairs):
-        return "Set sync.transport to object_store or gloo, which quantize whole matrices."
+        return "Set sync.transport to object_store, which quantizes whole matrices."
     generator = config.generator
     if isinstance(generator, VllmGeneratorConfig) and generator.vllm.tensor_parallel == 1:
         return "Leave sync.quantize out."  # whole matrices are the largest parts

@@ -44,7 +44,7 @@ def _into_vllm(config: RunConfig, vllm: VllmConfig) -> Finding:
             f"vLLM's layout is not recorded with {' and '.join(because)}: each engine makes whole "
             "tensors of the regions that it receives, which takes one more copy of the weights in its "
             "main memory",
-            "Set sync.transport to gloo or object_store where that memory is short.",
+            "Set sync.transport to object_store where that memory is short.",
         )
     return ok(
         "weight sync",

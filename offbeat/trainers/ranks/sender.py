@@ -16,7 +16,8 @@ from offbeat.weight_sync.transport import (
     Source,
     WeightSource,
 )
-from offbeat.weight_sync.transports.choose import make_sender, timeouts_of
+from offbeat.weight_sync.transports.messages import TransferTimeouts
+from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
 
 class SharedSource(Source, Protocol):
@@ -61,7 +62,7 @@ def sender_of(
         return _reshard_sender(config, source, host(), incarnation, peers, device)
     if spec.rank:
         return NullSender(cast("SharedSource", source))
-    return make_sender(config, cast("Source", source), host, incarnation)
+    return ObjectStoreSender(cast("Source", source), delta=config.delta)
 
 
 def publish(sender: Sender, version: int, layout: EngineLayout | None) -> PublishedRelease:
@@ -85,6 +86,7 @@ def _reshard_sender(
     from offbeat.weight_sync.transports.reshard_server import ReshardServer  # noqa: PLC0415
 
     shards = source if isinstance(source, ShardSource) else WholeShards(source)
-    wire, timeouts = make_wire(config.wire, device), timeouts_of(config)
+    wire = make_wire(config.wire, device)
+    timeouts = TransferTimeouts(config.slowest_mib_s * 2**20, config.slack_s)
     server = ReshardServer(host=host, incarnation=incarnation, timeouts=timeouts, wire=wire)
     return ReshardSender(shards, server, peers, delta=config.delta)

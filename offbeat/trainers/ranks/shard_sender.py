@@ -18,7 +18,7 @@ from offbeat.weight_sync.reshard.shard_delta import (
     agreed_delta,
 )
 from offbeat.weight_sync.transport import PublishedRelease, ShardSource
-from offbeat.weight_sync.transports.messages import ReshardRoute, Route
+from offbeat.weight_sync.transports.messages import Route, ShardRoute
 from offbeat.weight_sync.transports.reshard_server import (
     OfferedRelease,
     ReshardServer,
@@ -111,9 +111,9 @@ class ReshardSender:
         by_rank = self._peers.all_gather(changes, _CHANGES)
         return agreed_delta(by_rank, sealed, digest, self._names)
 
-    def _route(self, version: int, digest: str) -> ReshardRoute:
+    def _route(self, version: int, digest: str) -> ShardRoute:
         senders = sent_from(self._routes, version, digest)
-        return ReshardRoute(version, digest, senders, self._source.routes)
+        return ShardRoute(version, digest, senders, self._source.routes)
 
     def forget(self) -> None:
         """Forget the last release as a base."""

@@ -48,5 +48,5 @@ class LayoutNotRecorded(OffbeatError):
     def __str__(self) -> str:
         return (
             f"{self.parameter} {self.problem}, so the engine's layout cannot be recorded. Send it whole "
-            "tensors: sync.transport=object_store or gloo"
+            "tensors: sync.transport=object_store"
         )

@@ -1,7 +1,7 @@
-"""Control channel of a broadcast: one TCP connection per member while it takes part.
+"""Control channel of a sender: one TCP connection per request of an engine rank.
 
-It carries joins, reports and plans of a few bytes each, never weights. Each side detects at once
-that the other's process has died, and at a timeout that it hangs. Messages need the release's key.
+It carries requests and answers of a few bytes each, never weights. Each side detects at once that
+the other's process has died, and at a timeout that it hangs. Messages need the release's key.
 """
 
 import contextlib
@@ -18,15 +18,7 @@ import structlog
 
 from offbeat.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 from offbeat.weight_sync.errors import SenderGone, TransferFailed
-from offbeat.weight_sync.transports.messages import (
-    Close,
-    Join,
-    MemberGone,
-    Message,
-    Report,
-    RoundPlan,
-    Route,
-)
+from offbeat.weight_sync.transports.messages import Answer, Join, Route
 
 log = structlog.stdlib.get_logger()
 _RETRY_S: Final = 0.1  # between two attempts to accept while the process has no descriptor left
@@ -34,8 +26,8 @@ _SEND_S: Final = 1.0  # of a few bytes into an empty buffer, which does not wait
 _MOST_STRANGERS: Final = 64
 """Maximum number of connections without a valid message. Beyond it, the oldest is closed: a member
 sends its join with its connection, so it is not the one that waits."""
-_decode_message = msgspec.msgpack.Decoder[Message](Join | Report).decode
-_decode_plan = msgspec.msgpack.Decoder(RoundPlan).decode
+_decode_join = msgspec.msgpack.Decoder(Join).decode
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 def _listen(host: str) -> socket.socket:
@@ -58,13 +50,12 @@ class ControlServer:
         self,
         host: str,
         key: SharedKey,
-        clock: Callable[[], float] = time.monotonic,
         *,
         listen: Callable[[str], socket.socket] = _listen,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """Listen at a free port of ``host``, and of no other address."""
-        self._key, self._clock, self._pause = key, clock, pause
+        self._key, self._pause = key, pause
         self._listening = listen(host)
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
         self.host, self.port = host, int(self._listening.getsockname()[1])
@@ -73,36 +64,30 @@ class ControlServer:
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._selector.register(self._stopped, selectors.EVENT_READ)
         self._peers: dict[socket.socket, _Peer] = {}
-        self._read = deque[Message]()
+        self._read = deque[Join | None]()
 
-    def next(self, timeout_s: float | None = None) -> Message | None:
-        """Remove and return the oldest message; None: none arrived in time."""
-        until_s = None if timeout_s is None else self._clock() + timeout_s
+    def next(self, timeout_s: float | None = None) -> Join | None:
+        """Remove and return the oldest request, or None if none arrived in time or after ``stop``."""
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._read:
-            left_s = None if until_s is None else until_s - self._clock()
+            left_s = None if until_s is None else until_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return None
             for key, _ in self._selector.select(left_s):
                 self._readable(key.fileobj)
         return self._read.popleft()
 
-    def connected(self, session: str, member: str) -> bool:
-        """Return whether a member has joined and its connection is open."""
-        return self._peer(session, member) is not None
-
-    def post(self, session: str, members: tuple[str, ...], plan: RoundPlan) -> None:
-        """Send a plan to these members. An unreachable one is detected by its missing report."""
-        message = self._key.frame(msgspec.msgpack.encode(plan))
-        for member in members:
-            peer = self._peer(session, member)
-            if peer is not None:
-                try:
-                    peer.socket.sendall(message)
-                except OSError:
-                    self._lost(peer)
+    def post(self, join: Join, answer: Answer) -> None:
+        """Answer a request, unless its member has disconnected."""
+        message = self._key.frame(msgspec.msgpack.encode(answer))
+        for peer in [each for each in self._peers.values() if each.join is join]:
+            try:
+                peer.socket.sendall(message)
+            except OSError:
+                self._lost(peer)
 
     def stop(self) -> None:
-        """Enqueue a last message for a waiting thread."""
+        """Let a waiting ``next`` return None."""
         with contextlib.suppress(OSError):  # closed already: no thread waits
             self._stop.send(b"x")
 
@@ -116,17 +101,11 @@ class ControlServer:
             each.close()
         self._release_spare()
 
-    def _peer(self, session: str, member: str) -> _Peer | None:
-        for peer in self._peers.values():
-            if peer.join and (peer.join.session, peer.join.member) == (session, member):
-                return peer
-        return None
-
     def _readable(self, ready: object) -> None:
         if ready is self._listening:
             self._accept()
         elif ready is self._stopped:
-            self._read.append(Close())
+            self._read.append(None)
         elif isinstance(ready, socket.socket) and ready in self._peers:
             self._receive(self._peers[ready])
 
@@ -152,18 +131,18 @@ class ControlServer:
         return connection
 
     def _turn_away(self, why: OSError) -> None:
-        """Notify a member that could not be accepted; it would wait for a plan until its timeout.
+        """Notify a member that could not be accepted; it would wait for an answer until its timeout.
 
         Without a free descriptor the connection stays in the queue, and the queue stays readable: a
         descriptor kept in reserve removes it.
         """
         self._release_spare()
-        plan = RoundPlan(0, error=f"the sender cannot accept: {why}")
+        answer = Answer(f"the sender cannot accept: {why}")
         try:
             with self._accepted() as connection:
-                connection.sendall(self._key.frame(msgspec.msgpack.encode(plan)))
+                connection.sendall(self._key.frame(msgspec.msgpack.encode(answer)))
                 connection.shutdown(socket.SHUT_WR)
-                connection.recv(1 << 16)  # unread bytes would reset the connection, plan and all
+                connection.recv(1 << 16)  # unread bytes would reset the connection, answer and all
         except BlockingIOError:
             pass  # the failed connection has left the queue
         except OSError:
@@ -184,10 +163,8 @@ class ControlServer:
             peer.frames.feed(data)
             while (body := peer.frames.next()) is not None:
                 peer.is_stranger = False
-                message = _decode_message(body)
-                if isinstance(message, Join):
-                    peer.join = message
-                self._read.append(message)
+                peer.join = _decode_join(body)
+                self._read.append(peer.join)
         except (OSError, ForeignFrame, msgspec.MsgspecError):
             data = b""  # broken, or not a member
         if not data:
@@ -197,8 +174,6 @@ class ControlServer:
         self._selector.unregister(peer.socket)
         del self._peers[peer.socket]
         peer.socket.close()
-        if peer.join:
-            self._read.append(MemberGone(peer.join.session, peer.join.member))
 
 
 class ControlClient:
@@ -225,16 +200,15 @@ class ControlClient:
         """Return the address of this machine from which the sender is reached."""
         return str(self._socket.getsockname()[0])
 
-    def send(self, message: Join | Report) -> None:
-        """Send a message to the sender."""
+    def send(self, join: Join) -> None:
+        """Send a request to the sender."""
         try:
-            self._socket.sendall(self._key.frame(msgspec.msgpack.encode(message)))
+            self._socket.sendall(self._key.frame(msgspec.msgpack.encode(join)))
         except OSError as error:
-            at = message.at if isinstance(message, Report) else 0
-            raise self._gone(at, f"is gone: {error}") from error
+            raise self._gone(0, f"is gone: {error}") from error
 
-    def plan(self, at: int, patience_s: float) -> RoundPlan:
-        """Wait for the next plan."""
+    def answer(self, at: int, patience_s: float) -> Answer:
+        """Wait for the answer; errors name the bucket ``at``."""
         self._socket.settimeout(patience_s)
         try:
             while (body := self._frames.next()) is None:
@@ -248,7 +222,7 @@ class ControlClient:
             raise self._gone(at, f"is gone: {error}") from error
         except ForeignFrame as error:
             raise self._gone(at, f"is another process: {error}") from error
-        return _decode_plan(body)
+        return _decode_answer(body)
 
     def close(self) -> None:
         self._socket.close()

@@ -1,8 +1,8 @@
-"""Process groups for one round: the sender at rank 0, its receivers after it.
+"""Process groups of one sender, at rank 0, and one receiver.
 
-Creating one of gloo costs a few milliseconds, so none is kept: a connection that broke in one round does
-not affect the next. A rank that drops its group closes its connections, which its peers detect at
-once, not at a deadline.
+Creating a gloo group costs a few milliseconds, so none is kept: a connection that broke in one
+transfer does not affect the next. A rank that drops its group closes its connections, which its
+peer detects at once, not at a deadline.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false
@@ -10,7 +10,6 @@ once, not at a deadline.
 # pyright: reportUnknownVariableType=false
 # torch exports these names without declaring it, declares less than it exports, and not all types.
 
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -18,43 +17,18 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import BroadcastOptions, PrefixStore, Store, Work
+from torch.distributed import PrefixStore, Store, Work
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from offbeat.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.rendezvous.frames import StoreAddress
 from offbeat.rendezvous.store import SharedStore
-from offbeat.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.chunks import BucketMemory
-from offbeat.weight_sync.manifest import Bytes
-from offbeat.weight_sync.transports.messages import RoundPlan, Route
+from offbeat.weight_sync.transports.messages import Route
 
-_HEADER: Final = struct.Struct("<8sqqqq")
-_MAGIC: Final = b"offbeat1"
-
-
-class ChunkHeader(NamedTuple):
-    """Header of every chunk, by which a wrong chunk is detected."""
-
-    epoch: int
-    round: int
-    chunk: int  # its index
-    nbytes: int
-
-    def packed(self) -> Bytes:
-        return np.frombuffer(bytearray(_HEADER.pack(_MAGIC, *self)), np.uint8)
-
-    @classmethod
-    def parsed(cls, data: Bytes) -> "ChunkHeader | None":
-        """Parse a header; return None for other bytes."""
-        magic, *fields = _HEADER.unpack(data.tobytes())
-        return cls(*fields) if magic == _MAGIC else None
-
-    @staticmethod
-    def room() -> Bytes:
-        return np.zeros(_HEADER.size, np.uint8)
+PAIR: Final = 2
+"""Size of every group: one sender and one receiver."""
 
 
 class BrokenLink(Exception):
@@ -62,92 +36,32 @@ class BrokenLink(Exception):
 
 
 class GroupAddress(NamedTuple):
-    """Location in the store at which the ranks of one round exchange their addresses."""
+    """Location in the store at which sender and receiver exchange their addresses."""
 
     store: Store
     rank: int
-    size: int
     client: SharedStore  # kept alive: ``store`` holds its C++ half only
-    plan_digest: str = ""  # of a reshard: the plan by which this rank sends or receives
+    plan_digest: str = ""  # plan by which this rank sends or receives
 
 
-class Rendezvous:
-    """The sender's store, at which ranks exchange their addresses."""
-
-    def __init__(self, host: str, key: SharedKey, timeout_s: float) -> None:
-        self._server = StoreServer(host, key)
-        self.port = self._server.port
-        self._client = SharedStore(StoreAddress(host, self.port, key), timeout_s)
-
-    def of(self, session: str, plan: RoundPlan, rank: int) -> GroupAddress:
-        """Return the location of a round."""
-        return _place(self._client, session, plan, rank)
-
-    def forget(self, session: str) -> None:
-        """Remove the entries of a session that is over."""
-        self._server.forget(f"{session}/")
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._client.close()
-        self._server.close()
-
-
-def meet(
-    route: Route, session: str, plan: RoundPlan, rank: int, plan_digest: str = ""
-) -> GroupAddress:
-    """Return a rank's location in a round.
+def meet(route: Route, session: str, rank: int, plan_digest: str = "") -> GroupAddress:
+    """Return a rank's location in a session.
 
     Args:
         route: Address of the sender.
         session: Name of the transfer.
-        plan: The round.
         rank: This rank; the sender is 0.
-        plan_digest: Digest of the reshard plan that this rank goes by.
+        plan_digest: Digest of the plan that this rank goes by.
 
     Raises:
         BrokenLink: The sender has ended.
     """
     address = StoreAddress(route.host, route.store_port, route.key)
     try:
-        store = SharedStore(address, route.timeouts.slack_s)
+        client = SharedStore(address, route.timeouts.slack_s)
     except RuntimeError as error:
         raise BrokenLink(_said(error)) from error
-    return _place(store, session, plan, rank)._replace(plan_digest=plan_digest)
-
-
-def _place(client: SharedStore, session: str, plan: RoundPlan, rank: int) -> GroupAddress:
-    store = PrefixStore(f"{session}/{plan.round}", client)
-    return GroupAddress(store, rank, len(plan.members) + 1, client)
-
-
-class BroadcastGroup:
-    """Gloo process group of one rank in one round."""
-
-    def __init__(self, place: GroupAddress, device: "Device") -> None:
-        self._group = device.group(place)
-
-    def broadcast(self, data: Bytes, timeout_s: float) -> None:
-        """Broadcast from rank 0 to all. Its return on rank 0 means sent, not received.
-
-        Raises:
-            BrokenLink: It failed or timed out; so will every later call in this group.
-        """
-        if not data.nbytes:
-            return
-        options, timeout = BroadcastOptions(), timedelta(seconds=timeout_s)
-        options.rootRank, options.rootTensor, options.timeout = 0, 0, timeout
-        try:
-            self._group.broadcast([torch.from_numpy(data)], options).wait(timeout)
-        except RuntimeError as error:
-            raise BrokenLink(_said(error)) from error
-
-    def close(self) -> None:
-        """Close the connections by dropping the last reference to the group."""
-        del self._group
-
-    def abort(self) -> None:
-        self.close()
+    return GroupAddress(PrefixStore(session, client), rank, client, plan_digest)
 
 
 class PendingMessage(NamedTuple):
@@ -272,8 +186,8 @@ class Device:
         options = ProcessGroupGloo._Options()  # noqa: SLF001 -- there is no public name
         options._devices = [self._device]  # noqa: SLF001
         options._timeout = self._timeout  # noqa: SLF001
-        options._threads = 1  # noqa: SLF001 -- one broadcast at a time
-        return ProcessGroupGloo(place.store, place.rank, place.size, options)
+        options._threads = 1  # noqa: SLF001 -- one message at a time
+        return ProcessGroupGloo(place.store, place.rank, PAIR, options)
 
     def close(self, group: ProcessGroupGloo) -> None:
         """Do nothing: gloo closes its connections with the last reference."""

@@ -1,4 +1,4 @@
-"""Control messages between the two ends of a transfer over gloo."""
+"""Messages between the two ends of a transfer from trainer ranks to an engine."""
 
 import msgspec
 
@@ -25,7 +25,7 @@ class DevicePlace(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Address from which a release is sent: the handle of a broadcast transport."""
+    """Address of a trainer rank that sends parts of a release."""
 
     host: str
     port: int  # port of the control channel
@@ -36,12 +36,11 @@ class Route(msgspec.Struct, frozen=True):
     version: int
     digest: str
     timeouts: TransferTimeouts
-    # Of a rank that sends buckets:
-    wire: str = "tcp"  # what carries them
+    wire: str = "tcp"  # what carries the buckets
     place: DevicePlace | None = None  # device of the buckets; None: main memory
 
 
-class ReshardRoute(msgspec.Struct, frozen=True):
+class ShardRoute(msgspec.Struct, frozen=True):
     """Ranks from which a release is sent, and what each of them holds."""
 
     version: int
@@ -50,53 +49,23 @@ class ReshardRoute(msgspec.Struct, frozen=True):
     buckets: tuple[BucketRoute, ...]
 
 
-class Join(msgspec.Struct, frozen=True, tag=True):
-    """Request of a member to receive a release."""
+class Join(msgspec.Struct, frozen=True):
+    """Request of an engine rank for some buckets of a release."""
 
     session: str
     epoch: int
-    members: tuple[str, ...]  # members that the sender may expect
     member: str
     incarnation: str
     digest: str
-    # Of a release that several ranks send:
-    buckets: tuple[int, ...] = ()  # those that this rank has to send, in order
-    layout: str = ""  # digest of the plan that the member goes by
+    buckets: tuple[int, ...]  # to send, in order
+    layout: str  # digest of the plan that the member goes by
 
 
-class Report(msgspec.Struct, frozen=True, tag=True):
-    """Result of a round at one member."""
+class Answer(msgspec.Struct, frozen=True):
+    """Answer of a sender to a join."""
 
-    session: str
-    round: int
-    member: str
-    at: int  # number of verified chunks
-    error: str = ""  # why it stopped before the last chunk
-    left: bool = False  # whether it takes part in no further round
-
-
-class MemberGone(msgspec.Struct, frozen=True, tag=True):
-    """End of a member's connection: most likely its process died."""
-
-    session: str
-    member: str
-
-
-class Close(msgspec.Struct, frozen=True, tag=True):
-    """Request to stop the sender."""
-
-
-class RoundPlan(msgspec.Struct, frozen=True):
-    """The sender's plan of one round."""
-
-    round: int
-    members: tuple[str, ...] = ()  # in rank order, after the sender at rank 0
-    first: int = 0  # first chunk to send
-    error: str = ""  # reason why nothing is sent any more; empty otherwise
+    error: str = ""  # why the sender refuses; empty: the member may connect
     gone: bool = False  # whether the error is that this sender has another release
-
-
-Message = Join | Report | MemberGone | Close
 
 
 def another_release(held: str | None, asked: str) -> str:

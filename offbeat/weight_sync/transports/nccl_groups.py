@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from offbeat.weight_sync.transports.group import GroupAddress
+from offbeat.weight_sync.transports.group import PAIR, GroupAddress
 
 _ERROR_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _one_at_a_time = threading.Lock()  # the environment belongs to the process
@@ -45,7 +45,7 @@ class NcclGroups:
         options = ProcessGroupNCCL.Options()
         options._timeout = self._timeout  # noqa: SLF001 -- there is no public name
         with _errors_are_raised():
-            return ProcessGroupNCCL(place.store, place.rank, place.size, options)
+            return ProcessGroupNCCL(place.store, place.rank, PAIR, options)
 
     def close(self, group: Any) -> None:  # noqa: ANN401 -- as above
         group.shutdown()

@@ -20,7 +20,7 @@ from offbeat.weight_sync.reshard.fetch import BucketFetch
 from offbeat.weight_sync.transports.choose_wire import make_wire
 from offbeat.weight_sync.transports.control import ControlClient
 from offbeat.weight_sync.transports.group import BrokenLink, meet, opened
-from offbeat.weight_sync.transports.messages import Join, ReshardRoute
+from offbeat.weight_sync.transports.messages import Join, ShardRoute
 from offbeat.weight_sync.transports.reshard_server import bucket_limit_s
 from offbeat.weight_sync.transports.wire import BucketLink, BucketWire
 
@@ -63,7 +63,7 @@ class ReshardReceiver:
 
     def receive(
         self,
-        route: ReshardRoute,
+        route: ShardRoute,
         epoch: int,
         manifest: Manifest,
         cancelled: threading.Event | None = None,
@@ -122,7 +122,7 @@ class _Transfer:
     def __init__(
         self,
         receiver: ReshardReceiver,
-        route: ReshardRoute,
+        route: ShardRoute,
         epoch: int,
         manifest: Manifest,
         needed: Sequence[int],
@@ -210,7 +210,6 @@ class _Transfer:
         join = Join(
             session,
             self._epoch,
-            (member,),
             member,
             route.incarnation,
             self._route.digest,
@@ -220,11 +219,11 @@ class _Transfer:
         control = ControlClient(route, self._epoch)
         try:
             control.send(join)
-            plan = control.plan(buckets[0], 2 * route.timeouts.slack_s)
-            if plan.error:
-                kind = SenderGone if plan.gone else TransferFailed
-                raise kind(self._epoch, buckets[0], plan.error)
-            place = meet(route, session, plan, 1, self._manifest.digest)
+            answer = control.answer(buckets[0], 2 * route.timeouts.slack_s)
+            if answer.error:
+                kind = SenderGone if answer.gone else TransferFailed
+                raise kind(self._epoch, buckets[0], answer.error)
+            place = meet(route, session, 1, self._manifest.digest)
             with opened(lambda: wire.link(place, route, control.address)) as link:
                 self._take(link, wire, sender, buckets)
         finally:

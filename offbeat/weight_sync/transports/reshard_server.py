@@ -9,8 +9,7 @@ Every engine asks every rank for itself, so an engine that dies or hangs holds u
 """
 
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,9 +24,8 @@ from offbeat.weight_sync.transports.control import ControlServer
 from offbeat.weight_sync.transports.group import BrokenLink, meet, opened
 from offbeat.weight_sync.transports.group_wire import tcp_wire
 from offbeat.weight_sync.transports.messages import (
-    Close,
+    Answer,
     Join,
-    RoundPlan,
     Route,
     TransferTimeouts,
     another_release,
@@ -62,7 +60,6 @@ class ReshardServer:
         host: str,
         incarnation: str,
         timeouts: TransferTimeouts,
-        clock: Callable[[], float] = time.monotonic,
         wire: BucketWire | None = None,
     ) -> None:
         """Listen at free ports of ``host``.
@@ -71,11 +68,10 @@ class ReshardServer:
             host: Address of this machine.
             incarnation: Name of this process.
             timeouts: Limits of a transfer.
-            clock: Seconds.
             wire: Carries the buckets; None: tcp.
         """
         key = SharedKey.random()
-        self._control = ControlServer(host, key, clock)
+        self._control = ControlServer(host, key)
         self._store = StoreServer(host, key)
         self.wire: BucketWire = wire or tcp_wire()
         self.route = Route(
@@ -113,14 +109,8 @@ class ReshardServer:
     def _work(self) -> None:
         """Serve until a request to stop. However it ends, the connections are closed."""
         try:
-            while not self._closed:
-                match self._control.next():
-                    case Join() as join:
-                        self._answer(join)
-                    case Close():
-                        break
-                    case _:
-                        pass  # an engine that has what it asked for, or is gone
+            while not self._closed and (join := self._control.next()) is not None:
+                self._answer(join)
         except Exception as error:
             self.ended = f"{type(error).__name__}: {error}"
             log.exception("weights.server_ended")
@@ -133,16 +123,16 @@ class ReshardServer:
     def _answer(self, join: Join) -> None:
         release = self._asked(join)
         gone = self._is_gone(join, release)
-        plan = RoundPlan(0, (join.member,), error=self._problem(join, release), gone=gone)
-        self._control.post(join.session, (join.member,), plan)
-        if plan.error or release is None:
+        answer = Answer(self._problem(join, release), gone)
+        self._control.post(join, answer)
+        if answer.error or release is None:
             return
         for session in [name for name, each in self._streams.items() if not each.is_alive()]:
             del self._streams[session]
             self._store.forget(f"{session}/")
         # Not a daemon thread: one that Python ends inside gloo aborts the process.
         stream = threading.Thread(
-            target=self._stream, args=(join, plan, release), name="weight-stream", daemon=False
+            target=self._stream, args=(join, release), name="weight-stream", daemon=False
         )
         self._streams[join.session] = stream
         stream.start()
@@ -170,11 +160,11 @@ class ReshardServer:
             return f"the sender does not hold bucket {missing[0]}"
         return ""
 
-    def _stream(self, join: Join, plan: RoundPlan, release: OfferedRelease) -> None:
+    def _stream(self, join: Join, release: OfferedRelease) -> None:
         """Send what one engine asked for; it notices by itself if this ends early."""
         about = {"member": join.member, "epoch": join.epoch}
         try:
-            place, route = meet(self.route, join.session, plan, 0, join.layout), self.route
+            place, route = meet(self.route, join.session, 0, join.layout), self.route
             with opened(lambda: self.wire.link(place, route, route.host)) as link:
                 self._send(link, join, release)
         except BrokenLink as broken:

@@ -1,6 +1,7 @@
 """What a shell sees: exit codes, what goes to standard error, and what is not loaded on the way."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -226,6 +227,20 @@ def test_an_override_that_is_wrong_is_reported_as_one(ended_run: Path) -> None:
     result = offbeat("train", "steps=many", "--resume", str(ended_run))
     assert result.exit_code == 2
     assert "steps = 'many': has to be: integer, at least 1" in result.stderr
+
+
+def test_a_run_whose_weights_travelled_over_gloo_names_what_to_resume_with(
+    ended_run: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "former"
+    shutil.copytree(ended_run, old)
+    values = yaml.safe_load((old / "config.yaml").read_text())
+    values["sync"] |= {"transport": "gloo", "slack_s": 5.0}
+    (old / "config.yaml").write_text(yaml.safe_dump(values))
+    result = offbeat("train", "--resume", str(old))
+    assert result.exit_code == 2
+    assert "sync.transport = 'gloo': has to be: one of object_store, reshard" in result.stderr
+    assert "Set sync.transport to reshard, which also sends over TCP" in result.stderr
 
 
 # --- simulate ------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def test_a_key_of_another_choice_names_that_choice(report: Report) -> None:
         ("trainer.sequence_parallel=true", "Only trainer.backend=megatron has it"),
         (
             "sync.slack_s=1",
-            "sync.transport=object_store has no `slack_s` Only sync.transport=gloo or reshard has it: take it out, or set sync.transport to gloo or reshard.",
+            "sync.transport=object_store has no `slack_s` Only sync.transport=reshard has it: take it out, or set sync.transport to reshard.",
         ),
         ("generator.vllm.kv=keep", "generator.backend=embedded has no `vllm`"),
         (
@@ -164,6 +164,19 @@ def test_a_value_out_of_range_shows_value_range_default_and_meaning(report: Repo
     text = report(f"{SMALL}generator: {{engines: 0}}")
     assert "recipe.yaml:3: generator.engines = 0: has to be: integer, at least 1" in text
     assert "Default: 1. Engine actors" in text
+
+
+@pytest.mark.parametrize("more", ["", "\n  slack_s: 20"])
+def test_a_recipe_with_the_removed_gloo_broadcast_names_what_to_set_instead(
+    report: Report, more: str
+) -> None:
+    said = report(f"steps: 1\nmodel: {{path: .}}\nsync:\n  transport: gloo{more}\n")
+    assert said.startswith("1 problem in the configuration\n  recipe.yaml:4:")
+    assert "sync.transport = 'gloo': has to be: one of object_store, reshard" in said
+    assert (
+        "The gloo broadcast was removed. Set sync.transport to reshard, which also sends over TCP, "
+        "or to object_store." in said
+    )
 
 
 def test_a_value_close_to_a_choice_is_told_so(report: Report) -> None:

@@ -118,8 +118,8 @@ def test_the_ranks_of_a_reshard_hold_whole_blocks(tmp_path: Path) -> None:
     (refused) = first({"backend": "torch", "data_parallel": 3})
     assert "would cut a block in the trainer: 512 rows over 3 ranks" in refused.message
     assert "experts" not in refused.message
-    assert "object_store or gloo" in refused.fix
-    gathered = first({"backend": "torch", "data_parallel": 3}, transport="gloo")
+    assert "Set sync.transport to object_store" in refused.fix
+    gathered = first({"backend": "torch", "data_parallel": 3}, transport="object_store")
     assert gathered.level is Level.OK
     tensor = {"backend": "torch", "data_parallel": 1, "tensor_parallel": 2}
     assert first(tensor).level is Level.OK

@@ -9,8 +9,7 @@ import torch
 from reshard_bench import Held, ReshardBench
 from torch import nn
 
-from offbeat.actors.delta_engine_actor import DeltaEngineActor
-from offbeat.actors.engine_actor import TakenRelease
+from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
@@ -28,7 +27,6 @@ from offbeat.weight_sync.transport import (
     release_of,
     with_handles_apart,
 )
-from offbeat.weight_sync.transports.gloo_sender import GlooSender
 from offbeat.weight_sync.transports.messages import TransferTimeouts
 
 FENCE = Fence("run", 1)
@@ -60,7 +58,7 @@ class TrainedModel(nn.Module):
         )
 
 
-class LoadingEngine(DeltaEngineActor):
+class LoadingEngine(EngineActor):
     """Engine actor that loads releases into a module; the next canary fails if it is told so."""
 
     _takes_regions = True
@@ -160,15 +158,10 @@ class Line:
         content: Any = FENCE, self.epoch, release.version, release.digest, release.manifest
         delta, engine = None if full else release.delta, self.engine
         chunks = release.chunks if delta is None else delta.chunks
-        members: Any = (("g0",),) if isinstance(self.sender, GlooSender) else ()
-        calls: tuple[Any, Any] = engine.load_weights, engine.load_delta
-        if isinstance(self.sender, GlooSender):
-            calls = engine.receive_weights, engine.receive_delta
-        elif isinstance(self.sender, Ranks):
-            calls = engine.fetch_weights, engine.fetch_delta
         if delta is None:
-            return await calls[0](*content, *chunks, *members)
-        return await calls[1](*content, delta, *chunks, *members)
+            return await engine.load_weights(*content, *chunks)
+        content = *content, delta
+        return await engine.load_delta(*content, *chunks)
 
     async def served(self, release: WeightRelease, *, full: bool = False) -> None:
         ack = await self.load(release, full=full)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from broadcast_bench import HOST, PATIENT, together
+from bench_parts import HOST, PATIENT, together
 from msgspec.msgpack import Decoder
 from torch import nn
 from weight_models import Model, equal, weights

@@ -6,16 +6,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from broadcast_bench import HASTY, together
+from bench_parts import HASTY, together
 from reshard_bench import ReshardBench, ReshardEnd, reshard_end, serves
 from torch import Tensor
 from weight_models import Model, equal, weights
 
 from offbeat.rendezvous.frames import SharedKey
+from offbeat.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.transports.group import BrokenLink, Rendezvous, meet
+from offbeat.weight_sync.transports.group import BrokenLink, meet
 from offbeat.weight_sync.transports.handle_wire import (
     BucketHandle,
     CopyReceipt,
@@ -23,11 +24,9 @@ from offbeat.weight_sync.transports.handle_wire import (
     HandleUnusable,
     HandleWire,
 )
-from offbeat.weight_sync.transports.messages import RoundPlan, Route
+from offbeat.weight_sync.transports.messages import Route
 from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets, ReshardReceiver
 from tests.support.wire_doubles import SharedMemory
-
-PLAN = RoundPlan(0, ("g0",))
 
 
 class Halted(SharedMemory):
@@ -191,13 +190,13 @@ class Links:
 
     def __init__(self) -> None:
         key, host = SharedKey.random(), "127.0.0.1"
-        self.store, self.memory = Rendezvous(host, key, 5.0), SharedMemory()
+        self.store, self.memory = StoreServer(host, key), SharedMemory()
         route = Route(host, 0, self.store.port, key, "rank-0", 0, "", HASTY)
         wire = HandleWire("cuda_ipc", self.memory)
         made: dict[int, HandleLink] = {}
 
         def connect(rank: int) -> None:
-            place = meet(route, "session", PLAN, rank)
+            place = meet(route, "session", rank)
             made[rank] = wire.link(place, route, host)  # type: ignore[assignment]
 
         together(partial(connect, 0), partial(connect, 1))

@@ -15,21 +15,20 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from broadcast_bench import HASTY, HOST, together
+from bench_parts import HASTY, HOST, together
 
 from offbeat.rendezvous.frames import SharedKey
+from offbeat.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.transports.bounded_calls import call_within
 from offbeat.weight_sync.transports.eager_groups import EagerGroups
 from offbeat.weight_sync.transports.group import (
     BrokenLink,
     GroupAddress,
     PairGroup,
-    Rendezvous,
     meet,
     opened,
 )
 from offbeat.weight_sync.transports.messages import Route
-from tests.support.link_survivor import PLAN
 from tests.support.wire_doubles import LazyGloo, eager_gloo
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +49,7 @@ class Struck(LazyGloo):
 
 
 def lost_peer(route: Route, rank: int, sign: int, has_group: bool) -> None:
-    place = meet(route, "session", PLAN, rank)
+    place = meet(route, "session", rank)
     EagerGroups(Struck(sign, has_group=has_group), PATIENCE_S).group(place)
 
 
@@ -58,7 +57,7 @@ def lost_peer(route: Route, rank: int, sign: int, has_group: bool) -> None:
 def store() -> Iterator[Route]:
     """Where both ranks meet."""
     key = SharedKey.random()
-    made = Rendezvous(HOST, key, PATIENCE_S)
+    made = StoreServer(HOST, key)
     yield Route(HOST, 0, made.port, key, "rank-0", 0, "", HASTY)
     made.close()
 
@@ -94,7 +93,7 @@ def test_two_ranks_that_are_there_form_a_group_that_carries_messages(store: Rout
     got = dict[int, torch.Tensor]()
 
     def rank(number: int) -> None:
-        pair = PairGroup(meet(store, "session", PLAN, number), eager_gloo(HOST, PATIENCE_S))
+        pair = PairGroup(meet(store, "session", number), eager_gloo(HOST, PATIENCE_S))
         data = torch.full((9,), 7 - 7 * number, dtype=torch.uint8)
         (pair.receive if number else pair.send)(data, 0)
         got[number] = torch.as_tensor(pair.wait(PATIENCE_S))
@@ -131,7 +130,7 @@ def test_a_group_that_cannot_be_closed_is_aborted_and_left_behind() -> None:
 
 
 def test_a_peer_that_never_comes_is_an_error_after_the_limit(store: Route) -> None:
-    place = meet(store, "session", PLAN, 0)
+    place = meet(store, "session", 0)
     with (
         pytest.raises(BrokenLink),
         opened(lambda: PairGroup(place, eager_gloo(HOST, 0.2))),
@@ -165,7 +164,7 @@ class Unformed(LazyGloo):
 def test_a_group_that_is_not_formed_is_aborted_and_leaves_no_thread_at_the_store(
     store: Route, *, fails: bool, why: str
 ) -> None:
-    place = meet(store, "session", PLAN, 0)
+    place = meet(store, "session", 0)
     place.store.set("ready/1", "1")
     library = Unformed(place, fails=fails)
     with pytest.raises((BrokenLink, RuntimeError), match=why):

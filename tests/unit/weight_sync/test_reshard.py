@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from broadcast_bench import HASTY, names, together
+from bench_parts import HASTY, names, together
 from reshard_bench import (
     GROUPS,
     HANDLES,

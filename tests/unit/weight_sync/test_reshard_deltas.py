@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from broadcast_bench import HASTY
+from bench_parts import HASTY
 from delta_line import Line, LoadingEngine, Ranks, TrainedModel, WholeTensorEngine, play
 from reshard_bench import Held, copied, rows_of
 

@@ -57,7 +57,7 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
         for epoch, kind in enumerate((EmbeddedEngineActor, WholeTensors), start=1):
             actor = engine(tmp_path, kind)
             with capture_logs() as log:
-                ack = await actor.fetch_weights(FENCE, epoch, 3, digest, manifest, route)
+                ack = await actor.load_weights(FENCE, epoch, 3, digest, manifest, route)
             said = [each for each in log if each["event"] == "weights.whole_tensors"]
             takes_regions = kind is EmbeddedEngineActor
             assert len(said) == (0 if takes_regions else 1)
@@ -77,7 +77,7 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
             await actor.close()
         bench.close()
         with pytest.raises(ReleaseLost, match=r"is gone: .* no other rank holds bucket"):
-            await engine(tmp_path).fetch_weights(FENCE, 9, 4, digest, manifest, route)
+            await engine(tmp_path).load_weights(FENCE, 9, 4, digest, manifest, route)
 
     asyncio.run(main())
 
@@ -92,7 +92,7 @@ def test_the_leg_and_the_region_of_a_tensor_that_differ_are_named_in_its_own_coo
     async def main() -> tuple[ServedWeights, ServedWeights]:
         actor = engine(tmp_path)
         manifest, digest, (route,), *_ = bench.publish(3)
-        await actor.fetch_weights(FENCE, 1, 3, digest, manifest, route)
+        await actor.load_weights(FENCE, 1, 3, digest, manifest, route)
         as_sent = await actor.served_weights()
         with torch.no_grad():
             actor._module.get_parameter(name)[rows - 1] += 1  # noqa: SLF001

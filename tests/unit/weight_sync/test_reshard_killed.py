@@ -6,7 +6,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 import pytest
-from broadcast_bench import HASTY, PATIENT, together
+from bench_parts import HASTY, PATIENT, together
 from reshard_bench import GROUPS, HANDLES, TCP, ReshardBench, copied, reshard_end, rows_of, serves
 from victims import Victims, strike_self
 from weight_models import Model, equal, weights
@@ -14,7 +14,7 @@ from weight_models import Model, equal, weights
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.transport import PublishedRelease
-from offbeat.weight_sync.transports.messages import ReshardRoute
+from offbeat.weight_sync.transports.messages import ShardRoute
 from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets
 
 RANKS = 4
@@ -115,7 +115,7 @@ def test_at_every_bucket_a_rank_that_is_lost_is_replaced_by_the_copies_of_its_we
         assert there.digest == digest, "equal weights make equal releases"
         # The first two ranks are in the other process
         senders = (*there.senders[:2], *here.senders[2:])
-        route = ReshardRoute(1, digest, senders, here.buckets)
+        route = ShardRoute(1, digest, senders, here.buckets)
         receiver.take(PublishedRelease(manifest, digest, (route,)), 1)
         outcome = receiver.outcome
         assert isinstance(outcome, ReceivedBuckets), outcome

@@ -9,18 +9,19 @@ import msgspec
 import psutil
 import pytest
 import torch
-from broadcast_bench import HASTY, HOST, PATIENT
+from bench_parts import HASTY, HOST, PATIENT
 
 from offbeat.rendezvous.frames import SharedKey
-from offbeat.weight_sync.transports.group import BrokenLink, Rendezvous, meet
+from offbeat.rendezvous.store_server import StoreServer
+from offbeat.weight_sync.transports.group import BrokenLink, meet
 from offbeat.weight_sync.transports.group_wire import tcp_wire
 from offbeat.weight_sync.transports.handle_wire import HandleWire
-from offbeat.weight_sync.transports.messages import RoundPlan, Route, TransferTimeouts
+from offbeat.weight_sync.transports.messages import Route, TransferTimeouts
 from offbeat.weight_sync.transports.peer_proof import PeerProof, accept_peer
 from offbeat.weight_sync.transports.wire import BucketLink, BucketWire
 from tests.support.wire_doubles import SharedMemory
 
-PLAN, PLAN_DIGEST = RoundPlan(0, ("g0",)), "digest of the plan"
+PLAN_DIGEST = "digest of the plan"
 SILENT, SCAN, GARBAGE, ZEROS = b"", b"GET / HTTP/1.1\r\n\r\n" * 4, b"\xff" * 64, bytes(64)
 
 
@@ -34,19 +35,19 @@ class Ends:
     outcome: BucketLink | BrokenLink | None = None
 
     def __post_init__(self) -> None:
-        self.store = Rendezvous(HOST, self.key, 20.0)
+        self.store = StoreServer(HOST, self.key)
         self.route = Route(HOST, 0, self.store.port, self.key, "rank-0", 0, "", self.timeouts)
         self.sending = threading.Thread(target=self._send)
 
     def _send(self) -> None:
-        place = meet(self.route, "session", PLAN, 0, PLAN_DIGEST)
+        place = meet(self.route, "session", 0, PLAN_DIGEST)
         try:
             self.outcome = self.wire.link(place, self.route, HOST)
         except BrokenLink as broken:
             self.outcome = broken
 
     def engine(self, plan_digest: str = PLAN_DIGEST) -> BucketLink:
-        place = meet(self.route, "session", PLAN, 1, plan_digest)
+        place = meet(self.route, "session", 1, plan_digest)
         return self.wire.link(place, self.route, HOST)
 
     def carry(self, data: torch.Tensor, into: torch.Tensor, engine: BucketLink) -> None:
@@ -63,7 +64,7 @@ class Ends:
 
     def port(self) -> int:
         """The port of handles; strangers find it without the store."""
-        place = meet(self.route, "session", PLAN, 1)
+        place = meet(self.route, "session", 1)
         return int(msgspec.json.decode(place.store.get("handles"))["port"])
 
     def close(self) -> None:
@@ -184,7 +185,7 @@ def listening_ports() -> set[int]:
 @pytest.mark.parametrize("said", [SILENT, SCAN, GARBAGE, ZEROS])
 def test_gloo_lets_no_stranger_take_the_place_of_an_engine(said: bytes) -> None:
     ends = Ends(tcp_wire())
-    place = meet(ends.route, "session", PLAN, 1)
+    place = meet(ends.route, "session", 1)
     before = listening_ports()
     ends.sending.start()
     place.store.wait(["0/0"])  # where the sender has left its address

@@ -1,4 +1,4 @@
-"""The receiving side of weight transfers, in threads of their own beside the serving engine.
+"""The receiving side of weight transfers, in threads next to the serving engine.
 
 torch and the transport are imported when the first transfer arrives: a run on another transport
 needs neither.
@@ -13,7 +13,7 @@ import structlog
 
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.transports.messages import ReshardRoute, Route
+from offbeat.weight_sync.transports.messages import ShardRoute
 
 if TYPE_CHECKING:
     from offbeat.weight_sync.chunks import BucketMemory
@@ -24,52 +24,18 @@ T = TypeVar("T")
 _ONLY_TCP: Final = "tcp, as no layout of this engine is recorded (docs/weight-sync.md)"
 
 
-class Broadcasts:
-    """Receives weight releases that the trainer broadcasts to several engines at once."""
+class WeightFetcher:
+    """Receives weight releases from the trainer ranks that hold their parts."""
 
     def __init__(self, member: str, device: str | None = None) -> None:
         """``device``: where wires of devices receive; None: weights are received into main memory."""
         self._member, self._device = member, device
         self._receiver: Any = None
-        self._fetcher: Any = None
         self._has_joined = False
-
-    async def fetch(
-        self, route: Route, epoch: int, members: tuple[str, ...], manifest: Manifest
-    ) -> tuple[Bytes, ...]:
-        """Receive and verify all chunks of a release; return them as they were sent.
-
-        A cancelled fetch stops at the next chunk, or at that chunk's deadline.
-
-        Raises:
-            TransferFailed: The sender is gone or gave up, or this engine was too slow.
-            TransferRefused: A chunk is not what the manifest says.
-        """
-        from offbeat.weight_sync.receiver import Collected  # noqa: PLC0415 -- see above
-        from offbeat.weight_sync.transports.gloo_receiver import GlooReceiver  # noqa: PLC0415
-
-        if self._receiver is None:
-            self._receiver = GlooReceiver(self._member)
-        receiver, collected, cancelled = (
-            self._receiver,
-            Collected(epoch, manifest),
-            threading.Event(),
-        )
-        try:
-            await in_thread(
-                f"broadcast {epoch}",
-                lambda: receiver.receive(
-                    route, epoch, members, manifest, collected.take, cancelled
-                ),
-            )
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-        return tuple(collected.chunks)
 
     async def fetch_buckets(
         self,
-        route: ReshardRoute,
+        route: ShardRoute,
         epoch: int,
         manifest: Manifest,
         release: Manifest | None = None,
@@ -92,14 +58,14 @@ class Broadcasts:
             ReshardReceiver,
         )
 
-        if self._fetcher is None:
-            self._fetcher = ReshardReceiver(self._member, device=self._device or "cpu")
-        fetcher, cancelled = self._fetcher, threading.Event()
+        if self._receiver is None:
+            self._receiver = ReshardReceiver(self._member, device=self._device or "cpu")
+        receiver, cancelled = self._receiver, threading.Event()
         everything = range(len(route.buckets))
         try:
             received = await in_thread(
-                f"reshard {epoch}",
-                lambda: fetcher.receive(
+                f"fetch {epoch}",
+                lambda: receiver.receive(
                     route, epoch, manifest, cancelled, needed=everything, release=release
                 ),
             )
@@ -110,7 +76,7 @@ class Broadcasts:
 
     async def fetch_on_host(
         self,
-        route: ReshardRoute,
+        route: ShardRoute,
         epoch: int,
         manifest: Manifest,
         release: Manifest | None = None,
