@@ -8,9 +8,9 @@ from collections import Counter
 
 import networkx as nx
 
-from offbeat.weight_sync.reshard.placement import Placement, Ranks
-from offbeat.weight_sync.reshard.plan import DIRECT, ReshardPlan
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.placement import Placement, Ranks
+from offbeat.weight_sync.region import Region
+from offbeat.weight_sync.transfer_plan import DIRECT, ReshardPlan
 
 
 def optimal_busiest(plan: ReshardPlan, tolerance: float = 0.0) -> int:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from offbeat.trainers.ranks.peers import SingleRank
-from offbeat.trainers.ranks.shard_sender import ReshardSender
+from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.trainers.torch.rounding import round_stochastically
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import on_host
@@ -37,7 +37,7 @@ from offbeat.weight_sync.delta import HeldRelease, check_delta, rebuilt
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.receiver import ModuleReceiver
-from offbeat.weight_sync.reshard.shards import WholeShards
+from offbeat.weight_sync.shards import WholeShards
 from offbeat.weight_sync.source import ModuleSource, named_weights
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.messages import ShardRoute, TransferTimeouts

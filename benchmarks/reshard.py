@@ -28,14 +28,14 @@ import torch
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.process_group import join
-from offbeat.trainers.ranks.shard_sender import ReshardSender
+from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.trainers.spec import WorldRendezvous
+from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.manifest import TensorMeta
+from offbeat.weight_sync.placement import Placement
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.buckets import plan_buckets
-from offbeat.weight_sync.reshard.placement import Placement
-from offbeat.weight_sync.reshard.region import chunk_cuts, part_of
-from offbeat.weight_sync.reshard.shards import HeldShards
+from offbeat.weight_sync.region import chunk_cuts, part_of
+from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transports.group import Device, PairGroup, meet, opened
 from offbeat.weight_sync.transports.messages import Route, TransferTimeouts
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver

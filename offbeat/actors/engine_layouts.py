@@ -14,7 +14,7 @@ from offbeat.actors.call import reply_of
 from offbeat.actors.handles import Handle
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import Fence
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
+from offbeat.weight_sync.engine_layout import EngineLayout
 
 log = structlog.stdlib.get_logger()
 AskLayout = Callable[[Fence], Awaitable[EngineLayout | None]]

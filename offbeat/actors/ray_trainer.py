@@ -42,7 +42,7 @@ from offbeat.trainers.memory import with_highest
 from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
 from offbeat.trainers.spec import WorldRendezvous
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import release_of
 
 T = TypeVar("T")

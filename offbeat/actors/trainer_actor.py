@@ -51,8 +51,8 @@ from offbeat.trainers.ranks.sender import publish, sender_of
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.trained_log import trained_log
 from offbeat.transfer_queue.schema import Columns, payload_bytes
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferFailed
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import WeightSource, with_handles_apart
 
 T = TypeVar("T")

@@ -35,10 +35,10 @@ from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightDelta
 from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.layout_file import write_layout
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.reshard.layout_file import write_layout
 from offbeat.weight_sync.served import ServedWeights, TensorDifference
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.messages import ShardRoute

@@ -42,8 +42,8 @@ from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.layout_errors import LayoutRefused
 from offbeat.weight_sync.reshard.declared import placement
-from offbeat.weight_sync.reshard.errors import LayoutRefused
 
 _COLLECTIVE_S: Final = 120.0
 _END_S: Final = 10.0

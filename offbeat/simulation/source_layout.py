@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
+from offbeat.weight_sync.buckets import BucketPlan, NamedRegion, plan_buckets
 from offbeat.weight_sync.manifest import TensorMeta
-from offbeat.weight_sync.reshard.buckets import BucketPlan, NamedRegion, plan_buckets
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 
 _ROWS: Final = 12
 _COLUMNS: Final = 4

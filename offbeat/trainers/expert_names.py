@@ -22,7 +22,7 @@ from torch import Tensor
 
 from offbeat.messages.failures import OffbeatError
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.region import Region, Shape
 
 Meta = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of a tensor."""

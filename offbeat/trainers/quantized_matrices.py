@@ -5,7 +5,7 @@ from torch import Tensor
 from offbeat.trainers.expert_names import metas_apart, named_apart
 from offbeat.weight_sync.precision import is_quantized
 from offbeat.weight_sync.quantize import rounded
-from offbeat.weight_sync.reshard.region import Shape
+from offbeat.weight_sync.region import Shape
 
 
 def has_quantized(name: str, shape: Shape) -> bool:

@@ -20,7 +20,7 @@ import xxhash
 from torch import Tensor
 
 from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorSpec
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 
 __all__ = [
     "BucketMemory",

@@ -13,7 +13,7 @@ import xxhash
 from torch import Tensor
 
 from offbeat.weight_sync.dtypes import ITEMSIZE
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.served import TensorDifference, TensorFingerprint
 from offbeat.weight_sync.source import as_bytes, dtype_name
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from offbeat.messages.weights import Canary
 from offbeat.weight_sync.dtypes import ITEMSIZE
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 
 Bytes = NDArray[np.uint8]
 ALIGNMENT: Final = 64  # bytes; every tensor starts aligned, whatever the types before it

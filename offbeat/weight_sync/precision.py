@@ -19,7 +19,7 @@ from offbeat.config.sections.sync import SyncConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.region import Region, Shape
 
 FP8: Final = "float8_e4m3fn"
 FP8_BLOCK: Final = "fp8_block"

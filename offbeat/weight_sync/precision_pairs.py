@@ -20,7 +20,7 @@ from offbeat.weight_sync.precision import (
     is_quantized,
     scale_region,
 )
-from offbeat.weight_sync.reshard.region import Shape, chunk_cuts, part_of
+from offbeat.weight_sync.region import Shape, chunk_cuts, part_of
 
 _PLAIN: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 _FUSED_EXPERTS: Final = re.compile(r".*\.experts\.(?:gate_up|up|down)_proj")

@@ -18,7 +18,7 @@ from torch.nn import functional
 from offbeat.messages.failures import OffbeatError
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.precision import BLOCK, is_quantized, scale_shape
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 
 LARGEST: Final = 448.0  # of float8_e4m3fn
 _SMALLEST_SCALE: Final = 2.0**-126  # of normal float32: kernels may flush smaller ones to zero

@@ -25,7 +25,7 @@ from offbeat.weight_sync.chunks import (
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.fingerprints import ReadBack
 from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transaction import TensorSpecs, Transaction
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from offbeat.weight_sync.errors import CoverageRefused, IllegalTransactionMove, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
-from offbeat.weight_sync.reshard.region import Region, union_elements
+from offbeat.weight_sync.region import Region, union_elements
 from offbeat.weight_sync.transaction_moves import (
     LEAVES,
     PROBLEMS,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from offbeat.messages.weights import FullReason, WeightDelta, WeightRelease
+from offbeat.weight_sync.buckets import BucketRoute
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.reshard.buckets import BucketRoute
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 
 if TYPE_CHECKING:  # it imports torch, which a stub does without
     from offbeat.weight_sync.chunks import BucketMemory

@@ -15,9 +15,9 @@ from offbeat.config.run import RunConfig
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.reshard.region import Region, union_elements
+from offbeat.weight_sync.region import Region, union_elements
 from tests.ray.conftest import ROOT
 
 FENCE = Fence("run", 1)

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from offbeat.trainers.ranks.peers import SingleRank
-from offbeat.trainers.ranks.shard_sender import ReshardSender
+from offbeat.trainers.ranks.reshard_sender import ReshardSender
+from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.buckets import plan_buckets
-from offbeat.weight_sync.reshard.region import Region
-from offbeat.weight_sync.reshard.shards import HeldShards
+from offbeat.weight_sync.region import Region
+from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.messages import TransferTimeouts

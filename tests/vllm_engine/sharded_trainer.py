@@ -24,11 +24,11 @@ from offbeat.config.run import RunConfig
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.process_group import join
+from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.trainers.ranks.sender import publish, sender_of
-from offbeat.trainers.ranks.shard_sender import ReshardSender
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.weight_sync.chunks import BucketMemory
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.reshard_server import ReshardServer
 

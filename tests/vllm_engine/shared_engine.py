@@ -21,8 +21,8 @@ from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import PublishedRelease
 
 FENCE = Fence("run", 1)

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.messages.failures import BaseRefused, WeightSyncFailed
 from offbeat.messages.weights import WeightsAck
-from offbeat.weight_sync.reshard.engine_layout import needed_buckets
+from offbeat.weight_sync.engine_layout import needed_buckets
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.verification import compare_served
 

@@ -21,9 +21,9 @@ from transformers import (
 
 from offbeat.planning.model_tensors import model_tensors
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.grid import ModelGrid
+from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.reshard.declared import placed
-from offbeat.weight_sync.reshard.grid import ModelGrid
-from offbeat.weight_sync.reshard.region import Region
 
 WORKER = Path(__file__).with_name("recorded_worker.py")
 SIZES: dict[str, Any] = {

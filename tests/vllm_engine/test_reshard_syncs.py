@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM
 from offbeat.actors.vllm_engine_actor import VllmEngineActor, start
 from offbeat.messages.failures import EngineUnavailable, ReleaseLost, WeightSyncFailed
 from offbeat.messages.generation import GenerateResult
-from offbeat.weight_sync.reshard.engine_layout import needed_buckets
+from offbeat.weight_sync.engine_layout import needed_buckets
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.verification import compare_served
 

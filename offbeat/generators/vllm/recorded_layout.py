@@ -7,8 +7,8 @@ import structlog
 from offbeat.generators.vllm.calls import CallRefused, Calls
 from offbeat.generators.vllm.coverage import Coverage
 from offbeat.generators.vllm.engine import VllmEngine
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.engine_layout import EngineLayout
+from offbeat.weight_sync.region import Region
 
 log = structlog.stdlib.get_logger()
 

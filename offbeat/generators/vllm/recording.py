@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from vllm.model_executor.model_loader.utils import initialize_model
 
+from offbeat.weight_sync.region import Shape
 from offbeat.weight_sync.reshard.recorder import EngineRecording, Loader, record
-from offbeat.weight_sync.reshard.region import Shape
 
 
 def record_worker(

@@ -51,7 +51,7 @@ from offbeat.weight_sync.canary import CanaryChecks
 from offbeat.weight_sync.chunks import WeightChunk, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
-from offbeat.weight_sync.reshard.region_tensors import grouped
+from offbeat.weight_sync.region_tensors import grouped
 from offbeat.weight_sync.served import TensorDifference
 from offbeat.weight_sync.transports.messages import ShardRoute
 

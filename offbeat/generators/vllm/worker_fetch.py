@@ -23,15 +23,15 @@ from vllm.config import set_current_vllm_config
 
 from offbeat.generators.vllm.recording import record_worker
 from offbeat.messages.text import first_line
+from offbeat.weight_sync.buckets import BucketRoute
 from offbeat.weight_sync.chunks import BucketMemory
+from offbeat.weight_sync.engine_layout import needed_buckets, needs_of
 from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.layout_errors import LayoutNotRecorded
 from offbeat.weight_sync.manifest import Manifest, release_digest
-from offbeat.weight_sync.reshard.buckets import BucketRoute
-from offbeat.weight_sync.reshard.engine_layout import needed_buckets, needs_of
-from offbeat.weight_sync.reshard.errors import LayoutNotRecorded
+from offbeat.weight_sync.region import Region
+from offbeat.weight_sync.region_tensors import RegionTensors
 from offbeat.weight_sync.reshard.recorder import EngineRecording
-from offbeat.weight_sync.reshard.region import Region
-from offbeat.weight_sync.reshard.region_tensors import RegionTensors
 from offbeat.weight_sync.reshard.shard_delta import rebuilt_buckets
 from offbeat.weight_sync.transports.messages import Route, ShardRoute
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver

@@ -20,7 +20,7 @@ from offbeat.trainers.megatron.image_text import (
     ImageTextParts,
     image_text_parts,
 )
-from offbeat.weight_sync.reshard.region import Shape
+from offbeat.weight_sync.region import Shape
 
 _FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe", "glm4_moe", "dots1")
 _EVERY: Final = ", ".join((*_FAMILIES, *IMAGE_TEXT_FAMILIES))

@@ -21,7 +21,7 @@ from typing import Final
 from torch import Tensor
 
 from offbeat.trainers.expert_names import named_together
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.region import Region, Shape
 
 _MATRIX: Final = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _HALVES: Final = {"gate": ("gate_up", 0), "up": ("gate_up", 1), "down": ("down", 0)}

@@ -19,7 +19,7 @@ from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.mapping import ROUTER_BIAS, TensorBox, is_router_bias
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.weight_sync.precision import is_quantized, scale_region
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.region import Region, Shape
 
 _BOXES: Final = msgspec.msgpack.Decoder(list[TensorBox])
 

@@ -20,7 +20,7 @@ from offbeat.trainers.checkpoints.weight_files import INDEX, SINGLE
 from offbeat.trainers.megatron.errors import IncompleteWeights
 from offbeat.trainers.megatron.fused_experts import fused_place, is_fused
 from offbeat.trainers.megatron.mapping import TensorBox
-from offbeat.weight_sync.reshard.region import Shape
+from offbeat.weight_sync.region import Shape
 
 NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 

@@ -14,7 +14,7 @@ from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.multimodal.picture_rules import PictureRules, deep_layers, picture_rules
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import keep_side
-from offbeat.weight_sync.reshard.region import Shape
+from offbeat.weight_sync.region import Shape
 
 IMAGE_TEXT_FAMILIES: Final = (
     "idefics3",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from offbeat.config.sections.trainer import MegatronTrainerConfig
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 
 
 def grid_of(trainer: MegatronTrainerConfig) -> ModelGrid:

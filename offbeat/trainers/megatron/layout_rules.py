@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnsupportedLayout
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 
 
 def broken_rules(

@@ -25,7 +25,7 @@ from typing import Final
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnmappedParameter
 from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.region import Region, Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.layout_rules import broken_rules
 from offbeat.trainers.megatron.mapping import ROUTER_BIAS, padded_vocabulary
 from offbeat.trainers.megatron.router import weigh_tokens
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 
 _RECOMPUTED_LAYERS: Final[Mapping[str, Any]] = MappingProxyType(
     {  # each by itself

@@ -8,8 +8,8 @@ from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import ROUTER_BIAS, TOWER, padded_vocabulary
 from offbeat.trainers.rank_bytes import RankBytes
-from offbeat.weight_sync.reshard.grid import ModelGrid
-from offbeat.weight_sync.reshard.region import Shape
+from offbeat.weight_sync.grid import ModelGrid
+from offbeat.weight_sync.region import Shape
 
 _FLOAT32 = 4
 

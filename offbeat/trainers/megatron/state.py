@@ -18,7 +18,7 @@ from offbeat.trainers.checkpoints.state_files import save_tensors, saved_tensors
 from offbeat.trainers.megatron.errors import IncompleteWeights
 from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.mapping import TensorBox
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.region import Region, Shape
 
 WEIGHTS: Final = "weight"
 _STEPS: Final = "steps"

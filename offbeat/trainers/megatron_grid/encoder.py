@@ -44,7 +44,7 @@ from offbeat.trainers.torch.sharding import ShardedWeights, local_region, own
 from offbeat.trainers.torch.tensor_parallel import divide
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 
 T = TypeVar("T")
 

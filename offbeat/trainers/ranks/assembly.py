@@ -15,13 +15,13 @@ from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.receiver_names import names_for_files, names_for_module
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.weights import TrainedWeights
+from offbeat.weight_sync.buckets import BucketPlan, NamedRegion, plan_buckets
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.precision import policy_of, wire_metas
+from offbeat.weight_sync.quantized_regions import wire_held, wire_regions
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.buckets import BucketPlan, NamedRegion, plan_buckets
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.reshard.quantized_regions import wire_held, wire_regions
-from offbeat.weight_sync.reshard.shards import HeldShards
+from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource
 
 _REGIONS: Final = msgspec.msgpack.Decoder(list[NamedRegion])

@@ -7,7 +7,7 @@ from offbeat.config.limits import trainer_device
 from offbeat.config.sections.sync import ReshardSyncConfig
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import (
     FollowsLayout,
     PublishedRelease,
@@ -80,8 +80,8 @@ def _reshard_sender(
     peers: Peers,
     device: str,
 ) -> Sender:
-    from offbeat.trainers.ranks.shard_sender import ReshardSender  # noqa: PLC0415 -- loads torch
-    from offbeat.weight_sync.reshard.shards import WholeShards  # noqa: PLC0415
+    from offbeat.trainers.ranks.reshard_sender import ReshardSender  # noqa: PLC0415 -- loads torch
+    from offbeat.weight_sync.shards import WholeShards  # noqa: PLC0415
     from offbeat.weight_sync.transports.choose_wire import make_wire  # noqa: PLC0415
     from offbeat.weight_sync.transports.reshard_server import ReshardServer  # noqa: PLC0415
 

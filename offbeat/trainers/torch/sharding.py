@@ -25,8 +25,8 @@ from offbeat.model_proof.plain import HALF
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.region import Region, chunk_cuts
-from offbeat.weight_sync.reshard.region import part_of as part_of_region
+from offbeat.weight_sync.region import Region, chunk_cuts
+from offbeat.weight_sync.region import part_of as part_of_region
 from offbeat.weight_sync.source import dtype_name, named_weights
 
 

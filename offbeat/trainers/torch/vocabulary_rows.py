@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import embedding, linear, pad
 from transformers import PreTrainedModel
 
-from offbeat.weight_sync.reshard.region import chunk_cuts
+from offbeat.weight_sync.region import chunk_cuts
 
 _HEAD: Final = ("colwise_gather_output", "colwise_rep")
 """Kinds that transformers' plans have for an output head whose rows are divided."""

@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement
-from offbeat.weight_sync.reshard.plan import DIRECT, RankMachines, ReshardPlan
-from offbeat.weight_sync.reshard.region import Region, Shape, union_elements
+from offbeat.weight_sync.placement import PlacedTensor, Placement
+from offbeat.weight_sync.region import Region, Shape, union_elements
+from offbeat.weight_sync.transfer_plan import DIRECT, RankMachines, ReshardPlan
 
 Link = Literal["network", "machine", "shared copy"]
 

@@ -10,7 +10,7 @@ lost costs the others nothing.
 
 from collections.abc import Sequence
 
-from offbeat.weight_sync.reshard.buckets import BucketRoute, needed_by
+from offbeat.weight_sync.buckets import BucketRoute, needed_by
 
 
 class BucketFetch:

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from offbeat.weight_sync.reshard.errors import LayoutNotRecorded
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.layout_errors import LayoutNotRecorded
+from offbeat.weight_sync.region import Region, Shape
 
 _ATEN: Final = torch.ops.aten
 _FILLS: Final = frozenset({_ATEN.fill_.Scalar, _ATEN.fill_.Tensor, _ATEN.zero_.default})

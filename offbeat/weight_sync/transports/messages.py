@@ -3,7 +3,7 @@
 import msgspec
 
 from offbeat.rendezvous.frames import SharedKey
-from offbeat.weight_sync.reshard.buckets import BucketRoute
+from offbeat.weight_sync.buckets import BucketRoute
 
 
 class TransferTimeouts(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from offbeat.config.sections.sync import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
+from offbeat.weight_sync.buckets import needed_by
 from offbeat.weight_sync.chunks import BucketMemory, digest_of, walk
 from offbeat.weight_sync.errors import SenderGone, TransferFailed
 from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.reshard.buckets import needed_by
 from offbeat.weight_sync.reshard.fetch import BucketFetch
 from offbeat.weight_sync.transports.choose_wire import make_wire
 from offbeat.weight_sync.transports.control import ControlClient

@@ -19,7 +19,7 @@ from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.freezing import freeze
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 from tests.support.grid_steps import pictured
 
 

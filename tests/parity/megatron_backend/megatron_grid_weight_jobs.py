@@ -18,7 +18,7 @@ from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.source import named_weights
 
 

@@ -16,7 +16,7 @@ from offbeat.trainers.megatron.mapping import boxes_of
 from offbeat.trainers.megatron.model import weights_of
 from offbeat.trainers.megatron.router import ExpertRouter
 from offbeat.trainers.megatron.split_step import MegatronTrainer
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 
 # --- the losses of routers ---------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from world import World
 from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.rank_bytes import rank_parameters
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 from tests.support.grid_steps import Families, bridge_nbytes
 
 ONE, TENSOR, PIPELINE, DATA = Cut(), Cut(tensor=2), Cut(pipeline=2), Cut(data=2)

@@ -22,9 +22,9 @@ from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import inventory_of
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.grid import ModelGrid
+from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.reshard.declared import placement
-from offbeat.weight_sync.reshard.grid import ModelGrid
-from offbeat.weight_sync.reshard.region import Region
 from tests.support.grid_steps import Families
 from tests.support.image_text_models import picture_groups
 

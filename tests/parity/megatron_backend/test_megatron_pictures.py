@@ -29,8 +29,8 @@ from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.torch.forward import top_logprobs
 from offbeat.trainers.torch.sharding import Weights
 from offbeat.transfer_queue.media_columns import media_of
+from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.receiver import ModuleReceiver
-from offbeat.weight_sync.reshard.grid import ModelGrid
 from tests.support.grid_steps import Families, pictured
 from tests.support.image_text_models import make, pictures, plain_logprobs
 

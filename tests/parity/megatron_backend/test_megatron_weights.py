@@ -24,8 +24,8 @@ from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.quantized_matrices import as_quantized, has_quantized
 from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.weight_sync import canary
+from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.receiver import ModuleReceiver
-from offbeat.weight_sync.reshard.grid import ModelGrid
 
 Models = Callable[[str], Path]
 

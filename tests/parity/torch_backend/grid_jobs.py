@@ -31,7 +31,7 @@ from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own, sharded_modules
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.source import named_weights
 
 

@@ -17,7 +17,7 @@ from offbeat.trainers.torch.chunked_head import chunked_head
 from offbeat.trainers.torch.logprobs import token_logprobs_and_entropies
 from offbeat.trainers.torch.sharding import own
 from offbeat.trainers.torch.vocabulary_rows import share_of
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 
 
 def held(

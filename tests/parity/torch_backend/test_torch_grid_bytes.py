@@ -16,8 +16,8 @@ from offbeat.trainers.grid.sides import inventory_of
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.freezing import frozen_parameters
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.reshard.declared import placement
-from offbeat.weight_sync.reshard.grid import ModelGrid
 from tests.support.image_text_models import make, picture_groups
 
 WORLDS = [(1, 1), (2, 1), (2, 2)]

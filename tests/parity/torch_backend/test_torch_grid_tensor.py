@@ -19,8 +19,8 @@ from offbeat.trainers.grid.sides import inventory_of
 from offbeat.trainers.grid.tower_plan import plans_of
 from offbeat.trainers.torch.freezing import frozen_parameters
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.reshard.declared import placement
-from offbeat.weight_sync.reshard.grid import ModelGrid
 from tests.support.image_text_models import make, picture_groups
 
 FAMILIES = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3")

@@ -27,8 +27,8 @@ from offbeat.planning.model_tensors import model_tensors
 from offbeat.trainers.torch.rank_bytes import largest_rank
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.reshard.declared import placement
-from offbeat.weight_sync.reshard.grid import ModelGrid
 
 Models = Callable[[str], Path]
 Want = Callable[..., Outcome]

@@ -8,8 +8,8 @@ import pytest
 from offbeat.actors.engine_layouts import EngineLayouts
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.engine_layout import EngineLayout
+from offbeat.weight_sync.region import Region
 
 FENCE = Fence("run", 1)
 LAYOUT = EngineLayout(("w",), ((("w", Region((0,), (4,))),),))

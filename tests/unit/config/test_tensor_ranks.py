@@ -9,7 +9,7 @@ from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.planning.sync_plan import sender_grid
 from offbeat.trainers.ranks.dispatch import Replicas
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 
 
 def config(trainer: dict[str, Any], **sections: Any) -> RunConfig:

@@ -21,7 +21,7 @@ from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.torch.optimizer import Optimizer
 from offbeat.trainers.torch.tensor_parallel import cut_axis
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 from tests.support.image_text_models import make
 
 TOWER = ("model.vision_model.*", "model.connector.*")

@@ -123,7 +123,7 @@ def read_boxes(folder: Path) -> None:
     pytest.importorskip("megatron.core", reason="needs the extra megatron")
     from offbeat.trainers.megatron.hf_files import load_boxes  # noqa: PLC0415
     from offbeat.trainers.megatron.mapping import TensorBox  # noqa: PLC0415
-    from offbeat.weight_sync.reshard.region import Region  # noqa: PLC0415
+    from offbeat.weight_sync.region import Region  # noqa: PLC0415
 
     name = "model.layers.1.mlp.down_proj.weight"
     weight = torch.empty(load_file(folder / "model.safetensors")[name].shape)

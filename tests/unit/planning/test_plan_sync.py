@@ -12,12 +12,12 @@ from offbeat.planning.grid_text import describe_grid, parse_grid
 from offbeat.planning.model_tensors import model_tensors
 from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.engine_layout import EngineLayout
+from offbeat.weight_sync.grid import ModelGrid
+from offbeat.weight_sync.layout_errors import LayoutRefused
+from offbeat.weight_sync.layout_file import write_layout
+from offbeat.weight_sync.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.reshard.declared import placement
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.reshard.errors import LayoutRefused
-from offbeat.weight_sync.reshard.grid import ModelGrid
-from offbeat.weight_sync.reshard.layout_file import write_layout
-from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = ROOT / "tests" / "data" / "model_configs"

@@ -19,7 +19,7 @@ from offbeat.trainers.expert_names import (
     regions_together,
 )
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.region import Region, part_of
+from offbeat.weight_sync.region import Region, part_of
 
 SIZES = {
     "vocab_size": 20,

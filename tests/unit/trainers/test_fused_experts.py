@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from offbeat.trainers.megatron.fused_experts import as_in_files, fused_place
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 
 EXPERTS, COLUMNS, HIDDEN = 3, 6, 5
 LAYER = "model.language_model.layers.1.mlp.experts"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.layout_rules import broken_rules
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 from tests.unit.trainers.test_megatron_mapping import SMALL
 
 LARGE = {

@@ -10,8 +10,8 @@ from offbeat.trainers.megatron.errors import UnmappedParameter
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TensorBox, boxes_of
 from offbeat.trainers.megatron.rank_bytes import rank_buffers, rank_parameters
-from offbeat.weight_sync.reshard.grid import ModelGrid
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.grid import ModelGrid
+from offbeat.weight_sync.region import Region, Shape
 
 SMALL = Architecture(
     name="two groups of two heads",

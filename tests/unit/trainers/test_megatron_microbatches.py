@@ -7,7 +7,7 @@ import pytest
 
 from offbeat.trainers.batches.packing import PADDING, PackedRows
 from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 

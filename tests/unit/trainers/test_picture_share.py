@@ -8,7 +8,7 @@ from offbeat.multimodal.placing import PlacedPictures
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.picture_share import axes_share, picture_share
 from offbeat.trainers.megatron.token_share import columns_of
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.grid import ModelGrid
 
 
 @given(

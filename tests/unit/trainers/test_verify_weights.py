@@ -35,7 +35,7 @@ from offbeat.trainers.megatron.state import save_share
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.weight_sync.manifest import Adapter, release_digest
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.source import GatheredSource
 from offbeat.weight_sync.verification import Leg, LegResult

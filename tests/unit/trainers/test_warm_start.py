@@ -29,7 +29,7 @@ from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.state import save_share
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.warm_start import UnfitWeights, found_weights, write_initial_model
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 
 NORM = "model.norm.weight"
 

@@ -11,14 +11,14 @@ from msgspec.msgpack import Decoder
 from torch import nn
 from weight_models import Model, equal, weights
 
-from offbeat.trainers.ranks.shard_sender import ReshardSender
+from offbeat.trainers.ranks.reshard_sender import ReshardSender
+from offbeat.weight_sync.buckets import NamedRegion, plan_buckets
 from offbeat.weight_sync.chunks import BucketMemory
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.receiver import ModuleReceiver, Receiver, TensorRegion
-from offbeat.weight_sync.reshard.buckets import NamedRegion, plan_buckets
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of
-from offbeat.weight_sync.reshard.shards import HeldShards
+from offbeat.weight_sync.region import Region, chunk_cuts, part_of
+from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.messages import TransferTimeouts

@@ -16,7 +16,7 @@ from offbeat.weight_sync.quantize import (
     dequantize,
     quantize,
 )
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 
 SIZES = st.sampled_from([1, 2, 127, 128, 129, 200, 256, 300])
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])

@@ -25,8 +25,10 @@ from reshard_bench import (
 )
 from weight_models import Model, equal, weights
 
-from offbeat.trainers.ranks.shard_sender import ReshardSender
+from offbeat.trainers.ranks.reshard_sender import ReshardSender
+from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.chunks import BucketMemory
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import (
     PlansDiffer,
     ReplicasDiverged,
@@ -35,10 +37,8 @@ from offbeat.weight_sync.errors import (
     WeightsNotCovered,
 )
 from offbeat.weight_sync.manifest import TensorMeta
-from offbeat.weight_sync.reshard.buckets import plan_buckets
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.reshard.region import Region
-from offbeat.weight_sync.reshard.shards import HeldShards
+from offbeat.weight_sync.region import Region
+from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets

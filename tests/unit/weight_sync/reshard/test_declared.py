@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.mapping import TensorBox
+from offbeat.weight_sync.grid import ModelGrid
+from offbeat.weight_sync.layout_errors import LayoutRefused
+from offbeat.weight_sync.region import Region, union_elements
 from offbeat.weight_sync.reshard.declared import (
     DeclaredTensor,
     ModelSizes,
@@ -16,9 +19,6 @@ from offbeat.weight_sync.reshard.declared import (
     placed,
     placement,
 )
-from offbeat.weight_sync.reshard.errors import LayoutRefused
-from offbeat.weight_sync.reshard.grid import ModelGrid
-from offbeat.weight_sync.reshard.region import Region, union_elements
 from tests.unit.trainers.test_megatron_mapping import cuts, world_of
 
 SIZES = ModelSizes(layers=8, key_value_heads=2, experts=16)

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from region_target import UNREAD, RegionTarget, metas, packed, receive
 from torch import Tensor
 
-from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta
-from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.buckets import (
+from offbeat.weight_sync.buckets import (
     BucketPlan,
     BucketRoute,
     NamedRegion,
     plan_buckets,
 )
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout, needed_buckets, needs_of
+from offbeat.weight_sync.engine_layout import EngineLayout, needed_buckets, needs_of
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta
+from offbeat.weight_sync.receiver import TensorRegion
+from offbeat.weight_sync.region import Region
+from offbeat.weight_sync.region_tensors import RegionTensors, groups_of
 from offbeat.weight_sync.reshard.fetch import BucketFetch
-from offbeat.weight_sync.reshard.region import Region
-from offbeat.weight_sync.reshard.region_tensors import RegionTensors, groups_of
 from offbeat.weight_sync.transaction import Transaction
 
 NAMES = ("w", "v")

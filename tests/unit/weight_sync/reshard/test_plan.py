@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.busiest_sender import optimal_busiest
+from offbeat.weight_sync.grid import ModelGrid
+from offbeat.weight_sync.layout_errors import LayoutRefused, PlanHasHole
+from offbeat.weight_sync.placement import PlacedTensor, Placement
+from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.reshard.account import account
 from offbeat.weight_sync.reshard.declared import DeclaredTensor, ModelSizes, placed
-from offbeat.weight_sync.reshard.errors import LayoutRefused, PlanHasHole
-from offbeat.weight_sync.reshard.grid import ModelGrid
-from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement
-from offbeat.weight_sync.reshard.plan import DIRECT, RankMachines, ReshardPlan, plan_reshard
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.transfer_plan import DIRECT, RankMachines, ReshardPlan, plan_reshard
 
 EXPERTS = 4
 SIZES = ModelSizes(layers=4, key_value_heads=4, experts=EXPERTS)

@@ -12,14 +12,14 @@ import torch
 from region_target import RegionTarget, metas, packed, receive
 from torch import Tensor
 
+from offbeat.weight_sync.buckets import plan_buckets
+from offbeat.weight_sync.engine_layout import EngineLayout, needed_buckets
 from offbeat.weight_sync.errors import ReplicasDiverged, TransferRefused, WeightsNotCovered
 from offbeat.weight_sync.fingerprints import tensor_difference
+from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.buckets import plan_buckets
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout, needed_buckets
-from offbeat.weight_sync.reshard.grid import ModelGrid
+from offbeat.weight_sync.region import Region, chunk_cuts
 from offbeat.weight_sync.reshard.recorder import record
-from offbeat.weight_sync.reshard.region import Region, chunk_cuts
 
 HIDDEN, EXPERTS = 4, 12
 Model = Mapping[str, Tensor]

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from offbeat.weight_sync.reshard.errors import LayoutNotRecorded
+from offbeat.weight_sync.layout_errors import LayoutNotRecorded
+from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.reshard.recorder import EngineRecording, record
-from offbeat.weight_sync.reshard.region import Region
 
 HIDDEN, HEAD, HEADS, KV_HEADS, EXPERTS, INNER, VOCABULARY = 8, 2, 4, 2, 3, 12, 10
 PADDED = 12

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.weight_sync.reshard.region import Region, chunk_cuts, part_of, union_elements
+from offbeat.weight_sync.region import Region, chunk_cuts, part_of, union_elements
 
 
 @st.composite

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from offbeat.weight_sync.chunks import BucketMemory, tensor_views, walk
 from offbeat.weight_sync.manifest import Manifest, TensorMeta, plan
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 
 
 class RegionTensors:

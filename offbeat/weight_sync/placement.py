@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.region import Region, Shape
 
 Ranks = tuple[int, ...]
 

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 import msgspec
 import xxhash
 
-from offbeat.weight_sync.reshard.errors import PlanHasHole
-from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement, Ranks
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.layout_errors import PlanHasHole
+from offbeat.weight_sync.placement import PlacedTensor, Placement, Ranks
+from offbeat.weight_sync.region import Region, Shape
 
 DIRECT: Final = -1
 """``Transfer.via`` of bytes that come from the sender itself."""

@@ -12,7 +12,7 @@ from offbeat.weight_sync.precision import (
 )
 from offbeat.weight_sync.quantize import quantize
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.region import Region, Shape
+from offbeat.weight_sync.region import Region, Shape
 
 
 def wire_regions(

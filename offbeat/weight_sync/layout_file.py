@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
+from offbeat.weight_sync.engine_layout import EngineLayout
 
 LAYOUT_FILE: Final = "engine_layout.msgpack"
 

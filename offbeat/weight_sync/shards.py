@@ -5,12 +5,12 @@ from typing import cast
 
 from torch import Tensor
 
+from offbeat.weight_sync.buckets import BucketPlan, BucketRoute
 from offbeat.weight_sync.chunks import WeightChunk, pack, walk
+from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.reshard.buckets import BucketPlan, BucketRoute
-from offbeat.weight_sync.reshard.engine_layout import EngineLayout
-from offbeat.weight_sync.reshard.region import Region
+from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.transport import BucketRoom, PackedBucket, Room, Source
 
 

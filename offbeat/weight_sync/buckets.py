@@ -19,9 +19,9 @@ from offbeat.weight_sync.manifest import (
     TensorMeta,
     TensorSpec,
 )
-from offbeat.weight_sync.reshard.placement import PlacedTensor, Placement, Ranks
-from offbeat.weight_sync.reshard.plan import RankMachines, ReshardPlan, plan_reshard
-from offbeat.weight_sync.reshard.region import Region, Shape, union_elements
+from offbeat.weight_sync.placement import PlacedTensor, Placement, Ranks
+from offbeat.weight_sync.region import Region, Shape, union_elements
+from offbeat.weight_sync.transfer_plan import RankMachines, ReshardPlan, plan_reshard
 
 NamedRegion = tuple[str, Region]
 
