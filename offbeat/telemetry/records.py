@@ -18,6 +18,8 @@ class MetricRecord(msgspec.Struct, frozen=True):
 
 EVALUATION: Final = "eval/"
 """Begins the name of every metric of an evaluation."""
+EVALUATION_MARK: Final = f'"{EVALUATION}'.encode()
+"""Bytes that only lines of evaluations contain."""
 
 
 def is_evaluation(record: MetricRecord) -> bool:

@@ -19,9 +19,8 @@ from offbeat.runs.report.limits import (
     NoRegularFile,
     regular_bytes,
 )
-from offbeat.telemetry.records import EVALUATION, MetricRecord, decode_line, is_evaluation
+from offbeat.telemetry.records import EVALUATION_MARK, MetricRecord, decode_line, is_evaluation
 
-_MARK: Final = f'"{EVALUATION}'.encode()
 _BLOCK_BYTES: Final = 2**22
 
 
@@ -140,7 +139,7 @@ def _evaluations(file: BinaryIO, nbytes: int) -> Iterator[int]:
             return
         block += more
         ended, at = block.rfind(b"\n") + 1, 0
-        while (at := block.find(_MARK, at, ended)) >= 0:
+        while (at := block.find(EVALUATION_MARK, at, ended)) >= 0:
             yield base + block.rfind(b"\n", 0, at) + 1
             at = block.index(b"\n", at)
         if not ended and len(block) > LINE_BYTES:

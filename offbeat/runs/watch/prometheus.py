@@ -11,11 +11,10 @@ import msgspec
 
 from offbeat.runs.report.limits import LINE_BYTES, NoRegularFile, regular_bytes
 from offbeat.runs.report.metrics_file import with_evaluation
-from offbeat.telemetry.records import EVALUATION, MetricRecord, decode_line
+from offbeat.telemetry.records import EVALUATION_MARK, MetricRecord, decode_line
 
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
 _METRICS: Final = "metrics.jsonl"
-_MARK: Final = f'"{EVALUATION}'.encode()
 
 
 def last_record(run_dir: Path) -> MetricRecord | None:
@@ -32,8 +31,8 @@ def last_record(run_dir: Path) -> MetricRecord | None:
     except (OSError, NoRegularFile):
         return None
     whole = lines[-2::-1]  # newest first; after the last newline stands a torn record
-    step = next((line for line in whole if _MARK not in line), None)
-    scores = next((line for line in whole if _MARK in line), None)
+    step = next((line for line in whole if EVALUATION_MARK not in line), None)
+    scores = next((line for line in whole if EVALUATION_MARK in line), None)
     records = [record for line in (step, scores) if (record := _decoded(line)) is not None]
     return with_evaluation(records[0], records[-1]) if records else None
 
