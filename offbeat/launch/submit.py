@@ -21,7 +21,7 @@ from offbeat.launch.checks.finding import size
 from offbeat.launch.ray_token import client_environment
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.text import printable_lines
+from offbeat.messages.text import first_line, printable_lines
 from offbeat.telemetry.redaction import Redactor
 
 EXCLUDED: Final = (
@@ -107,14 +107,14 @@ def submit_job(
         send(job, JobSubmissionClient(address), address, typer.echo)
     except AuthenticationError as error:
         typer.echo(
-            f"the Ray cluster at {address} asks for a token: {_first_line(error)}. Put the "
+            f"the Ray cluster at {address} asks for a token: {first_line(error).rstrip('.')}. Put the "
             "cluster's into ~/.ray/auth_token, or into RAY_AUTH_TOKEN.",
             err=True,
         )
         return REFUSED
     except (ConnectionError, RuntimeError) as error:
         typer.echo(
-            f"no Ray dashboard took the job at {address}: {_first_line(error)}. Start one with "
+            f"no Ray dashboard took the job at {address}: {first_line(error).rstrip('.')}. Start one with "
             "ray start --head, or pass --address.",
             err=True,
         )
@@ -135,11 +135,6 @@ def check_address(address: str) -> None:
         reachable = False
     if not reachable:
         raise NoDashboardAddress(address)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> RayJob:

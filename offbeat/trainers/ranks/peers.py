@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar, cast
 import msgspec
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import first_line
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ class WorldBroken(OffbeatError):
 
 def line_of(error: Exception) -> str:
     """Return an error in one short line; gloo's and NCCL's own texts have many."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return first_line(error)[:200]
 
 
 class Peers(Protocol):
