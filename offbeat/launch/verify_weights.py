@@ -1,6 +1,6 @@
 """Compares a run's weights over every leg from its checkpoint to the engines, as far as asked."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from offbeat.trainers.checkpoints.manifest import (
     read_manifest,
     verify,
 )
-from offbeat.trainers.receiver_names import file_shapes
+from offbeat.trainers.receiver_names import file_shapes, name_in_files
 from offbeat.trainers.saved_weights import (
     NoSavedWeights,
     SavedWeights,
@@ -191,14 +191,8 @@ def _reference(
 
 def _export(between: str, target: Path, named: Iterator[tuple[str, Tensor]]) -> LegResult:
     files = readers(target)
-    stored = ((_stored(name, files.keys()), tensor) for name, tensor in named)
+    stored = ((name_in_files(name, files.keys()), tensor) for name, tensor in named)
     return compare_export(between, stored, files)
-
-
-def _stored(name: str, files: Collection[str]) -> str:
-    """Return the name in the files, which may lack the base model's prefix."""
-    short = name.partition(".")[2]
-    return short if name not in files and short in files else name
 
 
 def _merged_export(

@@ -8,7 +8,7 @@ engine loads the names of the model's files, which may contain more than is trai
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -104,6 +104,12 @@ def _shapes_by_naming(metas: Sequence[Meta]) -> list[tuple[ExpertNames, Shapes]]
         except UnjoinedExperts:
             continue
     return made
+
+
+def name_in_files(name: str, files: Collection[str]) -> str:
+    """Return the name in the files, which may lack the base model's prefix."""
+    short = name.partition(".")[2]
+    return short if name not in files and short in files else name
 
 
 def _lacking(made: Shapes, wanted: Shapes) -> list[str]:

@@ -16,7 +16,7 @@ from offbeat.trainers.checkpoints.manifest import (
 )
 from offbeat.trainers.checkpoints.model_directory import replaced
 from offbeat.trainers.checkpoints.weight_files import write_weights
-from offbeat.trainers.receiver_names import Shapes, file_shapes
+from offbeat.trainers.receiver_names import Shapes, file_shapes, name_in_files
 from offbeat.trainers.saved_weights import SavedWeights, readers, saved_weights
 
 _CONFIG: Final = "config.json"
@@ -77,7 +77,7 @@ def write_initial_model(checkpoint: Path, model: Path, target: Path) -> None:
     saved = _saved(checkpoint)
     with replaced(target, model) as staged:
         named = saved.named_like(wanted)
-        write_weights(((_in_files(name, wanted), tensor) for name, tensor in named), staged)
+        write_weights(((name_in_files(name, wanted), tensor) for name, tensor in named), staged)
 
 
 def _manifest(checkpoint: Path) -> CheckpointManifest:
@@ -118,7 +118,7 @@ def _wanted(model: Path) -> Shapes:
 
 def _compare(checkpoint: Path, held: Shapes, wanted: Shapes, model: Path) -> None:
     """Refuse weights that are not those of the model's files, naming the first difference."""
-    stored = {_in_files(name, wanted): shape for name, shape in held.items()}
+    stored = {name_in_files(name, wanted): shape for name, shape in held.items()}
     fix = f"Set model.path to the model that its run began with, not {model}"
     for name in sorted(wanted.keys() | stored.keys()):
         got, want = stored.get(name), wanted.get(name)
@@ -131,9 +131,3 @@ def _compare(checkpoint: Path, held: Shapes, wanted: Shapes, model: Path) -> Non
         else:
             problem = f"has {name} as {got}, and the model as {want}"
         raise UnfitWeights(str(checkpoint), problem, fix)
-
-
-def _in_files(name: str, files: Shapes) -> str:
-    """Return the name in the files, which may lack the base model's prefix."""
-    short = name.partition(".")[2]
-    return short if name not in files and short in files else name

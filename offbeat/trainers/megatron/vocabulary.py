@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from offbeat.trainers.torch.logprobs import NEVER
+from offbeat.trainers.torch.logprobs import NEVER, scale
 
 
 def vocabulary_logprobs(
@@ -63,7 +63,7 @@ class _Logprobs(torch.autograd.Function):
         temperature: float,
         group: ProcessGroup,
     ) -> tuple[Tensor, Tensor]:
-        scaled_UV = _scaled(logits_UV, temperature)
+        scaled_UV = scale(logits_UV, temperature)
         empty_U = scaled_UV.new_full((scaled_UV.shape[0],), -torch.inf)
         largest_U = scaled_UV.amax(dim=-1) if scaled_UV.shape[1] else empty_U
         dist.all_reduce(largest_U, ReduceOp.MAX, group)
@@ -93,7 +93,7 @@ class _Logprobs(torch.autograd.Function):
         if grad_N is None:
             grad_N = total_U.new_zeros(len(which_N))
         grad_U = torch.zeros_like(total_U).index_add_(0, which_N, grad_N)
-        grad_UV = _scaled(logits_UV, ctx.temperature) - total_U[:, None]
+        grad_UV = scale(logits_UV, ctx.temperature) - total_U[:, None]
         if entropy_grad_N is None:
             grad_UV.exp_().mul_(-grad_U[:, None])
         else:
@@ -107,8 +107,3 @@ class _Logprobs(torch.autograd.Function):
         if ctx.temperature != 1:
             grad_UV.div_(ctx.temperature)
         return grad_UV.to(logits_UV.dtype), None, None, None, None
-
-
-def _scaled(logits_UV: Tensor, temperature: float) -> Tensor:
-    wide_UV = logits_UV if logits_UV.dtype == torch.float64 else logits_UV.float()
-    return wide_UV if temperature == 1 else wide_UV / temperature

@@ -98,7 +98,7 @@ class _TokenLogprobs(torch.autograd.Function):
         share: VocabularyShare | None,
     ) -> tuple[Tensor, Tensor | None]:
         parts_U = [
-            _total_and_entropy(_scaled(logits_UV[rows], temperature), with_entropies=with_entropies)
+            _total_and_entropy(scale(logits_UV[rows], temperature), with_entropies=with_entropies)
             for rows in _rows(logits_UV)
         ]
         total_U = torch.cat([total_U for total_U, _ in parts_U])
@@ -112,7 +112,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.save_for_backward(logits_UV, total_U, which_N, target_N, entropy_U, is_own_N)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
-        wanted_N = _scaled(logits_UV[which_N, target_N], temperature)
+        wanted_N = scale(logits_UV[which_N, target_N], temperature)
         if share is not None and is_own_N is not None:
             wanted_N = share.added_up(torch.where(is_own_N, wanted_N, 0))
         logprobs_N = wanted_N - total_U[which_N]
@@ -136,7 +136,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_UV = torch.empty_like(logits_UV)
         is_wide = grad_UV.dtype == total_U.dtype
         for rows in _rows(logits_UV):
-            scaled_UV = _scaled(logits_UV[rows], ctx.temperature)
+            scaled_UV = scale(logits_UV[rows], ctx.temperature)
             part_UV = torch.sub(
                 scaled_UV, total_U[rows, None], out=grad_UV[rows] if is_wide else None
             )
@@ -180,6 +180,7 @@ def _rows(logits_UV: Tensor) -> Iterator[slice]:
     return (slice(first, min(first + size, places)) for first in range(0, max(1, places), size))
 
 
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
+def scale(logits: Tensor, temperature: float) -> Tensor:
+    """Return ``logits / temperature``, at least in float32."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return wide if temperature == 1 else wide / temperature
