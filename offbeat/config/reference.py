@@ -86,8 +86,7 @@ def _paragraph(text: str, indent: str = "") -> str:
     wrap = textwrap.TextWrapper(
         width=_COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    protected = text.replace(" - ", "\0- ")  # no line begins with a minus, which starts a list
-    return wrap.fill(protected).replace("\0", " ") + "\n"
+    return wrap.fill(text) + "\n"
 
 
 def main() -> None:

@@ -25,5 +25,5 @@ def test_a_section_that_repeats_another_refers_to_it() -> None:
     assert "Its keys are those of [`environment`](#environment)." in document()
 
 
-def test_a_formula_starts_no_list() -> None:
+def test_no_line_begins_with_the_minus_of_a_formula_which_would_start_a_list() -> None:
     assert re.findall(r"^ *-(?! `).*", document(), re.MULTILINE) == []
