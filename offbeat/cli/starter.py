@@ -24,13 +24,13 @@ _MOST_NAMED: Final = 3
 class Starter(enum.StrEnum):
     """A directory of the package that ``offbeat init`` copies."""
 
-    REWARD = "starter"
-    AGENT = "agent_starter"
+    REWARD = "reward"
+    AGENT = "agent"
 
     @property
     def run(self) -> str:
         """Return the name of its run."""
-        return self.value.replace("_", "-")
+        return "agent-starter" if self is Starter.AGENT else "starter"
 
 
 def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
@@ -38,7 +38,7 @@ def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
 
     No existing file is replaced: exit code 2, before anything is written.
     """
-    sources = _walk(files("offbeat") / starter, "")
+    sources = _walk(files("offbeat.cli") / "starters" / starter, "")
     content = {name: each for name, each in sources if not name.startswith("__pycache__/")}
     try:
         taken = [name for name in content if os.path.lexists(folder / name)]

@@ -69,8 +69,13 @@ def test_a_wheel_holds_the_starter_the_types_and_the_page(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     for name in (
-        *("py.typed", "__init__.pyi", "starter/recipe.yaml", "starter/model/model.safetensors"),
-        *("agent_starter/agent.py", "agent_starter/model/chat_template.jinja"),
+        *(
+            "py.typed",
+            "__init__.pyi",
+            "cli/starters/reward/recipe.yaml",
+            "cli/starters/reward/model/model.safetensors",
+        ),
+        *("cli/starters/agent/agent.py", "cli/starters/agent/model/chat_template.jinja"),
         *("runs/report/web/main.js", "runs/report/web/vendor/uPlot.iife.min.js"),
     ):
         assert f"offbeat/{name}" in names
