@@ -25,8 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat.rendezvous.frames import SharedKey, StoreAddress
-from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.process_group import join
 from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.trainers.spec import WorldRendezvous
@@ -35,6 +33,8 @@ from offbeat.weight_sync.manifest import TensorMeta
 from offbeat.weight_sync.placement import Placement
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import chunk_cuts, part_of
+from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transports.group import Device, PairGroup, meet, opened
 from offbeat.weight_sync.transports.messages import Route, TransferTimeouts

@@ -27,12 +27,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.rendezvous.frames import SharedKey, StoreAddress
-from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 
 HOST: Final = "127.0.0.1"
 _MIB: Final = 2**20

@@ -6,7 +6,7 @@
 import ray
 
 from offbeat.messages.failures import StartFailed
-from offbeat.rendezvous.interface import AddressNotLocal, interface_of
+from offbeat.weight_sync.rendezvous.interface import AddressNotLocal, interface_of
 
 
 def node_address() -> str:

@@ -34,7 +34,6 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, ChunkResult, StepResult, TrainerState
-from offbeat.rendezvous.frames import StoreAddress
 from offbeat.run_files.disk import DISK
 from offbeat.run_files.transfer import send
 from offbeat.trainers.backend import Advantages, TrainerBackend
@@ -53,6 +52,7 @@ from offbeat.trainers.trained_log import trained_log
 from offbeat.transfer_queue.schema import Columns, payload_bytes
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.rendezvous.frames import StoreAddress
 from offbeat.weight_sync.transport import WeightSource, with_handles_apart
 
 T = TypeVar("T")

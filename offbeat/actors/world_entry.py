@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from offbeat.actors.node_address import reachable_address
-from offbeat.rendezvous.frames import StoreAddress
 from offbeat.trainers.ranks.peers import PeerFailed, Peers, WorldBroken
 from offbeat.trainers.spec import WorldRendezvous
+from offbeat.weight_sync.rendezvous.frames import StoreAddress
 
 
 class WorldEntry:

@@ -37,12 +37,12 @@ from offbeat.planning.sweep_points import (
 )
 from offbeat.planning.sweep_task import HOST, REPLY, RankFailed, RankResult, RankTask
 from offbeat.planning.sync_plan import TRAINER_KEYS, divided_by_plan, sender_grid
-from offbeat.rendezvous.frames import SharedKey, StoreAddress
-from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.layout_errors import LayoutRefused
+from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.reshard.declared import placement
 
 _COLLECTIVE_S: Final = 120.0

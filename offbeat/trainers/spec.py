@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from offbeat.config.run import RunConfig
-from offbeat.rendezvous.frames import StoreAddress
 from offbeat.run_files.sharing import Sharing
+from offbeat.weight_sync.rendezvous.frames import StoreAddress
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from world import COLLECTIVE_S, HOST, World
 
 from offbeat.actors.world_entry import WorldEntry
-from offbeat.rendezvous.frames import SharedKey, StoreAddress
-from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.ranks.process_group import leave
 from offbeat.trainers.spec import WorldRendezvous
+from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 
 LOST = 1  # the rank that leaves while the model is made
 

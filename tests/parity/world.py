@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from offbeat.rendezvous.frames import SharedKey, StoreAddress
-from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.spec import WorldRendezvous
+from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 
 RANKS = 4
 HOST = "127.0.0.1"

@@ -21,14 +21,14 @@ import torch.distributed as dist
 
 from offbeat.actors import megatron_trainer_actor, torch_trainer_actor
 from offbeat.config.run import RunConfig
-from offbeat.rendezvous.frames import SharedKey, StoreAddress
-from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.process_group import join
 from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.trainers.ranks.sender import publish, sender_of
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import EngineLayout
+from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.reshard_server import ReshardServer
 

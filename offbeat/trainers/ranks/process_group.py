@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from offbeat.rendezvous.frames import SharedKey, StoreAddress
-from offbeat.rendezvous.interface import bind_collectives
-from offbeat.rendezvous.store import SharedStore
-from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.peers import WorldBroken, line_of
 from offbeat.trainers.spec import WorldRendezvous
+from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.weight_sync.rendezvous.interface import bind_collectives
+from offbeat.weight_sync.rendezvous.store import SharedStore
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 
 T = TypeVar("T")
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}

@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 import structlog
 
-from offbeat.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 from offbeat.weight_sync.errors import SenderGone, TransferFailed
+from offbeat.weight_sync.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 from offbeat.weight_sync.transports.messages import Answer, Join, Route
 
 log = structlog.stdlib.get_logger()

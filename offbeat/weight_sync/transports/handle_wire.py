@@ -20,8 +20,8 @@ from typing import Final, Protocol
 import msgspec
 from torch import Tensor
 
-from offbeat.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 from offbeat.weight_sync.chunks import BucketMemory
+from offbeat.weight_sync.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 from offbeat.weight_sync.transports.group import BrokenLink, GroupAddress
 from offbeat.weight_sync.transports.messages import DevicePlace, Route
 from offbeat.weight_sync.transports.peer_proof import PeerProof, accept_peer

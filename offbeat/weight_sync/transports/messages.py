@@ -2,8 +2,8 @@
 
 import msgspec
 
-from offbeat.rendezvous.frames import SharedKey
 from offbeat.weight_sync.buckets import BucketRoute
+from offbeat.weight_sync.rendezvous.frames import SharedKey
 
 
 class TransferTimeouts(msgspec.Struct, frozen=True):

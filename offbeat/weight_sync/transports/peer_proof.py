@@ -14,7 +14,7 @@ from typing import Final, Self
 import msgspec
 import structlog
 
-from offbeat.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
+from offbeat.weight_sync.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 from offbeat.weight_sync.transports.group import BrokenLink
 
 log = structlog.stdlib.get_logger()

@@ -17,9 +17,9 @@ import msgspec
 import structlog
 
 from offbeat.config.sections.sync import BUCKETS_AT_ONCE, BUCKETS_IN_FLIGHT
-from offbeat.rendezvous.frames import SharedKey
-from offbeat.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.chunks import BucketMemory
+from offbeat.weight_sync.rendezvous.frames import SharedKey
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.transports.control import ControlServer
 from offbeat.weight_sync.transports.group import BrokenLink, meet, opened
 from offbeat.weight_sync.transports.group_wire import tcp_wire

@@ -19,9 +19,9 @@ from reshard_bench import ReshardBench, reshard_end, serves
 from structlog.testing import capture_logs
 from weight_models import Model
 
-from offbeat.rendezvous.frames import SharedKey
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.errors import SenderGone, TransferFailed
+from offbeat.weight_sync.rendezvous.frames import SharedKey
 from offbeat.weight_sync.transports.control import ControlClient, ControlServer
 from offbeat.weight_sync.transports.messages import Join, Route
 from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets

@@ -11,11 +11,11 @@ from reshard_bench import ReshardBench, ReshardEnd, reshard_end, serves
 from torch import Tensor
 from weight_models import Model, equal, weights
 
-from offbeat.rendezvous.frames import SharedKey
-from offbeat.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.rendezvous.frames import SharedKey
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.transports.group import BrokenLink, meet
 from offbeat.weight_sync.transports.handle_wire import (
     BucketHandle,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from bench_parts import HASTY, HOST, PATIENT
 
-from offbeat.rendezvous.frames import SharedKey
-from offbeat.rendezvous.store_server import StoreServer
+from offbeat.weight_sync.rendezvous.frames import SharedKey
+from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.transports.group import BrokenLink, meet
 from offbeat.weight_sync.transports.group_wire import tcp_wire
 from offbeat.weight_sync.transports.handle_wire import HandleWire

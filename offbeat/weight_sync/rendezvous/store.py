@@ -16,8 +16,8 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed import Store
 
-from offbeat.rendezvous.frames import ForeignFrame, FrameReader, StoreAddress
-from offbeat.rendezvous.requests import (
+from offbeat.weight_sync.rendezvous.frames import ForeignFrame, FrameReader, StoreAddress
+from offbeat.weight_sync.rendezvous.requests import (
     Add,
     Append,
     Check,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offbeat.rendezvous.interface import AddressNotLocal, bind_collectives, interface_of
+from offbeat.weight_sync.rendezvous.interface import AddressNotLocal, bind_collectives, interface_of
 
 
 def test_a_private_run_stays_on_loopback() -> None:

@@ -24,10 +24,10 @@ from torch.distributed import (
 )
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from offbeat.rendezvous.frames import SharedKey, StoreAddress
-from offbeat.rendezvous.requests import Count
-from offbeat.rendezvous.store import SharedStore
-from offbeat.rendezvous.store_server import MOST_STRANGERS, StoreServer
+from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.weight_sync.rendezvous.requests import Count
+from offbeat.weight_sync.rendezvous.store import SharedStore
+from offbeat.weight_sync.rendezvous.store_server import MOST_STRANGERS, StoreServer
 
 HOST, KEY, PATIENT_S = "127.0.0.1", SharedKey(b"k" * 32), 20.0
 

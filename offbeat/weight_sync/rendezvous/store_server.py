@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from offbeat.rendezvous.frames import HEADER_BYTES, ForeignFrame, SharedKey
-from offbeat.rendezvous.requests import (
+from offbeat.weight_sync.rendezvous.frames import HEADER_BYTES, ForeignFrame, SharedKey
+from offbeat.weight_sync.rendezvous.requests import (
     Add,
     Append,
     Check,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.rendezvous.frames import (
+from offbeat.weight_sync.rendezvous.frames import (
     HEADER_BYTES,
     LONGEST_BODY,
     ForeignFrame,
