@@ -16,7 +16,7 @@ from typing import Final
 from offbeat.config.hub_path import FORM, READABLE, HubPath, hub_path, is_on_hub
 from offbeat.config.mixture import prompt_paths
 from offbeat.config.run import RunConfig
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError
 from offbeat.messages.text import first_line, list_names
 
 NO_COMMITS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -25,15 +25,8 @@ NO_COMMITS: Final[Mapping[str, str]] = MappingProxyType({})
 _SHOWN_FILES: Final = 12
 
 
-class HubFilesError(OffbeatError):
+class HubFilesError(FixableError):
     """Prompt files on the hub cannot be had."""
-
-    path: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}. {self.fix}"
 
 
 def fetch_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from offbeat.algorithms.eval_scores import scores_by_set
 from offbeat.config.base import Config
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError
 from offbeat.messages.groups import Prompt
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
 from offbeat.telemetry.evaluation_report import render_scores
@@ -18,15 +18,10 @@ _CONFIG: Final = "config.yaml"
 _MODEL: Final = "config.json"
 
 
-class NothingToEvaluate(OffbeatError):
+class NothingToEvaluate(FixableError):
     """The argument of ``offbeat eval`` names no recipe, and no model of a run."""
 
-    path: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.problem}. {self.fix}"
+    form = "{} {}. {}"
 
 
 class NoPrompts:

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import msgspec
 
 from offbeat.environments.hub_files import HubFilesError, hub_errors
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError
 from offbeat.messages.parent_death import die_with_parent
 
 FORM: Final = "OWNER/NAME[@REVISION]"
@@ -29,15 +29,8 @@ _PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _OFFLINE_FIX: Final = "copy the directory from another machine"
 
 
-class CannotStage(OffbeatError):
+class CannotStage(FixableError):
     """A model cannot be staged, or a node does not have all of it."""
-
-    subject: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.subject}: {self.problem}. {self.fix}"
 
 
 @dataclass(frozen=True, slots=True)

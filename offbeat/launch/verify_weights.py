@@ -12,7 +12,7 @@ from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.initial_model import INITIAL_MODEL
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError
 from offbeat.runs.directory import CONFIG
 from offbeat.trainers.checkpoints.manifest import (
     MANIFEST,
@@ -37,15 +37,10 @@ _STATE, _STEP = "state_", "step_"
 _ADAPTER_FILE: Final = "adapter_model.safetensors"
 
 
-class NothingToCompare(OffbeatError):
+class NothingToCompare(FixableError):
     """``offbeat verify-weights`` was given one side of a comparison alone."""
 
-    what: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.problem}. {self.fix}"
+    form = "{} {}. {}"
 
 
 class VerifiedRun:

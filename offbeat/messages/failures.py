@@ -53,6 +53,19 @@ class OffbeatError(Exception):
         self.args = tuple(getattr(self, name) for name in self.__match_args__)
 
 
+class FixableError(OffbeatError):
+    """An error that the user can fix: what it is about, the problem, and the fix."""
+
+    form: ClassVar[str] = "{}: {}. {}"  # of the three fields
+
+    subject: str
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return self.form.format(self.subject, self.problem, self.fix)
+
+
 class RolloutFailed(OffbeatError):
     """One prompt group could not be rolled out. The run survives it, unless it is a bug."""
 

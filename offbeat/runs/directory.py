@@ -24,7 +24,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.secrets import redacted_keys
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import DATA
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError
 from offbeat.runs.inputs import (
     MODEL,
     WORKING_DIR,
@@ -43,15 +43,10 @@ SUMMARY: Final = "summary.json"
 JOURNAL: Final = "journal"
 
 
-class RunDirUnusable(OffbeatError):
+class RunDirUnusable(FixableError):
     """The run directory cannot be used."""
 
-    path: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"run directory {self.path}: {self.problem}. {self.fix}"
+    form = "run directory {}: {}. {}"
 
 
 def make_run_dir(

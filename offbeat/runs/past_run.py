@@ -13,7 +13,7 @@ from offbeat.controller.journal import read_journal
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.exit_codes import REFUSED
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError, OffbeatError
 from offbeat.messages.text import cut, printable_lines
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.runs.nearby_runs import what_to_name
@@ -23,15 +23,8 @@ _LONGEST_EVENT: Final = 500
 """Characters of an event in a message; a step or a rewind may contain very many groups."""
 
 
-class NotARun(OffbeatError):
+class NotARun(FixableError):
     """A directory that was named as a run has no journal."""
-
-    path: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}. {self.fix}"
 
 
 class ImpossibleEvent(OffbeatError):

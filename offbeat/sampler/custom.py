@@ -7,7 +7,7 @@ from typing import Final
 
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.config.user_code import StartedByTarget, TargetNotFound, describe, load_target
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError
 from offbeat.sampler.checked_sampler import CheckedSampler
 
 METHODS: Final = ("admit", "may_dispatch", "select", "stale", "in_flight_to_cancel")
@@ -20,15 +20,10 @@ _MISSPELT: Final = 0.87
 """Similarity of two names from which one is taken for the other, misspelt: one letter of six."""
 
 
-class SamplerNotLoaded(OffbeatError):
+class SamplerNotLoaded(FixableError):
     """``sampler.target`` does not lead to a policy."""
 
-    target: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"sampler.target={self.target}: {self.problem}. {self.fix}"
+    form = "sampler.target={}: {}. {}"
 
 
 def load_custom(

@@ -1,17 +1,12 @@
 """Errors of the trainers."""
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError, OffbeatError
 
 
-class UntrainableModel(OffbeatError):
+class UntrainableModel(FixableError):
     """A model that this trainer cannot train correctly."""
 
-    model: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.model} cannot be trained: it {self.problem}. {self.fix}"
+    form = "{} cannot be trained: it {}. {}"
 
 
 class UnfitColumns(OffbeatError):

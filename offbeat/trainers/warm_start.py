@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError
 from offbeat.trainers.checkpoints.manifest import (
     MANIFEST,
     CheckpointManifest,
@@ -24,15 +24,10 @@ _STATES: Final = "checkpoints/state_*"
 _STUB: Final = "stub"
 
 
-class UnfitWeights(OffbeatError):
+class UnfitWeights(FixableError):
     """A directory whose weights a run cannot begin with."""
 
-    weights: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"model.weights={self.weights} {self.problem}. {self.fix}"
+    form = "model.weights={} {}. {}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Errors that prevent the start of a vLLM engine."""
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError, OffbeatError
 
 
 class VllmMissing(OffbeatError):
@@ -12,15 +12,10 @@ class VllmMissing(OffbeatError):
         return f"vLLM cannot be imported ({self.detail}). {INSTALL}"
 
 
-class EngineArgsRefused(OffbeatError):
+class EngineArgsRefused(FixableError):
     """``generator.vllm.engine_args`` has an argument that vLLM or this package cannot accept."""
 
-    name: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"generator.vllm.engine_args.{self.name} {self.problem}. {self.fix}"
+    form = "generator.vllm.engine_args.{} {}. {}"
 
 
 class RopeDiffers(OffbeatError):

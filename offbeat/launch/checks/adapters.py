@@ -30,7 +30,7 @@ def check_adapters(model: "PreTrainedModel", lora: LoraConfig) -> Iterator[Findi
     try:
         check_targets(model, lora)
     except UntrainableModel as refused:
-        yield error(_SUBJECT, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        yield error(_SUBJECT, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
         return
     targets = ", ".join(lora.target_modules) or "every linear module but the output head"
     count = adapter_parameters(model, lora)

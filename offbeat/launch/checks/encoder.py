@@ -49,7 +49,7 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
             else _Sides.of(model, grid, has_experts=trainer.backend == "megatron")
         )
     except UntrainableModel as refused:
-        yield error(_MODEL, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        yield error(_MODEL, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
         return
     if sides is None:
         return

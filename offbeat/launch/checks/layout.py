@@ -44,7 +44,7 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
         check_balanced(architecture, trainer.moe)
         check_recomputed(architecture, recompute=trainer.activation_checkpointing)
     except UntrainableModel as refused:
-        yield error("model", f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        yield error("model", f"{refused.subject} {refused.problem}", f"{refused.fix}.")
         return
     grid = grid_of(trainer)
     broken = list(broken_rules(architecture, grid, sequence_parallel=trainer.sequence_parallel))

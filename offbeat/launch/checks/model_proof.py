@@ -118,7 +118,7 @@ def _balanced(model: "PreTrainedModel", moe: MoeConfig) -> Finding:
     try:
         check_routers(model, moe)
     except UntrainableModel as refused:
-        return error(_EXPERTS, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        return error(_EXPERTS, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
     chosen = ", ".join(f"{name}={value:g}" for name, value in moe if value)
     return ok(_EXPERTS, f"{len(routers_of(model))} routers are balanced by {chosen}")
 
@@ -137,7 +137,7 @@ def _trained(model: "PreTrainedModel", patterns: Sequence[str], *, in_tower: boo
             frozen_in_tower(model, patterns)
         freeze(model, patterns)
     except UntrainableModel as refused:
-        return error(_TRAINED, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        return error(_TRAINED, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
     every = list(model.parameters())
     count = sum(each.numel() for each in every)
     trained = [each for each in every if each.requires_grad]
@@ -224,7 +224,7 @@ def _rows(config: RunConfig, model: "PreTrainedModel", *, shared_prompt: bool) -
     try:
         proof = prove_kind(type(model), model.config, length, shared_prompt=shared_prompt)
     except UntrainableModel as refused:
-        return error(_ROWS, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        return error(_ROWS, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
     name = f"{type(model).__name__}, attention {proof.attention}"
     if proof.problem:
         seen = (

@@ -117,7 +117,7 @@ def find(
         try:
             commits = fetched_commits(config, {})
         except HubFilesError as missing:
-            yield error("prompts", f"{missing.path}: {missing.problem}", f"{missing.fix}.")
+            yield error("prompts", f"{missing.subject}: {missing.problem}", f"{missing.fix}.")
         except DeadlineExceeded as late:
             yield error("prompts", str(late), "Download the files first, with hf download.")
     for path, commit in (commits or {}).items():

@@ -51,7 +51,7 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
         if trainer.tensor_parallel > 1:
             tensor_plan(model, trainer.tensor_parallel)
     except UntrainableModel as refused:
-        yield error("model", f"{refused.model} {refused.problem}", f"{refused.fix}.")
+        yield error("model", f"{refused.subject} {refused.problem}", f"{refused.fix}.")
         return
     whole = whole_bytes(model, getattr(torch, config.model.dtype))
     try:

@@ -56,7 +56,7 @@ def _arguments(given: Mapping[str, Any]) -> Finding:
     try:
         check_engine_args(given, fields_of(load_library().AsyncEngineArgs))
     except EngineArgsRefused as refused:
-        message = f"generator.vllm.engine_args.{refused.name} {refused.problem}"
+        message = f"generator.vllm.engine_args.{refused.subject} {refused.problem}"
         return error("vllm", message, f"{refused.fix}.")
     except VllmMissing as missing:
         return error("vllm", f"cannot be imported: {missing.detail}", f"{INSTALL}.")

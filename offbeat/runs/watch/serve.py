@@ -5,7 +5,7 @@ from typing import Final
 
 import typer
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError
 from offbeat.runs.directory import JOURNAL
 from offbeat.runs.nearby_runs import run_around, runs_below, what_to_name
 from offbeat.runs.watch.runs import WatchedRuns
@@ -15,15 +15,8 @@ _EVERY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  refused
 """Hosts that are refused: the server compares the host name of a request, and these match none."""
 
 
-class CannotWatch(OffbeatError):
+class CannotWatch(FixableError):
     """The live page cannot be served."""
-
-    what: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.problem}. {self.fix}"
 
 
 def check_runs_are_here(directory: Path) -> None:

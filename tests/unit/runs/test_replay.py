@@ -348,7 +348,7 @@ def test_an_event_that_cannot_have_happened_is_told_in_one_line(
 
 def test_the_error_keeps_its_fields() -> None:
     error = NotARun("runs/x", "no such directory", "Name another")
-    assert NotARun(*error.args).path == "runs/x"
+    assert NotARun(*error.args).subject == "runs/x"
 
 
 @pytest.mark.parametrize("name", ["summary.json", "journal/events-000001.bin"])
