@@ -4,7 +4,7 @@
 # Ray declares functions without the types of their parameters.
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -34,13 +34,8 @@ class _Open(NamedTuple):
 class ReadBacks:
     """Questions about the served weights, passed to all engines and answered without waiting."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        engines: Mapping[str, Handle],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._run_dir, self._engines, self._clock = run_dir, engines, clock
+    def __init__(self, run_dir: Path, engines: Mapping[str, Handle]) -> None:
+        self._run_dir, self._engines = run_dir, engines
         self._open = list[_Open]()
 
     def poll(self) -> None:
@@ -49,11 +44,11 @@ class ReadBacks:
             replies = {
                 engine: handle.served_weights.remote() for engine, handle in self._engines.items()
             }
-            self._open.append(_Open(name, replies, self._clock() + _DEADLINE_S))
+            self._open.append(_Open(name, replies, time.monotonic() + _DEADLINE_S))
         for each in tuple(self._open):
             refs = list(each.replies.values())
             ready: list[Any] = ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []
-            if len(ready) == len(refs) or self._clock() >= each.until_s:
+            if len(ready) == len(refs) or time.monotonic() >= each.until_s:
                 self._open.remove(each)
                 self._answer(each, set(ready))
 

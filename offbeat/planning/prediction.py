@@ -73,8 +73,8 @@ class NotPlanned(OffbeatError):
         return f"{self.problem}. {self.fix}"
 
 
-def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork], seed: int = 0) -> Pace:
-    """Return the pace of a run with this recipe and these times; the same for the same seed.
+def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Pace:
+    """Return the pace of a run with this recipe and these times, equal for equal arguments.
 
     Raises:
         NotPlanned: The virtual run does not come to its end.
@@ -82,10 +82,10 @@ def predict(config: RunConfig, costs: Costs, work: Sequence[GroupWork], seed: in
     settling = 2 * (config.sampler.max_staleness + 3)
     steps = min(max(_GROUPS // config.groups_per_step, _STEPS[0]), _STEPS[1])
     virtual = _virtual(config, settling + steps + config.sampler.max_staleness + 2)
-    loop = VirtualLoop(random.Random(seed), max_events=_MOST_EVENTS, max_s=_FOREVER)
+    loop = VirtualLoop(random.Random(0), max_events=_MOST_EVENTS, max_s=_FOREVER)
     try:
         with quiet_log():
-            part = loop.run_until_complete(loop.create_task(_run(virtual, costs, work, seed)))
+            part = loop.run_until_complete(loop.create_task(_run(virtual, costs, work)))
     except OffbeatError as error:
         fix = "Plan with another setting; the last change is the likely cause"
         raise NotPlanned(f"the virtual run does not end: {error}", fix) from error
@@ -128,7 +128,7 @@ def total_s(bins: bytes) -> float:
     return float(np.frombuffer(bins, "<f4").sum(dtype=np.float64))
 
 
-async def _run(config: RunConfig, costs: Costs, work: Sequence[GroupWork], seed: int) -> Aggregates:
+async def _run(config: RunConfig, costs: Costs, work: Sequence[GroupWork]) -> Aggregates:
     names = [f"generator-{number}" for number in range(config.generator.engines)]
     cores = SharedCores(costs.core_use)
     engines = {name: SharedEngine(name, costs, cores) for name in names}
@@ -138,7 +138,7 @@ async def _run(config: RunConfig, costs: Costs, work: Sequence[GroupWork], seed:
         Fence("plan", 1),
         Ports(
             prompts=VirtualPrompts(),
-            rollouts=VirtualRollouts(engines, work, seed * _GROUPS, cores, costs.core_use),
+            rollouts=VirtualRollouts(engines, work, cores, costs.core_use),
             generators=engines,
             trainer=VirtualTrainer(costs, config.groups_per_step, cores),
             journal=journal,
@@ -150,7 +150,7 @@ async def _run(config: RunConfig, costs: Costs, work: Sequence[GroupWork], seed:
         advantages=lambda rewards, _valid: rewards,
         loss=LossSpec(),
         max_group_bytes=1,
-        rng=random.Random(seed),
+        rng=random.Random(0),
     )
     await controller.run()
     return journal.aggregates.end_part(1)

@@ -228,19 +228,18 @@ class VirtualRollouts:
         self,
         engines: Mapping[str, SharedEngine],
         work: Sequence[GroupWork],
-        first: int,
         cores: SharedCores,
         use: CoreUse | None,
     ) -> None:
-        """``work`` is given out in its order from ``first`` on, and again from its beginning.
+        """``work`` is given out in its order, and again from its beginning.
 
         So a run meets the lengths in the order in which the measured one met them.
         """
-        self._engines, self._work, self._first = engines, work, first
+        self._engines, self._work = engines, work
         self._cores, self._use, self._worker = cores, use, asyncio.Lock()
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, None]:
-        work = self._work[(self._first + task.prompt_index) % len(self._work)]
+        work = self._work[task.prompt_index % len(self._work)]
         spans = await self._engines[task.engine].decode(work)
         await self._outside(work.outside_s)
         return _receipt(task, spans, work.prompt_tokens), None

@@ -56,7 +56,11 @@ class WatchedRuns:
 
     def names(self) -> list[str]:
         """Return the names of all runs, the one written last first."""
-        found = [(self._changed_ns(name), name) for name in self._candidates()]
+        found = [
+            (self._changed_ns(child.name), child.name)
+            for child in self._children()
+            if self._is_run(child)
+        ]
         return [name for _, name in sorted(found, reverse=True)]
 
     def directory(self, name: str) -> Path:
@@ -110,9 +114,6 @@ class WatchedRuns:
                 built.not_before_s = ended_s + pause_s
             return built.data
 
-    def _candidates(self) -> Iterator[str]:
-        return (child.name for child in self._children() if self._is_run(child))
-
     def _children(self) -> list[Path]:
         try:
             return list(self._root.iterdir())
@@ -153,9 +154,9 @@ class RunLine(msgspec.Struct, frozen=True):
     changed_unix_s: float
 
 
-def run_lines(runs: WatchedRuns, clock: Callable[[], float] = time.time) -> list[RunLine]:
+def run_lines(runs: WatchedRuns) -> list[RunLine]:
     """Return the list of runs, the one written last first."""
-    return [_line(name, directory, clock()) for name, directory in runs.readable()]
+    return [_line(name, directory, time.time()) for name, directory in runs.readable()]
 
 
 def _line(name: str, directory: Path, now_unix_s: float) -> RunLine:
