@@ -6,7 +6,6 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 
 from offbeat.algorithms.eval_scores import scores_by_set
-from offbeat.config.base import Config
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.messages.failures import FixableError
@@ -57,7 +56,8 @@ def evaluation_only(config: RunConfig) -> RunConfig:
     """Return the run that scores ``model.path`` once, on the recipe's engines, and trains nothing."""
     values: dict[str, Any] = config.model_dump()
     kept = {
-        name: values["trainer"][name] for name in _names(StubTrainerConfig) & {*values["trainer"]}
+        name: values["trainer"][name]
+        for name in {*StubTrainerConfig.model_fields} & {*values["trainer"]}
     }
     changes: dict[str, dict[str, Any]] = {
         "trainer": {**kept, "backend": "stub", "cpus": 0.0, "gpus": 0.0},
@@ -118,10 +118,6 @@ def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
 def _model_is(directory: Path) -> list[str]:
     """Return the overrides by which a run's recipe reads this model and no other weights."""
     return [f"model.path={directory.absolute()}", "model.weights=null"]
-
-
-def _names(section: type[Config]) -> set[str]:
-    return {*section.model_fields}
 
 
 def _step(path: Path) -> int | None:

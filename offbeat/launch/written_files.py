@@ -24,8 +24,8 @@ def written_files(directory: Path) -> dict[str, Path]:
         "elsewhere": ELSEWHERE,
     }
     paths = {what: directory / name for what, name in names.items()}
-    return {what: path for what, path in paths.items() if path.is_file() or _holds_something(path)}
-
-
-def _holds_something(path: Path) -> bool:
-    return path.is_dir() and any(path.iterdir())
+    return {
+        what: path
+        for what, path in paths.items()
+        if path.is_file() or (path.is_dir() and any(path.iterdir()))
+    }

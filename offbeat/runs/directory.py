@@ -318,14 +318,14 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
         f"{key} is {wanted.get(key)!r}, the run has {was.get(key)!r}"
         for key in keys
         if wanted.get(key) != was.get(key)
-        and not (_names_prompts(key) and key in inputs)
+        and not (_own_key(key) == DATA and key in inputs)
         and not _rounds_to_nearest_now(was, wanted, key)
         and not _has_more_epochs(was, wanted, key)
     ]
     changed += [
         problem
         for key, problem in inputs.items()
-        if problem and not (_is_scored(key) and was.get(key) != wanted.get(key))
+        if problem and not (_own_key(key).startswith("eval.") and was.get(key) != wanted.get(key))
     ]
     if changed:
         fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
@@ -369,14 +369,6 @@ def _check_secrets(config: RunConfig, directory: Path) -> None:
 
 def _is_fixed(key: str) -> bool:
     return any(f"{_own_key(key)}.".startswith(f"{fixed}.") for fixed in _FIXED)
-
-
-def _names_prompts(key: str) -> bool:
-    return _own_key(key) == DATA
-
-
-def _is_scored(key: str) -> bool:
-    return _own_key(key).startswith("eval.")
 
 
 def _own_key(key: str) -> str:

@@ -24,7 +24,7 @@ class ReadyFirst(Paced):
         )
         kept = self._kept(view, versions)
         first = list(range(len(kept)))  # by version: where its first place may still be
-        last = _last_place(kept)
+        last = max((index for index, places in enumerate(kept) if places), default=-1)
         batch = list[int]()
 
         def offers(index: int) -> Iterator[tuple[int, int, int]]:
@@ -65,8 +65,3 @@ class ReadyFirst(Paced):
         if kept:
             kept[-1] += free  # nobody is newer
         return kept
-
-
-def _last_place(kept: list[int]) -> int:
-    """The newest version that has a place; -1: none has."""
-    return max((index for index, places in enumerate(kept) if places), default=-1)

@@ -75,7 +75,9 @@ def document_of(runs: Sequence[RunStory], thinning: int = 1) -> Facts:
             run_facts(story, full=not number, thinning=thinning)
             for number, story in enumerate(runs)
         ],
-        "meaning": _meaning(names),
+        "meaning": {
+            name: [unit, says, rises] for name, unit, _, says, rises in ROWS if name in names
+        },
     }
 
 
@@ -151,11 +153,6 @@ def _curves(story: RunStory, *, full: bool, thinning: int) -> Facts:
         "scores": {name: binned(scores[name], bins) for name in scores if name not in AXES},
         "steps_per_point": max(1.0, len(columns["step"]) / bins),
     }
-
-
-def _meaning(names: set[str]) -> dict[str, list[str]]:
-    """Return unit, meaning and what to do when it rises, of the metrics that there are."""
-    return {name: [unit, says, rises] for name, unit, _, says, rises in ROWS if name in names}
 
 
 def _summary_rows(summary: Summary) -> Iterator[tuple[str, str]]:

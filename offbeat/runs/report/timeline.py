@@ -110,7 +110,9 @@ class Timeline:
         self.counts = Counter[IncidentKind]()
         """Number of all incidents and quiet spells by kind, however many are listed."""
         self._newest = deque[Incident](maxlen=_LISTED_INCIDENTS)
-        self.engines = sorted({engine for part in parts for engine in _engines(part)})
+        self.engines = sorted(
+            {engine for part in parts for engine in (*part.engines, *part.engine_busy)}
+        )
         """Every engine that served weights or was sent a group."""
         self._version = 0  # the trainer's, before the event
         self._down = defaultdict[str, list[tuple[float, float]]](list)
@@ -378,10 +380,6 @@ def _lies_in(spans: Sequence[tuple[float, float]], start_s: float, end_s: float)
     """Return whether one of disjoint, ascending spans covers a pause."""
     before = bisect_right(spans, (start_s + _CLOSE_S, float("inf")))
     return before > 0 and end_s <= spans[before - 1][1] + _CLOSE_S
-
-
-def _engines(part: Aggregates) -> set[str]:
-    return {*part.engines, *part.engine_busy}
 
 
 def _times(rare: RareEvent) -> tuple[float, float]:

@@ -45,7 +45,7 @@ def save_share(
         OSError: The disk failed.
     """
     tensors = {
-        f"{kind}/{box.tensor}@{_text(box.region.start)}": view_of(values, box).detach()
+        f"{kind}/{box.tensor}@{','.join(map(str, box.region.start))}": view_of(values, box).detach()
         for kind, values in kinds.items()
         for box in boxes
         if box.parameter in values
@@ -146,10 +146,6 @@ def _fill(target: Tensor, region: Region, pieces: Iterable[tuple[Region, Tensor]
             target[common.within(region)].copy_(piece[common.within(held)])
             missing -= common.elements
     return missing
-
-
-def _text(start: Shape) -> str:
-    return ",".join(map(str, start))
 
 
 def _parsed(key: str) -> tuple[str, str, Shape]:
