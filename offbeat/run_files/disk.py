@@ -1,9 +1,14 @@
 """The disk as what must survive a crash uses it, behind one class: a test can make each call fail."""
 
 import os
+import secrets
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+_NAME_KEPT: Final = 100  # characters; file systems allow 255 bytes
 
 
 class Disk:
@@ -62,3 +67,17 @@ class Disk:
 
 
 DISK: Final = Disk()
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """Yield a name next to ``path`` for a file that replaces it at the end, atomically but not durably.
+
+    If the block raises, the file is removed. Two writers do not write into each other's file.
+    """
+    beside = path.with_name(f".{path.name[:_NAME_KEPT]}.{secrets.token_hex(4)}")
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

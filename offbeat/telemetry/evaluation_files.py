@@ -16,6 +16,7 @@ import structlog
 
 from offbeat.algorithms.eval_scores import SetScores, scores_by_set
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
+from offbeat.run_files.disk import replacing
 
 FOLDER: Final = "evaluations"
 _NAME: Final = re.compile(r"(\d{6,})\.parquet")
@@ -56,7 +57,6 @@ class EvaluationFiles:
         from offbeat.telemetry import picture_column  # noqa: PLC0415
 
         path = self._folder / f"{evaluated.due:06d}.parquet"
-        beside = path.with_suffix(".tmp")
         rows: list[dict[str, Any]] = [
             {
                 "due": evaluated.due,
@@ -75,8 +75,8 @@ class EvaluationFiles:
         fields[picture_column.COLUMN] = picture_column.TYPE
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), beside)
-            beside.replace(path)
+            with replacing(path) as beside:
+                pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), beside)
         except (OSError, pa.ArrowException) as error:
             self.not_written += 1
             log.warning("eval.not_written", path=str(path), error=str(error))

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from offbeat.run_files.disk import replacing
 from offbeat.telemetry.status import Status
 
 STATUS_FILE: Final = "status.json"
@@ -54,10 +55,10 @@ class StatusFile:
             return
         self._written_at = now
         record = StatusRecord(self._run_id, now, platform.node(), os.getpid(), status)
-        beside = self._path.with_name(f".{STATUS_FILE}.{os.getpid()}")
+        content = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
         try:
-            beside.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-            beside.replace(self._path)
+            with replacing(self._path) as beside:
+                beside.write_bytes(content)
         except OSError as error:
             if not self._is_refused:
                 log.warning("status.not_written", path=str(self._path), error=str(error))

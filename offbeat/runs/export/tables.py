@@ -4,52 +4,30 @@
 """Metrics as a table: CSV and Parquet, one row per step and one column per metric."""
 
 import csv
-import os
-import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from offbeat.run_files.disk import replacing
 from offbeat.runs.export.step_records import StepRecords
 
 _HEAD: Final = ("step", "version", "time_s")
 _BATCH_ROWS: Final = 10_000
-_NAME_KEPT: Final = 100  # characters; file systems allow 255 bytes
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """First characters of a field that spreadsheets evaluate."""
 
 
 def write_csv(records: StepRecords, path: Path) -> None:
     """Write the table as UTF-8 text. An empty field: the step has no such metric."""
-    with _replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as file:
+    with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
         rows.writerow([*_HEAD, *map(_no_formula, records.names)])
         for record in records:
             values = (record.metrics.get(name) for name in records.names)
             rows.writerow([record.step, record.version, record.time_s, *map(_text, values)])
-
-
-@contextmanager
-def _replacing(path: Path) -> Generator[Path, None, None]:
-    """Yield a new file beside ``path``, which replaces it at the end and is removed on an error.
-
-    Its name is its own: two exports to one path do not write into each other's file.
-    """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:_NAME_KEPT]}.", dir=path.parent)
-    os.close(handle)
-    beside = Path(name)
-    try:
-        yield beside
-        mask = os.umask(0)
-        os.umask(mask)
-        beside.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner reads
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _no_formula(name: str) -> str:
@@ -72,7 +50,7 @@ def write_parquet(records: StepRecords, path: Path) -> None:
         ],
         metadata={"offbeat.run_id": records.run_id},
     )
-    with _replacing(path) as beside, pq.ParquetWriter(beside, schema) as writer:
+    with replacing(path) as beside, pq.ParquetWriter(beside, schema) as writer:
         for rows in _batches(records):
             writer.write_table(pa.Table.from_pylist(rows, schema))
 
