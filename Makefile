@@ -38,7 +38,7 @@ NEWEST_STAMP := $(NEWEST_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-queue clean
+.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-gate bench-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -63,6 +63,7 @@ help:
 	@echo 'make run-vllm   the quickstart on vLLM (CPU build: 4 GB on disk, in an environment of its own)'
 	@echo 'make test-vllm  the tests of the vLLM engine, in the same environment (some minutes)'
 	@echo 'make bench   the quickstart beside TRL on the same model, task and machine (about 5 minutes)'
+	@echo 'make bench-gate  fails if this tree is slower than a pinned commit (a minute; ARGS=all: engine and trainer too)'
 	@echo 'make bench-queue  the path of a run from worker to trainer against PyPI TransferQueue (about 3 minutes)'
 	@echo 'make clean   remove the environments and caches; runs/ stays'
 	@echo
@@ -172,6 +173,9 @@ bench: $(RUN_STAMP) $(TRL_STAMP)
 	$(BIN)/python benchmarks/trl/offbeat_grpo.py $(LONG) --steps 40 $(BENCH_DIR)/offbeat_64.json
 	$(BIN)/python benchmarks/trl/compare.py --peer $(BENCH_DIR)/trl_4.json --ours $(BENCH_DIR)/offbeat_4.json
 	$(BIN)/python benchmarks/trl/compare.py --peer $(BENCH_DIR)/trl_64.json --ours $(BENCH_DIR)/offbeat_64.json
+
+bench-gate: $(DEV_STAMP)
+	$(BIN)/python -m benchmarks.gate $(ARGS)
 
 bench-queue: $(QUEUE_STAMP)
 	$(QUEUE_VENV)/bin/python -m benchmarks.transfer_queue --json $(BENCH_DIR)/queue.json $(ARGS)
