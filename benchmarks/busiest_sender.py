@@ -10,10 +10,10 @@ import networkx as nx
 
 from offbeat.weight_sync.placement import Placement, Ranks
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.transfer_plan import DIRECT, ReshardPlan
+from offbeat.weight_sync.transfer_plan import DIRECT, TransferPlan
 
 
-def optimal_busiest(plan: ReshardPlan, tolerance: float = 0.0) -> int:
+def optimal_busiest(plan: TransferPlan, tolerance: float = 0.0) -> int:
     """Return the smallest load of the busiest sender in bytes, to a relative ``tolerance``."""
     demand, known = Counter[Ranks](), dict[tuple[Placement, Region], Ranks]()
     for piece, _, _, via in plan.transfers():

@@ -15,6 +15,7 @@ from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.served_engine import ServedEngine
+from offbeat.actors.transports import make_receiver
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.weight_fetch import WeightFetcher, in_thread
 from offbeat.messages.failures import (
@@ -59,7 +60,7 @@ class EngineActor:
         self._guard = FenceGuard(spec.name)
         self._requests = ReplyBatcher(self._generate, self._as_failure)
         self._epoch = 0  # epoch of the newest transfer begun
-        self._fetcher = WeightFetcher(spec.name, device)
+        self._fetcher = WeightFetcher(spec.name, make_receiver, device or "cpu")
         self._keeps_base, self._kept_base = spec.keeps_base, KeptBase(spec.name)
         self._version: int | None = None
         self._digest: str | None = None

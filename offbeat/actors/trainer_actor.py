@@ -21,6 +21,7 @@ from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.node_address import node_address
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
+from offbeat.actors.transports import make_sender, publish
 from offbeat.actors.world_entry import WorldEntry
 from offbeat.config.limits import trainer_device
 from offbeat.config.loss_spec import LossSpec
@@ -46,7 +47,6 @@ from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
 from offbeat.trainers.memory import PeakMemory, meter_of
 from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of
-from offbeat.trainers.ranks.sender import publish, sender_of
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.trained_log import trained_log
 from offbeat.transfer_queue.schema import Columns, payload_bytes
@@ -118,7 +118,7 @@ class TrainerActor:
     def _enter(self, world: str, peers: Peers) -> None:
         spec, self._peers = self._spec, peers
         self._split, source = self._make(peers)
-        self._sender = sender_of(spec, source, node_address, self._incarnation, peers)
+        self._sender = make_sender(spec, source, node_address, self._incarnation, peers)
         keep, identity = spec.config.checkpoint.keep, self._split.identity
         store = RankCheckpoints(self._checkpoints, identity, keep=keep, peers=peers)
         files = self._place.files

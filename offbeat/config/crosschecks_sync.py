@@ -27,7 +27,7 @@ def wire_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield releases that the engines could not take."""
     yield from _adapter_clashes(config)
     yield from _quantize_clashes(config)
-    if config.sync.transport == "reshard" and lora_of(config) is not None:
+    if config.sync.ranks_send and lora_of(config) is not None:
         yield Clash(
             ("sync.transport", "trainer.lora"),
             "sync.transport=reshard sends full weights from the ranks that hold them, and trainer.lora "

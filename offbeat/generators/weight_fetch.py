@@ -6,8 +6,8 @@ needs neither.
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import structlog
 
@@ -24,13 +24,51 @@ T = TypeVar("T")
 _ONLY_TCP: Final = "tcp, as no layout of this engine is recorded (docs/weight-sync.md)"
 
 
+class VerifiedBuckets(Protocol):
+    """Verified buckets of one transfer."""
+
+    @property
+    def buckets(self) -> "tuple[BucketMemory, ...]":
+        """Return the buckets in the order in which they were asked for."""
+        ...
+
+
+class ShardReceiver(Protocol):
+    """Receiving end of a transport whose handles are routes to trainer ranks. Blocking."""
+
+    def receive(
+        self,
+        route: ShardRoute,
+        epoch: int,
+        manifest: Manifest,
+        cancelled: threading.Event | None = None,
+        *,
+        needed: Sequence[int],
+        release: Manifest | None = None,
+    ) -> VerifiedBuckets:
+        """Receive and verify these buckets.
+
+        Raises:
+            TransferFailed: No rank that holds a bucket could send it.
+        """
+        ...
+
+
 class WeightFetcher:
     """Receives weight releases from the trainer ranks that hold their parts."""
 
-    def __init__(self, member: str, device: str | None = None) -> None:
-        """``device``: where wires of devices receive; None: weights are received into main memory."""
-        self._member, self._device = member, device
-        self._receiver: Any = None
+    def __init__(
+        self, member: str, make_receiver: Callable[[str, str], ShardReceiver], device: str = "cpu"
+    ) -> None:
+        """Create the fetcher.
+
+        Args:
+            member: Name of the engine.
+            make_receiver: (member, device) -> receiver; called at the first fetch.
+            device: Device where wires of devices receive.
+        """
+        self._member, self._device, self._make_receiver = member, device, make_receiver
+        self._receiver: ShardReceiver | None = None
         self._has_joined = False
 
     async def fetch_buckets(
@@ -54,12 +92,8 @@ class WeightFetcher:
         Raises:
             TransferFailed: No rank that holds a bucket could send it.
         """
-        from offbeat.weight_sync.transports.reshard_receiver import (  # noqa: PLC0415 -- see above
-            ReshardReceiver,
-        )
-
         if self._receiver is None:
-            self._receiver = ReshardReceiver(self._member, device=self._device or "cpu")
+            self._receiver = self._make_receiver(self._member, self._device)
         receiver, cancelled = self._receiver, threading.Event()
         everything = range(len(route.buckets))
         try:

@@ -8,6 +8,7 @@ from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import StubGeneratorConfig
 from offbeat.config.sections.rollout import RolloutConfig
+from offbeat.config.sections.sync import wire_of
 from offbeat.config.sections.trainer import StubTrainerConfig
 
 STEPS: Final = 10
@@ -77,7 +78,7 @@ def dry(config: RunConfig) -> RunConfig:
             "cpus": 0.0,
             "gpus": 0.0,
         },
-        "sync": {"wire": "tcp"} if config.sync.transport == "reshard" else {},
+        "sync": {"wire": "tcp"} if wire_of(config.sync) != "tcp" else {},
         "wandb": {"mode": "disabled" if config.wandb.mode == "disabled" else "offline"},
     }
     values["generator"] = _kept(values["generator"], StubGeneratorConfig)

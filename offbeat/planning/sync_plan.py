@@ -26,7 +26,7 @@ from offbeat.weight_sync.placement import PlacedTensor, Placement
 from offbeat.weight_sync.precision import policy_of
 from offbeat.weight_sync.reshard.account import ByteAccount, account
 from offbeat.weight_sync.reshard.declared import placed
-from offbeat.weight_sync.transfer_plan import RankMachines, ReshardPlan, plan_reshard
+from offbeat.weight_sync.transfer_plan import RankMachines, TransferPlan, plan_transfers
 
 MIB: Final = 1 << 20
 _GB: Final = 1e9
@@ -233,7 +233,7 @@ def layouts_of(config: RunConfig, ranks_per_machine: int) -> SyncLayouts:
     )
 
 
-def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
+def plan_of(layouts: SyncLayouts) -> tuple[TransferPlan, SyncPlanReport]:
     """Plan a sync from the model's config alone, without weights, processes or a GPU.
 
     Raises:
@@ -259,7 +259,7 @@ def plan_of(layouts: SyncLayouts) -> tuple[ReshardPlan, SyncPlanReport]:
     both = placed(tensors, sizes, source, target)
     if layouts.recorded is not None:
         both = _as_recorded(both, layouts.recorded, target.data)
-    plan = plan_reshard(both, machines, max_piece_bytes=layouts.max_piece_bytes)
+    plan = plan_transfers(both, machines, max_piece_bytes=layouts.max_piece_bytes)
     seconds = time.process_time() - started
     found = account(plan)
     report = SyncPlanReport(

@@ -285,7 +285,7 @@ class FakeTrainer(Actor):
             )
         )
         canary = self._canary(version)
-        if self.context.config.sync.transport == "reshard":
+        if self.context.config.sync.ranks_send:
             release = self._offered(version, canary)
         else:
             memory = (self.context.machines.memory_of(self.name),)

@@ -40,7 +40,7 @@ def draw_transport(ranks: random.Random, seed: int, base: RunConfig) -> dict[str
     if lora_of(base) is not None:
         return {}
     delta = {"delta": random.Random(f"{seed}/delta").random() < DELTA_SHARE}
-    if base.sync.transport == "reshard" or ranks.random() < RESHARD_SHARE:
+    if base.sync.ranks_send or ranks.random() < RESHARD_SHARE:
         return {"transport": "reshard", **delta, **_RESHARD}
     return delta
 
@@ -56,7 +56,7 @@ def draw_senders(
 
 
 def _faults(ranks: random.Random, profile: str, config: RunConfig) -> list[PlannedFault]:
-    if config.sync.transport != "reshard":
+    if not config.sync.ranks_send:
         return []
     engines = config.generator.engines
     return draw_reshard_faults(ranks, profile, steps=config.steps, engines=engines)
@@ -73,7 +73,7 @@ def _encoder_faults(
 ) -> list[PlannedFault]:
     """Return a fault of one encoder rank while it sends, in one of two episodes that have some."""
     names = [name for name in ENCODER_FAULTS if profile in ("all", KINDS[name].profile)]
-    if config.sync.transport != "reshard" or not layout.encoders or not names:
+    if not config.sync.ranks_send or not layout.encoders or not names:
         return []
     if encoders.random() < 0.5:  # noqa: PLR2004
         return []

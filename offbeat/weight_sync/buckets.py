@@ -21,7 +21,7 @@ from offbeat.weight_sync.manifest import (
 )
 from offbeat.weight_sync.placement import PlacedTensor, Placement, Ranks
 from offbeat.weight_sync.region import Region, Shape, union_elements
-from offbeat.weight_sync.transfer_plan import RankMachines, ReshardPlan, plan_reshard
+from offbeat.weight_sync.transfer_plan import RankMachines, TransferPlan, plan_transfers
 
 NamedRegion = tuple[str, Region]
 
@@ -118,11 +118,11 @@ def plan_buckets(
         (rank for each in placed for _, ranks in each.target.parts for rank in ranks), default=0
     )
     machines = RankMachines.of_size(len(held), receivers, 1)
-    plan = plan_reshard(placed, machines, max_piece_bytes=bucket_bytes)
+    plan = plan_transfers(placed, machines, max_piece_bytes=bucket_bytes)
     return _packed(tensors, plan, bucket_bytes)
 
 
-def _packed(tensors: Sequence[TensorMeta], plan: ReshardPlan, bucket_bytes: int) -> BucketPlan:
+def _packed(tensors: Sequence[TensorMeta], plan: TransferPlan, bucket_bytes: int) -> BucketPlan:
     senders = dict[tuple[int, Region], list[tuple[int, int]]]()
     for piece, sender, receiver, _ in plan.transfers():
         senders.setdefault((piece.tensor, piece.region), []).append((receiver, sender))

@@ -65,7 +65,7 @@ class RankMachines:
 
 
 @dataclass(frozen=True)
-class ReshardPlan:
+class TransferPlan:
     """All transfers of a sync, in the order in which each sender sends its own."""
 
     tensors: tuple[PlacedTensor, ...]
@@ -114,9 +114,9 @@ class ReshardPlan:
         return found.hexdigest()
 
 
-def plan_reshard(
+def plan_transfers(
     tensors: Sequence[PlacedTensor], machines: RankMachines, *, max_piece_bytes: int
-) -> ReshardPlan:
+) -> TransferPlan:
     """Plan the sync of ``tensors``, given in the order in which they are to be sent.
 
     Args:
@@ -143,7 +143,7 @@ def plan_reshard(
         columns[0].extend([at] * len(routes[at]))
         for column, values in zip(columns[1:], zip(*routes[at], strict=True), strict=True):
             column.extend(values)
-    return ReshardPlan(tuple(tensors), machines, tuple(pieces), *columns)
+    return TransferPlan(tuple(tensors), machines, tuple(pieces), *columns)
 
 
 _Part = tuple[Region, int, tuple[Ranks, Ranks]]

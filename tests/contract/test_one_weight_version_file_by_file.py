@@ -122,8 +122,8 @@ def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_the
     for giver, taker in (
         ("weight_sync/source.py", "weight_sync/delta.py"),
         ("weight_sync/delta.py", "weight_sync/transports/object_store.py"),
-        ("weight_sync/transports/object_store.py", "trainers/ranks/sender.py"),
-        ("trainers/ranks/sender.py", "actors/trainer_actor.py"),
+        ("weight_sync/transports/object_store.py", "actors/transports.py"),
+        ("actors/transports.py", "actors/trainer_actor.py"),
         ("actors/engine_actor.py", "actors/embedded_engine_actor.py"),
         ("weight_sync/receiver.py", "weight_sync/transaction.py"),
         ("controller/syncing.py", "controller/fleet.py"),

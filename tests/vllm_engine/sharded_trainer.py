@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from offbeat.actors import megatron_trainer_actor, torch_trainer_actor
+from offbeat.actors.transports import make_sender, publish
 from offbeat.config.run import RunConfig
 from offbeat.trainers.ranks.process_group import join
 from offbeat.trainers.ranks.reshard_sender import ReshardSender
-from offbeat.trainers.ranks.sender import publish, sender_of
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import EngineLayout
@@ -198,7 +198,7 @@ def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
         trainer, source = megatron_trainer_actor.make(spec, peers)
     else:
         trainer, source = torch_trainer_actor.make(spec, peers)
-    sender = sender_of(spec, source, lambda: HOST, f"trainer.{spec.rank}", peers)
+    sender = make_sender(spec, source, lambda: HOST, f"trainer.{spec.rank}", peers)
     assert isinstance(sender, ReshardSender)
     first = [each.values.clone() for each in trainer.held_regions()]
     test.send("ready")

@@ -1,6 +1,6 @@
 """Defines section ``sync`` of a recipe."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,9 @@ BUCKETS_AT_ONCE: Final = SENDERS_AT_ONCE * BUCKETS_IN_FLIGHT
 
 
 class _Sync(Config):
+    ranks_send: ClassVar[bool] = False
+    """Whether each trainer rank sends what it holds; else rank 0 gathers whole tensors and sends them."""
+
     mode: Literal["keep", "drain", "abort_stale"] = "keep"
     """keep: running samples continue under the new weights. drain: engines finish them first and
     idle meanwhile. abort_stale: as keep, but cancel samples that would be too old."""
@@ -76,6 +79,8 @@ class ObjectStoreSyncConfig(_Sync):
 class ReshardSyncConfig(_Sync):
     """Sends each rank's shards directly; nothing is gathered, and no rank sends the whole model."""
 
+    ranks_send = True
+
     transport: Literal["reshard"] = "reshard"
     """Path of the bytes."""
 
@@ -101,8 +106,8 @@ SyncConfig = Annotated[
 
 
 def wire_of(sync: SyncConfig) -> Literal["tcp", "cuda_ipc", "nccl"]:
-    """Return what carries the buckets of a reshard; tcp for transports that have none."""
-    return sync.wire if sync.transport == "reshard" else "tcp"
+    """Return the wire that carries buckets, or tcp for transports without buckets."""
+    return sync.wire if isinstance(sync, ReshardSyncConfig) else "tcp"
 
 
 def sends_regions(sync: SyncConfig, ranks: int) -> bool:
@@ -110,4 +115,4 @@ def sends_regions(sync: SyncConfig, ranks: int) -> bool:
 
     A single rank sends whole tensors over tcp; over the other wires what a worker of an engine needs.
     """
-    return sync.transport == "reshard" and (ranks > 1 or sync.wire != "tcp")
+    return sync.ranks_send and (ranks > 1 or wire_of(sync) != "tcp")

@@ -94,7 +94,7 @@ def _engine_cuts(generator: VllmGeneratorConfig, settings: Mapping[str, Any]) ->
 
 def _sender_cuts(config: RunConfig) -> MatrixCuts | None:
     trainer = config.trainer
-    if config.sync.transport != "reshard":
+    if not config.sync.ranks_send:
         return None
     if trainer.backend == "megatron":
         return MatrixCuts(tensor=trainer.tensor_parallel, expert=trainer.expert_tensor_parallel)

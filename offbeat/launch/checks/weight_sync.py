@@ -13,7 +13,7 @@ def check_weight_sync(config: RunConfig) -> Iterator[Finding]:
     """Say what a release is cut into, and what engines make of it."""
     if config.sync.delta and config.generator.has_engines:
         yield _delta(config)
-    if config.sync.transport != "reshard" or not config.generator.has_engines:
+    if not config.sync.ranks_send or not config.generator.has_engines:
         return
     if isinstance(config.generator, VllmGeneratorConfig):
         yield _into_vllm(config, config.generator.vllm)

@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from offbeat.config.sections.sync import ReshardSyncConfig
 from offbeat.messages.weights import FullReason, WeightDelta
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.weight_sync.chunks import walk
@@ -17,8 +18,10 @@ from offbeat.weight_sync.reshard.shard_delta import (
     ShardDeltas,
     agreed_delta,
 )
-from offbeat.weight_sync.transport import PublishedRelease, ShardSource
-from offbeat.weight_sync.transports.messages import Route, ShardRoute
+from offbeat.weight_sync.shards import WholeShards
+from offbeat.weight_sync.transport import PublishedRelease, ShardSource, WeightSource
+from offbeat.weight_sync.transports.choose_wire import make_wire
+from offbeat.weight_sync.transports.messages import Route, ShardRoute, TransferTimeouts
 from offbeat.weight_sync.transports.reshard_server import (
     OfferedRelease,
     ReshardServer,
@@ -132,3 +135,19 @@ class ReshardSender:
 
     def _names(self, bucket: int) -> str:
         return next(each.tensors for each in walk(self._source.manifest) if each.index == bucket)
+
+
+def make_reshard_sender(
+    config: ReshardSyncConfig,
+    source: WeightSource,
+    host: str,
+    incarnation: str,
+    peers: Peers,
+    device: str,
+) -> ReshardSender:
+    """Create the sender of a rank, and the server that engines ask; all ranks call it together."""
+    shards = source if isinstance(source, ShardSource) else WholeShards(source)
+    timeouts = TransferTimeouts(config.slowest_mib_s * 2**20, config.slack_s)
+    wire = make_wire(config.wire, device)
+    server = ReshardServer(host=host, incarnation=incarnation, timeouts=timeouts, wire=wire)
+    return ReshardSender(shards, server, peers, delta=config.delta)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from offbeat.weight_sync.placement import PlacedTensor, Placement
 from offbeat.weight_sync.region import Region, Shape, union_elements
-from offbeat.weight_sync.transfer_plan import DIRECT, RankMachines, ReshardPlan
+from offbeat.weight_sync.transfer_plan import DIRECT, RankMachines, TransferPlan
 
 Link = Literal["network", "machine", "shared copy"]
 
@@ -41,7 +41,7 @@ class ByteAccount:
         return max(self.sent, default=0)
 
 
-def account(plan: ReshardPlan) -> ByteAccount:
+def account(plan: TransferPlan) -> ByteAccount:
     """Add up a plan."""
     senders, receivers = plan.machines.senders, plan.machines.receivers
     moved = Counter[tuple[str, Link]]()
@@ -59,7 +59,7 @@ def account(plan: ReshardPlan) -> ByteAccount:
     return ByteAccount(dict(moved), _needed(plan), held, tuple(sent), tuple(received), model)
 
 
-def _held(plan: ReshardPlan) -> tuple[int, ...]:
+def _held(plan: TransferPlan) -> tuple[int, ...]:
     elements, held = dict[tuple[Placement, int], int](), [0] * len(plan.machines.senders)
     for each in plan.tensors:
         key = each.source, each.itemsize
@@ -71,7 +71,7 @@ def _held(plan: ReshardPlan) -> tuple[int, ...]:
     return tuple(held)
 
 
-def _needed(plan: ReshardPlan) -> int:
+def _needed(plan: TransferPlan) -> int:
     """Count, from the placements and not from the transfers, what machines need and do not have."""
     elements = dict[tuple[Placement, Placement, Shape], int]()
     total = 0

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.actors.transports import make_sender
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.trainers.ranks.peers import SingleRank
-from offbeat.trainers.ranks.sender import sender_of
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.source import ModuleSource, named_weights
 from offbeat.weight_sync.transport import Sender
@@ -32,7 +32,7 @@ def config(**sync: Any) -> RunConfig:
 def sender(model: nn.Module, run_dir: Path, **sync: Any) -> Sender:
     spec = TrainerSpec(config(**sync), str(run_dir))
     source = ModuleSource(model, chunk_bytes=200_000)
-    return sender_of(spec, source, lambda: "127.0.0.1", "incarnation-1", SingleRank())
+    return make_sender(spec, source, lambda: "127.0.0.1", "incarnation-1", SingleRank())
 
 
 def engine(run_dir: Path, name: str = "generator-0") -> EmbeddedEngineActor:

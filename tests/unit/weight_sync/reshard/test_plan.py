@@ -15,7 +15,7 @@ from offbeat.weight_sync.placement import PlacedTensor, Placement
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.reshard.account import account
 from offbeat.weight_sync.reshard.declared import DeclaredTensor, ModelSizes, placed
-from offbeat.weight_sync.transfer_plan import DIRECT, RankMachines, ReshardPlan, plan_reshard
+from offbeat.weight_sync.transfer_plan import DIRECT, RankMachines, TransferPlan, plan_transfers
 
 EXPERTS = 4
 SIZES = ModelSizes(layers=4, key_value_heads=4, experts=EXPERTS)
@@ -67,7 +67,7 @@ def grids(draw: st.DrawFn) -> ModelGrid:
     )
 
 
-def execute(plan: ReshardPlan) -> list[dict[tuple[str, Region], np.ndarray]]:
+def execute(plan: TransferPlan) -> list[dict[tuple[str, Region], np.ndarray]]:
     """Move the pieces between arrays; return what each receiver has, and check that it got it once."""
     rng = np.random.default_rng(0)
     whole = {each.name: rng.integers(0, 1 << 30, each.shape) for each in plan.tensors}
@@ -104,7 +104,7 @@ def execute(plan: ReshardPlan) -> list[dict[tuple[str, Region], np.ndarray]]:
 
 
 def held(
-    plan: ReshardPlan, whole: dict[str, np.ndarray], rank: int
+    plan: TransferPlan, whole: dict[str, np.ndarray], rank: int
 ) -> dict[tuple[str, Region], np.ndarray]:
     return {
         (each.name, region): whole[each.name][region.within(Region.whole(each.shape))]
@@ -119,10 +119,10 @@ def planned(
     per_machine: int = 2,
     sizes: ModelSizes = SIZES,
     max_piece_bytes: int = 256,
-) -> ReshardPlan:
+) -> TransferPlan:
     machines = RankMachines.of_size(source.ranks, target.ranks, per_machine)
     tensors = placed(tensors_of(sizes), sizes, source, target)
-    return plan_reshard(tensors, machines, max_piece_bytes=max_piece_bytes)
+    return plan_transfers(tensors, machines, max_piece_bytes=max_piece_bytes)
 
 
 @settings(max_examples=40, deadline=None)
@@ -160,7 +160,7 @@ def test_what_one_rank_alone_holds_is_assigned_before_what_another_could_send() 
     by_both = PlacedTensor("both", (4, 4), 2, Placement(((whole, (0, 1)),)), target)
     by_one = PlacedTensor("one", (4, 4), 2, Placement(((whole, (0,)),)), target)
     for tensors in ([by_both, by_one], [by_one, by_both]):
-        plan = plan_reshard(tensors, RankMachines([0, 1], [2]), max_piece_bytes=64)
+        plan = plan_transfers(tensors, RankMachines([0, 1], [2]), max_piece_bytes=64)
         assert account(plan).sent == (32, 32)
 
 
@@ -176,7 +176,7 @@ def test_receivers_on_one_machine_share_one_copy() -> None:
 def test_a_receiver_takes_from_its_own_machine_what_that_has() -> None:
     grid = ModelGrid(data=2)
     tensors = placed(tensors_of(), SIZES, grid, grid)
-    plan = plan_reshard(tensors, RankMachines([0, 1], [0, 1]), max_piece_bytes=256)
+    plan = plan_transfers(tensors, RankMachines([0, 1], [0, 1]), max_piece_bytes=256)
     assert account(plan).over_network == account(plan).needed == 0
     assert all(each.sender == each.receiver for each in plan.transfers())
     execute(plan)
@@ -207,14 +207,14 @@ def one_tensor(source: Sequence[Region], target: Sequence[Region]) -> PlacedTens
 def test_a_region_that_no_sender_holds_is_named() -> None:
     tensor = one_tensor([Region((0, 0), (2, 4))], [Region((1, 0), (4, 4))])
     with pytest.raises(PlanHasHole, match=r"w: no sender holds \[2:4, 0:4\]"):
-        plan_reshard([tensor], RankMachines([0], [1]), max_piece_bytes=64)
+        plan_transfers([tensor], RankMachines([0], [1]), max_piece_bytes=64)
 
 
 def test_what_may_not_be_split_travels_whole() -> None:
     whole = Region.whole((4, 4))
     sides = (Placement(((whole, (0, 1)),)), Placement(((whole, (0,)),)))
     tensor = PlacedTensor("w", (4, 4), 2, *sides, split=False)
-    plan = plan_reshard([tensor], RankMachines([0, 1], [2]), max_piece_bytes=8)
+    plan = plan_transfers([tensor], RankMachines([0, 1], [2]), max_piece_bytes=8)
     assert [piece.region for piece in plan.pieces] == [whole]
 
 

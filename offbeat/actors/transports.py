@@ -1,0 +1,65 @@
+"""Both ends of each ``sync.transport``. A process imports only what its transport needs."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from offbeat.config.limits import trainer_device
+from offbeat.config.sections.sync import ReshardSyncConfig
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.ranks.sender import NullSender, SharedSource
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.weight_sync.engine_layout import EngineLayout
+from offbeat.weight_sync.transport import (
+    FollowsLayout,
+    PublishedRelease,
+    Sender,
+    Source,
+    WeightSource,
+)
+from offbeat.weight_sync.transports.object_store import ObjectStoreSender
+
+if TYPE_CHECKING:
+    from offbeat.generators.weight_fetch import ShardReceiver
+
+
+def make_sender(
+    spec: TrainerSpec, source: WeightSource, host: Callable[[], str], incarnation: str, peers: Peers
+) -> Sender:
+    """Create the sender of a rank; all ranks create theirs together.
+
+    Args:
+        spec: Spec of the rank.
+        source: Weights of the rank: with several ranks a ``ShardSource`` if every rank sends, else a
+            ``SharedSource``.
+        host: Returns the address at which other machines reach this one; called only if needed.
+        incarnation: Incarnation of this process.
+        peers: All ranks.
+    """
+    config = spec.config.sync
+    if isinstance(config, ReshardSyncConfig):
+        from offbeat.trainers.ranks.reshard_sender import make_reshard_sender  # noqa: PLC0415
+
+        device = trainer_device(spec.config.trainer)
+        return make_reshard_sender(config, source, host(), incarnation, peers, device)
+    if spec.rank:
+        return NullSender(cast("SharedSource", source))
+    return ObjectStoreSender(cast("Source", source), delta=config.delta)
+
+
+def publish(sender: Sender, version: int, layout: EngineLayout | None) -> PublishedRelease:
+    """Publish a snapshot, cut from now on for engines of this layout if one is given."""
+    if layout is not None and isinstance(sender, FollowsLayout):
+        sender.follow(layout)
+    return sender.publish(version)
+
+
+def make_receiver(member: str, device: str) -> "ShardReceiver":
+    """Create an engine's end of the transport whose handles are routes to trainer ranks.
+
+    Args:
+        member: Name of the engine.
+        device: Device where wires of devices receive; TCP receives into main memory.
+    """
+    from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver  # noqa: PLC0415
+
+    return ReshardReceiver(member, device=device)
