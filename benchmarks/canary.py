@@ -24,6 +24,7 @@ from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync import canary
 
 MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny-addition"
@@ -88,7 +89,7 @@ def main() -> None:
             engine.step()
 
     sides: dict[str, Callable[[], object]] = {
-        "step, trainer": lambda: trainer.train(groups, advantages, LossSpec()),
+        "step, trainer": lambda: trainer.train(build_chunk(groups), advantages, LossSpec()),
         "step, engine": sample,
         "canary, trainer": lambda: trainer.top_logprobs(asked, canary.KEPT),
         "canary, engine": lambda: engine.greedy(asked),

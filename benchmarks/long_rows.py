@@ -39,6 +39,7 @@ from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.batches.row_costs import RowLayout
 from offbeat.trainers.memory import ResidentMeter
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 VOCABULARY: Final = 16_384
 LONGEST: Final = 40_000
@@ -207,7 +208,7 @@ def chunk(trainer: TorchTrainer, groups: Groups, number: int) -> None:
     trainer.begin_train_step(key, LossSpec())
     key = key.next()
     trainer.train_microbatch(
-        key, groups, [(1.0,) * (len(g["response_offsets"]) - 1) for g in groups]
+        key, build_chunk(groups), [(1.0,) * (len(g["response_offsets"]) - 1) for g in groups]
     )
     trainer.finish_train_step(key.next())
 

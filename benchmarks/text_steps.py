@@ -25,6 +25,7 @@ from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 _CHILD = "--measure"
 ENGINE_STEPS, TRAINER_STEPS = 400, 40
@@ -79,7 +80,11 @@ def measure(model: Path) -> dict[str, float]:
     seconds = dict[str, float]()
     for name, steps, step in (
         ("engine", ENGINE_STEPS, step_engine),
-        ("trainer", TRAINER_STEPS, lambda: trainer.train(groups, advantages, LossSpec())),
+        (
+            "trainer",
+            TRAINER_STEPS,
+            lambda: trainer.train(build_chunk(groups), advantages, LossSpec()),
+        ),
     ):
         for _ in range(5):
             step()

@@ -37,6 +37,7 @@ from benchmarks.trainer_sides import LOSS, Plain, Setting, Split
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.trainers.backend import LogprobColumns
 from offbeat.trainers.memory import CudaMeter, ResidentMeter
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.source import ModuleSource
 
 SIDES: Final = ("plain", "padded", "shared")
@@ -117,7 +118,7 @@ def _phases(side: str, case: Case, setting: Setting) -> Phases:
 
 def _logprobs(split: Split, groups: Groups) -> list[LogprobColumns]:
     return split.trainer.prepare_logprobs(
-        groups, policy=True, reference=False, temperature=LOSS.temperature
+        build_chunk(groups), policy=True, reference=False, temperature=LOSS.temperature
     )
 
 

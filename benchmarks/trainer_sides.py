@@ -22,6 +22,7 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 CLIP = ClippedPgLossConfig()
 LOSS = LossSpec(CLIP)
@@ -161,7 +162,7 @@ class Split:
         """Accumulate all groups, chunk by chunk."""
         for part in _parts(len(groups), chunks):
             self._key = self._key.next()
-            self.trainer.train_microbatch(self._key, groups[part], advantages[part])
+            self.trainer.train_microbatch(self._key, build_chunk(groups[part]), advantages[part])
 
     def finish(self) -> Outcome:
         """Step the optimizer."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import msgspec
 import ray
@@ -54,6 +54,9 @@ from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.rendezvous.frames import StoreAddress
 from offbeat.weight_sync.transport import WeightSource, with_handles_apart
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -195,12 +198,12 @@ class TrainerActor:
             ColumnsMissing: The columns sent with ``hold`` did not arrive.
         """
         self._admit(fence)
-        groups = self._groups(fence, "prepare_logprobs", places, sent, payloads)
+        chunk = self._chunk(fence, "prepare_logprobs", places, sent, payloads)
         written = self._classified(
             TrainerCall.PREPARE_LOGPROBS,
             self._split.steps_applied + 1,
             self._split.prepare_logprobs,
-            groups,
+            chunk,
             policy=loss.config.needs_policy_logprobs,
             reference=loss.config.needs_reference_logprobs,
             temperature=loss.temperature,
@@ -250,10 +253,10 @@ class TrainerActor:
             ColumnsMissing: The columns sent with ``hold`` did not arrive.
         """
         self._admit(fence)
-        groups = self._groups(fence, "train_microbatch", places, sent, payloads)
+        chunk = self._chunk(fence, "train_microbatch", places, sent, payloads)
         train = self._split.train_microbatch
         result = self._classified(
-            TrainerCall.MICROBATCH, key.step, train, key, groups, advantages, minibatches
+            TrainerCall.MICROBATCH, key.step, train, key, chunk, advantages, minibatches
         )
         self._prompt_indices[key] = prompt_indices
         return result
@@ -347,22 +350,24 @@ class TrainerActor:
             problem = f"version and weights are {got}, its manifest says {want}"
             raise CheckpointFailed(self._rank, stored.version, problem)
 
-    def _groups(
+    def _chunk(
         self,
         fence: Fence,
         during: str,
         places: Places,
         sent: int,
         payloads: Sequence[Sequence[Columns]],
-    ) -> Sequence[Columns]:
-        """Return the columns of each group.
+    ) -> "TensorDictBase":
+        """Return the groups as the trainer receives them.
 
-        Missing ones raise when they are read, inside the call of all ranks.
+        Missing columns raise when they are read, inside the call of all ranks.
         """
+        from offbeat.transfer_queue.tensordict_codec import build_chunk  # noqa: PLC0415 -- loads torch
+
         brought = self._columns.take(fence, sent) if sent else payloads
         if brought is None:
-            return MissingColumns(self._rank, during)
-        return merged(places, brought)
+            return cast("TensorDictBase", MissingColumns(self._rank, during))
+        return build_chunk(merged(places, brought))
 
     def _check_holds(self, version: int, during: TrainerCall) -> None:
         if version != (applied := self._split.steps_applied):

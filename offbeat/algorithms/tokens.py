@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
+from tensordict import TensorClass
 from torch import Tensor
 
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
@@ -18,9 +19,11 @@ LOG_RATIO_LIMIT: Final = 20.0
 """Bound on the absolute value of log-ratios: ``exp`` stays finite in float32 and bfloat16."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossTokens:
-    """Per-token inputs of a loss. Values where ``mask_N`` is False may be anything, NaN too."""
+class LossTokens(TensorClass["nocast"]):
+    """Per-token inputs of a loss: a TensorDict whose fields are attributes, of batch size [].
+
+    Values where ``mask_N`` is False may be anything, NaN too.
+    """
 
     logprobs_N: Tensor  # under the weights being trained; carries the gradient
     old_N: Tensor  # denominator of the importance ratio

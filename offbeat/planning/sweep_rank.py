@@ -39,6 +39,7 @@ from offbeat.trainers.ranks.assembly import trainer_of
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import GENERATION_LOGPROBS, POLICY_LOGPROBS
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 _NO_MEMORY: Final = ("DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory")
 """Substrings of what torch and the C++ library say on the CPU, where they have no class for it."""
@@ -87,7 +88,7 @@ def _measured(task: RankTask) -> RankResult:
             tuple(rng.normal(size=len(each["response_offsets"]) - 1).tolist()) for each in groups
         ]
         columns = trainer.prepare_logprobs(
-            groups, policy=True, reference=False, temperature=loss.temperature
+            build_chunk(groups), policy=True, reference=False, temperature=loss.temperature
         )
         for group, prepared in zip(groups, columns, strict=True):
             group[GENERATION_LOGPROBS] = prepared[POLICY_LOGPROBS]
@@ -158,7 +159,7 @@ def one_step(
     if needed.needs_policy_logprobs or needed.needs_reference_logprobs or needed.teacher_path:
         with peaks.during("prepare_logprobs"), times.during("logprobs"):
             columns = trainer.prepare_logprobs(
-                groups,
+                build_chunk(groups),
                 policy=needed.needs_policy_logprobs,
                 reference=needed.needs_reference_logprobs,
                 temperature=loss.temperature,
@@ -167,7 +168,7 @@ def one_step(
         groups = [group | made for group, made in zip(groups, columns, strict=True)]
     with peaks.during("microbatch"), times.during("train"):
         trainer.begin_train_step(key, loss)
-        trainer.train_microbatch(key.next(), groups, advantages, minibatches)
+        trainer.train_microbatch(key.next(), build_chunk(groups), advantages, minibatches)
     with peaks.during("finish"), times.during("finish"):
         result = trainer.finish_train_step(key.next().next())
     if not result.applied:

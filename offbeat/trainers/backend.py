@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -22,7 +22,9 @@ from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.multimodal.picture_rules import PictureRules
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.step_guard import StepCall, StepGuard
-from offbeat.transfer_queue.schema import Columns
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 log = structlog.stdlib.get_logger()
 Advantages = Sequence[Sequence[float]]
@@ -64,7 +66,7 @@ class TrainerBackend(ABC):
     def train_microbatch(
         self,
         key: StepKey,
-        groups: Sequence[Columns],
+        chunk: "TensorDictBase",
         advantages: Advantages,
         minibatches: Sequence[int] = (),
     ) -> ChunkResult:
@@ -75,13 +77,14 @@ class TrainerBackend(ABC):
 
         Args:
             key: The next key of the step.
-            groups: Columns of this rank's groups, including those that the loss needs.
+            chunk: This rank's groups (``tensordict_codec.build_chunk``), with the columns that the
+                loss needs.
             advantages: One value per sample of each group.
             minibatches: Minibatch of each group, from 0; empty: all are of the first.
         """
-        parts = minibatches or (0,) * len(groups)
+        parts = minibatches or (0,) * len(chunk)
         return self._guard.once(
-            key, StepCall.MICROBATCH, lambda: self._accumulate(groups, advantages, parts)
+            key, StepCall.MICROBATCH, lambda: self._accumulate(chunk, advantages, parts)
         )
 
     def finish_train_step(self, key: StepKey) -> StepResult:
@@ -103,7 +106,7 @@ class TrainerBackend(ABC):
 
     def train(
         self,
-        groups: Sequence[Columns],
+        chunk: "TensorDictBase",
         advantages: Advantages,
         loss: LossSpec,
         minibatches: Sequence[int] = (),
@@ -114,7 +117,7 @@ class TrainerBackend(ABC):
         self._current_digest = None
         with self._undone_if_raised():
             self._begin(loss)
-            self._accumulate(groups, advantages, minibatches or (0,) * len(groups))
+            self._accumulate(chunk, advantages, minibatches or (0,) * len(chunk))
             return self._finish()
 
     # --- the state -------------------------------------------------------------------------------
@@ -203,7 +206,7 @@ class TrainerBackend(ABC):
     @abstractmethod
     def prepare_logprobs(
         self,
-        groups: Sequence[Columns],
+        chunk: "TensorDictBase",
         *,
         policy: bool,
         reference: bool,
@@ -213,7 +216,7 @@ class TrainerBackend(ABC):
         """Compute the log-probability of every response token under the current weights.
 
         Args:
-            groups: Columns of this rank's groups.
+            chunk: This rank's groups (``tensordict_codec.build_chunk``).
             policy: Under the weights that are trained.
             reference: Under the initial weights.
             temperature: Logprobs are of softmax(logits / temperature).
@@ -258,7 +261,7 @@ class TrainerBackend(ABC):
 
     @abstractmethod
     def _accumulate(
-        self, groups: Sequence[Columns], advantages: Advantages, minibatches: Sequence[int]
+        self, chunk: "TensorDictBase", advantages: Advantages, minibatches: Sequence[int]
     ) -> ChunkResult: ...
 
     @abstractmethod

@@ -1,7 +1,10 @@
-"""Columns of the groups of a call, which a rank receives with the call or ahead of it."""
+"""Columns of the groups of a call, which a rank receives with the call or ahead of it.
+
+Knows no torch: the stub and the process of the controller import it.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +12,9 @@ from numpy.typing import NDArray
 from offbeat.messages.fences import Fence
 from offbeat.trainers.errors import ColumnsMissing
 from offbeat.transfer_queue.schema import Columns
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 Places = Sequence[Sequence[tuple[int, int]]]
 """Location of each group's columns: ``(payload, index in it)``, in the order written."""
@@ -32,8 +38,8 @@ class HeldColumns:
         return payloads if arrived else None
 
 
-class MissingColumns(Sequence[Columns]):
-    """Placeholder for the groups of a call whose columns did not arrive; reading it raises."""
+class MissingColumns:
+    """Placeholder for a chunk whose columns did not arrive; reading it raises."""
 
     def __init__(self, rank: int, during: str) -> None:
         self._rank, self._during = rank, during
@@ -41,7 +47,8 @@ class MissingColumns(Sequence[Columns]):
     def __len__(self) -> int:
         raise ColumnsMissing(self._rank, self._during)
 
-    def __getitem__(self, place: object) -> Any:  # noqa: ANN401 -- it has none
+    def unbind(self, _dim: int) -> NoReturn:
+        """Raise: this is how a chunk is read."""
         raise ColumnsMissing(self._rank, self._during)
 
 
@@ -54,3 +61,15 @@ def merged(places: Places, payloads: Sequence[Sequence[Columns]]) -> list[Column
             columns |= payloads[payload][index]
         groups.append(columns)
     return groups
+
+
+def read_groups(chunk: "TensorDictBase") -> list[Columns]:
+    """Return the columns of each group of a chunk as numpy views.
+
+    Raises:
+        ColumnsMissing: They did not arrive.
+    """
+    return [
+        {name: tensor.numpy() for name, tensor in group.items()}
+        for group in chunk.unbind(0)
+    ]

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from tensordict import TensorDictBase
+
 from offbeat.algorithms.divisors import AdvantageSums
 from offbeat.config.loss_spec import LossSpec
 from offbeat.trainers.backend import Advantages
 from offbeat.trainers.step_sums import StepTotals
-from offbeat.transfer_queue.schema import Columns
+from offbeat.transfer_queue.tensordict_codec import stack_groups
 
 
 class UpdateOutcome(NamedTuple):
@@ -26,7 +28,7 @@ class HeldGroups:
 
     minibatches: int
     advantage_sums: AdvantageSums = field(default_factory=AdvantageSums)
-    _groups: list[list[Columns]] = field(init=False)
+    _groups: list[list[TensorDictBase]] = field(init=False)
     _advantages: list[list[Sequence[float]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -35,24 +37,24 @@ class HeldGroups:
 
     def add(
         self,
-        groups: Sequence[Columns],
+        chunk: TensorDictBase,
         advantages: Advantages,
         minibatches: Sequence[int],
         sums: AdvantageSums,
     ) -> None:
         """Add the groups of a chunk, each to its minibatch, and the sums of their advantages."""
         self.advantage_sums = self.advantage_sums.plus(sums)
-        for group, values, minibatch in zip(groups, advantages, minibatches, strict=True):
+        for group, values, minibatch in zip(chunk.unbind(0), advantages, minibatches, strict=True):
             self._groups[minibatch].append(group)
             self._advantages[minibatch].append(values)
 
-    def in_order(self, epochs: int) -> Iterator[tuple[list[Columns], Advantages]]:
+    def in_order(self, epochs: int) -> Iterator[tuple[TensorDictBase, Advantages]]:
         """Yield the minibatches in order, ``epochs`` times; one without groups is yielded too.
 
         Every rank has as many, so that ranks that compute together stay together.
         """
         for _ in range(epochs):
-            yield from zip(self._groups, self._advantages, strict=True)
+            yield from zip(map(stack_groups, self._groups), self._advantages, strict=True)
 
 
 def combined_outcome(outcomes: Sequence[UpdateOutcome], loss: LossSpec) -> UpdateOutcome:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from offbeat.algorithms.divisors import AdvantageSums
@@ -30,6 +31,7 @@ from offbeat.trainers.batches.packing import Batch, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.expert_load import ExpertLoad
 from offbeat.trainers.flops import ModelFlops, known_peak, tokens_and_pairs
+from offbeat.trainers.held_columns import read_groups
 from offbeat.trainers.minibatches import (
     HeldGroups,
     UpdateOutcome,
@@ -46,7 +48,6 @@ from offbeat.transfer_queue.schema import (
     POLICY_LOGPROBS,
     REFERENCE_LOGPROBS,
     TEACHER_LOGPROBS,
-    Columns,
 )
 
 T = TypeVar("T")
@@ -125,7 +126,7 @@ class ModelTrainer(TrainerBackend):
 
     def prepare_logprobs(
         self,
-        groups: Sequence[Columns],
+        chunk: TensorDictBase,
         *,
         policy: bool,
         reference: bool,
@@ -143,9 +144,9 @@ class ModelTrainer(TrainerBackend):
             (TEACHER_LOGPROBS, teacher is not None),
         )
         batch, microbatches = self._prepared_on_all_ranks(
-            "prepare_logprobs", lambda: self._planner.cut(groups, only_trained=False)
+            "prepare_logprobs", lambda: self._planner.cut(read_groups(chunk), only_trained=False)
         )
-        columns: list[LogprobColumns] = [{} for _ in groups]
+        columns: list[LogprobColumns] = [{} for _ in range(len(chunk))]
         for name in (name for name, wanted in requested if wanted):
             count = 0 if batch is None else len(batch.tokens)
             with torch.no_grad():
@@ -183,33 +184,33 @@ class ModelTrainer(TrainerBackend):
             self.expert_load.begin()
 
     def _accumulate(
-        self, groups: Sequence[Columns], advantages: Advantages, minibatches: Sequence[int]
+        self, chunk: TensorDictBase, advantages: Advantages, minibatches: Sequence[int]
     ) -> ChunkResult:
         started, sums = time.perf_counter(), self._step
         with self._undone_if_raised():
             if sums.loss.optimizer_steps == 1:
-                result = self._add_groups(groups, advantages, sums)
+                result = self._add_groups(chunk, advantages, sums)
             else:
                 # Raises now for groups that cannot be trained, while the step may still be aborted.
-                chunk, _, result = self._read(groups, advantages, sums)
-                of_chunk = AdvantageSums() if chunk is None else chunk.advantage_sums
-                self._held.add(groups, advantages, minibatches, of_chunk)
+                trained, _, result = self._read(chunk, advantages, sums)
+                of_chunk = AdvantageSums() if trained is None else trained.advantage_sums
+                self._held.add(chunk, advantages, minibatches, of_chunk)
         result = msgspec.structs.replace(result, compute_s=time.perf_counter() - started)
         sums.count_chunk(result.tokens, result.sequences, result.compute_s)
         return result
 
     def _add_groups(
-        self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
+        self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
     ) -> ChunkResult:
         """Add gradients and sums of this rank's groups; all ranks call it together."""
 
         def loss_of(packed: PackedRows, logprobs_N: Tensor, entropy_N: Tensor) -> Tensor:
-            assert chunk is not None  # noqa: S101 -- only groups have wanted tokens
-            part = self._loss(chunk.inputs_of(packed, logprobs_N, entropy_N), sums.loss.config)
+            assert trained is not None  # noqa: S101 -- only groups have wanted tokens
+            part = self._loss(trained.inputs_of(packed, logprobs_N, entropy_N), sums.loss.config)
             sums.add(part)
             return part.loss
 
-        chunk, microbatches, result = self._read(groups, advantages, sums)
+        trained, microbatches, result = self._read(chunk, advantages, sums)
         timer = PassTimer(self._device)
         self._add_gradients(microbatches, loss_of, sums.loss.temperature)
         timer.stop()
@@ -217,11 +218,12 @@ class ModelTrainer(TrainerBackend):
         return result
 
     def _read(
-        self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
+        self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
     ) -> tuple[TrainedGroups | None, list[PackedRows], ChunkResult]:
         """Return this rank's groups as the loss reads them, their microbatches, and counts."""
 
         def read() -> tuple[tuple[TrainedGroups | None, int], list[PackedRows]]:
+            groups = read_groups(chunk)
             batch, own = self._planner.cut(groups, only_trained=True)
             if batch is None:
                 return (None, 0), own
@@ -234,11 +236,11 @@ class ModelTrainer(TrainerBackend):
                 len(own),
             ), own
 
-        (chunk, count), microbatches = self._prepared_on_all_ranks("microbatch", read)
+        (trained, count), microbatches = self._prepared_on_all_ranks("microbatch", read)
         own = microbatches[:count]  # the rest is padding
         tokens = sum(len(each.source_N) for each in own)
-        sequences = 0 if chunk is None else len(chunk.batch.wanted_samples)
-        return chunk, microbatches, ChunkResult(tokens, sequences, count, compute_s=0.0)
+        sequences = 0 if trained is None else len(trained.batch.wanted_samples)
+        return trained, microbatches, ChunkResult(tokens, sequences, count, compute_s=0.0)
 
     def _loss(self, inputs: LossTokens, config: LossConfig) -> LossSums:
         return LOSSES[config.name](inputs, config)
@@ -273,11 +275,11 @@ class ModelTrainer(TrainerBackend):
         if step.loss.optimizer_steps == 1:
             yield step
             return
-        for groups, advantages in self._held.in_order(step.loss.epochs):
+        for chunk, advantages in self._held.in_order(step.loss.epochs):
             self._discard_gradients()
             self._begin_update()
             sums = StepSums(step.loss, of_batch=self._held.advantage_sums)
-            result = self._add_groups(groups, advantages, sums)
+            result = self._add_groups(chunk, advantages, sums)
             sums.count_chunk(result.tokens, result.sequences, 0.0)
             yield sums
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from offbeat.trainers.backend import (
     TrainerBackend,
 )
 from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.held_columns import read_groups
 from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
     GENERATION_LOGPROBS,
@@ -40,6 +41,9 @@ from offbeat.transfer_queue.schema import (
     Columns,
 )
 from offbeat.weight_sync.canary import invented
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 FINISH_SHARE: Final = 0.1  # of a step's time; the rest is spread evenly over its groups
 _UNTRAINED: Final = xxhash.xxh3_128_hexdigest(b"untrained")
@@ -85,7 +89,7 @@ class StubTrainer(TrainerBackend):
 
     def prepare_logprobs(
         self,
-        groups: Sequence[Columns],
+        chunk: "TensorDictBase",
         *,
         policy: bool,
         reference: bool,
@@ -102,7 +106,7 @@ class StubTrainer(TrainerBackend):
         names = [name for name, wanted in requested if wanted]
         return [
             {name: group[GENERATION_LOGPROBS].astype(np.float32) for name in names}
-            for group in groups
+            for group in read_groups(chunk)
         ]
 
     @property
@@ -153,8 +157,9 @@ class StubTrainer(TrainerBackend):
         self._open = _OpenStep()
 
     def _accumulate(
-        self, groups: Sequence[Columns], advantages: Advantages, minibatches: Sequence[int]
+        self, chunk: "TensorDictBase", advantages: Advantages, minibatches: Sequence[int]
     ) -> ChunkResult:
+        groups = read_groups(chunk)
         cost_s = self._config.step_s * (1 - FINISH_SHARE) * len(groups) / self._groups_per_step
         step, counts = self._open, (0, 0)
         if step.trains_in_finish:

@@ -1,25 +1,47 @@
 # pyright: basic
 # tensordict and nested tensors are not fully typed.
-"""Converts columns to tensors: a TensorDict, or values and offsets for varlen training.
+"""Converts columns to tensors: the chunks that trainers receive, and TensorDicts of single rows.
 
 Tensors are views wherever the column is contiguous, of read-only memory too: **do not write to
 them** unless the column was yours to write. Under a tensor of shared or mapped memory a write changes
 what others read, or ends the process; ``clone()`` what must change.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictBase
 from torch import Tensor
 
 from offbeat.messages.failures import SchemaError
-from offbeat.transfer_queue import codec
+from offbeat.transfer_queue import codec, schema
 from offbeat.transfer_queue.codec.dtypes import BFLOAT16, typed
 from offbeat.transfer_queue.codec.memory import address, memory_at
+
+
+def build_chunk(groups: Iterable[schema.Columns]) -> TensorDictBase:
+    """Return prompt groups as one TensorDict of batch size [groups], without a copy.
+
+    ``chunk[i]`` is group i: a TensorDict of batch size [] with the columns of ``schema``. Ragged
+    columns are values and offsets. Groups differ in length, so a column of all groups is built on
+    request: ``chunk.get(name, as_nested_tensor=True, layout=torch.jagged)``.
+    """
+    return stack_groups(
+        [
+            TensorDict({name: torch.from_dlpack(values) for name, values in columns.items()})
+            for columns in groups
+        ]
+    )
+
+
+def stack_groups(groups: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Return groups of chunks as a chunk, without a copy."""
+    if not groups:
+        return TensorDict({}, batch_size=[0])
+    return LazyStackedTensorDict(*groups, stack_dim=0)
 
 
 class RaggedTensor(NamedTuple):

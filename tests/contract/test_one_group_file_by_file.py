@@ -1,19 +1,26 @@
 """ARCHITECTURE.md names every file that hands one prompt group on, as executed code shows."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, InProcessWorker
+from tensordict import TensorDict, TensorDictBase
 
 from offbeat.actors.environment_worker_actor import EnvironmentSpec
 from offbeat.actors.stub_engine_actor import StubEngineActor
-from offbeat.actors.stub_trainer_actor import StubTrainerActor
+from offbeat.actors.stub_trainer_actor import StubSource
+from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
-from offbeat.messages.fences import Fence
+from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.training import ChunkResult
+from offbeat.trainers.backend import Advantages
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.transfer_queue.schema import Columns
+from offbeat.trainers.stub import StubTrainer
+from offbeat.transfer_queue.schema import RESPONSE_IDS, Columns
 from tests.support.architecture import traced
 from tests.support.following import Follower
 from tests.support.virtual_time import run
@@ -59,7 +66,25 @@ class RecordingRollouts(InProcessRollouts):
         return receipt, columns
 
 
-def dry_world(folder: str, group: Group) -> World:
+class RecordingTrainer(StubTrainer):
+    """A stub trainer that keeps the chunks it trains."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config.stub, groups_per_step=config.groups_per_step)
+        self.chunks = list[TensorDictBase]()
+
+    def train_microbatch(
+        self,
+        key: StepKey,
+        chunk: TensorDictBase,
+        advantages: Advantages,
+        minibatches: Sequence[int] = (),
+    ) -> ChunkResult:
+        self.chunks.append(chunk)
+        return super().train_microbatch(key, chunk, advantages, minibatches)
+
+
+def dry_world(folder: str, group: Group, trainer: RecordingTrainer | None = None) -> World:
     """The processes of a dry run in this one, without Ray."""
     world: Any = World(DRY)
     config: RunConfig = world.config
@@ -79,7 +104,11 @@ def dry_world(folder: str, group: Group) -> World:
     world.generators = {name: engine(name) for name in world.generators}
     world.rollouts = RecordingRollouts(InProcessWorker(worker, world.generators))
     world.rollouts.group = group
-    world.trainer = InProcessTrainer(lambda: StubTrainerActor(TrainerSpec(config, folder)))
+    trained = trainer or RecordingTrainer(config)
+    spec = TrainerSpec(config, folder)
+    world.trainer = InProcessTrainer(
+        lambda: TrainerActor(spec, lambda _: (trained, StubSource(trained)))
+    )
     return world
 
 
@@ -120,3 +149,21 @@ def test_the_group_is_followed_from_its_admission_into_the_trainer(
         ("actors/trainer_actor.py", "trainers/held_columns.py"),
     ):
         assert (giver, taker) in handovers
+
+
+def test_the_group_enters_the_trainer_in_a_tensordict_of_views(tmp_path: Path) -> None:
+    group, trainer = (
+        Group(),
+        RecordingTrainer(RunConfig.model_validate(DRY | {"model": {"path": "m"}})),
+    )
+
+    run(dry_world(str(tmp_path), group, trainer).go())
+
+    assert group.columns is not None
+    groups = list[TensorDictBase]()
+    for chunk in trainer.chunks:
+        assert isinstance(chunk, TensorDictBase) and chunk.batch_size == (len(chunk),)
+        groups += chunk.unbind(0)
+    address = group.columns[RESPONSE_IDS].__array_interface__["data"][0]
+    (found,) = (each for each in groups if each[RESPONSE_IDS].data_ptr() == address)
+    assert isinstance(found, TensorDict) and found.keys() == group.columns.keys()

@@ -24,6 +24,7 @@ from offbeat.rollouts.group import run_group
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.transfer_queue.schema import Columns
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.ray.conftest import ROOT, Start
@@ -83,7 +84,7 @@ class Synchronous:
             groups = [self._rolled_out(step * size + place) for place in range(size)]
             rewards = [receipt.rewards for receipt, _ in groups]
             result = self._trainer.train(
-                [columns for _, columns in groups],
+                build_chunk([columns for _, columns in groups]),
                 [estimator(each, (True,) * len(each)) for each in rewards],
                 LossSpec.of(config),
             )

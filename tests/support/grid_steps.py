@@ -9,6 +9,7 @@ import numpy as np
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.ranks.dispatch import Replicas, shares
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.image_text_models import PLACEHOLDER, make, picture_groups
 
 
@@ -81,7 +82,7 @@ def feed(
         key, own = key.next(), dealt(step.groups, part, replicas, trainer.peers.rank)
         trainer.train_microbatch(
             key,
-            [step.groups[i] for i in own],
+            build_chunk([step.groups[i] for i in own]),
             [step.advantages[i] for i in own],
             [i % loss.minibatches for i in own],
         )

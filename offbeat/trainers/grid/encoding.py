@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -26,6 +27,7 @@ from offbeat.trainers.grid.microbatches import picture_microbatches
 from offbeat.trainers.grid.provenance import MergedMedia, matched, merged
 from offbeat.trainers.grid.stacking import example, stacked
 from offbeat.trainers.grid.tower_passes import TowerPasses
+from offbeat.trainers.held_columns import read_groups
 from offbeat.trainers.model_trainer import TrainedGroups
 from offbeat.trainers.ranks.peers import run_and_reduce_max, run_on_all_ranks
 from offbeat.trainers.step_sums import StepSums
@@ -35,7 +37,6 @@ from offbeat.transfer_queue.schema import (
     LOSS_MASK,
     POLICY_LOGPROBS,
     REFERENCE_LOGPROBS,
-    Columns,
 )
 
 
@@ -68,7 +69,7 @@ class EncodingTrainer(ExchangingTrainer):
 
     def prepare_logprobs(
         self,
-        groups: Sequence[Columns],
+        chunk: TensorDictBase,
         *,
         policy: bool,
         reference: bool,
@@ -78,12 +79,12 @@ class EncodingTrainer(ExchangingTrainer):
         """Encode the pictures of groups whose logprobs the lanes compute; return no columns."""
         del temperature, teacher
         media, _ = self._prepared_on_all_ranks(
-            "prepare_logprobs", lambda: (self._pictures(groups, only_trained=False), [])
+            "prepare_logprobs", lambda: (self._pictures(chunk, only_trained=False), [])
         )
         for name, wanted in ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference)):
             if wanted:
                 self._encode(self._tower_of(name), media, trained=False)
-        return [{} for _ in groups]
+        return [{} for _ in range(len(chunk))]
 
     def top_logprobs(
         self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
@@ -98,31 +99,31 @@ class EncodingTrainer(ExchangingTrainer):
         return (), ()
 
     def _read(
-        self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
+        self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
     ) -> tuple[TrainedGroups | None, list[PackedRows], ChunkResult]:
         del advantages, sums
-        self._read_pictures(groups)
+        self._read_pictures(chunk)
         return None, [], ChunkResult(0, 0, 0, compute_s=0.0)
 
     def _add_groups(
-        self, groups: Sequence[Columns], advantages: Advantages, sums: StepSums
+        self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
     ) -> ChunkResult:
         del advantages, sums
         self._encode(
-            self._tower_of(POLICY_LOGPROBS), self._read_pictures(groups), trained=self._trains_tower
+            self._tower_of(POLICY_LOGPROBS), self._read_pictures(chunk), trained=self._trains_tower
         )
         return ChunkResult(0, 0, 0, compute_s=0.0)
 
-    def _read_pictures(self, groups: Sequence[Columns]) -> list[Media]:
+    def _read_pictures(self, chunk: TensorDictBase) -> list[Media]:
         media, _ = self._prepared_on_all_ranks(
-            "microbatch", lambda: (self._pictures(groups, only_trained=True), [])
+            "microbatch", lambda: (self._pictures(chunk, only_trained=True), [])
         )
         return media
 
-    def _pictures(self, groups: Sequence[Columns], *, only_trained: bool) -> list[Media]:
+    def _pictures(self, chunk: TensorDictBase, *, only_trained: bool) -> list[Media]:
         """Return the pictures of the groups that a forward pass of their lane reads."""
         found = list[Media]()
-        for place, group in enumerate(groups):
+        for place, group in enumerate(read_groups(chunk)):
             media = pictures_of(place, group, self._rules)
             if media is not None and (not only_trained or np.any(group[LOSS_MASK])):
                 found.append(media)

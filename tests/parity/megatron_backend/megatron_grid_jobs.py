@@ -35,6 +35,7 @@ from offbeat.trainers.megatron_grid.layout import side_grid
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.sharding import own
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support import grid_steps
 from tests.support.image_text_models import exact_angles, exact_norms
 
@@ -208,7 +209,10 @@ def stepped(
     mine = dealt(step, range(len(step.groups)), peers.rank, cut, encoders)
     seen: dict[str, Any] = {"initial": trainer.weights_digest()}
     written = trainer.prepare_logprobs(
-        [step.groups[each] for each in mine], policy=True, reference=True, temperature=1.0
+        build_chunk([step.groups[each] for each in mine]),
+        policy=True,
+        reference=True,
+        temperature=1.0,
     )
     seen["logprobs"] = dict(zip(mine, written, strict=True)) if any(written) else {}
     seen["canary"] = trainer.top_logprobs(

@@ -18,6 +18,7 @@ from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.source import named_weights
 
@@ -42,7 +43,7 @@ def held(
     trainer = make(peers, path, cut, encoders)
     mine = dealt(step, range(len(step.groups)), peers.rank, cut, encoders)
     groups = [step.groups[each] for each in mine]
-    trainer.prepare_logprobs(groups, policy=True, reference=reference, temperature=1.0)
+    trainer.prepare_logprobs(build_chunk(groups), policy=True, reference=reference, temperature=1.0)
     key = feed(trainer, step, 1, StepKey(1, 1, 0), cut, encoders)
     gradients = _nbytes(_gradients(trainer))
     trainer.finish_train_step(key)

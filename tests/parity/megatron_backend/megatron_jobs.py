@@ -50,6 +50,7 @@ from offbeat.trainers.ranks.assembly import source_of
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import Peers, WorldBroken
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.manifest import Manifest, release_digest
 
 # --- jobs --------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def single(path: Path, cut: Cut, step: JobStep) -> Told:
     trainer = make(path, cut)
     own = mine(trainer, step, range(len(step.groups)))
     groups, advantages = [step.groups[i] for i in own], [step.advantages[i] for i in own]
-    result = trainer.train(groups, advantages, step.loss)
+    result = trainer.train(build_chunk(groups), advantages, step.loss)
     return outcome(trainer, result)
 
 
@@ -252,7 +253,9 @@ def logprobs(path: Path, cut: Cut, step: JobStep, temperature: float) -> list[Ar
     trainer = make(path, cut)
     groups = [step.groups[i] for i in mine(trainer, step, range(len(step.groups)))]
     return list(
-        trainer.prepare_logprobs(groups, policy=True, reference=True, temperature=temperature)
+        trainer.prepare_logprobs(
+            build_chunk(groups), policy=True, reference=True, temperature=temperature
+        )
     )
 
 
@@ -274,7 +277,9 @@ def asked_in_between(
                 call()
                 if asks:
                     before = witness(trainer)
-                    trainer.prepare_logprobs(own, policy=True, reference=True, temperature=1.0)
+                    trainer.prepare_logprobs(
+                        build_chunk(own), policy=True, reference=True, temperature=1.0
+                    )
                     trainer.top_logprobs(prompts, 4)
                     changed.append(differences(before, witness(trainer)))
             outcomes.append(outcome(trainer, finish()))

@@ -31,6 +31,7 @@ from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.sharding import own, sharded_modules
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.source import named_weights
 
@@ -184,7 +185,7 @@ def feed(trainer: Any, step: Step, loss: LossSpec, chunks: int, key: StepKey) ->
         key, own = key.next(), dealt(trainer, step, part)
         trainer.train_microbatch(
             key,
-            [step.groups[i] for i in own],
+            build_chunk([step.groups[i] for i in own]),
             [step.advantages[i] for i in own],
             [i % loss.minibatches for i in own],
         )
@@ -209,7 +210,9 @@ def stepped(
     own = dealt(trainer, step, range(len(step.groups)))
     groups = [step.groups[each] for each in own]
     seen: dict[str, Any] = {"initial": trainer.weights_digest(), "gradients": {}}
-    written = trainer.prepare_logprobs(groups, policy=True, reference=True, temperature=1.0)
+    written = trainer.prepare_logprobs(
+        build_chunk(groups), policy=True, reference=True, temperature=1.0
+    )
     seen["logprobs"] = dict(zip(own, written, strict=True)) if any(written) else {}
     prompts = canary_prompts(trainer.vocabulary, trainer.picture_rules)
     seen["canary"] = trainer.top_logprobs(prompts, 4)
@@ -329,7 +332,7 @@ def held(
     trainer = make(peers, path, cut, freeze, lanes, encoders)
     own_groups = dealt(trainer, step, range(len(step.groups)))
     groups = [step.groups[each] for each in own_groups]
-    trainer.prepare_logprobs(groups, policy=True, reference=reference, temperature=1.0)
+    trainer.prepare_logprobs(build_chunk(groups), policy=True, reference=reference, temperature=1.0)
     key = feed(trainer, step, loss, 1, StepKey(1, 1, 0))
     gradients = _nbytes(each.grad for each in trainer.module.parameters() if each.grad is not None)
     trainer.finish_train_step(key)

@@ -19,6 +19,7 @@ from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.trainers.torch.sharding import Weights
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 CANARIES = ((2, 5, 14, 8, 17), (3, 9, 4, 11, 6))
@@ -126,7 +127,7 @@ def reference_gap(trainer: LoraTrainer, step: Step) -> float:
     def column(name: str) -> Any:
         policy = name == "policy"
         found = trainer.prepare_logprobs(
-            groups, policy=policy, reference=not policy, temperature=1.0
+            build_chunk(groups), policy=policy, reference=not policy, temperature=1.0
         )
         return np.concatenate([each[f"{name}_logprobs"] for each in found])
 

@@ -9,6 +9,7 @@ from torch_jobs import gradients, make, mine
 
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 
 def one_group(peers: Peers, path: Path, cut: Cut, step: Step) -> Arrays:
@@ -21,7 +22,9 @@ def one_group(peers: Peers, path: Path, cut: Cut, step: Step) -> Arrays:
     own = len(mine(trainer, step, range(1)))
     key = StepKey(1, 1, 0)
     trainer.begin_train_step(key, TOKENS)
-    trainer.train_microbatch(key.next(), [group][:own], step.advantages[:own], [0] * own)
+    trainer.train_microbatch(
+        key.next(), build_chunk([group][:own]), step.advantages[:own], [0] * own
+    )
     return gradients(trainer)
 
 

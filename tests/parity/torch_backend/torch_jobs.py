@@ -26,6 +26,7 @@ from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.pass_room import PassRoom
 from offbeat.trainers.torch.sharding import own
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.source import GatheredSource
 
@@ -70,7 +71,7 @@ def feed(trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int, key: St
         key, own = key.next(), mine(trainer, step, part)
         trainer.train_microbatch(
             key,
-            [step.groups[i] for i in own],
+            build_chunk([step.groups[i] for i in own]),
             [step.advantages[i] for i in own],
             [i % loss.minibatches for i in own],
         )
@@ -122,7 +123,7 @@ def single(peers: Peers, path: Path, cut: Cut, step: Step, loss: LossSpec) -> Ou
     trainer = make(peers, path, cut)
     own = mine(trainer, step, range(len(step.groups)))
     result = trainer.train(
-        [step.groups[i] for i in own],
+        build_chunk([step.groups[i] for i in own]),
         [step.advantages[i] for i in own],
         loss,
         [i % loss.minibatches for i in own],
@@ -137,7 +138,10 @@ def trained(
     trainer = make(peers, path, cut)
     own = mine(trainer, step, range(len(step.groups)))
     groups, advantages = [step.groups[i] for i in own], [step.advantages[i] for i in own]
-    return [outcome(trainer, trainer.train(groups, advantages, loss), {}) for _ in range(count)]
+    return [
+        outcome(trainer, trainer.train(build_chunk(groups), advantages, loss), {})
+        for _ in range(count)
+    ]
 
 
 def balanced(
@@ -207,7 +211,11 @@ def logprobs(
 
     def both() -> list[Any]:
         return trainer.prepare_logprobs(
-            groups, policy=True, reference=True, temperature=temperature, teacher=str(teacher)
+            build_chunk(groups),
+            policy=True,
+            reference=True,
+            temperature=temperature,
+            teacher=str(teacher),
         )
 
     before = both()
@@ -348,11 +356,13 @@ def logprobs_that_fail(peers: Peers, path: Path, cut: Cut, step: Step) -> tuple[
         groups = [step.groups[i] for i in own]
         key = StepKey(1, 1, 0)
         trainer.begin_train_step(key, LossSpec())
-        trainer.train_microbatch(key.next(), groups, [step.advantages[i] for i in own])
+        trainer.train_microbatch(key.next(), build_chunk(groups), [step.advantages[i] for i in own])
         if disturbed:
             trainer.arm("forward", range(peers.size), after=0)
             try:
-                trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+                trainer.prepare_logprobs(
+                    build_chunk(groups), policy=True, reference=False, temperature=1.0
+                )
             except Injected:
                 pass
             else:
@@ -369,7 +379,7 @@ def chunk_of_one_group(peers: Peers, path: Path, cut: Cut, step: Step) -> tuple[
     trainer.begin_train_step(key, LossSpec())
     own = mine(trainer, step, [0])
     reply = trainer.train_microbatch(
-        key.next(), [step.groups[i] for i in own], [step.advantages[i] for i in own]
+        key.next(), build_chunk([step.groups[i] for i in own]), [step.advantages[i] for i in own]
     )
     trainer.abort_train_step(key)
     return reply.microbatches, reply.tokens, reply.sequences

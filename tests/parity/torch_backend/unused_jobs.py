@@ -11,6 +11,7 @@ from torch_jobs import gradients, make, mine
 
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.ranks.peers import Peers
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 UNUSED = ("model.layers.0.self_attn.q_norm", "model.layers.0.self_attn.k_norm")
 """By rank of two, the norm whose weight gets no gradient there. Both have one shape."""
@@ -31,7 +32,7 @@ def fed(
     key = StepKey(1, 1, 0)
     trainer.begin_train_step(key, TOKENS)
     groups, advantages = [step.groups[i] for i in own], [step.advantages[i] for i in own]
-    trainer.train_microbatch(key.next(), groups, advantages, [0] * len(own))
+    trainer.train_microbatch(key.next(), build_chunk(groups), advantages, [0] * len(own))
     return own, gradients(trainer)
 
 

@@ -17,6 +17,7 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.weights import WeightRelease
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.trainers.weights import TrainedWeights
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.manifest import Adapter, release_digest
 from offbeat.weight_sync.source import GatheredSource
 from tests.support.engine_actors import (
@@ -86,7 +87,9 @@ def trainers_logprobs(trainer: LoraTrainer, result: GenerateResult) -> np.ndarra
         "response_ids": np.array(result.token_ids, np.int32),
         "response_offsets": offsets,
     }
-    (columns,) = trainer.prepare_logprobs([group], policy=True, reference=False, temperature=1.0)
+    (columns,) = trainer.prepare_logprobs(
+        build_chunk([group]), policy=True, reference=False, temperature=1.0
+    )
     return columns["policy_logprobs"]
 
 

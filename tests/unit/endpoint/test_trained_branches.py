@@ -28,6 +28,7 @@ from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue import schema
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.agent_endpoint import (
     END,
     STRIPS_EARLIER_THINKING,
@@ -122,7 +123,7 @@ def test_a_template_that_rewrites_history_trains_every_call_once_as_it_was_drawn
     loss = LossSpec(ClippedPgLossConfig(normalize=normalize, old_logprobs="current"))
     key = StepKey(1, 1, 0)
     trainer.begin_train_step(key, loss)
-    trainer.train_microbatch(key.next(), [columns], [ADVANTAGES])
+    trainer.train_microbatch(key.next(), build_chunk([columns]), [ADVANTAGES])
     got = {n: p.grad for n, p in trainer.module.named_parameters() if p.grad is not None}
     assert got.keys() == want.keys()
     for name, gradient in want.items():

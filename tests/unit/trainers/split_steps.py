@@ -13,6 +13,7 @@ from offbeat.config.sections.loss import PolicyGradientLossConfig, SapoLossConfi
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 MakeTrainer = Callable[..., TorchTrainer]
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
@@ -34,7 +35,7 @@ def run_step(
         key = key.next()
         trainer.train_microbatch(
             key,
-            [groups[i] for i in part],
+            build_chunk([groups[i] for i in part]),
             [advantages[i] for i in part],
             [of_groups[i] for i in part],
         )
@@ -107,7 +108,7 @@ def raw_gradients(
     for part in np.array_split(np.arange(len(groups)), chunks):
         key = key.next()
         result = trainer.train_microbatch(
-            key, [groups[i] for i in part], [advantages[i] for i in part]
+            key, build_chunk([groups[i] for i in part]), [advantages[i] for i in part]
         )
         counts.append(result.tokens if loss.config.normalize == "tokens" else result.sequences)
     gradients = {

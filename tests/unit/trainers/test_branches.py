@@ -19,6 +19,8 @@ from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.stub import StubTrainer
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 
 Config = ClippedPgLossConfig | GspoLossConfig
 WIDE: dict[str, Any] = {"clip_low": 0.9, "clip_high": 9.0}
@@ -91,7 +93,7 @@ def accumulated(trainer: TorchTrainer, step: Step, loss: LossSpec) -> dict[str, 
     trainer.begin_train_step(key, loss)
     for group, advantages in zip(*step, strict=True):
         key = key.next()
-        trainer.train_microbatch(key, [group], [advantages])
+        trainer.train_microbatch(key, build_chunk([group]), [advantages])
     found = gradients(trainer.module)
     trainer.abort_train_step(key)
     return found
@@ -110,7 +112,7 @@ def test_a_sample_with_branches_counts_as_one_sequence_however_its_branches_are_
     got = accumulated(trainer, branched, LossSpec(config))
     for name, gradient in want.items():
         torch.testing.assert_close(got[name], gradient, rtol=1e-9, atol=1e-11)
-    result = trainer.train(*branched, LossSpec(config))
+    result = trainer.train(*in_chunk(branched), LossSpec(config))
     assert result.loss == pytest.approx(float(total.detach()) / divisor, rel=1e-9)
     norm = math.sqrt(sum(float(each.square().sum()) for each in want.values()))
     assert result.grad_norm == pytest.approx(norm / divisor, rel=1e-9)
@@ -124,8 +126,10 @@ def test_sequences_of_a_step_are_its_samples_with_a_token_to_train(
     mask[offsets[0] : offsets[2]] = False  # both branches of the first sample
     step = [{**first, "loss_mask": mask}, *others], branched[1]
     samples = sum(map(len, branched[1]))
-    torch_result = trainer_of().train(*step, LossSpec())
-    stub_result = StubTrainer(StubConfig(step_s=0.0), groups_per_step=8).train(*step, LossSpec())
+    torch_result = trainer_of().train(*in_chunk(step), LossSpec())
+    stub_result = StubTrainer(StubConfig(step_s=0.0), groups_per_step=8).train(
+        *in_chunk(step), LossSpec()
+    )
     assert torch_result.sequences == stub_result.sequences == samples - 1
     assert torch_result.tokens == stub_result.tokens
 
@@ -140,7 +144,7 @@ def test_a_sample_whose_branches_are_all_dropped_is_one_dropped_sequence(
     ]
     advantages = [(advantage,) * len(each) for each in branched[1]]
     config = ClippedPgLossConfig(off_policy_delta=0.1)
-    result = trainer_of().train(groups, advantages, LossSpec(config))
+    result = trainer_of().train(build_chunk(groups), advantages, LossSpec(config))
     dropped = result.metrics["train/off_policy_masked_fraction"]
     assert dropped == pytest.approx(float(advantage < 0))
 
@@ -152,5 +156,5 @@ def test_branches_out_of_order_are_the_fault_of_their_group(
     groups = [*branched[0]]
     groups[2] = {**groups[2], "branch_samples": np.array(samples, np.int32)}
     with pytest.raises(UnfitColumns) as caught:
-        trainer_of().train(groups, branched[1], LossSpec())
+        trainer_of().train(build_chunk(groups), branched[1], LossSpec())
     assert (caught.value.place, caught.value.column) == (2, "branch_samples")

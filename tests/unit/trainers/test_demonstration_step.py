@@ -18,6 +18,7 @@ from offbeat.messages.fences import StepKey
 from offbeat.rollouts.group import run_group
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.environment_fakes import EOS_ID, SAMPLING, CharTokenizer, task
 
 SFT = LossSpec(SftLossConfig())
@@ -110,7 +111,7 @@ def test_loss_and_gradient_of_rows_are_those_of_a_plain_loop(
         key = key.next()
         made = groups()
         tokens += trainer.train_microbatch(
-            key, [made[i] for i in part], [advantages[i] for i in part]
+            key, build_chunk([made[i] for i in part]), [advantages[i] for i in part]
         ).tokens
     for name, each in trainer.module.named_parameters():
         if each.grad is not None:

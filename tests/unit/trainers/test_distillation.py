@@ -17,6 +17,7 @@ from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.teacher import TeacherMismatch, check_tokenizers
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.model import load_model
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 COEF, REWARD_COEF = 0.7, 0.3
 LOW, HIGH = 0.5, 0.5
@@ -46,7 +47,7 @@ def taught(trainer: TorchTrainer, step: Step, teacher: Path) -> Step:
     """The step's groups with the column that the trainer writes before it."""
     groups, advantages = step
     columns = trainer.prepare_logprobs(
-        groups, policy=False, reference=False, temperature=1.0, teacher=str(teacher)
+        build_chunk(groups), policy=False, reference=False, temperature=1.0, teacher=str(teacher)
     )
     assert {name for each in columns for name in each} == {"teacher_logprobs"}
     return [{**group, **own} for group, own in zip(groups, columns, strict=True)], advantages
@@ -88,7 +89,7 @@ def test_the_gradient_with_a_teacher_is_that_of_a_plain_loop_in_float64(
     for part in np.array_split(np.arange(len(step[0])), 3):
         key = key.next()
         tokens += trainer.train_microbatch(
-            key, [step[0][i] for i in part], [step[1][i] for i in part]
+            key, build_chunk([step[0][i] for i in part]), [step[1][i] for i in part]
         ).tokens
     for name, each in trainer.module.named_parameters():
         assert each.grad is not None

@@ -36,6 +36,8 @@ from offbeat.trainers.expert_load import normalised_scores
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.torch.routing import check_routers, routers_of
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -109,7 +111,7 @@ def gradients(
     for part in np.array_split(np.arange(len(groups)), chunks):
         key = key.next()
         zeros = [(0.0,) * len(step[1][i]) for i in part]
-        trainer.train_microbatch(key, [groups[i] for i in part], zeros)
+        trainer.train_microbatch(key, build_chunk([groups[i] for i in part]), zeros)
     found = {
         name: each.grad.clone()
         for name, each in trainer.module.named_parameters()
@@ -244,7 +246,7 @@ def test_a_step_that_is_aborted_or_not_applied_moves_no_bias_and_no_share(
     assert not [name for name in result.metrics if name.startswith("moe/")]
     gradients(disturbed, step_data, 2, attempt=3)  # and aborted
     assert disturbed.weights_digest() == clean.weights_digest()
-    last = [trainer.train(*step_data, LossSpec()) for trainer in (clean, disturbed)]
+    last = [trainer.train(*in_chunk(step_data), LossSpec()) for trainer in (clean, disturbed)]
     assert last[0].metrics == last[1].metrics
     assert disturbed.weights_digest() == clean.weights_digest()
 

@@ -12,6 +12,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 MakeTrainer = Callable[..., TorchTrainer]
 BAD = 1  # place of the group that is spoiled
@@ -65,14 +66,16 @@ def test_a_group_that_cannot_be_trained_is_named_and_the_others_can_be(
     clean, trainer = trainer_of(), trainer_of()
     good = groups()
     others = [good[0], good[2]]
-    clean.train(others, ADVANTAGES[:2], LossSpec())
+    clean.train(build_chunk(others), ADVANTAGES[:2], LossSpec())
     trainer.begin_train_step(StepKey(1, 1, 0), LossSpec())
     with pytest.raises(UnfitColumns, match=column) as unfit:
-        trainer.train_microbatch(StepKey(1, 1, 1), [good[0], spoil(good[BAD]), good[2]], ADVANTAGES)
+        trainer.train_microbatch(
+            StepKey(1, 1, 1), build_chunk([good[0], spoil(good[BAD]), good[2]]), ADVANTAGES
+        )
     assert (unfit.value.place, unfit.value.column) == (BAD, column)
     trainer.abort_train_step(StepKey(1, 1, 0))
     trainer.begin_train_step(StepKey(1, 2, 0), LossSpec())
-    trainer.train_microbatch(StepKey(1, 2, 1), others, ADVANTAGES[:2])
+    trainer.train_microbatch(StepKey(1, 2, 1), build_chunk(others), ADVANTAGES[:2])
     assert trainer.finish_train_step(StepKey(1, 2, 2)).applied
     assert trainer.weights_digest() == clean.weights_digest()
 
@@ -82,7 +85,9 @@ def test_what_is_not_trained_may_be_anything(trainer_of: MakeTrainer) -> None:
     for each in (good, dirty):
         each[BAD]["loss_mask"][3] = False
     dirty[BAD]["generation_logprobs"][3] = np.nan
-    results = [trainer_of().train(each, ADVANTAGES, LossSpec()) for each in (good, dirty)]
+    results = [
+        trainer_of().train(build_chunk(each), ADVANTAGES, LossSpec()) for each in (good, dirty)
+    ]
     assert results[0].applied
     assert results[0].loss == results[1].loss
 
@@ -90,7 +95,9 @@ def test_what_is_not_trained_may_be_anything(trainer_of: MakeTrainer) -> None:
 def test_logprobs_are_not_computed_of_a_group_without_tokens(trainer_of: MakeTrainer) -> None:
     bad = [*groups()[:1], shorter("response_ids")(groups()[BAD])]
     with pytest.raises(UnfitColumns, match="response_offsets") as unfit:
-        trainer_of().prepare_logprobs(bad, policy=True, reference=False, temperature=1.0)
+        trainer_of().prepare_logprobs(
+            build_chunk(bad), policy=True, reference=False, temperature=1.0
+        )
     assert unfit.value.place == BAD
 
 

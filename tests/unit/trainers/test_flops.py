@@ -38,6 +38,7 @@ from offbeat.trainers.pass_timer import PassTimer
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.step_sums import PassWork, RankSums, StepSums, StepTotals
 from offbeat.trainers.torch.flops import model_flops
+from tests.support.chunks import in_chunk
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -187,7 +188,7 @@ def test_a_frozen_matrix_has_no_gradient(trainer_of: MakeTrainer) -> None:
 
 
 def test_a_step_reports_the_speed_of_a_device(trainer_of: MakeTrainer, step_data: Step) -> None:
-    speed = trainer_of().train(*step_data, LossSpec()).speed
+    speed = trainer_of().train(*in_chunk(step_data), LossSpec()).speed
     assert speed["throughput/device_flop_per_s"] > speed["throughput/device_tokens_per_s"] > 0
     assert "throughput/mfu" not in speed
     assert known_peak(torch.device("cpu"), torch.float32) is None

@@ -17,6 +17,7 @@ from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.sharded_state import saved_names
+from tests.support.chunks import in_chunk
 
 LOSS = LossSpec(ClippedPgLossConfig())
 LOWER = ["model.embed_tokens.*", "model.layers.0.*"]
@@ -69,7 +70,7 @@ def test_gradient_and_step_are_those_of_a_plain_loop_without_the_frozen_paramete
 
     key = StepKey(1, 1, 0)
     trainer.begin_train_step(key, LOSS)
-    trainer.train_microbatch(key.next(), *step_data)
+    trainer.train_microbatch(key.next(), *in_chunk(step_data))
     tokens = sum(int(each["loss_mask"].sum()) for each in step_data[0])
     got = {
         name: each.grad / tokens
@@ -141,11 +142,11 @@ def test_a_restored_trainer_goes_on_bit_for_bit(
 def test_a_reset_trainer_is_frozen_as_before(trainer_of: MakeTrainer, step_data: Step) -> None:
     trainer = trainer_of(dtype="float32", freeze=LOWER)
     before = trainer.weights_digest()
-    first = trainer.train(*step_data, LOSS)
+    first = trainer.train(*in_chunk(step_data), LOSS)
     after = trainer.weights_digest()
     trainer.reset()
     assert trainer.weights_digest() == before
-    assert trainer.train(*step_data, LOSS).grad_norm == first.grad_norm
+    assert trainer.train(*in_chunk(step_data), LOSS).grad_norm == first.grad_norm
     assert trainer.weights_digest() == after
 
 

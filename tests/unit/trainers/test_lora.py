@@ -26,6 +26,8 @@ from offbeat.trainers.errors import CheckpointMismatch, UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.trainers.torch.sharded_state import saved_names
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 from tests.support.model_families import family_model
 
 peft = pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -134,7 +136,7 @@ def test_the_gradient_is_that_of_plain_peft(
     }
     key = StepKey(1, 1, 0)
     trainer.begin_train_step(key, LossSpec(ClippedPgLossConfig(old_logprobs="current")))
-    trainer.train_microbatch(key.next(), groups, advantages)
+    trainer.train_microbatch(key.next(), build_chunk(groups), advantages)
     got = {
         name: each.grad / tokens
         for name, each in trainer.module.named_parameters()
@@ -150,8 +152,8 @@ def test_the_reference_of_adapters_is_their_base_bit_for_bit(
     trainer, groups = lora_of(), step_data[0]
     run_step(trainer, step_data, PULLED, chunks=1)
     asked = {"policy": True, "reference": True, "temperature": 1.0}
-    got = trainer.prepare_logprobs(groups, **asked)
-    want = trainer_of(dtype="float32").prepare_logprobs(groups, **asked)
+    got = trainer.prepare_logprobs(build_chunk(groups), **asked)
+    want = trainer_of(dtype="float32").prepare_logprobs(build_chunk(groups), **asked)
     for ours, theirs in zip(got, want, strict=True):
         assert np.array_equal(ours["reference_logprobs"], theirs["policy_logprobs"])
         assert not np.array_equal(ours["policy_logprobs"], theirs["policy_logprobs"])
@@ -167,8 +169,12 @@ def test_canaries_in_bfloat16_are_of_the_rounded_sums_that_engines_serve(
     served = trainer_of(path=tmp_path / "model", dtype="bfloat16")
     asked = ((2, 5, 14, 8, 17), (3, 9, 4, 11, 6))
     assert trainer.top_logprobs(asked, 8) == served.top_logprobs(asked, 8)
-    trained = trainer.prepare_logprobs(step_data[0], policy=True, reference=False, temperature=1.0)
-    merged = served.prepare_logprobs(step_data[0], policy=True, reference=False, temperature=1.0)
+    trained = trainer.prepare_logprobs(
+        build_chunk(step_data[0]), policy=True, reference=False, temperature=1.0
+    )
+    merged = served.prepare_logprobs(
+        build_chunk(step_data[0]), policy=True, reference=False, temperature=1.0
+    )
     assert not np.array_equal(trained[0]["policy_logprobs"], merged[0]["policy_logprobs"])
     after = trainer.module.state_dict()
     assert after.keys() == before.keys()
@@ -196,11 +202,11 @@ def test_a_restored_adapter_goes_on_bit_for_bit_and_its_checkpoint_holds_no_base
 def test_a_reset_adapter_is_a_new_one(lora_of: MakeLora, step_data: Step) -> None:
     trainer = lora_of()
     first = trainer.weights_digest()
-    result = trainer.train(*step_data, PULLED)
+    result = trainer.train(*in_chunk(step_data), PULLED)
     assert trainer.weights_digest() != first
     trainer.reset()
     assert trainer.weights_digest() == first
-    again = trainer.train(*step_data, PULLED)
+    again = trainer.train(*in_chunk(step_data), PULLED)
     assert (again.loss, again.grad_norm) == (result.loss, result.grad_norm)
 
 

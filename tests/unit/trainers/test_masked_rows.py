@@ -12,6 +12,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig, GspoLossConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.trainers.stub import StubTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 LOSSES = {
     "tokens": LossSpec(),
@@ -53,9 +54,9 @@ def test_a_masked_sample_leaves_gradient_and_divisor_as_without_it(
     whole, advantages = groups(), [(0.5, -0.5), (0.3, 0.2, -0.5)]
     with_masked = trainer_of(qwen3)
     zero_for_it = [(0.5, 0.0, -0.5), advantages[1]]
-    got = with_masked.train([masked(whole[0], 1), whole[1]], zero_for_it, loss)
+    got = with_masked.train(build_chunk([masked(whole[0], 1), whole[1]]), zero_for_it, loss)
     plain = trainer_of(qwen3)
-    want = plain.train([without(whole[0], 1), whole[1]], advantages, loss)
+    want = plain.train(build_chunk([without(whole[0], 1), whole[1]]), advantages, loss)
     assert (got.tokens, got.sequences) == (want.tokens, want.sequences)
     assert got.loss == pytest.approx(want.loss, rel=1e-9)
     assert got.grad_norm == pytest.approx(want.grad_norm, rel=1e-9)
@@ -67,6 +68,6 @@ def test_a_masked_sample_leaves_gradient_and_divisor_as_without_it(
 def test_the_stub_counts_a_masked_sample_neither_by_tokens_nor_as_a_sequence() -> None:
     (group, _), loss = groups(), LossSpec()
     stub = StubTrainer(StubConfig(step_s=0.0), groups_per_step=1)
-    got = stub.train([masked(group, 1)], [(0.5, 0.0, -0.5)], loss)
-    want = stub.train([without(group, 1)], [(0.5, -0.5)], loss)
+    got = stub.train(build_chunk([masked(group, 1)]), [(0.5, 0.0, -0.5)], loss)
+    want = stub.train(build_chunk([without(group, 1)]), [(0.5, -0.5)], loss)
     assert (got.tokens, got.sequences) == (want.tokens, want.sequences) == (7, 2)

@@ -11,6 +11,8 @@ from offbeat.algorithms.divisors import STD_EPS
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.messages.fences import StepKey
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 
 LOSS = ClippedPgLossConfig(old_logprobs="policy", tis_cap=2.0, kl_coef=0.1)
 MINIBATCHES = (2, 0, 1, 1, 0, 2, 0, 1)
@@ -81,8 +83,8 @@ def test_weights_and_norm_are_those_of_a_plain_loop_over_minibatches_and_epochs(
 def test_tokens_and_sequences_are_those_of_the_step_however_often_it_trains_them(
     trainer_of: MakeTrainer, step_data: Step
 ) -> None:
-    once = trainer_of().train(*step_data, LossSpec(LOSS))
-    result = trainer_of().train(*step_data, SEVERAL, MINIBATCHES)
+    once = trainer_of().train(*in_chunk(step_data), LossSpec(LOSS))
+    result = trainer_of().train(*in_chunk(step_data), SEVERAL, MINIBATCHES)
     assert (result.tokens, result.sequences) == (once.tokens, once.sequences)
 
 
@@ -93,9 +95,9 @@ def test_a_minibatch_whose_loss_is_not_finite_is_passed_over_and_the_others_are_
     advantages[MINIBATCHES.index(1)] = (math.nan,) * len(advantages[0])
     other, trainer = trainer_of(), trainer_of()
     kept = [i for i, each in enumerate(MINIBATCHES) if each != 1]
-    result = trainer.train(groups, advantages, SEVERAL, MINIBATCHES)
+    result = trainer.train(build_chunk(groups), advantages, SEVERAL, MINIBATCHES)
     other.train(
-        [groups[i] for i in kept],
+        build_chunk([groups[i] for i in kept]),
         [advantages[i] for i in kept],
         SEVERAL,
         [MINIBATCHES[i] for i in kept],
@@ -113,7 +115,7 @@ def test_a_step_of_which_no_minibatch_can_be_applied_is_not_applied(
     groups, advantages = step_data[0], [(math.nan,) * len(each) for each in step_data[1]]
     trainer = trainer_of()
     before = trainer.weights_digest()
-    result = trainer.train(groups, advantages, SEVERAL, MINIBATCHES)
+    result = trainer.train(build_chunk(groups), advantages, SEVERAL, MINIBATCHES)
     assert (result.applied, result.reason) == (False, "loss is nan")
     assert (trainer.steps_applied, trainer.weights_digest()) == (0, before)
 
@@ -123,11 +125,11 @@ def test_an_abort_before_finish_leaves_no_trace_of_held_groups(
 ) -> None:
     clean, disturbed = trainer_of(), trainer_of()
     disturbed.begin_train_step(StepKey(1, 1, 0), SEVERAL)
-    disturbed.train_microbatch(StepKey(1, 1, 1), *step_data, MINIBATCHES)
+    disturbed.train_microbatch(StepKey(1, 1, 1), *in_chunk(step_data), MINIBATCHES)
     disturbed.abort_train_step(StepKey(1, 1, 0))
     for number, trainer in ((2, disturbed), (1, clean)):
         key = StepKey(1, number, 0)
         trainer.begin_train_step(key, SEVERAL)
-        trainer.train_microbatch(key.next(), *step_data, MINIBATCHES)
+        trainer.train_microbatch(key.next(), *in_chunk(step_data), MINIBATCHES)
         trainer.finish_train_step(key.next().next())
     assert disturbed.weights_digest() == clean.weights_digest()

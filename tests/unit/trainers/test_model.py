@@ -15,6 +15,8 @@ from transformers import (
 from offbeat.config.loss_spec import LossSpec
 from offbeat.model_proof.loading import generation_config_problem
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 
 MakeTrainer = Callable[..., TorchTrainer]
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
@@ -46,7 +48,7 @@ def test_the_digest_changes_with_the_weights_and_only_with_them(
 ) -> None:
     trainer, other = trainer_of(), trainer_of()
     assert trainer.weights_digest() == other.weights_digest()
-    trainer.train(*step_data, LossSpec())
+    trainer.train(*in_chunk(step_data), LossSpec())
     assert trainer.weights_digest() != other.weights_digest()
 
 
@@ -55,7 +57,7 @@ def test_a_saved_directory_is_a_model_with_its_tokenizer(
 ) -> None:
     trainer, target = trainer_of(dtype="float32"), tmp_path / "deep" / "step_1"
     trainer.save(target)
-    trainer.train(*step_data, LossSpec())
+    trainer.train(*in_chunk(step_data), LossSpec())
     trainer.save(target)
     loaded = AutoModelForCausalLM.from_pretrained(target).state_dict()
     for name, weight in trainer.named_weights():
@@ -95,7 +97,7 @@ def test_what_a_model_does_to_its_logits_is_kept(
     Gemma2ForCausalLM(config).save_pretrained(tmp_path)
     trainer = trainer_of(tmp_path, dtype="float32", shared_prompt=False)
     (columns,) = trainer.prepare_logprobs(
-        step_data[0][:1], policy=True, reference=False, temperature=1.0
+        build_chunk(step_data[0][:1]), policy=True, reference=False, temperature=1.0
     )
     flat = -torch.log(torch.tensor(64.0)).item()
     assert columns["policy_logprobs"] == pytest.approx(flat, abs=1.0)

@@ -15,6 +15,7 @@ from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.logprobs import token_logprobs
 from offbeat.trainers.torch.optimizer import Optimizer
+from tests.support.chunks import in_chunk
 
 MakeTrainer = Callable[..., TorchTrainer]
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
@@ -81,7 +82,7 @@ def test_a_step_too_small_to_move_any_float32_weight_is_refused_by_name(
     with pytest.raises(
         WeightsUnmoved, match=r"learning rate 1e-30 .* none of [\d,]+ sampled"
     ) as got:
-        trainer.train(*step_data, LossSpec())
+        trainer.train(*in_chunk(step_data), LossSpec())
     assert (got.value.step, trainer.steps_applied) == (1, 0)
     assert got.value.grad_norm > 0
 
@@ -173,7 +174,7 @@ def test_a_step_reports_the_rate_it_was_taken_with(
 ) -> None:
     options = {"learning_rate": 1.0, "schedule": "linear"}
     trainer = trainer_of(optimizer=options, total_steps=4)
-    seen = [trainer.train(*step_data, LossSpec()).learning_rate for _ in range(4)]
+    seen = [trainer.train(*in_chunk(step_data), LossSpec()).learning_rate for _ in range(4)]
     assert seen == [1.0, 0.75, 0.5, 0.25]
 
 

@@ -17,6 +17,7 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.torch.lora_trainer import LoraTrainer
 from offbeat.transfer_queue.media_columns import media_of
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.image_text_models import make, picture_groups, plain_logprobs
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -37,7 +38,9 @@ def test_adapters_of_tower_and_text_model_are_trained_and_merged(tmp_path: Path)
     groups, rng = picture_groups((1, 2, 0, 1)), np.random.default_rng(0)
 
     def columns() -> list[dict[str, Any]]:
-        return trainer.prepare_logprobs(groups, policy=True, reference=True, temperature=1.0)
+        return trainer.prepare_logprobs(
+            build_chunk(groups), policy=True, reference=True, temperature=1.0
+        )
 
     before, initial = columns(), {name: each.clone() for name, each in trainer.named_weights()}
     advantages = [tuple(rng.normal(0, 1, 3).tolist()) for _ in groups]

@@ -17,6 +17,7 @@ from offbeat.messages.fences import StepKey
 from offbeat.trainers.errors import UnfitColumns, UntrainableModel
 from offbeat.trainers.torch.proof import prove_rows
 from offbeat.transfer_queue.media_columns import columns_of_media, media_of
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.image_text_models import (
     PLACEHOLDER,
     HalvesPictures,
@@ -112,7 +113,9 @@ def test_a_sampled_placeholder_is_a_token_and_gets_no_feature(
     group["response_ids"] = group["response_ids"].copy()
     group["response_ids"][::2] = PLACEHOLDER
     trainer = trainer_of(idefics3)
-    (columns,) = trainer.prepare_logprobs([group], policy=True, reference=False, temperature=1.0)
+    (columns,) = trainer.prepare_logprobs(
+        build_chunk([group]), policy=True, reference=False, temperature=1.0
+    )
     offsets, model = group["response_offsets"], exact_norms(trainer.module)
     media = media_of(group)
     assert media is not None
@@ -129,7 +132,9 @@ def test_policy_and_reference_score_samples_behind_their_own_pictures(
 ) -> None:
     groups, _ = step
     trainer = trainer_of(idefics3)
-    made = trainer.prepare_logprobs(groups, policy=True, reference=True, temperature=1.0)
+    made = trainer.prepare_logprobs(
+        build_chunk(groups), policy=True, reference=True, temperature=1.0
+    )
     model = exact_norms(trainer.module)
     for group, columns in zip(groups, made, strict=True):
         offsets, prompt = group["response_offsets"], group["prompt_ids"].tolist()
@@ -149,7 +154,7 @@ def test_the_tower_computes_the_pictures_of_a_group_once_for_all_its_samples(
     tower.model.vision_model.register_forward_hook(
         lambda _module, _args, output: computed.append(len(output[0]))
     )
-    trainer.prepare_logprobs(step[0], policy=True, reference=False, temperature=1.0)
+    trainer.prepare_logprobs(build_chunk(step[0]), policy=True, reference=False, temperature=1.0)
     pictures_of_groups = [media_of(group) for group in step[0]]
     assert sum(computed) == sum(len(each.sizes) for each in pictures_of_groups if each)
 
@@ -167,7 +172,9 @@ def test_a_group_whose_pictures_do_not_fit_its_prompt_is_unfit_and_named(
 ) -> None:
     groups = [step[0][1], step[0][0] | changes]
     with pytest.raises(UnfitColumns, match=problem) as raised:
-        trainer_of(idefics3).prepare_logprobs(groups, policy=True, reference=False, temperature=1)
+        trainer_of(idefics3).prepare_logprobs(
+            build_chunk(groups), policy=True, reference=False, temperature=1
+        )
     assert raised.value.place == 1
 
 
@@ -181,18 +188,20 @@ def test_placeholders_of_a_prompt_without_pictures_are_not_trained_as_text(
     branches = np.arange(len(bare["response_offsets"]) - 1, dtype=np.int32)
     trainer.begin_train_step(StepKey(1, 1, 0), spec)
     with pytest.raises(UnfitColumns, match=r"which stands for a picture, at index") as raised:
-        trainer.train_microbatch(StepKey(1, 1, 1), [groups[1], bare], advantages[:2])
+        trainer.train_microbatch(StepKey(1, 1, 1), build_chunk([groups[1], bare]), advantages[:2])
     assert raised.value.place == 1
     trainer.abort_train_step(StepKey(1, 1, 1))
     trainer.begin_train_step(StepKey(1, 2, 0), spec)
     branched = bare | {"branch_samples": branches}
-    trainer.train_microbatch(StepKey(1, 2, 1), [branched], advantages[:1])
+    trainer.train_microbatch(StepKey(1, 2, 1), build_chunk([branched]), advantages[:1])
     assert trainer.finish_train_step(StepKey(1, 2, 2)).applied
 
 
 def test_a_text_model_refuses_a_group_with_pictures(trainer_of: MakeTrainer, step: Step) -> None:
     with pytest.raises(UnfitColumns, match="the model reads no pictures"):
-        trainer_of().prepare_logprobs(step[0][:1], policy=True, reference=False, temperature=1)
+        trainer_of().prepare_logprobs(
+            build_chunk(step[0][:1]), policy=True, reference=False, temperature=1
+        )
 
 
 def test_a_model_that_computes_pictures_otherwise_is_refused_at_the_start() -> None:

@@ -14,6 +14,8 @@ from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.model import decoder_layers, load_model
 from offbeat.trainers.torch.recompute import recompute_layers
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 
 MakeTrainer = Callable[..., TorchTrainer]
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
@@ -48,7 +50,7 @@ def microbatch(trainer: TorchTrainer, data: Step) -> int:
     key = StepKey(1, 1, 0)
     trainer.begin_train_step(key, LossSpec())
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = trainer.train_microbatch(key.next(), *data)
+        result = trainer.train_microbatch(key.next(), *in_chunk(data))
     assert result.microbatches == 1
     return sum(kept.values())
 
@@ -100,7 +102,9 @@ def test_without_a_backward_pass_nothing_is_computed_twice(
 ) -> None:
     trainer = trainer_of(activation_checkpointing=True, **ONE_MICROBATCH)
     passes = attention_passes(trainer)
-    trainer.prepare_logprobs(step_data[0], policy=True, reference=False, temperature=1.0)
+    trainer.prepare_logprobs(
+        build_chunk(step_data[0]), policy=True, reference=False, temperature=1.0
+    )
     assert passes == [1, 1]
 
 

@@ -23,6 +23,7 @@ from offbeat.trainers.torch.proof import (
     prove_rows,
     prove_sharding,
 )
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.model_families import FAMILIES, LONG_ROPES, VOCABULARY, family_model
 
 MakeTrainer = Callable[..., TorchTrainer]
@@ -87,7 +88,9 @@ def trainer_or_refusal(trainer_of: MakeTrainer, path: Path) -> TorchTrainer | Un
 
 
 def trained(trainer: TorchTrainer, groups: Sequence[Group]) -> Tensor:
-    columns = trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+    columns = trainer.prepare_logprobs(
+        build_chunk(groups), policy=True, reference=False, temperature=1.0
+    )
     return torch.from_numpy(np.concatenate([each["policy_logprobs"] for each in columns]))
 
 

@@ -24,6 +24,7 @@ from offbeat.trainers.torch.forward import has_plain_head
 from offbeat.trainers.torch.logprobs import token_logprobs_and_entropies
 from offbeat.trainers.torch.proof import prove_kind
 from offbeat.trainers.torch.split_attention import SPLIT, attention_by_branch, split_attention
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 SHAPES = [(5, [4, 1, 7]), (1, [3]), (6, [1, 1]), (2, [9, 9, 2])]
 
@@ -110,11 +111,11 @@ def test_a_teacher_without_split_attention_reads_flat_rows_through_a_mask(
 ) -> None:
     trainer, loss = splits(trainer_of()), LossSpec()
     want = trainer.prepare_logprobs(
-        step_data[0], policy=True, reference=False, temperature=loss.temperature
+        build_chunk(step_data[0]), policy=True, reference=False, temperature=loss.temperature
     )
     trainer.module.set_attn_implementation("eager")
     got = trainer.prepare_logprobs(
-        step_data[0], policy=True, reference=False, temperature=loss.temperature
+        build_chunk(step_data[0]), policy=True, reference=False, temperature=loss.temperature
     )
     for own, other in zip(got, want, strict=True):
         np.testing.assert_allclose(own["policy_logprobs"], other["policy_logprobs"], atol=1e-6)

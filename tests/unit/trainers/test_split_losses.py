@@ -14,6 +14,8 @@ from offbeat.config.sections.loss import (
     SapoLossConfig,
     SftLossConfig,
 )
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 
 LOSSES = {
     "gspo": LossSpec(GspoLossConfig(clip_low=0.5, clip_high=0.5, normalize="sequences")),
@@ -54,7 +56,7 @@ def aged(step: Step, versions: int) -> Step:
 def test_a_split_step_is_the_single_call(
     trainer_of: MakeTrainer, step_data: Step, loss: LossSpec
 ) -> None:
-    want = trainer_of().train(*step_data, loss)
+    want = trainer_of().train(*in_chunk(step_data), loss)
     assert want.applied
     for chunks in (2, 8):
         trainer = trainer_of(max_tokens_per_microbatch=60, shared_prompt=chunks == 2)
@@ -72,10 +74,12 @@ def test_logprobs_of_the_pass_are_those_of_a_pass_before_the_step(
 
     groups, advantages = step_data
     trainer = trainer_of()
-    columns = trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+    columns = trainer.prepare_logprobs(
+        build_chunk(groups), policy=True, reference=False, temperature=1.0
+    )
     recomputed = [{**group, **own} for group, own in zip(groups, columns, strict=True)]
-    want = trainer.train(recomputed, advantages, loss(old_logprobs="policy"))
-    got = trainer_of().train(groups, advantages, loss(old_logprobs="current"))
+    want = trainer.train(build_chunk(recomputed), advantages, loss(old_logprobs="policy"))
+    got = trainer_of().train(build_chunk(groups), advantages, loss(old_logprobs="current"))
     assert got.metrics["train/tis_weight_mean"] > 0
     assert got.metrics == pytest.approx(want.metrics, rel=1e-5)
     assert got.grad_norm == pytest.approx(want.grad_norm, rel=1e-5)  # columns are float32
@@ -84,9 +88,9 @@ def test_logprobs_of_the_pass_are_those_of_a_pass_before_the_step(
 
 def test_metrics_say_how_old_the_tokens_were(trainer_of: MakeTrainer, step_data: Step) -> None:
     trainer = trainer_of()
-    first = trainer.train(*step_data, LossSpec())
+    first = trainer.train(*in_chunk(step_data), LossSpec())
     assert first.metrics["staleness/token_fraction_at_0"] == 1
-    second = trainer.train(*aged(step_data, 2), LossSpec())
+    second = trainer.train(*in_chunk(aged(step_data, 2)), LossSpec())
     labels = {name.partition("_at_")[2] for name in second.metrics if "_at_" in name}
     assert labels == {"0", "1"}
     shares = (second.metrics[f"staleness/token_fraction_at_{each}"] for each in ("0", "1"))

@@ -22,6 +22,8 @@ from offbeat.config.sections.loss import (
 from offbeat.messages.failures import SchemaError, StepAlreadyOpen, StepOutOfOrder
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 
 FULL = LossSpec(
     ClippedPgLossConfig(
@@ -66,7 +68,7 @@ def test_a_step_in_chunks_moves_the_weights_as_the_single_shot_does(
     trainer_of: MakeTrainer, step_data: Step, loss: LossSpec, shared_prompt: bool
 ) -> None:
     whole = trainer_of(shared_prompt=shared_prompt)
-    want = whole.train(*step_data, loss)
+    want = whole.train(*in_chunk(step_data), loss)
     assert want.applied
     for chunks in (1, 2, 8):
         trainer = trainer_of(shared_prompt=shared_prompt)
@@ -90,7 +92,7 @@ def test_shared_prompts_and_padded_rows_give_the_same_gradient(
 def test_counts_are_of_valid_tokens_and_of_sequences_that_have_one(
     trainer_of: MakeTrainer, step_data: Step
 ) -> None:
-    result = trainer_of().train(*step_data, LossSpec())
+    result = trainer_of().train(*in_chunk(step_data), LossSpec())
     assert result.tokens == sum(int(group["loss_mask"].sum()) for group in step_data[0])
     assert result.sequences == sum(
         bool(group["loss_mask"][start:end].any())
@@ -109,7 +111,7 @@ def test_an_aborted_step_leaves_no_trace(trainer_of: MakeTrainer, step_data: Ste
     rng = torch.get_rng_state()
 
     disturbed.begin_train_step(StepKey(2, 2, 0), BY_SEQUENCES)
-    disturbed.train_microbatch(StepKey(2, 2, 1), groups[:3], advantages[:3])
+    disturbed.train_microbatch(StepKey(2, 2, 1), build_chunk(groups[:3]), advantages[:3])
     torch.rand(3)
     disturbed.abort_train_step(StepKey(2, 2, 0))
     disturbed.abort_train_step(StepKey(2, 2, 0))
@@ -118,7 +120,7 @@ def test_an_aborted_step_leaves_no_trace(trainer_of: MakeTrainer, step_data: Ste
     assert disturbed.weights_digest() == undisturbed.weights_digest()
 
     disturbed.begin_train_step(StepKey(2, 3, 0), LossSpec())
-    disturbed.train_microbatch(StepKey(2, 3, 1), groups, advantages)
+    disturbed.train_microbatch(StepKey(2, 3, 1), build_chunk(groups), advantages)
     disturbed.finish_train_step(StepKey(2, 3, 2))
     run_step(undisturbed, step_data, LossSpec(), 1, number=2)
     assert disturbed.weights_digest() == undisturbed.weights_digest()
@@ -141,7 +143,9 @@ def test_a_repeated_call_trains_nothing_twice(trainer_of: MakeTrainer, step_data
     key = StepKey(1, 1, 0)
     for _ in range(2):
         twice.begin_train_step(key, LossSpec())
-    replies = [twice.train_microbatch(key.next(), groups, advantages) for _ in range(2)]
+    replies = [
+        twice.train_microbatch(key.next(), build_chunk(groups), advantages) for _ in range(2)
+    ]
     results = [twice.finish_train_step(key.next().next()) for _ in range(2)]
     assert replies[0] == replies[1]
     assert results[0] == results[1]
@@ -159,9 +163,9 @@ def test_only_the_next_call_of_the_open_step_is_served(
     with pytest.raises(StepAlreadyOpen):
         trainer.begin_train_step(StepKey(2, 1, 0), LossSpec())
     with pytest.raises(StepOutOfOrder):
-        trainer.train_microbatch(StepKey(1, 1, 2), *step_data)
+        trainer.train_microbatch(StepKey(1, 1, 2), *in_chunk(step_data))
     with pytest.raises(RuntimeError, match="open"):
-        trainer.train(*step_data, LossSpec())
+        trainer.train(*in_chunk(step_data), LossSpec())
 
 
 def test_after_a_failed_microbatch_only_an_abort_is_taken(
@@ -172,12 +176,12 @@ def test_after_a_failed_microbatch_only_an_abort_is_taken(
     run_step(clean, step_data, LossSpec(), 1)
     failed.begin_train_step(StepKey(1, 1, 0), LossSpec())
     with pytest.raises(SchemaError, match="advantages"):
-        failed.train_microbatch(StepKey(1, 1, 1), groups, [*advantages[:-1], (1.0,)])
+        failed.train_microbatch(StepKey(1, 1, 1), build_chunk(groups), [*advantages[:-1], (1.0,)])
     with pytest.raises(StepOutOfOrder, match="abort"):
-        failed.train_microbatch(StepKey(1, 1, 1), groups, advantages)
+        failed.train_microbatch(StepKey(1, 1, 1), build_chunk(groups), advantages)
     failed.abort_train_step(StepKey(1, 1, 0))
     failed.begin_train_step(StepKey(1, 2, 0), LossSpec())
-    failed.train_microbatch(StepKey(1, 2, 1), groups, advantages)
+    failed.train_microbatch(StepKey(1, 2, 1), build_chunk(groups), advantages)
     failed.finish_train_step(StepKey(1, 2, 2))
     assert failed.weights_digest() == clean.weights_digest()
 
@@ -188,8 +192,8 @@ def test_logprobs_can_be_prepared_while_a_step_is_open(
     groups, advantages = step_data
     disturbed, undisturbed = trainer_of(), trainer_of()
     disturbed.begin_train_step(StepKey(1, 1, 0), LossSpec())
-    disturbed.train_microbatch(StepKey(1, 1, 1), groups, advantages)
-    disturbed.prepare_logprobs(groups, policy=True, reference=True, temperature=1.0)
+    disturbed.train_microbatch(StepKey(1, 1, 1), build_chunk(groups), advantages)
+    disturbed.prepare_logprobs(build_chunk(groups), policy=True, reference=True, temperature=1.0)
     disturbed.finish_train_step(StepKey(1, 1, 2))
     run_step(undisturbed, step_data, LossSpec(), 1)
     assert disturbed.weights_digest() == undisturbed.weights_digest()
@@ -200,7 +204,9 @@ def test_prepared_logprobs_are_those_of_one_plain_sequence_after_another(
     trainer_of: MakeTrainer, step_data: Step, shared_prompt: bool
 ) -> None:
     trainer = trainer_of(shared_prompt=shared_prompt, max_tokens_per_microbatch=60)
-    columns = trainer.prepare_logprobs(step_data[0], policy=True, reference=False, temperature=0.5)
+    columns = trainer.prepare_logprobs(
+        build_chunk(step_data[0]), policy=True, reference=False, temperature=0.5
+    )
     for group, prepared in zip(step_data[0], columns, strict=True):
         assert prepared.keys() == {"policy_logprobs"}
         offsets, prompt = group["response_offsets"], group["prompt_ids"]
@@ -220,7 +226,7 @@ def test_prepared_logprobs_are_those_of_one_plain_sequence_after_another(
 def test_the_reference_stays_where_training_began(trainer_of: MakeTrainer, step_data: Step) -> None:
     def both(trainer: TorchTrainer) -> tuple[Any, Any]:
         (columns,) = trainer.prepare_logprobs(
-            step_data[0][:1], policy=True, reference=True, temperature=1.0
+            build_chunk(step_data[0][:1]), policy=True, reference=True, temperature=1.0
         )
         return columns["policy_logprobs"], columns["reference_logprobs"]
 
@@ -238,7 +244,7 @@ def test_a_loss_without_its_columns_is_refused_by_name(
 ) -> None:
     groups = [{k: v for k, v in g.items() if k != "policy_logprobs"} for g in step_data[0]]
     with pytest.raises(SchemaError, match="policy_logprobs"):
-        trainer_of().train(groups, step_data[1], FULL)
+        trainer_of().train(build_chunk(groups), step_data[1], FULL)
 
 
 def test_microbatches_keep_to_the_token_budget_and_the_result(
@@ -247,8 +253,8 @@ def test_microbatches_keep_to_the_token_budget_and_the_result(
     one, many = trainer_of(), trainer_of(max_tokens_per_microbatch=40)
     for trainer in (one, many):
         trainer.begin_train_step(StepKey(1, 1, 0), LossSpec())
-    whole = one.train_microbatch(StepKey(1, 1, 1), *step_data)
-    parts = many.train_microbatch(StepKey(1, 1, 1), *step_data)
+    whole = one.train_microbatch(StepKey(1, 1, 1), *in_chunk(step_data))
+    parts = many.train_microbatch(StepKey(1, 1, 1), *in_chunk(step_data))
     assert whole.microbatches == 1
     assert parts.microbatches > 4
     assert (parts.tokens, parts.sequences) == (whole.tokens, whole.sequences)
@@ -262,7 +268,9 @@ def test_training_raises_the_probability_of_what_was_rewarded(
     trainer = trainer_of(dtype="float32")
 
     def first_sample() -> float:
-        columns = trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+        columns = trainer.prepare_logprobs(
+            build_chunk(groups), policy=True, reference=False, temperature=1.0
+        )
         return sum(
             float(each["policy_logprobs"][: group["response_offsets"][1]].sum())
             for each, group in zip(columns, groups, strict=True)

@@ -16,6 +16,8 @@ from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.trainers.checkpoints.state_files import save_tensors, saved_tensors
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 
 MakeTrainer = Callable[..., TorchTrainer]
 Take = Callable[[TorchTrainer], StepResult]
@@ -31,7 +33,7 @@ def take(step_data: Step) -> Take:
     def step(trainer: TorchTrainer) -> StepResult:
         key = StepKey(trainer.steps_applied + 1, next(attempts), 0)
         trainer.begin_train_step(key, LossSpec())
-        trainer.train_microbatch(key.next(), *step_data)
+        trainer.train_microbatch(key.next(), *in_chunk(step_data))
         result = trainer.finish_train_step(key.next().next())
         assert result.applied
         return result
@@ -123,7 +125,9 @@ def test_a_reference_of_other_weights_than_the_trainer_began_with_is_refused(
     take(trainer)
     change_weights(changing)
     with pytest.raises(InitialWeightsChanged, match=trainer.initial_digest):
-        trainer.prepare_logprobs(step_data[0], policy=False, reference=True, temperature=1.0)
+        trainer.prepare_logprobs(
+            build_chunk(step_data[0]), policy=False, reference=True, temperature=1.0
+        )
 
 
 def test_a_state_saved_before_any_step_is_the_initial_model(

@@ -8,6 +8,7 @@ from split_steps import MakeTrainer, Step, run_step
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 
 def test_a_step_without_a_valid_token_is_not_applied(
@@ -75,7 +76,9 @@ def test_an_infinite_loss_under_a_finite_gradient_is_not_applied(
     trainer_of: MakeTrainer, step_data: Step
 ) -> None:
     trainer, groups = trainer_of(dtype="float32"), step_data[0]
-    columns = trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+    columns = trainer.prepare_logprobs(
+        build_chunk(groups), policy=True, reference=False, temperature=1.0
+    )
     clipped = [
         dict(group, generation_logprobs=prepared["policy_logprobs"] - np.float32(0.4))
         for group, prepared in zip(groups, columns, strict=True)

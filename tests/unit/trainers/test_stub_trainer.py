@@ -9,6 +9,8 @@ from offbeat.config.sections.stub import StubConfig
 from offbeat.messages.failures import StepAlreadyOpen
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.stub import StubTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
 
@@ -24,7 +26,9 @@ def run_in_chunks(trainer: StubTrainer, step: Step, order: list[list[int]]) -> A
     trainer.begin_train_step(key, LossSpec())
     for part in order:
         key = key.next()
-        trainer.train_microbatch(key, [groups[i] for i in part], [advantages[i] for i in part])
+        trainer.train_microbatch(
+            key, build_chunk([groups[i] for i in part]), [advantages[i] for i in part]
+        )
     return trainer.finish_train_step(key.next())
 
 
@@ -33,7 +37,7 @@ def test_the_digest_follows_from_the_groups_not_from_their_order(step_data: Step
     results = [
         run_in_chunks(trainers[0], step_data, [[0, 1, 2, 3], [4, 5, 6, 7]]),
         run_in_chunks(trainers[1], step_data, [[7, 6, 5], [4], [3, 2, 1, 0]]),
-        trainers[2].train(*step_data, LossSpec()),
+        trainers[2].train(*in_chunk(step_data), LossSpec()),
     ]
     assert len({trainer.weights_digest() for trainer in trainers}) == 1
     assert len({(each.loss, each.tokens, each.sequences) for each in results}) == 1
@@ -43,8 +47,8 @@ def test_the_digest_follows_from_the_groups_not_from_their_order(step_data: Step
 def test_another_advantage_is_another_digest(step_data: Step) -> None:
     groups, advantages = step_data
     one, other = stub(), stub()
-    one.train(groups, advantages, LossSpec())
-    other.train(groups, [(9.0, *advantages[0][1:]), *advantages[1:]], LossSpec())
+    one.train(build_chunk(groups), advantages, LossSpec())
+    other.train(build_chunk(groups), [(9.0, *advantages[0][1:]), *advantages[1:]], LossSpec())
     assert one.weights_digest() != other.weights_digest()
 
 
@@ -61,32 +65,34 @@ def test_keys_are_obeyed(step_data: Step) -> None:
     trainer.begin_train_step(StepKey(1, 1, 0), LossSpec())
     with pytest.raises(StepAlreadyOpen):
         trainer.begin_train_step(StepKey(2, 1, 0), LossSpec())
-    first = trainer.train_microbatch(StepKey(1, 1, 1), *step_data)
-    assert trainer.train_microbatch(StepKey(1, 1, 1), *step_data) is first
+    first = trainer.train_microbatch(StepKey(1, 1, 1), *in_chunk(step_data))
+    assert trainer.train_microbatch(StepKey(1, 1, 1), *in_chunk(step_data)) is first
     assert trainer.finish_train_step(StepKey(1, 1, 2)).tokens == first.tokens
 
 
 def test_an_abort_leaves_no_trace(step_data: Step) -> None:
     trainer, clean = stub(), stub()
     trainer.begin_train_step(StepKey(1, 1, 0), LossSpec())
-    trainer.train_microbatch(StepKey(1, 1, 1), *step_data)
+    trainer.train_microbatch(StepKey(1, 1, 1), *in_chunk(step_data))
     trainer.abort_train_step(StepKey(1, 1, 0))
     assert trainer.weights_digest() == clean.weights_digest()
-    trainer.train(*step_data, LossSpec())
-    clean.train(*step_data, LossSpec())
+    trainer.train(*in_chunk(step_data), LossSpec())
+    clean.train(*in_chunk(step_data), LossSpec())
     assert trainer.weights_digest() == clean.weights_digest()
 
 
 def test_a_step_without_a_valid_token_is_not_applied(step_data: Step) -> None:
     groups = [dict(group, loss_mask=np.zeros_like(group["loss_mask"])) for group in step_data[0]]
     trainer = stub()
-    result = trainer.train(groups, step_data[1], LossSpec())
+    result = trainer.train(build_chunk(groups), step_data[1], LossSpec())
     assert (result.applied, result.reason) == (False, "no valid tokens")
     assert trainer.weights_digest() == stub().weights_digest()
 
 
 def test_prepared_logprobs_agree_with_the_engine(step_data: Step) -> None:
-    columns = stub().prepare_logprobs(step_data[0], policy=True, reference=True, temperature=1.0)
+    columns = stub().prepare_logprobs(
+        build_chunk(step_data[0]), policy=True, reference=True, temperature=1.0
+    )
     for group, prepared in zip(step_data[0], columns, strict=True):
         assert prepared.keys() == {"policy_logprobs", "reference_logprobs"}
         assert np.array_equal(prepared["policy_logprobs"], group["generation_logprobs"])
@@ -94,10 +100,10 @@ def test_prepared_logprobs_agree_with_the_engine(step_data: Step) -> None:
 
 def test_a_restored_stub_goes_on_where_it_was(tmp_path: Path, step_data: Step) -> None:
     trainer, restored = stub(), stub()
-    trainer.train(*step_data, LossSpec())
+    trainer.train(*in_chunk(step_data), LossSpec())
     trainer.save_state(tmp_path)
     restored.load_state(tmp_path)
-    results = [each.train(*step_data, LossSpec()) for each in (trainer, restored)]
+    results = [each.train(*in_chunk(step_data), LossSpec()) for each in (trainer, restored)]
     assert results[0] == results[1]
     assert restored.weights_digest() == trainer.weights_digest()
     assert restored.steps_applied == 2
@@ -107,11 +113,11 @@ def test_a_stub_that_is_reset_is_a_new_one(step_data: Step) -> None:
     trainer, new = stub(), stub()
     run_in_chunks(trainer, step_data, [[0, 1]])
     trainer.begin_train_step(StepKey(2, 2, 0), LossSpec())
-    trainer.train_microbatch(StepKey(2, 2, 1), *step_data)
+    trainer.train_microbatch(StepKey(2, 2, 1), *in_chunk(step_data))
     trainer.reset()
     assert (trainer.steps_applied, trainer.last_applied) == (0, None)
     trainer.begin_train_step(StepKey(1, 3, 0), LossSpec())
-    trainer.train_microbatch(StepKey(1, 3, 1), *step_data)
+    trainer.train_microbatch(StepKey(1, 3, 1), *in_chunk(step_data))
     trainer.finish_train_step(StepKey(1, 3, 2))
-    new.train(*step_data, LossSpec())
+    new.train(*in_chunk(step_data), LossSpec())
     assert trainer.weights_digest() == new.weights_digest()

@@ -12,6 +12,8 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.transfer_queue.tensordict_codec import build_chunk
+from tests.support.chunks import in_chunk
 from tests.unit.trainers.split_steps import Step, run_step
 
 BEGIN, CHUNK, FINISH = (StepKey(1, 1, number) for number in range(3))
@@ -54,12 +56,12 @@ class FailingTrainer(TorchTrainer):
 def split(trainer: TorchTrainer, step: Step) -> None:
     groups, advantages = step
     trainer.begin_train_step(BEGIN, LossSpec())
-    trainer.train_microbatch(CHUNK, groups, advantages)
+    trainer.train_microbatch(CHUNK, build_chunk(groups), advantages)
     trainer.finish_train_step(FINISH)
 
 
 def whole(trainer: TorchTrainer, step: Step) -> None:
-    trainer.train(*step, LossSpec())
+    trainer.train(*in_chunk(step), LossSpec())
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_an_update_that_was_applied_counts_though_its_gradients_cannot_be_discar
 ) -> None:
     groups, advantages = step_data
     trainer.begin_train_step(BEGIN, LossSpec())
-    trainer.train_microbatch(CHUNK, groups, advantages)
+    trainer.train_microbatch(CHUNK, build_chunk(groups), advantages)
     trainer.cannot_undo = True
     result = trainer.finish_train_step(FINISH)
     assert (result.applied, trainer.steps_applied, trainer.last_applied) == (True, 1, FINISH)
@@ -122,7 +124,7 @@ def test_an_abort_is_idempotent_and_raises_what_it_could_not_undo(
 ) -> None:
     groups, advantages = step_data
     trainer.begin_train_step(BEGIN, LossSpec())
-    trainer.train_microbatch(CHUNK, groups, advantages)
+    trainer.train_microbatch(CHUNK, build_chunk(groups), advantages)
     trainer.cannot_undo = True
     with pytest.raises(DeviceLost):
         trainer.abort_train_step(BEGIN)

@@ -30,6 +30,7 @@ from offbeat.trainers.megatron.state import save_share
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.warm_start import UnfitWeights, found_weights, write_initial_model
 from offbeat.weight_sync.region import Region
+from tests.support.chunks import in_chunk
 
 NORM = "model.norm.weight"
 
@@ -37,7 +38,7 @@ NORM = "model.norm.weight"
 @pytest.fixture
 def trained(trainer_of: MakeTrainer, step_data: Step) -> TorchTrainer:
     trainer = trainer_of(optimizer={"learning_rate": 1e-2})
-    assert trainer.train(*step_data, LossSpec()).applied
+    assert trainer.train(*in_chunk(step_data), LossSpec()).applied
     return trainer
 
 
