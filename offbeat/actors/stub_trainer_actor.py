@@ -1,4 +1,4 @@
-"""Ray actor of the stub trainer: dry runs, without torch."""
+"""Ray actor of the stub trainer, for dry runs. Its process loads torch only for TensorDict."""
 
 from collections.abc import Callable, Iterator
 

@@ -77,6 +77,9 @@ class TrainerActor:
 
     def __init__(self, spec: TrainerSpec, make: Make) -> None:
         """``make`` is called once the other ranks have joined; at once if there are none."""
+        from offbeat.transfer_queue.tensordict_codec import build_chunk  # noqa: PLC0415 -- loads torch
+
+        self._build_chunk = build_chunk
         name = f"trainer-rank{spec.rank}"
         needs = SHARE_FIX if spec.ranks > 1 else ""
         place = prepared(name, spec.run_dir, spec.sharing, spec.config, needs_to_share=needs)
@@ -362,12 +365,10 @@ class TrainerActor:
 
         Missing columns raise when they are read, inside the call of all ranks.
         """
-        from offbeat.transfer_queue.tensordict_codec import build_chunk  # noqa: PLC0415 -- loads torch
-
         brought = self._columns.take(fence, sent) if sent else payloads
         if brought is None:
             return cast("TensorDictBase", MissingColumns(self._rank, during))
-        return build_chunk(merged(places, brought))
+        return self._build_chunk(merged(places, brought))
 
     def _check_holds(self, version: int, during: TrainerCall) -> None:
         if version != (applied := self._split.steps_applied):

@@ -69,7 +69,4 @@ def read_groups(chunk: "TensorDictBase") -> list[Columns]:
     Raises:
         ColumnsMissing: They did not arrive.
     """
-    return [
-        {name: tensor.numpy() for name, tensor in group.items()}
-        for group in chunk.unbind(0)
-    ]
+    return [{name: tensor.numpy() for name, tensor in group.items()} for group in chunk.unbind(0)]

@@ -1,4 +1,4 @@
-"""A trainer without a model: the same calls and keys, synthetic numbers, a cost model. No torch.
+"""A trainer without a model: the same calls and keys, synthetic numbers, a cost model.
 
 All its replies follow from the groups that it received, in whatever order or chunks they arrived:
 two runs that trained the same groups in the same steps have the same digest.

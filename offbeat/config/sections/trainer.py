@@ -125,7 +125,7 @@ class MegatronTrainerConfig(_ModelTrainer):
 
 
 class StubTrainerConfig(_Trainer):
-    """A cost model (section `stub`) instead of a model: dry runs, without torch."""
+    """A cost model (section `stub`) instead of a model: dry runs."""
 
     backend: Literal["stub"] = "stub"
     """Training backend."""
