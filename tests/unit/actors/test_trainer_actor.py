@@ -50,11 +50,15 @@ class Breakable(StubTrainer):
 
     breaks: Exception | None = None
     forgets = False
+    drifts = False
 
     def load_state(self, directory: Path) -> None:
         super().load_state(directory)
         if self.forgets:
             self.reset()
+
+    def current_digest(self) -> str:
+        return super().current_digest() + "!" * self.drifts
 
     def train_microbatch(
         self,
@@ -461,6 +465,16 @@ def test_a_checkpoint_that_holds_other_weights_than_it_says_is_not_taken_up(
     step(actor, 1, (0,))
     actor.save_checkpoint(FENCE, 1)
     trainer.forgets = True
+    with pytest.raises(CheckpointFailed, match="its manifest says"):
+        actor.restore(FENCE, 1)
+
+
+def test_a_checkpoint_of_other_weights_of_the_same_version_is_not_taken_up(
+    actor: TrainerActor, trainer: Breakable
+) -> None:
+    step(actor, 1, (0,))
+    actor.save_checkpoint(FENCE, 1)
+    trainer.drifts = True
     with pytest.raises(CheckpointFailed, match="its manifest says"):
         actor.restore(FENCE, 1)
 

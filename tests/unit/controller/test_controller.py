@@ -46,6 +46,12 @@ def test_a_bound_of_zero_is_synchronous(name: str) -> None:
     assert not world.built.state.ledger.totals.evicted
 
 
+def test_as_many_groups_are_in_flight_as_the_recipe_allows_and_no_more() -> None:
+    world = World({"rollout": {"max_in_flight": 3}})
+    world.run()
+    assert world.rollouts.peak == 3
+
+
 def test_in_order_trains_the_prompts_in_order() -> None:
     world = World({"sampler": IN_ORDER})
     world.rollouts.slow = {1: 9.0, 5: 7.0}
@@ -211,6 +217,7 @@ def test_a_bug_in_a_rollout_ends_the_run_at_once() -> None:
         ({"version_spans": (((-3, 2),),) * 2}, "the engine had acked"),
         ({"version_spans": (((0, 1),),) * 2}, "do not cover 2 response tokens"),
         ({"response_tokens": (0, 2)}, "without tokens"),
+        ({"engine_incarnation": "another process"}, "answered by another process"),
     ],
 )
 def test_a_forged_receipt_never_enters_the_buffer(forgery: dict[str, Any], complaint: str) -> None:

@@ -133,3 +133,13 @@ def test_a_group_of_the_right_shape_but_of_another_size_than_asked_is_refused() 
 
 def test_a_group_sampled_under_other_settings_than_those_asked_for_is_refused() -> None:
     assert "sampled under other settings (0123456789ab)" in str(judged(sampling="0123456789ab"))
+
+
+def test_a_group_that_does_not_say_how_it_was_sampled_or_of_which_environment_it_is_is_refused() -> (
+    None
+):
+    prompt = Prompt(7, 0, 7, {}, environment="sums")
+    known = msgspec.structs.replace(TASK, prompt=prompt, sampling="0123456789ab")
+    assert "of environment ''" in str(refusal(HONEST, known, 5, 6))
+    of_sums = msgspec.structs.replace(HONEST, environment="sums")
+    assert "sampled under other settings (unknown)" in str(refusal(of_sums, known, 5, 6))
