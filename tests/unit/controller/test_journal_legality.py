@@ -16,6 +16,7 @@ from offbeat.controller.events import (
     Returned,
     ReturnKind,
     Rewound,
+    StepApplied,
 )
 from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.controller.journal.frames import SEGMENT, frame, header
@@ -95,6 +96,15 @@ AT = st.integers(0, len(EVENTS) - 1)
 
 def test_what_a_ledger_records_contradicts_nothing(tmp_path: Path) -> None:
     assert recovered(tmp_path, PAYLOADS).counts() == Ledger.fold(EVENTS).counts()
+
+
+def test_a_step_of_other_attempts_than_those_in_training_is_damage() -> None:
+    place = next(at for at, event in enumerate(EVENTS) if isinstance(event, StepApplied))
+    applied, ledger = EVENTS[place], Ledger.fold(EVENTS[:place])
+    assert isinstance(applied, StepApplied)
+    assert contradiction(ledger, applied) is None
+    other = msgspec.structs.replace(applied, attempts=tuple(each + 1 for each in applied.attempts))
+    assert "is of other attempts than those that are training" in str(contradiction(ledger, other))
 
 
 @pytest.mark.parametrize(

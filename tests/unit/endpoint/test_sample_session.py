@@ -395,6 +395,16 @@ def test_equal_seeds_of_an_agent_do_not_make_equal_turns() -> None:
     assert one != two
 
 
+def test_samples_of_one_group_draw_the_same_request_under_seeds_of_their_own() -> None:
+    engine = DrawnBytes()
+    for sample in range(2):
+        on = session(engine)
+        on.sample = sample
+        asyncio.run(talk(on))
+    one, two = (request.sampling.seed for request, _, _ in engine.calls)
+    assert one != two
+
+
 # --- any conversation -----------------------------------------------------------------------------
 
 TEMPLATES = st.sampled_from(
