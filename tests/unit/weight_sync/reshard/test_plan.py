@@ -199,6 +199,13 @@ def test_all_ranks_compute_the_same_digest_and_another_layout_has_another_one() 
     assert len({planned(source, target).digest, *(each.digest for each in others)}) == 3
 
 
+def test_plans_of_equal_regions_over_other_routes_have_other_digests() -> None:
+    source, target = ModelGrid(data=2), ModelGrid(data=4)
+    apart, together = (planned(source, target, per_machine=each) for each in (1, 4))
+    assert apart.pieces == together.pieces
+    assert apart.digest != together.digest
+
+
 def one_tensor(source: Sequence[Region], target: Sequence[Region]) -> PlacedTensor:
     held, needed = (Placement(tuple((each, (0,)) for each in side)) for side in (source, target))
     return PlacedTensor("w", (4, 4), 2, held, needed)
