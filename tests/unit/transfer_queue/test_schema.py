@@ -39,6 +39,7 @@ def test_a_group_of_one_sample_passes() -> None:
         ("rewards", np.array([0.0], np.float32), r"shape \(1,\).*\(2,\): one per sample"),
         ("generation_logprobs", np.array([0, np.inf, 0], np.float32), "inf at index 1"),
         ("loss_mask", np.array([1, 1, 1], np.int64), "int64; the schema wants bool"),
+        ("generation_logprobs", np.zeros(3, np.float64), "float64; the schema wants float32"),
         ("response_ids", np.array([1, 2], np.int32), "one per response token"),
         ("response_offsets", np.array([0, 2, 2], np.int64), "no empty branch"),
         ("response_offsets", np.array([1, 2, 3], np.int64), "0 first"),
