@@ -38,7 +38,7 @@ NEWEST_STAMP := $(NEWEST_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-gate bench-queue clean
+.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-gate bench-queue clean test-faults
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -53,6 +53,7 @@ help:
 	@echo 'make test-browser  the pages in headless Chromium, where there is one (ARGS="--screenshots docs/images")'
 	@echo 'make test-export   exports read back by TensorBoard and MLflow; installs them'
 	@echo 'make test-trl    losses against the installed TRL, in an environment of its own; installs it'
+	@echo 'make test-faults  plant each fault of tests/faults.md in a copy of the tree; a test has to fail (ARGS="--only F012")'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make test-gpu  a sync, canaries, kill -9 and 20 steps on a CUDA device, and a table of what they took (ARGS="--model DIR")'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
@@ -126,6 +127,9 @@ test-browser: $(BROWSER_STAMP)
 
 test-export: $(EXPORT_STAMP)
 	$(BIN)/python -m pytest tests/export $(ARGS)
+
+test-faults: $(DEV_STAMP)
+	$(BIN)/python -m tests.faults $(ARGS)
 
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m long $(ARGS)
