@@ -18,6 +18,7 @@ FAULTS = read_faults()
 def test_each_fault_has_an_id_of_its_own() -> None:
     ids = [fault.id for fault in FAULTS]
     assert ids == sorted(set(ids))
+    assert len(ids) >= 120
 
 
 def test_each_snippet_occurs_once_in_the_package() -> None:
