@@ -263,8 +263,8 @@ class Ledger(GroupTable):
         version, trained = self.trainer_version + 1, list(self.training.values())
         receipts = [group.receipt for group in trained if group.receipt is not None]
         rewards = [reward for receipt in receipts for reward in receipt.valid_rewards]
-        spans = (spans for receipt in receipts for spans in receipt.of_valid(receipt.version_spans))
-        behind = Counter(self.trainer_version - min(each)[0] for each in spans)
+        oldest = [version for receipt in receipts for version in receipt.oldest_versions]
+        behind = Counter([self.trainer_version - each for each in oldest])
         self._do(
             StepApplied(
                 step,

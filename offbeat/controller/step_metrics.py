@@ -64,8 +64,7 @@ class StepMetricsBuilder:
         self.receipts += receipts
         self.advantages += advantages
         for receipt in receipts:
-            for spans in receipt.of_valid(receipt.version_spans):
-                self.staleness[trainer_version - min(spans)[0]] += 1
+            self.staleness.update([trainer_version - each for each in receipt.oldest_versions])
 
     def close(
         self,

@@ -165,7 +165,10 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def generated_tokens(self) -> tuple[int, ...]:
         """Return of each valid sample its trained tokens; all of a truncated one without any."""
-        samples = zip(self.valid_tokens, self.response_tokens, self.truncated, strict=True)
+        truncated = self.truncated
+        if not any(truncated):
+            return self.of_valid(self.valid_tokens)
+        samples = zip(self.valid_tokens, self.response_tokens, truncated, strict=True)
         return self.of_valid(
             tuple(whole if is_cut and not own else own for own, whole, is_cut in samples)
         )
@@ -228,6 +231,12 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return sum(self.prompt_tokens) + sum(self.response_tokens)
         prompts = zip(self.prompt_tokens, self.branches, strict=True)
         return sum(tokens * count for tokens, count in prompts) + sum(self.response_tokens)
+
+    @property
+    def oldest_versions(self) -> tuple[int, ...]:
+        """Return the weight version of the oldest token of each valid sample."""
+        spans = self.of_valid(self.version_spans)
+        return tuple([version for version, _ in map(min, spans)])
 
     @property
     def oldest_version(self) -> int:
