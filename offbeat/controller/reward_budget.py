@@ -32,6 +32,8 @@ class RewardBudget:
     @property
     def covers_next_group(self) -> bool:
         """Return whether the calls left cover groups in flight, evaluations, and one more group."""
+        if self._limit is None:
+            return True
         evaluations = self._open_evaluations + self._is_one_ahead
         return self._covers(self._state.ledger.in_flight + 1, evaluations)
 
@@ -43,8 +45,9 @@ class RewardBudget:
     @property
     def is_settled(self) -> bool:
         """Return whether the answer can no longer change: nothing is open that may leave calls over."""
-        is_open = self._state.ledger.in_flight or self._open_evaluations
-        return self.covers_next_group or not is_open
+        return self.covers_next_group or not (
+            self._state.ledger.in_flight or self._open_evaluations
+        )
 
     def end_run(self) -> None:
         """End the run as the recipe says, because nothing covers one more group.

@@ -155,8 +155,7 @@ class RolloutPump:
 
     def _next_admission(self) -> Admission | None:
         """Return the admission of one more prompt; None when none is needed or admitted."""
-        state = self._state
-        config, ledger = state.config, state.ledger
+        state, config, ledger = self._state, self._state.config, self._state.ledger
         if state.prompts.is_exhausted:
             return None
         later = sum(ledger.batch_deficits.values()) - ledger.batch_deficits.get(state.step, 0)
@@ -170,22 +169,18 @@ class RolloutPump:
         state = self._state
         match turn:
             case Admission():
-                prompt_index = self._draw(turn)
+                prompt = self._draw(turn)
             case _Again.DUE:
-                prompt_index = self._waiting.pop_due()
+                prompt = self._prompt_again(self._waiting.pop_due())
             case _Again.TRIAL:
-                prompt_index = self._waiting.pop_trial(self._has_room)
-        if prompt_index is None:
+                prompt = self._prompt_again(self._waiting.pop_trial(self._has_room))
+        if prompt is None:
             return
+        prompt_index = prompt.prompt_index
         engine = state.fleet.pick(avoid=self._failed_on(prompt_index))
         if engine is None:
             raise LookupError(
                 f"no engine serves group {prompt_index}, and one did when it was chosen"
-            )
-        prompt = self._prompts.prompt(prompt_index)
-        if prompt is None:
-            raise LookupError(
-                f"the prompt source no longer has prompt {prompt_index}, drawn before"
             )
         attempt = state.ledger.dispatch(prompt_index, engine.name, engine.version)
         state.fleet.took(engine.name)
@@ -199,13 +194,24 @@ class RolloutPump:
         group = self._state.ledger.groups[prompt_index]
         return group.engine if ReturnKind.INFRASTRUCTURE in group.returns else ""
 
-    def _draw(self, admission: Admission) -> int | None:
+    def _draw(self, admission: Admission) -> Prompt | None:
         """Admit the next prompt; return None at the end of the prompts."""
         state = self._state
-        if self._prompts.prompt(state.ledger.totals.drawn) is None:
+        prompt = self._prompts.prompt(state.ledger.totals.drawn)
+        if prompt is None:
             state.prompts.is_exhausted = True
-            return None
-        return state.ledger.admit(admission.target_step)
+        else:
+            state.ledger.admit(admission.target_step)
+        return prompt
+
+    def _prompt_again(self, prompt_index: int) -> Prompt:
+        """Return a prompt that was drawn before."""
+        prompt = self._prompts.prompt(prompt_index)
+        if prompt is None:
+            raise LookupError(
+                f"the prompt source no longer has prompt {prompt_index}, drawn before"
+            )
+        return prompt
 
     def _task(self, prompt: Prompt, attempt: int, engine: EngineRecord) -> RolloutTask:
         config = self._state.config
@@ -268,8 +274,7 @@ class RolloutPump:
             )
             await self._failed(task, failure, incarnation)
             return
-        problem = refusal(receipt, task, group.oldest_version, state.ledger.trainer_version)
-        if problem:
+        if problem := refusal(receipt, task, group.oldest_version, state.ledger.trainer_version):
             failure = RolloutFailed(
                 FailureKind.DATA, task.prompt_index, task.attempt, "refused_at_commit", problem
             )
@@ -279,8 +284,7 @@ class RolloutPump:
         self._waiting.outage_is_over()
         step = max(earliest_step(group.target_step), state.step)
         batch = step + state.ledger.totals.steps_refused  # a refused step uses a batch up
-        unwanted = self._filter.refusal(receipt, batch)
-        if unwanted:
+        if unwanted := self._filter.refusal(receipt, batch):
             state.ledger.drop(task.prompt_index, DropReason.FILTERED, unwanted)
         else:
             state.queue.put(

@@ -114,12 +114,13 @@ class WaitingGroups:
                 return prompt_index
         return None
 
-    def pop_trial(self, has_room: Callable[[int], bool]) -> int | None:
-        """Remove and return that group."""
+    def pop_trial(self, has_room: Callable[[int], bool]) -> int:
+        """Remove and return that group; there must be one."""
         prompt_index = self.next_trial(has_room)
-        if prompt_index is not None:
-            del self._tried[prompt_index]
-            self._backing_off.discard(prompt_index)
+        if prompt_index is None:
+            raise LookupError("no group that was tried in the outage may be tried again")
+        del self._tried[prompt_index]
+        self._backing_off.discard(prompt_index)
         return prompt_index
 
     def _rank(self, prompt_index: int) -> tuple[int, int]:
