@@ -1,6 +1,7 @@
 """Check of receipts at commit: whether a group may be trained. Pure."""
 
 import math
+import operator
 
 from offbeat.messages.groups import Receipt, RolloutTask
 
@@ -53,8 +54,8 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
     tokens = receipt.response_tokens
     if any(not 1 <= n <= most for n, most in zip(receipt.branches, tokens, strict=False)):
         return f"{receipt.branches} branches of samples with {tokens} response tokens"
-    valid = zip(receipt.valid_tokens, receipt.response_tokens, strict=True)
-    if not all(0 <= count <= tokens for count, tokens in valid):
+    valid_tokens = receipt.valid_tokens
+    if min(valid_tokens) < 0 or any(map(operator.gt, valid_tokens, tokens)):
         return f"{receipt.valid_tokens} valid tokens of {receipt.response_tokens}"
     if masked := _refusal_of_masked(receipt, task):
         return masked

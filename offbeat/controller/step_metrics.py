@@ -117,7 +117,7 @@ class StepMetricsBuilder:
     def mean_of(self, what: Literal["generate_s", "reward_s"]) -> float:
         """Return the mean over the groups of their time in the engine, or in the reward."""
         in_engine = what == "generate_s"
-        return statistics.fmean(r.generate_s if in_engine else r.reward_s for r in self.receipts)
+        return statistics.fmean([r.generate_s if in_engine else r.reward_s for r in self.receipts])
 
     @property
     def train_s(self) -> float:
@@ -129,7 +129,7 @@ class StepMetricsBuilder:
         rewards = self.rewards
         generated = [n for receipt in self.receipts for n in receipt.generated_tokens]
         truncated = sum(receipt.truncated_samples for receipt in self.receipts)
-        reasons = [reason for receipt in self.receipts for reason in receipt.finish_reasons]
+        out_of_turns = sum(r.finish_reasons.count(OUT_OF_TURNS) for r in self.receipts)
         flat = sum(min(each) == max(each) for each in (r.valid_rewards for r in self.receipts))
         samples, tokens = len(rewards), sum(receipt.tokens for receipt in self.receipts)
         return {
@@ -148,7 +148,7 @@ class StepMetricsBuilder:
             "off_policy/staleness_max": max(self.staleness),
             "rollout/response_tokens_mean": statistics.fmean(generated),
             "rollout/truncated_fraction": truncated / samples,
-            "rollout/out_of_turns_fraction": reasons.count(OUT_OF_TURNS) / samples,
+            "rollout/out_of_turns_fraction": out_of_turns / samples,
             "rollout/textless_fraction": sum(r.textless_tokens for r in self.receipts)
             / max(1, sum(sum(r.valid_tokens) for r in self.receipts)),
             **self._failed_samples(),
