@@ -56,9 +56,9 @@ def reward_of(value: object) -> float | BadReward:
     if value is None:
         problem = "the reward is None; return a float on every path"
         return BadReward("reward_none", problem, RewardFault.NONE)
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # numpy, torch, jax
-        value = cast("Any", value).item()
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, float) and getattr(value, "shape", None) == ():
+        value = cast("Any", value).item() if hasattr(value, "item") else value  # numpy, torch, jax
+    if not isinstance(value, float | numbers.Real):  # a float is recognized first, and faster
         got = f"{type(value).__name__} {value!r:.80}"
         return BadReward("reward_wrong_type", f"the reward is {got}; return a float")
     try:
