@@ -25,7 +25,7 @@ from offbeat.messages.failures import ActorLost, ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.training import Chunk
-from offbeat.messages.weights import EngineState, WeightDelta, WeightRelease, WeightsAck
+from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.transfer_queue.schema import Columns
 
 Places = tuple[tuple[tuple[int, int], ...], ...]
@@ -156,7 +156,8 @@ class RayGenerator:
         if release.delta is None:
             ref = self._engine.load_weights.remote(fence, epoch, *content, *release.chunks)
         else:
-            header, chunks = without_chunks(release.delta), release.delta.chunks
+            # Ray replaces handles with their content only if they are arguments themselves
+            header, chunks = msgspec.structs.replace(release.delta, chunks=()), release.delta.chunks
             ref = self._engine.load_delta.remote(fence, epoch, *content, header, *chunks)
         try:
             return await reply_of(ref, self.name, "weight sync")
@@ -172,11 +173,6 @@ class RayGenerator:
     async def close(self) -> None:
         with contextlib.suppress(ActorLost):
             await reply_of(self._engine.close.remote(), self.name, "close")
-
-
-def without_chunks(delta: WeightDelta) -> WeightDelta:
-    """Return a delta without handles: Ray replaces those with their content as arguments alone."""
-    return msgspec.structs.replace(delta, chunks=())
 
 
 def flat(chunk: Chunk) -> tuple[Places, list[Any]]:

@@ -23,7 +23,7 @@ from offbeat.weight_sync.dtypes import narrowest_bytes
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 from offbeat.weight_sync.transaction import Transaction
-from offbeat.weight_sync.transport import Room, Source
+from offbeat.weight_sync.transport import Source
 
 MOST_SHARE: Final = 0.5
 """Largest delta, in bytes of the full release: above it, the saving is not worth the rebuilding."""
@@ -63,14 +63,14 @@ class DeltaPacker:
         """Forget the base: the next release has no delta."""
         self._base = None
 
-    def pack(self, source: Source, room: Room | None = None) -> PackedRelease:
-        """Pack a release into the arrays ``room(chunk, bytes)``, new ones by default."""
+    def pack(self, source: Source) -> PackedRelease:
+        """Pack a release into new arrays."""
         base, self._base = self._base, None
         if base is not None and not base.manifest.describes_as(source.manifest):
             base = None
         encoder = None if base is None else _Encoder(base)
         chunks, digests = list[Bytes](), list[str]()
-        for index, (chunk, digest) in enumerate(source.chunks(room)):
+        for index, (chunk, digest) in enumerate(source.chunks()):
             if encoder is not None:
                 encoder.take(index, chunk)
             chunks.append(chunk)

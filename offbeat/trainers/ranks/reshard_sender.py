@@ -25,7 +25,6 @@ from offbeat.weight_sync.transports.messages import Route, ShardRoute, TransferT
 from offbeat.weight_sync.transports.reshard_server import (
     OfferedRelease,
     ReshardServer,
-    sent_from,
 )
 
 _ROUTES: Final = msgspec.msgpack.Decoder(Route)
@@ -115,7 +114,9 @@ class ReshardSender:
         return agreed_delta(by_rank, sealed, digest, self._names)
 
     def _route(self, version: int, digest: str) -> ShardRoute:
-        senders = sent_from(self._routes, version, digest)
+        senders = tuple(
+            msgspec.structs.replace(each, version=version, digest=digest) for each in self._routes
+        )
         return ShardRoute(version, digest, senders, self._source.routes)
 
     def forget(self) -> None:

@@ -66,10 +66,3 @@ class Answer(msgspec.Struct, frozen=True):
 
     error: str = ""  # why the sender refuses; empty: the member may connect
     gone: bool = False  # whether the error is that this sender has another release
-
-
-def another_release(held: str | None, asked: str) -> str:
-    """Say that a sender cannot send the release that is asked for; both are named by digest."""
-    if held is None:
-        return f"the sender holds no release, and {asked} is asked for"
-    return f"the sender holds another release by now: {held}, not {asked}"

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import structlog
 
 from offbeat.config.sections.sync import BUCKETS_AT_ONCE, BUCKETS_IN_FLIGHT
@@ -28,7 +27,6 @@ from offbeat.weight_sync.transports.messages import (
     Join,
     Route,
     TransferTimeouts,
-    another_release,
 )
 from offbeat.weight_sync.transports.wire import BucketLink, BucketWire
 
@@ -152,8 +150,10 @@ class ReshardServer:
     def _problem(self, join: Join, release: OfferedRelease | None) -> str:
         if join.incarnation != self.route.incarnation:
             return f"the sender {join.incarnation} is gone; {self.route.incarnation} has taken its place"
-        if release is None or join.digest != release.digest:
-            return another_release(None if release is None else release.digest, join.digest)
+        if release is None:
+            return f"the sender holds no release, and {join.digest} is asked for"
+        if join.digest != release.digest:
+            return f"the sender holds another release by now: {release.digest}, not {join.digest}"
         if join.layout != release.layout:
             return f"the sender goes by another plan: {release.layout[:8]}, not {join.layout[:8]}"
         if missing := [each for each in join.buckets if each not in release.buckets]:
@@ -183,8 +183,3 @@ class ReshardServer:
             link.send(data, tag)
         # Sent is not received: the connection stays until the engine says that it has everything.
         link.finish(limit_s)
-
-
-def sent_from(routes: tuple[Route, ...], version: int, digest: str) -> tuple[Route, ...]:
-    """Return the addresses of all ranks for one release."""
-    return tuple(msgspec.structs.replace(each, version=version, digest=digest) for each in routes)
