@@ -4,7 +4,7 @@ Knows no torch: the stub and the process of the controller import it.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,4 +69,5 @@ def read_groups(chunk: "TensorDictBase") -> list[Columns]:
     Raises:
         ColumnsMissing: They did not arrive.
     """
-    return [{name: tensor.numpy() for name, tensor in group.items()} for group in chunk.unbind(0)]
+    groups: Sequence[Any] = chunk.unbind(0)
+    return [{name: tensor.numpy() for name, tensor in group.items()} for group in groups]

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch.distributed as dist
+from tensordict import TensorDictBase
 
 from offbeat.actors.stub_trainer_actor import StubSource
 from offbeat.actors.trainer_actor import Advantages, TrainerActor
@@ -63,13 +64,13 @@ class Breakable(StubTrainer):
     def train_microbatch(
         self,
         key: StepKey,
-        groups: Sequence[Columns],
+        chunk: TensorDictBase,
         advantages: Advantages,
         minibatches: Sequence[int] = (),
     ) -> ChunkResult:
         if self.breaks is not None:
             raise self.breaks
-        return super().train_microbatch(key, groups, advantages, minibatches)
+        return super().train_microbatch(key, chunk, advantages, minibatches)
 
     def abort_train_step(self, key: StepKey) -> None:
         if self.breaks is not None:

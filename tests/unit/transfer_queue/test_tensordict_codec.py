@@ -126,7 +126,8 @@ def test_a_chunk_is_a_tensordict_of_views_though_its_columns_are_read_only() -> 
     chunk = build_chunk([first, second])
 
     assert chunk.batch_size == (2,)
-    for columns, entry in zip((first, second), chunk.unbind(0), strict=True):
+    entries: tuple[Any, ...] = chunk.unbind(0)
+    for columns, entry in zip((first, second), entries, strict=True):
         assert {name: each.data_ptr() for name, each in entry.items()} == {
             name: address_of(values) for name, values in columns.items()
         }
@@ -147,6 +148,6 @@ def test_groups_of_a_chunk_are_stacked_again_in_another_order() -> None:
 
 
 def test_a_ragged_column_of_all_groups_is_jagged_on_request() -> None:
-    chunk = build_chunk([group(), {"response_ids": np.arange(3, dtype=np.int32)}])
-    jagged: Any = chunk.get("response_ids", as_nested_tensor=True, layout=torch.jagged)
+    chunk: Any = build_chunk([group(), {"response_ids": np.arange(3, dtype=np.int32)}])
+    jagged = chunk.get("response_ids", as_nested_tensor=True, layout=torch.jagged)
     assert jagged.offsets().diff().tolist() == [len(group()["response_ids"]), 3]
