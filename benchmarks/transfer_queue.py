@@ -45,6 +45,7 @@ from offbeat.messages.worker_report import WorkerReport
 from offbeat.trainers.held_columns import Places, merged
 from offbeat.transfer_queue import schema
 from offbeat.transfer_queue.index import QueueIndex
+from offbeat.transfer_queue.tensordict_codec import build_chunk
 
 SAMPLES: Final = 16
 TOKENS: Final = 2048
@@ -173,7 +174,7 @@ def _as_failure(error: Exception) -> OffbeatError:
 
 
 class Trainer:
-    """Trainer rank that reads the rewards and trains nothing."""
+    """Trainer rank that builds the chunk, reads its rewards and trains nothing."""
 
     def __init__(self) -> None:
         self._numbers = list[int]()
@@ -190,8 +191,8 @@ class Trainer:
         *payloads: Sequence[schema.Columns],
     ) -> ChunkResult:
         """Note the group number of each sample."""
-        for columns in merged(places, payloads):
-            self._numbers += np.asarray(columns[schema.REWARDS], np.int64).tolist()
+        for each in build_chunk(merged(places, payloads)).unbind(0):
+            self._numbers += map(int, each[schema.REWARDS].tolist())
         return ChunkResult(0, len(prompt_indices) * SAMPLES, 1, 0.0)
 
     def numbers(self) -> list[int]:
