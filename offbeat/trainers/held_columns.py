@@ -4,7 +4,7 @@ Knows no torch: the stub and the process of the controller import it.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,5 +69,5 @@ def read_groups(chunk: "TensorDictBase") -> list[Columns]:
     Raises:
         ColumnsMissing: They did not arrive.
     """
-    groups: Sequence[Any] = chunk.unbind(0)
+    groups = cast("Sequence[Any]", chunk.unbind(0))  # tensordict is not fully typed
     return [{name: tensor.numpy() for name, tensor in group.items()} for group in groups]
