@@ -5,8 +5,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from offbeat.messages.media import Media, MediaKind
-from offbeat.transfer_queue.media_columns import columns_of_media
+from offbeat.images.pictures import MediaKind, Pictures
 
 PLACEHOLDER: Final = 60  # token id
 _OPEN, _CLOSE, _LEAST, _MOST = 61, 62, 2, 50  # ids around a picture, and those of text
@@ -100,7 +99,7 @@ def _group(rng: np.random.Generator, size: Size) -> dict[str, Any]:
     prompt = [1, _OPEN, *[PLACEHOLDER] * size.picture_tokens, _CLOSE, *text]
     sides = [[3, size.pixels, size.pixels]]
     values = rng.standard_normal(int(np.prod(sides)), np.float32)
-    media = Media(MediaKind.PIXELS, values, np.array(sides, np.int32))
+    media = Pictures(MediaKind.PIXELS, values, np.array(sides, np.int32)).media
     return {
         "prompt_ids": np.array(prompt, np.int32),
         "response_ids": rng.integers(_LEAST, _MOST, total, dtype=np.int32),
@@ -109,7 +108,7 @@ def _group(rng: np.random.Generator, size: Size) -> dict[str, Any]:
         "weight_versions": np.zeros(total, np.int32),
         "rewards": rng.random(size.samples).astype(np.float32),
         "generation_logprobs": rng.normal(-4, 0.3, total).astype(np.float32),
-        **columns_of_media(media),
+        **media,
     }
 
 

@@ -1,4 +1,4 @@
-"""Loads and makes the parts of an environment worker: tokenizer, pictures, agents."""
+"""Loads and makes the parts of an environment worker: tokenizer, agents."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from offbeat.config.limits import max_sample_tokens
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_agent, make_verifiers
-from offbeat.environments.picture_encoder import PictureEncoder
 from offbeat.generators.end_tokens import end_ids_of
 
 if TYPE_CHECKING:
@@ -28,23 +27,6 @@ def load_tokenizer(config: RunConfig) -> Any:  # noqa: ANN401 -- a tokenizer of 
         local_files_only=True,
         trust_remote_code=config.model.trust_remote_code,
     )
-
-
-def load_pictures(config: RunConfig) -> PictureEncoder | None:
-    """Load the model's image processor, where prompts have pictures; a stub makes its own.
-
-    Raises:
-        NoPictures: The model reads none.
-    """
-    images = config.environment.images
-    if images is None or config.environment.name == "stub":
-        return None
-    # It loads transformers and Pillow.
-    from offbeat.environments.picture_processors import load_processor  # noqa: PLC0415
-
-    model = config.model
-    processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
-    return PictureEncoder(images, processor)
 
 
 def make_agents(

@@ -17,19 +17,19 @@ import ray
 
 from offbeat.actors.call import RemoteBug, reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange, ReplyBatcher
-from offbeat.actors.environment_parts import load_pictures, load_tokenizer, make_agents
+from offbeat.actors.environment_parts import load_tokenizer, make_agents
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.actors.ray_worker import LIVENESS
-from offbeat.config.limits import max_media_bytes, on_failed_sample
+from offbeat.config.limits import on_failed_sample
 from offbeat.config.mixture import environment_views, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.environments.exits import contain_exits
 from offbeat.environments.factory import make_environment
-from offbeat.environments.picture_encoder import PictureEncoder
+from offbeat.environments.media_prompts import MediaEncoder, media_prompts
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
@@ -37,24 +37,23 @@ from offbeat.messages.failures import ActorLost, FailureKind, OffbeatError, Roll
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.media import media_of
 from offbeat.messages.text import first_line
 from offbeat.messages.worker_report import WorkerReport
-from offbeat.multimodal.model_tokens import picture_tokens
-from offbeat.multimodal.picture_tokens import TEXT_ALONE, PictureTokens
+from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens, media_tokens
 from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.failure_log import FailureLog
-from offbeat.rollouts.group import PromptPictures, run_group
+from offbeat.rollouts.group import PromptMedia, run_group
+from offbeat.rollouts.media_log import media_log
 from offbeat.rollouts.response_text import TextlessTokens, response_texts
 from offbeat.rollouts.rollout_log import RolloutLog
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
-from offbeat.rollouts.thumbnails import thumbnails
 from offbeat.rollouts.truncation import TruncationRules, by_length
 from offbeat.run_files.files import RunFiles
 from offbeat.run_files.sharing import Sharing
 from offbeat.telemetry.redaction import Redactor
-from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
 
@@ -239,8 +238,8 @@ class EnvironmentRunner:
     sampling: SamplingParams
     environment: "Environment | AgentGroups"
     tokenizer: Tokenizer | None = None  # None: the environment needs none
-    pictures: PictureEncoder | None = None  # None: prompts have no pictures
-    tokens: PictureTokens = TEXT_ALONE  # of the model, which no text may hold
+    media: MediaEncoder | None = None  # None: prompts have no media
+    tokens: MediaTokens = TEXT_ALONE  # of the model, which no text may hold
     textless: TextlessTokens | None = None  # None: there is no tokenizer
 
     @classmethod
@@ -248,7 +247,7 @@ class EnvironmentRunner:
         """Create the environment; it is not started yet.
 
         Raises:
-            As ``make_environment``, ``make_agent``, ``make_verifiers`` and ``load_processor``.
+            As ``make_environment``, ``make_agent``, ``make_verifiers`` and ``MediaPrompts.encoder``.
         """
         section = view.generator.sampling
         sampling = SamplingParams(
@@ -261,12 +260,13 @@ class EnvironmentRunner:
         if tokenizer is not None:
             textless = TextlessTokens(tokenizer)
             remote = view.model.trust_remote_code
-            tokens = picture_tokens(view.model.path, tokenizer, trust_remote_code=remote)
+            tokens = media_tokens(view.model.path, tokenizer, trust_remote_code=remote)
         if view.environment.is_agent:
             agents = make_agents(view, tokenizer, working_dir, began_with, sampling.stop_token_ids)
             return cls(view, sampling, agents, tokenizer, None, tokens, textless)
         environment = make_environment(view.environment, tokenizer, working_dir, began_with)
-        return cls(view, sampling, environment, tokenizer, load_pictures(view), tokens, textless)
+        media = media_prompts().encoder(view)
+        return cls(view, sampling, environment, tokenizer, media, tokens, textless)
 
     @property
     def reward_calls(self) -> int:
@@ -280,13 +280,13 @@ class EnvironmentRunner:
     async def close(self) -> None:
         """Close the environment. No group may be running."""
         await self.environment.close()
-        if self.pictures is not None:
-            self.pictures.close()
+        if self.media is not None:
+            self.media.close()
 
     async def run_group(
         self, task: RolloutTask, failures: FailureLog, generate: Generate
     ) -> tuple[Receipt, Columns]:
-        """Roll one group out; of an evaluation it also gets texts, and small copies of pictures.
+        """Roll one group out; of an evaluation it also gets texts, and small copies of media.
 
         Raises:
             RolloutFailed: As ``offbeat.rollouts.group.run_group``.
@@ -297,8 +297,8 @@ class EnvironmentRunner:
                 texts = response_texts(self.tokenizer, receipt, columns)
             receipt = msgspec.structs.replace(receipt, texts=texts)
         if task.evaluation:
-            small = tuple(thumbnails(media_of(columns)))
-            receipt = msgspec.structs.replace(receipt, pictures=small)
+            previews = media_log().previews(media_of(columns))
+            receipt = msgspec.structs.replace(receipt, previews=previews)
         return receipt, columns
 
     async def _rolled_out(
@@ -313,7 +313,7 @@ class EnvironmentRunner:
         max_model_len = config.generator.max_model_len
         if not isinstance(self.environment, Environment):
             engine = EngineClient(
-                task, generate, self.sampling, max_model_len, picture_tokens=self.tokens
+                task, generate, self.sampling, max_model_len, media_tokens=self.tokens
             )
             return await self.environment.run_group(engine, policy)
         return await run_group(
@@ -324,7 +324,7 @@ class EnvironmentRunner:
             max_turns=config.environment.max_turns,
             max_model_len=max_model_len,
             policy=policy,
-            pictures=PromptPictures(self.pictures, max_media_bytes(config), self.tokens),
+            media=PromptMedia(self.media, config.environment.max_media_bytes, self.tokens),
         )
 
 

@@ -25,16 +25,16 @@ from offbeat.generators.vllm.engine import VllmEngine
 from offbeat.generators.vllm.lazy_import import Library, load_library, vllm_version
 from offbeat.generators.vllm.load_comparison import NotCompared
 from offbeat.generators.vllm.owner_watch import own_engine_processes
-from offbeat.generators.vllm.picture_families import check_family
 from offbeat.generators.vllm.process_environment import prepare_environment
 from offbeat.generators.vllm.rope import check_rope
+from offbeat.generators.vllm.served_families import check_family
 from offbeat.generators.vllm.staging import StagingArea
 from offbeat.generators.vllm.workarounds import untried
 from offbeat.generators.weight_fetch import in_thread
 from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightDelta
-from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.rules import media_rules
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.layout_file import write_layout
@@ -74,7 +74,7 @@ class VllmEngineActor(EngineActor):
                 config.max_sequences,
                 config.max_model_len,
                 llm.model_config.get_vocab_size(),
-                picture_rules(llm.model_config.hf_config),
+                media_rules(llm.model_config.hf_config),
             ),
             config=config.vllm,
         )

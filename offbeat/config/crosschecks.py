@@ -15,7 +15,7 @@ from offbeat.config.crosschecks_demonstrations import demonstration_clashes
 from offbeat.config.crosschecks_encoder import encoder_clashes, encoder_device_clashes
 from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes, rank_clashes, rank_gpu_clashes
-from offbeat.config.crosschecks_images import image_clashes
+from offbeat.config.crosschecks_images import image_clashes, image_layout_clashes
 from offbeat.config.crosschecks_layout import layout_clashes
 from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
 from offbeat.config.crosschecks_moe import moe_clashes
@@ -31,14 +31,10 @@ from offbeat.config.crosschecks_schedule import schedule_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.graders import GRADERS
-from offbeat.config.limits import (
-    freeze_patterns,
-    lora_of,
-    max_group_bytes,
-    max_outstanding_groups,
-)
-from offbeat.config.mixture import environment_views
+from offbeat.config.limits import freeze_patterns, lora_of, max_group_bytes, max_outstanding_groups
+from offbeat.config.mixture import has_media
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.environment import MEDIA_LIMIT
 from offbeat.config.sections.generator import GeneratorConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
 from offbeat.config.sections.trainer import TrainerConfig
@@ -166,8 +162,7 @@ def _names_an_object(target: str) -> bool:
 def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
     group = max_group_bytes(config)
     needed = config.groups_per_step * group
-    has_images = any(each.environment.images for each in environment_views(config).values())
-    images = ("environment.images.max_mib",) if has_images else ()
+    media = (MEDIA_LIMIT,) if has_media(config) else ()
     if config.buffer.capacity_mib * _MIB < needed:
         yield Clash(
             (
@@ -176,12 +171,12 @@ def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
                 "samples_per_group",
                 "generator.max_model_len",
                 "generator.sampling.max_new_tokens",
-                *images,
+                *media,
             ),
             f"buffer.capacity_mib={config.buffer.capacity_mib:g} holds no step of the largest groups: "
             f"{config.groups_per_step} groups of up to {group / _MIB:.3g} MiB need {needed / _MIB:.4g} MiB",
             f"Set buffer.capacity_mib to {-(-needed // _MIB)} or more, or lower groups_per_step, "
-            f"{''.join(f'{key}, ' for key in images)}samples_per_group, generator.max_model_len or "
+            f"{''.join(f'{key}, ' for key in media)}samples_per_group, generator.max_model_len or "
             "generator.sampling.max_new_tokens.",
         )
 
@@ -393,6 +388,7 @@ _REAL_RUNS = (
     in_each_environment(_stubs_come_together),
     vllm_clashes,
     layout_clashes,
+    image_layout_clashes,
     encoder_device_clashes,
     _devices_and_gpus_agree,
     rank_gpu_clashes,

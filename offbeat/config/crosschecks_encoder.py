@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
 from offbeat.config.limits import encoder_of, lora_of
-from offbeat.config.mixture import environment_views
+from offbeat.config.mixture import has_media
 from offbeat.config.run import RunConfig
 
 
@@ -28,8 +28,7 @@ def encoder_clashes(config: RunConfig) -> Iterator[Clash]:
             f"trainer.data_parallel to {multiple}, or, for more ranks that encode the same pictures, "
             "trainer.encoder.tensor_parallel.",
         )
-    views = environment_views(config).values()
-    if all(view.environment.images is None for view in views):
+    if not has_media(config):
         yield Clash(
             ("trainer.encoder", "environment.images"),
             "trainer.encoder makes ranks that encode pictures, and environment.images is not set: no "

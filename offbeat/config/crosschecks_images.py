@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from offbeat.config.clash import Clash
+from offbeat.config.mixture import has_media
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 
 READ_PICTURES: Final = ("function", "custom", "digits", "stub")
 """Environments whose prompts may have pictures."""
@@ -27,4 +29,24 @@ def image_clashes(config: RunConfig) -> Iterator[Clash]:
             ("environment.images", "environment.name"),
             f"environment.images is not used: prompts of environment.name={name} have no pictures",
             f"Leave it out, or set environment.name to one of {', '.join(READ_PICTURES)}.",
+        )
+
+
+def image_layout_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield ranks that divide a vision tower together with the language model."""
+    trainer = config.trainer
+    if not isinstance(trainer, TorchTrainerConfig) or trainer.tensor_parallel == 1:
+        return
+    if trainer.encoder is None and has_media(config):
+        fixes = ["Set trainer.tensor_parallel to 1"]
+        if trainer.lora is None and config.algorithm.loss.teacher_path is None:
+            fixes.append(
+                "or give the tower ranks of its own, beside which the language model may be divided: "
+                "trainer.encoder.data_parallel=1"
+            )
+        yield Clash(
+            ("trainer.tensor_parallel", "environment.images"),
+            f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch does not go "
+            "with environment.images: a vision tower is divided on ranks of its own alone",
+            f"{', '.join(fixes)}.",
         )

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
 from offbeat.config.limits import moe_of
-from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 
@@ -31,19 +30,6 @@ def _torch_divides_plain_models(config: RunConfig, trainer: TorchTrainerConfig) 
             ("trainer.tensor_parallel", "trainer.moe"),
             f"{ranks} does not go with trainer.moe: experts are not divided",
             "Set trainer.tensor_parallel to 1, or leave trainer.moe out.",
-        )
-    views = environment_views(config).values()
-    if trainer.encoder is None and any(view.environment.images is not None for view in views):
-        fixes = ["Set trainer.tensor_parallel to 1"]
-        if trainer.lora is None and config.algorithm.loss.teacher_path is None:
-            fixes.append(
-                "or give the tower ranks of its own, beside which the language model may be divided: "
-                "trainer.encoder.data_parallel=1"
-            )
-        yield Clash(
-            ("trainer.tensor_parallel", "environment.images"),
-            f"{ranks} does not go with environment.images: a vision tower is divided on ranks of its own alone",
-            f"{', '.join(fixes)}.",
         )
 
 

@@ -88,13 +88,7 @@ def _max_group_bytes(config: RunConfig) -> int:
     logprobs = 1 + policy + loss.needs_reference_logprobs + (loss.teacher_path is not None)
     token = 2 * _ID_BYTES + _MASK_BYTES + logprobs * _LOGPROB_BYTES
     sample = response * token + _REWARD_BYTES + boundaries
-    return whole * _ID_BYTES + samples * sample + _OFFSET_BYTES + max_media_bytes(config)
-
-
-def max_media_bytes(config: RunConfig) -> int:
-    """Return the most bytes of the pictures of a prompt; a worker refuses a prompt with more."""
-    images = config.environment.images
-    return 0 if images is None else int(images.max_mib * 2**20)
+    return whole * _ID_BYTES + samples * sample + _OFFSET_BYTES + config.environment.max_media_bytes
 
 
 def on_failed_sample(config: RunConfig) -> OnFailedSample:
@@ -169,8 +163,8 @@ def microbatch_tokens(trainer: TrainerConfig) -> int:
     return trainer.max_tokens_per_microbatch * context
 
 
-def picture_tokens(trainer: TrainerConfig) -> int | None:
-    """Return the most tokens of pictures that an encoder rank computes at once; None: no bound."""
+def encoder_tokens(trainer: TrainerConfig) -> int | None:
+    """Return the most tokens of media that an encoder rank computes at once; None: no bound."""
     encoder = encoder_of(trainer)
     return None if encoder is None else encoder.max_tokens_per_microbatch
 

@@ -111,3 +111,8 @@ def evaluation_paths(config: RunConfig) -> dict[str, str]:
 def environment_workers(config: RunConfig) -> int:
     """Return the number of environment workers: the most that an environment asks for."""
     return max(view.environment.workers for view in environment_views(config).values())
+
+
+def has_media(config: RunConfig) -> bool:
+    """Return whether prompts of any environment may have media."""
+    return any(view.environment.has_media for view in environment_views(config).values())

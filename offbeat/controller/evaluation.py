@@ -28,7 +28,7 @@ from offbeat.controller.receipts import refusal
 from offbeat.controller.reward_budget import RewardBudget
 from offbeat.controller.rollouts import group_seed
 from offbeat.controller.state import RunState
-from offbeat.environments.picture_rows import without_content
+from offbeat.environments.media_prompts import media_prompts
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.failures import (
     ActorLost,
@@ -45,8 +45,8 @@ log = structlog.stdlib.get_logger()
 _STUB_SEQUENCES: Final = 256  # a stub decodes any number at once; this is the default of the others
 
 
-PICTURE_BYTES: Final = 64 * 2**20
-"""Bytes of small copies of pictures that one evaluation keeps; prompts that end later have none."""
+PREVIEW_BYTES: Final = 64 * 2**20
+"""Bytes of small copies of media that one evaluation keeps; prompts that end later have none."""
 
 
 class EvaluationFailed(OffbeatError):
@@ -88,7 +88,7 @@ class Evaluation:
         if (owed := self._due_at_start()) is not None:
             state.evaluation.requested_version = owed
         self._open = dict[str, int]()  # prompts at each engine that is pinned
-        self._picture_bytes = 0  # kept in the evaluation at hand
+        self._preview_bytes = 0  # kept in the evaluation at hand
 
     def is_due(self, version: int) -> bool:
         interval = self._state.config.eval.interval
@@ -193,7 +193,7 @@ class Evaluation:
         if not self._budget.covers_evaluation:
             detail = "what is left of rollout.reward_call_budget does not cover its calls: raise it"
             raise EvaluationFailed(version, detail)
-        self._picture_bytes = 0
+        self._preview_bytes = 0
         room = asyncio.Semaphore(_in_flight(self._state.config) * len(self._open))
         async with asyncio.TaskGroup() as rollouts:
             tasks = [(task, rollouts.create_task(self._one(task, version, room)))
@@ -253,13 +253,13 @@ class Evaluation:
             return EvaluationFailed(version, f"{place} has tokens of versions {of}")
         if refused := refusal(receipt, task, oldest_version=version, trainer_version=version):
             return EvaluationFailed(version, f"{place}: {refused}")
-        return self._with_pictures_in_bounds(receipt)
+        return self._bound_previews(receipt)
 
-    def _with_pictures_in_bounds(self, receipt: Receipt) -> Receipt:
-        nbytes = sum(len(each.rgb) for each in receipt.pictures)
-        if self._picture_bytes + nbytes > PICTURE_BYTES:
-            return msgspec.structs.replace(receipt, pictures=())
-        self._picture_bytes += nbytes
+    def _bound_previews(self, receipt: Receipt) -> Receipt:
+        nbytes = sum(len(each.rgb) for each in receipt.previews)
+        if self._preview_bytes + nbytes > PREVIEW_BYTES:
+            return msgspec.structs.replace(receipt, previews=())
+        self._preview_bytes += nbytes
         return receipt
 
     @contextmanager
@@ -296,7 +296,7 @@ def _samples(
     receipts: Iterable[tuple[RolloutTask, Receipt]], correct_from: float
 ) -> Iterator[ScoredSample]:
     for task, receipt in receipts:
-        row = without_content(task.prompt.data)
+        row = media_prompts().without_content(task.prompt.data)
         prompt = bounded(json.dumps(row, ensure_ascii=False, default=str))
         for sample, is_valid in enumerate(receipt.valid):
             yield ScoredSample(
@@ -313,5 +313,5 @@ def _samples(
                 turns=receipt.turns[sample] if receipt.turns else 1,
                 response=receipt.texts[sample] if receipt.texts else None,
                 prompt=prompt,
-                pictures=() if sample else receipt.pictures,
+                previews=() if sample else receipt.previews,
             )

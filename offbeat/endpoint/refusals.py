@@ -6,7 +6,7 @@ from typing import Final
 from offbeat.endpoint.chat_bridge import TemplateRefused
 from offbeat.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
 from offbeat.generators.errors import InvalidRequest
-from offbeat.messages.failures import OffbeatError, RolloutFailed
+from offbeat.messages.failures import OffbeatError, RolloutFailed, StrayMediaToken
 
 CONTEXT_LENGTH_EXCEEDED: Final = "context_length_exceeded"
 """The code by which agent frameworks know that a conversation has become too long."""
@@ -26,7 +26,7 @@ def refusal_of(error: Exception) -> RequestRefused | None:
             status, code = HTTPStatus.TOO_MANY_REQUESTS, error.limit
         case TemplateRefused():
             status, code = HTTPStatus.BAD_REQUEST, "template_refused"
-        case RolloutFailed(reason="picture_token"):
+        case StrayMediaToken():
             message = f"{error.detail}. An agent's messages are text alone"
             return RequestRefused(HTTPStatus.BAD_REQUEST, error.reason, message, "messages")
         case InvalidRequest() | RolloutFailed(reason="prompt_empty"):

@@ -27,7 +27,7 @@ from offbeat.endpoint.chat_bridge import (
 from offbeat.endpoint.errors import LimitExceeded, SessionFinished
 from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stop_strings import text_before_stop
-from offbeat.messages.failures import RolloutFailed
+from offbeat.messages.failures import RolloutFailed, StrayMediaToken
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateResult
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.multi_turn import Transcript
@@ -363,10 +363,10 @@ def _drawn(prompt: RenderedPrompt, result: GenerateResult, stop: tuple[str, ...]
 def _is_the_agents(error: Exception) -> bool:
     """Say whether a request failed by what the agent sent: the sample itself has not failed."""
     match error:
-        case InvalidRequest():
+        case InvalidRequest() | StrayMediaToken():
             return True
         case RolloutFailed():
-            return error.reason in {"prompt_too_long", "prompt_empty", "picture_token"}
+            return error.reason in {"prompt_too_long", "prompt_empty"}
         case _:
             return False
 

@@ -1,9 +1,7 @@
 """Built-in task for models that read pictures: a digit in a picture that is drawn, not read."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, cast
-
-import msgspec
+from typing import TYPE_CHECKING, Any, cast
 
 from offbeat.environments.digit_pictures import DigitPicture, picture
 from offbeat.environments.picture_errors import BadPicture
@@ -11,13 +9,6 @@ from offbeat.environments.prompts import RowPrompts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-class DigitsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``environment.options`` of the built-in task."""
-
-    rows: Annotated[int, msgspec.Meta(ge=1)] = 65536
-    """Pictures of an epoch; evaluations have as many others."""
 
 
 class DigitPrompts(RowPrompts):

@@ -20,7 +20,6 @@ from offbeat.environments.agent import INHERITED, AgentFunction
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.demonstrations import Demonstrations
-from offbeat.environments.digits import DigitPrompts, DigitsOptions
 from offbeat.environments.episode_process import EpisodeLimits
 from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
@@ -36,11 +35,13 @@ from offbeat.environments.inputs import (
     source_digest,
 )
 from offbeat.environments.killable import RewardTarget
+from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts, prompt_files
 from offbeat.environments.prompts import (
     ArithmeticOptions,
     ArithmeticPrompts,
+    DigitsOptions,
     PromptSource,
     StubPrompts,
 )
@@ -191,7 +192,7 @@ def make_environment(
         NoChatTemplate: The environment needs a chat template, and the tokenizer has none.
     """
     if config.name == "stub":
-        return StubEnvironment(config.images)
+        return StubEnvironment(config)
     if tokenizer is None:
         raise BadEnvironment("model.path", f"environment {config.name!r} needs a tokenizer")
     built_in = _built_in(config, tokenizer, working_dir)
@@ -354,8 +355,7 @@ def _digit_prompts(
     config: RunConfig, *, shuffle: bool, epochs: int | None, held_out: bool = False
 ) -> PromptSource:
     rows = _options(config.environment, DigitsOptions).rows
-    first = rows if held_out else 0
-    return DigitPrompts(rows, seed=config.seed, first=first, shuffle=shuffle, epochs=epochs)
+    return media_prompts().digits(rows, config.seed, epochs, shuffle=shuffle, held_out=held_out)
 
 
 def _reward_target(

@@ -15,7 +15,7 @@ from typing import Final
 
 from offbeat.environments.final_answer import opened_thought
 from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
-from offbeat.environments.picture_rows import without_content
+from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.reward_failure import group_failure
 from offbeat.environments.reward_value import NamedRewards
@@ -86,7 +86,9 @@ class FunctionReward(SingleTurn):
         opening = self._opening(task.prompt) if self._ignores_thinking else ""
         responses = [opening + self._tokenizer.decode(ids) for ids in content_ids(result)]
         try:
-            return await self._pool.score(without_content(task.prompt.data), responses)
+            return await self._pool.score(
+                media_prompts().without_content(task.prompt.data), responses
+            )
         except RewardFailed as error:
             raise group_failure(task, error, error.reason) from error
 
@@ -100,8 +102,6 @@ class FunctionReward(SingleTurn):
             return opening
         try:
             last = self.encode(prompt)[-_LAST_TOKENS:]
-        except (
-            ValueError
-        ):  # a tokenizer without a template: prompts with pictures have a processor's
+        except ValueError:  # a tokenizer without a template: prompts with media have a processor's
             return ""
         return opened_thought(self._tokenizer.decode(last))

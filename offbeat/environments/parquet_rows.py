@@ -33,12 +33,12 @@ class UnreadableParquet(OffbeatError):
 
 
 def parquet_rows(
-    file: BinaryIO, columns: Sequence[str] = (), pictures: Container[str] = ()
+    file: BinaryIO, columns: Sequence[str] = (), media: Container[str] = ()
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of an open file as plain values, in its order.
 
     Only ``columns`` are read, all if none are named. A null is no key: a Parquet row has a place
-    for every column, and a struct for every field. In the columns ``pictures`` a value may be the
+    for every column, and a struct for every field. In the columns ``media`` a value may be the
     bytes of a file, alone or as field ``bytes``; they become ``{"bytes": text in base64}``.
 
     Raises:
@@ -48,11 +48,11 @@ def parquet_rows(
     before = _version(file)
     try:
         parquet = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-        names = _checked_columns(parquet.schema_arrow, columns, pictures)
+        names = _checked_columns(parquet.schema_arrow, columns, media)
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
             for row in batch.to_pylist():
                 yield {
-                    key: _picture(value) if key in pictures else value
+                    key: _file(value) if key in media else value
                     for key, value in _without_nulls(row).items()
                 }
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -61,9 +61,7 @@ def parquet_rows(
         raise UnreadableParquet("was changed while it was read")
 
 
-def _checked_columns(
-    schema: pa.Schema, columns: Sequence[str], pictures: Container[str]
-) -> list[str]:
+def _checked_columns(schema: pa.Schema, columns: Sequence[str], media: Container[str]) -> list[str]:
     names = cast("list[str]", schema.names)
     kinds_by_name = {name: _kind_of(schema, name) for name in columns or names}
     if missing := [name for name, kind in kinds_by_name.items() if kind is None]:
@@ -74,7 +72,7 @@ def _checked_columns(
                 f"has column {name!r} {names.count(name)} times (columns: {', '.join(names)}); "
                 "give each a name of its own"
             )
-        if not (_is_plain(kind) or (name in pictures and _is_picture(kind))):
+        if not (_is_plain(kind) or (name in media and _is_file(kind))):
             raise UnreadableParquet(
                 f"has column {name!r} of type {kind}, which no prompt can hold; "
                 "name the columns that are needed"
@@ -94,10 +92,10 @@ def _kind_of(schema: pa.Schema, name: str) -> pa.DataType | None:
     return kind
 
 
-def _is_picture(kind: pa.DataType) -> bool:
+def _is_file(kind: pa.DataType) -> bool:
     """Return whether values are bytes, structs of ``bytes`` and plain fields, or lists of these."""
     if kinds.is_list(kind) or kinds.is_large_list(kind):
-        return _is_picture(kind.value_type)
+        return _is_file(kind.value_type)
     if kinds.is_struct(kind):
         fields = [kind.field(place) for place in range(kind.num_fields)]
         return all(
@@ -111,9 +109,9 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind)
 
 
-def _picture(value: Any) -> Any:  # noqa: ANN401 - what names a picture, or a list of it
+def _file(value: Any) -> Any:  # noqa: ANN401 - what names a file, or a list of it
     if isinstance(value, list):
-        return [_picture(each) for each in cast("list[Any]", value)]
+        return [_file(each) for each in cast("list[Any]", value)]
     content = cast("dict[str, Any]", value).get("bytes") if isinstance(value, dict) else value
     if isinstance(content, bytes):
         return {"bytes": base64.b64encode(content).decode()}

@@ -11,7 +11,7 @@ from offbeat.environments.picture_rows import names_pictures, picture_bytes, pic
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.groups import Prompt
-from offbeat.messages.media import Media
+from offbeat.messages.media import Media, media_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,8 +84,3 @@ class PictureEncoder:
                 f"prompt; environment.images.max_mib is {most:g}"
             )
             raise BadPicture(shown(pictures_of(prompt.data)[0]), problem)
-
-
-def media_bytes(media: Media) -> int:
-    """Return the bytes that pictures take in the columns of their group."""
-    return media.values.nbytes + media.sizes.nbytes + 4  # and their kind

@@ -26,7 +26,8 @@ from offbeat.environments.picture_errors import (
 )
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.text import rendered_prompt
-from offbeat.messages.media import Media, MediaKind
+from offbeat.images.pictures import MediaKind, Pictures
+from offbeat.messages.media import Media
 
 
 class PictureProcessor(abc.ABC):
@@ -95,7 +96,9 @@ class _Pixels(PictureProcessor):
             problem = "is padded to the size of another: the processor has to resize or cut them"
             raise BadPicture("of the prompt", problem)
         sizes = np.tile(np.array(shape, np.int32), (values.size // int(np.prod(shape)), 1))
-        return made["input_ids"][0].tolist(), Media(MediaKind.PIXELS, values.reshape(-1), sizes)
+        return made["input_ids"][0].tolist(), Pictures(
+            MediaKind.PIXELS, values.reshape(-1), sizes
+        ).media
 
 
 class _Patches(PictureProcessor):
@@ -124,7 +127,7 @@ class _Patches(PictureProcessor):
         text = head + "".join(self._pad * count + after for count, after in expanded)
         ids = self.tokenizer(text, add_special_tokens=add_specials)["input_ids"]
         values = np.asarray(made["pixel_values"], np.float32).reshape(-1)
-        return ids, Media(MediaKind.PATCHES, values, grids)
+        return ids, Pictures(MediaKind.PATCHES, values, grids).media
 
 
 _PIXELS: Final = {

@@ -21,7 +21,7 @@ import msgspec
 from offbeat.config.hub_path import FORM, is_on_hub
 from offbeat.environments.answer_rows import column_of
 from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commit
-from offbeat.environments.picture_rows import PICTURE_KEYS, names_pictures
+from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_row import row_problem
 from offbeat.environments.prompts import RowPrompts
 from offbeat.environments.row_store import RowStore
@@ -106,7 +106,7 @@ class FilePrompts(RowPrompts):
         """Digest of the files' bytes."""
         self.digests = reader.digests
         """Digests of the prompts, in the order of the rows."""
-        self._files_folder = str(files[0].parent.absolute()) if reader.names_pictures else ""
+        self._files_folder = str(files[0].parent.absolute()) if reader.names_media else ""
         super().__init__(len(self._store), shuffle=shuffle, seed=seed, epochs=epochs)
 
     def longest(self, count: int) -> Iterator[Prompt]:
@@ -162,8 +162,9 @@ class _Reader:
         self._columns, self._problem_of, self._shown_of = columns, problem_of, shown_of
         self._digest = hashlib.sha256()
         self.digests = array("Q")
-        self.names_pictures = False
-        """Whether a row of them names a picture."""
+        self._media = media_prompts()
+        self.names_media = False
+        """Whether a row of them names media."""
 
     @property
     def digest(self) -> str:
@@ -227,13 +228,15 @@ class _Reader:
 
         self._digest.update(hashlib.file_digest(file, "sha256").digest())
         try:
-            named = {self._columns.get(key, key) for key in PICTURE_KEYS}
+            named = {self._columns.get(key, key) for key in self._media.ROW_KEYS}
             rows = parquet_rows(file, tuple(self._columns.values()), named)
-            # A null is no key; of a column that is there, and of pictures, it is a row of text.
-            named_here = (self._columns[key] for key in PICTURE_KEYS if key in self._columns)
-            pictures = {column: None for column in named_here if "." not in column}
+            # A null is no key; of a column that is there, and of media, it is a row of text.
+            named_here = (
+                self._columns[key] for key in self._media.ROW_KEYS if key in self._columns
+            )
+            absent = {column: None for column in named_here if "." not in column}
             for number, fields in enumerate(rows, start=1):
-                yield self._from_parquet(path, number, pictures | fields)
+                yield self._from_parquet(path, number, absent | fields)
         except UnreadableParquet as error:
             raise PromptFileError(str(path), 0, error.problem) from error
 
@@ -260,9 +263,9 @@ class _Reader:
         if problem := self._problem_of(mapped):
             raise PromptFileError(str(path), number, problem)
         shown = msgspec.json.encode(self._shown_of(mapped), order="deterministic")
-        if names_pictures(mapped):
-            self.names_pictures = True
-            shown += os.fsencode(path.parent.absolute())  # the names of pictures are relative to it
+        if self._media.names_media(mapped):
+            self.names_media = True
+            shown += os.fsencode(path.parent.absolute())  # the names of media are relative to it
         digest = hashlib.blake2b(shown, digest_size=self.digests.itemsize).digest()
         self.digests.frombytes(digest)
 

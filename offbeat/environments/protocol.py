@@ -22,9 +22,9 @@ from offbeat.messages.media import Media
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """First observation with pictures, as the model's own processor makes it."""
+    """First observation with media, as the model's own processor makes it."""
 
-    token_ids: tuple[int, ...]  # the placeholder tokens of each picture are already expanded
+    token_ids: tuple[int, ...]  # the placeholder tokens of the media are already expanded
     media: Media | None = None
 
 
@@ -46,7 +46,7 @@ class Environment(abc.ABC):
     def encode(self, prompt: Prompt) -> tuple[int, ...] | EncodedPrompt:
         """Return the first observation: at least one token, shared by all samples of the group.
 
-        Token ids alone where the prompt has no pictures.
+        Token ids alone where the prompt has no media.
         """
 
 

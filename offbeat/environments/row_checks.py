@@ -11,12 +11,7 @@ from offbeat.environments.answer_rows import answer_problem
 from offbeat.environments.demonstrations import is_answer
 from offbeat.environments.demonstrations import row_problem as demonstration_problem
 from offbeat.environments.gsm8k import row_problem as question_problem
-from offbeat.environments.picture_rows import (
-    PICTURE_KEYS,
-    names_pictures,
-    pictures_problem,
-    place_problem,
-)
+from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_files import RowCheck, ShownPart
 from offbeat.environments.prompt_row import OF_MESSAGES, of_messages, row_problem, unshown_problem
 from offbeat.environments.text import in_one_form
@@ -28,14 +23,11 @@ _ROW_CHECKS: Final[dict[str, RowCheck]] = {
 }
 """Row checks of environments that need more than a ``prompt`` or ``messages``, or neither."""
 
-_READ_PICTURES: Final = ("function", "custom")
-"""Environments whose prompts may have pictures, which the model's processor encodes."""
+LOOK_AWAY: Final = ("agent", "custom")
+"""Environments that may use keys of media for something else; the others would drop a medium."""
 
-_LOOK_AWAY: Final = ("agent", "custom")
-"""Environments that may use a key ``image`` for something else; the others would drop a picture."""
-
-_SHOWN: Final = ("prompt", "messages", *OF_MESSAGES, *PICTURE_KEYS)
-"""Keys of a row that change the prompt."""
+_SHOWN: Final = ("prompt", "messages", *OF_MESSAGES)
+"""Keys of a row that change the prompt, in addition to the keys of media."""
 
 
 def row_check(config: EnvironmentConfig) -> RowCheck:
@@ -49,7 +41,7 @@ def shown_part(config: EnvironmentConfig) -> ShownPart:
 
     An agent, or a custom environment, may make a prompt of anything in a row.
     """
-    if config.name in _LOOK_AWAY:
+    if config.name in LOOK_AWAY:
         return dict
     if config.name == "gsm8k":
         return itemgetter("question")
@@ -58,7 +50,8 @@ def shown_part(config: EnvironmentConfig) -> ShownPart:
 
 def _shown(row: Mapping[str, object], *, is_demonstration: bool) -> object:
     read = {key: of_messages(row, key) for key in OF_MESSAGES if key in row}
-    shown = {key: value for key in _SHOWN if (value := read.get(key, row.get(key)))}
+    keys = (*_SHOWN, *media_prompts().ROW_KEYS)
+    shown = {key: value for key in keys if (value := read.get(key, row.get(key)))}
     if "messages" in shown:
         messages = cast("Sequence[Mapping[str, Any]]", shown["messages"])
         if is_demonstration:
@@ -70,26 +63,10 @@ def _shown(row: Mapping[str, object], *, is_demonstration: bool) -> object:
 
 def _whole(own: RowCheck, config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
     problem = own(row)
-    if problem is None and config.name not in _LOOK_AWAY:
+    if problem is None and config.name not in LOOK_AWAY:
         is_answered = config.name == "demonstrations"
         problem = unshown_problem(row, makes_chat=config.name == "gsm8k", is_answered=is_answered)
-    return problem or _problem_of_pictures(config, row)
-
-
-def _problem_of_pictures(config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
-    if not names_pictures(row):
-        if config.name in _LOOK_AWAY:
-            return None
-        return place_problem(row, has_places=config.images is not None)
-    if config.images is not None and config.name in _READ_PICTURES:
-        return pictures_problem(row, config.images.max_pictures)
-    if config.name in _LOOK_AWAY:
-        return None
-    fix = "set environment.images" if config.name in _READ_PICTURES else "it reads text alone"
-    return (
-        f"names a picture under 'image' or 'images', which environment.name={config.name} would not "
-        f"show to the model: {fix}, or name the columns that are needed in data.columns"
-    )
+    return problem or media_prompts().row_problem(config, row)
 
 
 def _row_check(config: EnvironmentConfig) -> RowCheck | None:

@@ -22,8 +22,8 @@ class ScoredSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # Text of the response, bounded; None: the environment has no tokenizer, or an older file
     response: str | None = None
     prompt: str | None = None  # row of the set as JSON, bounded; None: an older file
-    # Of the first sample of a prompt: small copies of its first pictures, as the model reads them
-    pictures: tuple[Thumbnail, ...] = ()
+    # Of the first sample of a prompt: small copies of its first media, as the model reads them
+    previews: tuple[Thumbnail, ...] = ()
 
 
 class EvaluatedVersion(msgspec.Struct, frozen=True):

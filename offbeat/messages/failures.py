@@ -103,6 +103,10 @@ class RolloutFailed(OffbeatError):
         )
 
 
+class StrayMediaToken(RolloutFailed):
+    """A text of the group has a token that represents media."""
+
+
 class ActorLost(OffbeatError):
     """A remote process died, or can no longer be reached."""
 

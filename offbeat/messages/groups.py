@@ -141,7 +141,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     environment: str = ""  # of several environments, the name of its own
     # Of each sample of an evaluation, its response as bounded text; empty: not decoded
     texts: tuple[str, ...] = ()
-    pictures: tuple[Thumbnail, ...] = ()  # of the prompt of an evaluation: small copies
+    previews: tuple[Thumbnail, ...] = ()  # of the media of an evaluation's prompt
     # Of each sample of an agent, requests that the endpoint refused; empty: none
     refused_requests: tuple[int, ...] = ()
     textless_tokens: int = 0  # trained tokens whose ids the tokenizer lacks

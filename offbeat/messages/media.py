@@ -1,44 +1,35 @@
-"""Pictures of a prompt, as a model's vision tower reads them: resized, normalised and cut.
+"""Media of a prompt: arrays that all samples of its group share, next to the tokens.
 
-Legend: I pictures, V values over all pictures.
+The core stores, sends and counts them, and never reads them. Names, shapes and meaning belong to the
+option that makes them.
 """
 
-import enum
-from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
+MEDIA_PREFIX: Final = "media_"
+"""Start of the name of every media column."""
 
-class MediaKind(enum.StrEnum):
-    """Layout in which a family of models reads pictures; a closed set."""
-
-    PIXELS = "pixels"  # whole pictures or tiles: Idefics3, SmolVLM, Gemma 3
-    PATCHES = "patches"  # flattened patches of a grid: Qwen2-VL and its successors
-
-
-class Media(msgspec.Struct, frozen=True, eq=False):
-    """Pictures of one prompt, which all samples of its group share.
-
-    The prompt's token ids already hold the placeholder tokens of each picture, in the order of the
-    pictures. Values and sizes are checked where they are made and where they are read:
-    ``transfer_queue.media_columns``.
-    """
-
-    kind: MediaKind
-    values: "NDArray[np.float32]"
-    """[V]: the pictures end to end. ``pixels``: [channels, height, width] each. ``patches``:
-    [t * h * w, values of a patch] each; all patches have as many values."""
-    sizes: "NDArray[np.int32]"
-    """[I, 3]. ``pixels``: channels, height and width. ``patches``: the grid t, h, w."""
+Media = Mapping[str, "NDArray[Any]"]
+"""Media of one prompt by column name. The prompt's token ids already hold their placeholders."""
 
 
 class Thumbnail(NamedTuple):
-    """A small copy of a picture, of at most 96 pixels a side, for people who look at a run."""
+    """A small image of a medium, at most 96 pixels a side, for people who look at a run."""
 
     height: int
     width: int
     rgb: bytes  # height * width * 3, row by row
+
+
+def media_of(columns: Mapping[str, "NDArray[Any]"]) -> Media | None:
+    """Return the media of a group's columns, or None if its prompt has none."""
+    return {k: v for k, v in columns.items() if k.startswith(MEDIA_PREFIX)} or None
+
+
+def media_bytes(media: Media | None) -> int:
+    """Return the bytes that media need in the columns of their group."""
+    return sum(values.nbytes for values in (media or {}).values())

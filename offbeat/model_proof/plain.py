@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.tower import picture_inputs, token_kinds
+from offbeat.multimodal.rules import media_rules
 
 HALF: Final = (torch.bfloat16, torch.float16)
 TOLERANCES: Final = {
@@ -42,7 +42,7 @@ def plain_logprobs(
         model: Model with its attention configured.
         tokens: T tokens, in one row.
         first: Position of the first token. With 0, the model computes positions itself.
-        media: Pictures, to which all placeholder ids among the tokens belong.
+        media: Media, to which all placeholder ids among the tokens belong.
 
     Returns:
         [T - 1] float32.
@@ -51,7 +51,7 @@ def plain_logprobs(
     places = torch.arange(first, first + len(tokens), device=model.device)[None]
     further = {"position_ids": places} if first else {}
     if media is not None:
-        further |= picture_inputs(model, [media]) | token_kinds(model, row)
+        further |= media_rules(model.config).plain_inputs(model, media, row)
     logits = model(input_ids=row, use_cache=False, **further).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(1, row[0, 1:, None])[:, 0]
 

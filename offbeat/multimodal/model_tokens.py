@@ -8,8 +8,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from offbeat.multimodal.picture_rules import picture_rules
-from offbeat.multimodal.picture_tokens import TEXT_ALONE, PictureTokens
+from offbeat.environments.picture_errors import STRAY_TOKEN, UNUSABLE
+from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens
+from offbeat.multimodal.rules import media_rules
 
 _ATTRIBUTES: Final = ("image_token_id", "boi_token_index", "video_token_id")
 """Attributes of the configs of image-text models that name such a token."""
@@ -20,7 +21,7 @@ def picture_tokens(
     tokenizer: Any,  # noqa: ANN401 - of transformers
     *,
     trust_remote_code: bool,
-) -> PictureTokens:
+) -> MediaTokens:
     """Return those of the model at ``path``; ``TEXT_ALONE`` if its config has no vision tower.
 
     Raises:
@@ -39,4 +40,5 @@ def picture_tokens(
     ids = [each for each in named if isinstance(each, int)]
     # One that the tokenizer does not have cannot come out of a text.
     known = zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)
-    return PictureTokens({id_: str(name) for id_, name in known if name}, picture_rules(config))
+    names = {id_: str(name) for id_, name in known if name}
+    return MediaTokens(names, media_rules(config), STRAY_TOKEN, UNUSABLE)

@@ -1,4 +1,4 @@
-"""Pictures of the prompts of one forward pass, and where they stand in its rows. Numpy only.
+"""Media of the prompts of one forward pass, and their places in its rows. Numpy only.
 
 Legend: R rows, T tokens of a row, K placeholder tokens in all rows.
 """
@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import Ints, PictureRules, Tokens
+from offbeat.multimodal.rules import Ints, MediaRules, Tokens
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedPictures:
-    """Pictures of the prompts of one forward pass, and where their features stand in its rows.
+class PlacedMedia:
+    """Media of the prompts of one forward pass, and the places of their features in its rows.
 
-    A prompt that several rows hold has its pictures once.
+    A prompt that several rows hold has its media once.
     """
 
-    media: tuple[Media, ...]  # of the prompts that have pictures
+    media: tuple[Media, ...]  # of the prompts that have some
     places_K: Ints  # indices into the flattened rows
     sources_K: Ints  # index of the feature of each place, over all of ``media``
     axes_3RT: Ints | None = None  # positions on three axes, of a model that has them
@@ -45,25 +45,25 @@ class RowSpan(NamedTuple):
     end: int  # of the last token behind it
 
 
-def blank(rules: PictureRules) -> PlacedPictures:
-    """Return a picture that no prompt has, for a pass that has to compute the tower nevertheless."""
+def blank(rules: MediaRules) -> PlacedMedia:
+    """Return a medium of no prompt, for a pass that has to run the encoder nevertheless."""
     nowhere = np.zeros(0, np.int64)
-    return PlacedPictures((rules.example(np.random.default_rng(0)),), nowhere, nowhere)
+    return PlacedMedia((rules.example(np.random.default_rng(0)),), nowhere, nowhere)
 
 
 def placed(
-    rules: PictureRules,
+    rules: MediaRules,
     prompts: Sequence[Tokens],
     media: Sequence[Media | None],
     spans: Sequence[RowSpan],
     positions_RT: Ints,
-) -> PlacedPictures | None:
-    """Place the pictures of prompts in rows; None if no row's prompt has one.
+) -> PlacedMedia | None:
+    """Place the media of prompts in rows; None if no row's prompt has any.
 
     Args:
         rules: Rules that all prompts comply with.
         prompts: Token ids of each prompt.
-        media: Pictures of each prompt.
+        media: Media of each prompt.
         spans: Prompts in the rows, with all tokens that attend to each.
         positions_RT: Positions of a model without axes.
     """
@@ -89,4 +89,16 @@ def placed(
         return None
     places_K = np.concatenate(places)
     blocks_K = np.cumsum(np.diff(places_K, prepend=-2) != 1) if rules.opens_attention else None
-    return PlacedPictures(tuple(kept), places_K, np.concatenate(sources), axes_3RT, blocks_K)
+    return PlacedMedia(tuple(kept), places_K, np.concatenate(sources), axes_3RT, blocks_K)
+
+
+def placed_by_row(
+    rules: MediaRules,
+    prompts: Sequence[Tokens],
+    media: Sequence[Media | None],
+    positions_RT: Ints,
+) -> PlacedMedia | None:
+    """Place media as ``placed`` does, with one prompt per row."""
+    rows, tokens = positions_RT.shape
+    spans = [RowSpan(row, row * tokens, (row + 1) * tokens) for row in range(rows)]
+    return placed(rules, prompts, media, spans, positions_RT)

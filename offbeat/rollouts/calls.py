@@ -1,17 +1,18 @@
 """Calls of a rollout to its engine and its environment, with typed failures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 import numpy as np
 import structlog
 
 from offbeat.config.user_code import describe
+from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.reward_value import BadReward, reward_of, short_answer
 from offbeat.environments.unavailable import EnvironmentUnavailable
@@ -21,12 +22,13 @@ from offbeat.messages.failures import (
     FailureKind,
     RolloutFailed,
     SchemaError,
+    StrayMediaToken,
 )
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_tokens import TEXT_ALONE, PictureTokens
-from offbeat.transfer_queue.media_columns import columns_of_media
+from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens
+from offbeat.transfer_queue.schema import check_medium
 
 Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
 
@@ -49,9 +51,6 @@ class UniqueRequests:
 
 
 _WRONG_TYPE: Final = "environment_wrong_type"
-PICTURE_TOKEN: Final = "picture_token"  # noqa: S105 - no password
-"""Reason of a failure: a text has a token that represents a picture."""
-
 _LARGEST_TOKEN: Final = 2**31 - 1  # stored as int32
 
 log = structlog.get_logger(__name__)
@@ -65,8 +64,8 @@ class EngineClient:
     generate: Generate
     sampling: SamplingParams
     max_model_len: int  # prompt plus response, in tokens
-    media: Media | None = None  # pictures of the prompt, sent with every request
-    picture_tokens: PictureTokens = TEXT_ALONE  # that no text may hold
+    media: Media | None = None  # of the prompt, sent with every request
+    media_tokens: MediaTokens = TEXT_ALONE  # that no text may hold
 
     def room(self, tokens: int) -> int:
         """Return the number of tokens that still fit after a history of ``tokens``."""
@@ -85,28 +84,32 @@ class EngineClient:
             raise failed(self.task, FailureKind.DATA, "prompt_too_long", detail)
 
     def check_text(self, token_ids: Sequence[int], what: str) -> None:
-        """Check that a text, nothing sampled among it, has no token that represents a picture.
+        """Check that a text, nothing sampled among it, has no token that represents media.
 
         Raises:
-            RolloutFailed: ``picture_token``.
+            StrayMediaToken: It has one.
         """
-        if problem := self.picture_tokens.problem_of_text(token_ids):
-            raise failed(
-                self.task, FailureKind.DATA, PICTURE_TOKEN, _of_row(self.task, what, problem)
-            )
+        if problem := self.media_tokens.problem_of_text(token_ids):
+            raise self._stray_token(what, problem)
 
     def check_prompt(self, prompt: EncodedPrompt) -> None:
-        """Check a first observation against the pictures that the model reads.
+        """Check a first observation against the media that the model reads.
 
         Raises:
-            RolloutFailed: ``picture_token``; ``picture_unusable``: its placeholders are not those of
-                its pictures, or the model reads others.
+            StrayMediaToken: It is a text with a token that represents media.
+            RolloutFailed: Its placeholders are not those of its media, or the model reads others.
         """
-        problem = self.picture_tokens.problem_of_prompt(prompt.token_ids, prompt.media)
+        problem = self.media_tokens.problem_of_prompt(prompt.token_ids, prompt.media)
+        if problem and prompt.media is None:
+            raise self._stray_token("the prompt", problem)
         if problem:
-            reason = PICTURE_TOKEN if prompt.media is None else "picture_unusable"
             detail = _of_row(self.task, "the prompt", problem)
-            raise failed(self.task, FailureKind.DATA, reason, detail)
+            raise failed(self.task, FailureKind.DATA, self.media_tokens.unusable_reason, detail)
+
+    def _stray_token(self, what: str, problem: str) -> StrayMediaToken:
+        task, reason = self.task, self.media_tokens.stray_reason
+        detail = _of_row(task, what, problem)
+        return StrayMediaToken(FailureKind.DATA, task.prompt_index, task.attempt, reason, detail)
 
     async def sample(
         self, request_id: str, history: tuple[int, ...], samples: int, seed: int
@@ -180,21 +183,23 @@ def environment_code(task: RolloutTask) -> Generator[None]:
 
 
 def checked_prompt(task: RolloutTask, values: object) -> EncodedPrompt:
-    """Return a first observation, whose pictures are as the schema declares them.
+    """Return a first observation, whose media are as their option declares them.
 
     Raises:
-        RolloutFailed: ``environment_wrong_type``: as ``checked_tokens``, or the pictures are no
-            ``Media``; ``schema``: the values of the pictures do not fit their sizes.
+        RolloutFailed: ``environment_wrong_type``: as ``checked_tokens``, or the media are no
+            mapping; ``schema``: the arrays do not fit each other.
     """
     if not isinstance(values, EncodedPrompt):
         return EncodedPrompt(checked_tokens(task, values, "the prompt"))
-    media = cast("object", values.media)
-    if not isinstance(media, Media | None):
-        detail = f"the pictures are {type(media).__name__}; return a Media"
+    media = values.media
+    if not isinstance(media, Mapping | None):
+        detail = f"the media are {type(media).__name__}; return a mapping of arrays"
         raise failed(task, FailureKind.DATA, _WRONG_TYPE, detail)
     if media is not None:
         try:
-            columns_of_media(media)
+            for name, array in media.items():
+                check_medium(name, array)
+            media_prompts().check(media)
         except SchemaError as error:  # an engine that computes with them might end
             raise failed(task, FailureKind.DATA, "schema", str(error)) from error
     return EncodedPrompt(checked_tokens(task, values.token_ids, "the prompt"), media)

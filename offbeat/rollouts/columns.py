@@ -23,7 +23,6 @@ from offbeat.messages.groups import (
 from offbeat.messages.media import Media
 from offbeat.rollouts.calls import failed
 from offbeat.transfer_queue import schema
-from offbeat.transfer_queue.media_columns import columns_of_media
 
 Columns = dict[str, NDArray[Any]]
 
@@ -49,7 +48,7 @@ class Rollout:
     answers: tuple[str, ...] = ()  # [G], see Receipt
     branches: tuple[int, ...] = ()  # [G], see Receipt
     refused_requests: tuple[int, ...] = ()  # [G], see Receipt
-    media: Media | None = None  # pictures of the prompt
+    media: Media | None = None  # of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def packed(
         samples = np.arange(len(rollout.branches), dtype=np.int32)
         columns[schema.BRANCH_SAMPLES] = np.repeat(samples, rollout.branches)
     if rollout.media is not None:
-        columns |= columns_of_media(rollout.media)
+        columns |= rollout.media
     required = schema.RECORDED_COLUMNS
     if rollout.logprobs is not None:
         columns[schema.GENERATION_LOGPROBS] = rollout.logprobs

@@ -10,7 +10,7 @@ import structlog
 
 from offbeat.config.user_code import describe, traceback_of
 from offbeat.environments.killable import RewardFailed
-from offbeat.environments.picture_rows import without_content
+from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.text import Tokenizer
 from offbeat.messages.failures import (
     ENVIRONMENT_UNAVAILABLE,
@@ -57,7 +57,9 @@ class FailureLog:
         ):
             return
         self._kept += 1
-        row = json.dumps(without_content(task.prompt.data), ensure_ascii=False, default=str)
+        row = json.dumps(
+            media_prompts().without_content(task.prompt.data), ensure_ascii=False, default=str
+        )
         record = {
             "time": time.time(),
             "group": task.group_id,

@@ -14,9 +14,10 @@ rollout or memory: groups that are not logged are counted in the worker's log.
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,14 +25,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from offbeat.environments.picture_rows import without_content
+from offbeat.environments.media_prompts import media_prompts
 from offbeat.messages.groups import Receipt, RolloutTask, SampleFailure, SampleStatus
-from offbeat.messages.media import Thumbnail
-from offbeat.rollouts.thumbnails import picture_sizes, thumbnails
+from offbeat.messages.media import media_of
+from offbeat.rollouts.media_log import media_log
 from offbeat.run_files.files import Files
 from offbeat.run_files.transfer import send
-from offbeat.telemetry import picture_column
-from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
 log = structlog.stdlib.get_logger()
@@ -49,14 +48,16 @@ ROW_CHARACTERS: Final = 4096  # of a row's other keys, for each of its samples
 _LOGGED: Final = (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS)
 
 
+_NO_MEDIA: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
 class LoggedGroup(NamedTuple):
-    """A group with the columns that are logged, and small copies of its prompt's pictures."""
+    """A group with the columns that are logged, and what the log keeps of its prompt's media."""
 
     task: RolloutTask
     receipt: Receipt
     columns: Columns
-    pictures: Sequence[Thumbnail] = ()
-    picture_sizes: Sequence[tuple[int, int]] = ()  # of all of them, height and width
+    media: Mapping[str, Any] = _NO_MEDIA  # by column
 
 
 class RolloutLog:
@@ -100,16 +101,15 @@ class RolloutLog:
 
         A full file is written in the background.
         """
-        media = media_of(columns)
-        pictures = thumbnails(media)
-        nbytes = _bytes_of(task, receipt, columns) + sum(len(each.rgb) for each in pictures)
+        media, media_bytes = media_log().log_values(media_of(columns))
+        nbytes = _bytes_of(task, receipt, columns) + media_bytes
         if self.held_bytes and self.held_bytes + nbytes > self._held_limit:
             self.not_logged += 1
             if not self._reported:
                 self._report_not_logged()
             return
         logged = {name: _owned(columns[name]) for name in _LOGGED}
-        self._rows.append(LoggedGroup(task, receipt, logged, pictures, picture_sizes(media)))
+        self._rows.append(LoggedGroup(task, receipt, logged, media))
         self._rows_bytes += nbytes
         self.held_bytes += nbytes
         if len(self._rows) >= self._groups_per_file or self._rows_bytes >= self._file_bytes:
@@ -210,8 +210,10 @@ def table(rows: list[LoggedGroup]) -> pa.Table:
     ``response_ids`` are the tokens of the branch; the other fields are those of the sample. The
     prompt is text if the row has text, ``prompt_row`` what else the row has, such as the answer.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
-    for task, receipt, packed, pictures, sizes in rows:
+    media_fields = media_log().log_columns()
+    fields = {**_FIELDS, **media_fields}
+    columns: dict[str, list[Any]] = {name: [] for name in fields}
+    for task, receipt, packed, media in rows:
         offsets = packed[RESPONSE_OFFSETS].tolist()
         responses = packed[RESPONSE_IDS]
         branches = receipt.branches or (1,) * receipt.samples
@@ -242,12 +244,12 @@ def table(rows: list[LoggedGroup]) -> pa.Table:
                 branch,
                 receipt.environment,
                 rest,
-                picture_column.written(pictures) if not row else None,
-                [{"height": high, "width": wide} for high, wide in sizes] if not row else None,
             )
             for name, value in zip(_FIELDS, values, strict=True):
                 columns[name].append(value)
-    return pa.table(columns, schema=pa.schema(list(_FIELDS.items())))
+            for name in media_fields:  # only in the first row of a group
+                columns[name].append(None if row else media.get(name))
+    return pa.table(columns, schema=pa.schema(list(fields.items())))
 
 
 _FIELDS: Final = {
@@ -273,16 +275,12 @@ _FIELDS: Final = {
     "branch": pa.int32(),  # 0 of the first branch of each sample
     "environment": pa.string(),
     "prompt_row": pa.string(),  # JSON, cut
-    # Of the first row of a group: small copies of what the model has seen
-    picture_column.COLUMN: picture_column.TYPE,
-    # Likewise: all pictures, in pixels as the model reads them
-    "picture_sizes": pa.list_(pa.struct([("height", pa.int32()), ("width", pa.int32())])),
 }
 
 
 def rest_of_row(data: Mapping[str, Any]) -> str | None:
     """Return the keys of a prompt's row besides its text as JSON, cut to ``ROW_CHARACTERS``."""
-    shown = without_content(data).items()
+    shown = media_prompts().without_content(data).items()
     rest = {key: value for key, value in shown if key not in {"prompt", "messages"}}
     if not rest:
         return None

@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.messages.media import Media, MediaKind, Thumbnail
+from offbeat.images.pictures import MediaKind, Pictures
+from offbeat.messages.media import Media, Thumbnail
 
 THUMBNAILS: Final = 4
 """Pictures of a prompt that are copied; of one that is cut into tiles, the first tiles."""
@@ -25,8 +26,10 @@ def thumbnails(media: Media | None) -> list[Thumbnail]:
     """Return small copies of the first pictures; contrast is stretched to the whole range."""
     if media is None:
         return []
-    pictures = _pixels(media) if media.kind is MediaKind.PIXELS else _joined_patches(media)
-    return [_small(picture) for picture, _ in zip(pictures, range(THUMBNAILS), strict=False)]
+    pictures = Pictures.of(media)
+    is_pixels = pictures.kind is MediaKind.PIXELS
+    arrays = _pixels(pictures) if is_pixels else _joined_patches(pictures)
+    return [_small(array) for array, _ in zip(arrays, range(THUMBNAILS), strict=False)]
 
 
 def picture_sizes(media: Media | None) -> list[tuple[int, int]]:
@@ -36,26 +39,27 @@ def picture_sizes(media: Media | None) -> list[tuple[int, int]]:
     """
     if media is None:
         return []
-    sizes: list[list[int]] = media.sizes.tolist()
-    if media.kind is MediaKind.PIXELS:
+    pictures = Pictures.of(media)
+    sizes: list[list[int]] = pictures.sizes.tolist()
+    if pictures.kind is MediaKind.PIXELS:
         return [(height, width) for _, height, width in sizes]
-    length = len(media.values) // sum(map(math.prod, sizes))
+    length = len(pictures.values) // sum(map(math.prod, sizes))
     side = next((side for frames in (2, 1) if (side := _side(length, frames))), 0)
     return [(rows * side, columns * side) for _, rows, columns in sizes] if side else []
 
 
-def _pixels(media: Media) -> Iterator[NDArray[Any]]:
+def _pixels(pictures: Pictures) -> Iterator[NDArray[Any]]:
     start = 0
-    for size in media.sizes.tolist():
+    for size in pictures.sizes.tolist():
         end = start + math.prod(size)
-        yield media.values[start:end].reshape(size)
+        yield pictures.values[start:end].reshape(size)
         start = end
 
 
-def _joined_patches(media: Media) -> Iterator[NDArray[Any]]:
+def _joined_patches(pictures: Pictures) -> Iterator[NDArray[Any]]:
     """Yield the first frame of each picture; nothing where the patches are of another layout."""
-    grids = media.sizes.tolist()
-    length = len(media.values) // sum(map(math.prod, grids))
+    grids = pictures.sizes.tolist()
+    length = len(pictures.values) // sum(map(math.prod, grids))
     frames = next((f for f in (2, 1) if _side(length, f)), 0)
     start = 0
     for t, rows, columns in grids:
@@ -64,7 +68,7 @@ def _joined_patches(media: Media) -> Iterator[NDArray[Any]]:
             return
         side, cells = _side(length, frames), (rows // _MERGED, columns // _MERGED)
         shape = (*cells, _MERGED, _MERGED, _CHANNELS, frames, side, side)
-        patches = media.values[start:end].reshape(shape)[..., 0, :, :]
+        patches = pictures.values[start:end].reshape(shape)[..., 0, :, :]
         # To channel, then row of cells, row in a cell, row in a patch, and the same of columns.
         yield patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(_CHANNELS, rows * side, columns * side)
         start = end

@@ -152,13 +152,14 @@ def _numbers(ascending: Sequence[int]) -> str:
 
 
 def _fields(sample: ScoredSample) -> Mapping[str, object]:
-    sizes = [{"height": each.height, "width": each.width} for each in sample.pictures]
-    return msgspec.structs.asdict(sample) | {"pictures": sizes}
+    fields = msgspec.structs.asdict(sample)
+    copies = fields.pop("previews")
+    return fields | {"pictures": [{"height": each.height, "width": each.width} for each in copies]}
 
 
 def _pictures(evaluated: EvaluatedVersion) -> Iterator[str]:
     """Yield where the small copies of the pictures of the prompt are, if it has any."""
-    copies = [each for sample in evaluated.samples for each in sample.pictures]
+    copies = [each for sample in evaluated.samples for each in sample.previews]
     if copies:
         sides = ", ".join(dict.fromkeys(f"{each.width} x {each.height}" for each in copies))
         file = f"{FOLDER}/{evaluated.due:06d}.parquet"

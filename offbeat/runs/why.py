@@ -33,11 +33,11 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.failures import WORKER_LOST, Component, OffbeatError
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
+from offbeat.messages.media import MEDIA_PREFIX
 from offbeat.run_files.files import FAILURES, count_failures
 from offbeat.runs.logged_pictures import LoggedPictures, logged_pictures
 from offbeat.runs.past_run import clock_time
 from offbeat.runs.run_journal import JournalState, RunJournal
-from offbeat.transfer_queue.schema import MEDIA_VALUES
 
 _GROUP: Final = re.compile(r"(?:g-)?(\d{1,18})")
 _SHOWN: Final = 16  # samples whose rewards are spelled out
@@ -127,7 +127,7 @@ def why(run_dir: Path, group: str) -> GroupHistory:
     found = histories.of(prompt_index)
     if not found.moments:
         raise NoSuchGroup(found.group, journal.ledger.totals.drawn, "range")
-    pictures = logged_pictures(run_dir, prompt_index) if histories.has_pictures else []
+    pictures = logged_pictures(run_dir, prompt_index) if histories.has_media else []
     return msgspec.structs.replace(
         found,
         until_unix_s=journal.history.at_s,
@@ -156,8 +156,8 @@ class GroupHistories:
         }
         self._moments = {each: list[GroupEvent]() for each in self._builders}
         self._version, self._until_unix_s = ledger.trainer_version, 0.0
-        self.has_pictures = False
-        """Whether the prompt of one of the groups has pictures, as far as an attempt was committed."""
+        self.has_media = False
+        """Whether the prompt of one of the groups has media, as far as an attempt was committed."""
 
     def take(self, number: int, event: AnyEvent) -> None:
         """Add the next event, which is the journal's ``number``-th."""
@@ -191,7 +191,9 @@ class GroupHistories:
                 index = event.receipt.prompt_index
                 if index not in self._builders:
                     return ()
-                self.has_pictures |= MEDIA_VALUES in event.receipt.columns
+                self.has_media |= any(
+                    name.startswith(MEDIA_PREFIX) for name in event.receipt.columns
+                )
                 return (index,)
             case Claimed() | StepIntent() | StepApplied():
                 return [index for index in event.prompt_indices if index in self._builders]

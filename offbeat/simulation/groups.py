@@ -17,12 +17,12 @@ from offbeat.messages.groups import (
 )
 from offbeat.simulation.engine import FakeEngine
 from offbeat.simulation.records import DrawnSamples
-from offbeat.transfer_queue.schema import MEDIA_COLUMNS, MEDIA_VALUES
 
 T = TypeVar("T")
 PROMPT_TOKENS: Final = 5
 MOST_TURNS: Final = 3
 _COLUMNS: Final = ("response_ids", "rewards")
+_MEDIA_COLUMNS: Final = ("media_values", "media_sizes", "media_kind")
 _TOKEN_BYTES: Final = 13
 _MULTIPLIER: Final = 6364136223846793005
 _INCREMENT: Final = 1442695040888963407
@@ -125,7 +125,7 @@ def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, 
         lengths,
         tuple(["length" if length == longest else "stop" for length in lengths]),
         spans,
-        (*_COLUMNS, *MEDIA_COLUMNS) if media_bytes else _COLUMNS,
+        (*_COLUMNS, *_MEDIA_COLUMNS) if media_bytes else _COLUMNS,
         _TOKEN_BYTES * sum(lengths) + media_bytes,
         0.3,
         0.02,
@@ -156,7 +156,7 @@ def data_problem(content: Content) -> str:
 
 def media_bytes_of(receipt: Receipt) -> int:
     """Return the bytes that a correct receipt counts beyond those of its tokens: its pictures."""
-    if MEDIA_VALUES not in receipt.columns:
+    if _MEDIA_COLUMNS[0] not in receipt.columns:
         return 0
     return receipt.payload_bytes - _TOKEN_BYTES * sum(receipt.response_tokens)
 

@@ -19,6 +19,7 @@ from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.run_files.disk import replacing
 
 FOLDER: Final = "evaluations"
+_PREVIEWS: Final = "previews"  # field of a sample, in a column of another name
 _NAME: Final = re.compile(r"(\d{6,})\.parquet")
 log = structlog.stdlib.get_logger()
 
@@ -54,7 +55,7 @@ class EvaluationFiles:
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415
 
-        from offbeat.telemetry import picture_column  # noqa: PLC0415
+        from offbeat.telemetry import preview_column  # noqa: PLC0415
 
         path = self._folder / f"{evaluated.due:06d}.parquet"
         rows: list[dict[str, Any]] = [
@@ -62,7 +63,7 @@ class EvaluationFiles:
                 "due": evaluated.due,
                 "version": evaluated.version,
                 **msgspec.structs.asdict(sample),
-                picture_column.COLUMN: picture_column.written(sample.pictures),
+                preview_column.column_name(): preview_column.written(sample.previews),
             }
             for sample in evaluated.samples
         ]
@@ -71,8 +72,9 @@ class EvaluationFiles:
         fields |= {
             field.name: kinds.get(field.type, pa.string())
             for field in msgspec.structs.fields(ScoredSample)
+            if field.name != _PREVIEWS
         }
-        fields[picture_column.COLUMN] = picture_column.TYPE
+        fields[preview_column.column_name()] = preview_column.TYPE
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as beside:
@@ -89,7 +91,7 @@ def evaluation_files(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def read_evaluation(path: Path) -> EvaluatedVersion:
-    """Read what ``EvaluationFiles`` wrote, without pictures.
+    """Read what ``EvaluationFiles`` wrote, without small copies of media.
 
     Raises:
         OSError: The file cannot be read.
@@ -97,7 +99,10 @@ def read_evaluation(path: Path) -> EvaluatedVersion:
     """
     import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
 
-    columns = [name for name in pq.read_schema(path).names if name != "pictures"]
+    from offbeat.telemetry import preview_column  # noqa: PLC0415 -- see above
+
+    left_out = preview_column.column_name()
+    columns = [name for name in pq.read_schema(path).names if name != left_out]
     rows = pq.read_table(path, columns=columns).to_pylist()
     return EvaluatedVersion(rows[0]["due"], rows[0]["version"], _samples(rows))
 
@@ -131,12 +136,12 @@ def rows_by_set(path: Path) -> dict[str, list[int]]:
 
 
 def _samples(rows: list[dict[str, Any]]) -> tuple[ScoredSample, ...]:
-    from offbeat.telemetry import picture_column  # noqa: PLC0415 -- see above
+    from offbeat.telemetry import preview_column  # noqa: PLC0415 -- see above
 
     made = list[ScoredSample]()
     for row in rows:
         known = {key: row[key] for key in ScoredSample.__struct_fields__ if key in row}
-        known["pictures"] = picture_column.read(row.get(picture_column.COLUMN))
+        known[_PREVIEWS] = preview_column.read(row.get(preview_column.column_name()))
         made.append(ScoredSample(**known))
     return tuple(made)
 

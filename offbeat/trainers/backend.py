@@ -19,7 +19,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import ChunkResult, StepResult
-from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.step_guard import StepCall, StepGuard
 
@@ -233,9 +233,9 @@ class TrainerBackend(ABC):
         """Return the number of token ids that a prompt may contain."""
 
     @property
-    def picture_rules(self) -> PictureRules | None:
-        """Return what the model demands of pictures; None if it reads none."""
-        return None
+    def media_rules(self) -> MediaRules:
+        """Return the rules of the media that the model reads."""
+        return TEXT_ONLY
 
     @abstractmethod
     def top_logprobs(

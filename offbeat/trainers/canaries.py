@@ -5,7 +5,8 @@ import msgspec
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import VllmGeneratorConfig
 from offbeat.messages.weights import Canary
-from offbeat.multimodal.canary_pictures import Prompts, canary_prompts
+from offbeat.multimodal.canaries import Prompts, canary_prompts
+from offbeat.multimodal.rules import TEXT_ONLY
 from offbeat.trainers.backend import TrainerBackend
 from offbeat.weight_sync.canary import KEPT, QUANTIZED_PROMPTS, prompts, tolerance
 from offbeat.weight_sync.precision import wire_formats
@@ -29,7 +30,7 @@ class Canaries:
         self._is_fixed = given is not None
         self._tolerance = given or tolerance(*formats, rounds_activations=on_gpu)
         # Another engine is asked for text alone: it would take placeholders for tokens
-        self._with_pictures = config.generator.backend == "embedded"
+        self._with_media = config.generator.backend == "embedded"
         self._releases = 0  # published by this process
 
     def add(self, published: PublishedRelease, split: TrainerBackend) -> PublishedRelease:
@@ -48,5 +49,5 @@ class Canaries:
         if self._quantized:
             return prompts(split.vocabulary, QUANTIZED_PROMPTS)
         return canary_prompts(
-            split.vocabulary, split.picture_rules if self._with_pictures else None
+            split.vocabulary, split.media_rules if self._with_media else TEXT_ONLY
         )

@@ -18,6 +18,7 @@ import xxhash
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.stub import StubConfig
+from offbeat.messages.media import media_of
 from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.trainers.backend import (
     Advantages,
@@ -31,7 +32,6 @@ from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
     GENERATION_LOGPROBS,
     LOSS_MASK,
-    MEDIA_COLUMNS,
     POLICY_LOGPROBS,
     PROMPT_IDS,
     REFERENCE_LOGPROBS,
@@ -200,7 +200,8 @@ class StubTrainer(TrainerBackend):
 def _group_digest(group: Columns, advantages: Sequence[float]) -> str:
     digest = xxhash.xxh3_128()
     names = [PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, LOSS_MASK]
-    names += [name for name in (BRANCH_SAMPLES, *MEDIA_COLUMNS) if name in group]
+    names += [name for name in (BRANCH_SAMPLES,) if name in group]
+    names += media_of(group) or ()
     for name in names:
         digest.update(np.ascontiguousarray(group[name]).data)
     digest.update(np.asarray(advantages, np.float64).data)

@@ -8,20 +8,20 @@ otherwise: an agent that rewrites its history leaves several, which are adjacent
 the samples. In a multi-turn sample the tokens of later observations are response tokens with
 ``loss_mask`` False; so are tokens that an earlier branch of the sample trains.
 
-A prompt with pictures has three more columns, once per group (``media_columns``): I pictures, V
-values over all of them.
+A prompt with media has further columns, once per group, whose names start with ``media_``. Only the
+option that makes them knows their number, types and meaning.
 """
 
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.failures import SchemaError
-from offbeat.messages.media import MediaKind
+from offbeat.messages.media import MEDIA_PREFIX
 
 Columns = Mapping[str, NDArray[np.generic]]
 
@@ -34,9 +34,6 @@ class Axis(enum.StrEnum):
     SAMPLE = "sample"  # [G]
     BRANCH = "branch"  # [B]
     OFFSET = "branch boundary"  # [B + 1]
-    GROUP = "group"  # [1]
-    PICTURE = "side of a picture"  # [I * 3]
-    MEDIA = "value of a picture"  # [V], ragged over pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +58,6 @@ REWARDS: Final = "rewards"
 POLICY_LOGPROBS: Final = "policy_logprobs"
 REFERENCE_LOGPROBS: Final = "reference_logprobs"
 TEACHER_LOGPROBS: Final = "teacher_logprobs"
-MEDIA_VALUES: Final = "media_values"
-MEDIA_SIZES: Final = "media_sizes"
-MEDIA_KIND: Final = "media_kind"
-MEDIA_COLUMNS: Final = (MEDIA_VALUES, MEDIA_SIZES, MEDIA_KIND)
-"""The columns of a group whose prompt has pictures: all of them, or none."""
 
 _ENV, _TRAINER = "environment worker", "trainer"
 STANDARD: Final = {
@@ -79,15 +71,12 @@ STANDARD: Final = {
         Column(WEIGHT_VERSIONS, "int32", Axis.RESPONSE, _ENV, (_TRAINER,)),
         Column(REWARDS, "float32", Axis.SAMPLE, _ENV, ("controller, as a tag",)),
         Column(BRANCH_SAMPLES, "int32", Axis.BRANCH, _ENV, (_TRAINER,)),
-        Column(MEDIA_VALUES, "float32", Axis.MEDIA, _ENV, (_TRAINER,)),
-        Column(MEDIA_SIZES, "int32", Axis.PICTURE, _ENV, (_TRAINER,)),
-        Column(MEDIA_KIND, "int32", Axis.GROUP, _ENV, (_TRAINER,)),
         Column(POLICY_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
         Column(REFERENCE_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
         Column(TEACHER_LOGPROBS, "float32", Axis.RESPONSE, _TRAINER, (_TRAINER,)),
     )
 }
-OPTIONAL_COLUMNS: Final = frozenset({BRANCH_SAMPLES, *MEDIA_COLUMNS})
+OPTIONAL_COLUMNS: Final = frozenset({BRANCH_SAMPLES})
 """Columns of the environment worker that not every group has."""
 ROLLOUT_COLUMNS: Final = tuple(
     c.name for c in STANDARD.values() if c.writer == _ENV and c.name not in OPTIONAL_COLUMNS
@@ -121,48 +110,28 @@ def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:
         Axis.SAMPLE: samples,
         Axis.BRANCH: branches,
         Axis.OFFSET: len(offsets),
-        Axis.GROUP: 1,
-        Axis.PICTURE: None,
-        Axis.MEDIA: None,
     }
     for name, values in columns.items():
-        _check_column(name, values, lengths)
-    if any(name in columns for name in MEDIA_COLUMNS):
-        _check_pictures(columns)
+        if name.startswith(MEDIA_PREFIX):
+            check_medium(name, values)
+        else:
+            _check_column(name, values, lengths)
 
 
-def check_media(columns: Columns) -> None:
-    """Check the columns of pictures: all present, typed, finite, values as many as the sizes say.
+def check_medium(name: str, values: object) -> None:
+    """Check that a media column is a finite array with one axis, whatever it means.
 
     Raises:
-        SchemaError: Names the first column at fault, its value and the expected one.
+        SchemaError: It is not, or its name is no name of a media column.
     """
-    for name in MEDIA_COLUMNS:
-        if name in columns:
-            _check_column(name, columns[name], {STANDARD[name].axis: None})
-    _check_pictures(columns)
-
-
-def _check_pictures(columns: Columns) -> None:
-    """Check typed columns of pictures against each other."""
-    for name in MEDIA_COLUMNS:
-        if name not in columns:
-            raise SchemaError(name, "missing", f"with {', '.join(MEDIA_COLUMNS)}, or none of them")
-    kinds, sizes = columns[MEDIA_KIND].tolist(), columns[MEDIA_SIZES]
-    if len(kinds) != 1 or not 0 <= kinds[0] < len(MediaKind):
-        want = ", ".join(f"{code} ({kind})" for code, kind in enumerate(MediaKind))
-        raise SchemaError(MEDIA_KIND, f"{kinds[:8]}", f"one of {want}")
-    if not len(sizes) or len(sizes) % 3 or int(sizes.min()) < 1:
-        raise SchemaError(MEDIA_SIZES, f"{sizes.tolist()[:8]}", "three sides above 0 per picture")
-    # Python's integers: a product of three int32 may overflow 64 bits
-    sides = sizes.tolist()
-    want = sum(a * b * c for a, b, c in zip(sides[::3], sides[1::3], sides[2::3], strict=True))
-    got = len(columns[MEDIA_VALUES])
-    if MediaKind.PATCHES is tuple(MediaKind)[kinds[0]]:
-        if not got or got % want:
-            raise SchemaError(MEDIA_VALUES, f"{got} values", f"a multiple of {want}, the patches")
-    elif got != want:
-        raise SchemaError(MEDIA_VALUES, f"{got} values", f"{want}, by {MEDIA_SIZES}")
+    if not name.startswith(MEDIA_PREFIX):
+        raise SchemaError(name, "not declared", f"a name that starts with {MEDIA_PREFIX}")
+    if not isinstance(values, np.ndarray):
+        raise SchemaError(name, f"a {type(values).__name__}", "an array")
+    array = cast("NDArray[np.generic]", values)
+    if array.ndim != 1:
+        raise SchemaError(name, f"shape {array.shape}", "one axis")
+    _check_finite(name, array)
 
 
 def _samples(sample_of_branch: NDArray[np.generic]) -> int:
@@ -191,6 +160,10 @@ def _check_column(
         raise SchemaError(name, f"shape {values.shape}", f"({want},): one per {column.axis}")
     if column.axis is Axis.PROMPT and len(values) == 0:
         raise SchemaError(name, "empty", "at least one token")
+    _check_finite(name, values)
+
+
+def _check_finite(name: str, values: NDArray[np.generic]) -> None:
     if values.dtype.kind == "f" and not bool(np.isfinite(values).all()):
         bad = int(np.flatnonzero(~np.isfinite(values))[0])
         raise SchemaError(name, f"{values[bad]} at index {bad}", "finite values")

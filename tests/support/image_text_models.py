@@ -30,8 +30,8 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from offbeat.messages.media import Media, MediaKind
-from offbeat.transfer_queue.media_columns import columns_of_media
+from offbeat.images.pictures import MediaKind, Pictures
+from offbeat.messages.media import Media
 
 PLACEHOLDER = 60
 _VOCABULARY = 64
@@ -270,7 +270,7 @@ def patched(seed: int, *grids: tuple[int, int, int]) -> Media:
     """Random pictures of these grids of patches, as the processors of Qwen's families leave them."""
     count = sum(int(np.prod(grid)) for grid in grids) * 3 * 8 * 8
     values = np.random.default_rng(seed).standard_normal(count, np.float32)
-    return Media(MediaKind.PATCHES, values, np.array(grids, np.int32))
+    return Pictures(MediaKind.PATCHES, values, np.array(grids, np.int32)).media
 
 
 def pictures(seed: int, count: int = 1, family: str = "idefics3") -> Media:
@@ -278,7 +278,7 @@ def pictures(seed: int, count: int = 1, family: str = "idefics3") -> Media:
     if family.startswith("qwen"):
         return patched(seed, *([(1, 4, 4), (1, 8, 2)] * count)[:count])
     values = np.random.default_rng(seed).standard_normal(count * 3 * 32 * 32, np.float32)
-    return Media(MediaKind.PIXELS, values, np.array([[3, 32, 32]] * count, np.int32))
+    return Pictures(MediaKind.PIXELS, values, np.array([[3, 32, 32]] * count, np.int32)).media
 
 
 def prompt_with(count: int, *text: int) -> tuple[int, ...]:
@@ -306,7 +306,7 @@ def picture_groups(
         for name in ("generation_logprobs", "policy_logprobs", "reference_logprobs"):
             group[name] = (-4 + rng.normal(0, 0.3, total)).astype(np.float32)
         if count:
-            group |= columns_of_media(pictures(int(rng.integers(1000)), count, family))
+            group |= pictures(int(rng.integers(1000)), count, family)
         groups.append(group)
     return groups
 
@@ -316,8 +316,9 @@ def logprobs_with_features_in_the_prompt_alone(
 ) -> Tensor:
     """Log-probabilities of a response that may have placeholder ids, which stay tokens."""
     ids = torch.tensor([[*prompt, *response]])
-    shape = (1, len(media.sizes), *media.sizes[0].tolist())
-    pixels = torch.from_numpy(media.values).view(shape).to(model.dtype)
+    given = Pictures.of(media)
+    shape = (1, len(given.sizes), *given.sizes[0].tolist())
+    pixels = torch.from_numpy(given.values).view(shape).to(model.dtype)
     features = model.get_image_features(pixel_values=pixels).pooler_output
     embedded = model.get_input_embeddings()(ids).clone()
     is_picture = torch.tensor([*prompt, *response]) == model.config.image_token_id
@@ -331,15 +332,16 @@ def native_inputs(model: PreTrainedModel, ids: Tensor, media: Media | None) -> d
     """What transformers' own forward pass over ids takes for pictures."""
     if media is None:
         return {}
-    values = torch.from_numpy(media.values).to(model.dtype)
-    if media.kind is MediaKind.PIXELS:
-        pixels = values.view(len(media.sizes), *media.sizes[0].tolist())
+    given = Pictures.of(media)
+    values = torch.from_numpy(given.values).to(model.dtype)
+    if given.kind is MediaKind.PIXELS:
+        pixels = values.view(len(given.sizes), *given.sizes[0].tolist())
         if type(model) is Gemma3ForConditionalGeneration:
             return {"pixel_values": pixels, "token_type_ids": (ids == PLACEHOLDER).int()}
         return {"pixel_values": pixels[None]}
     return {
         "pixel_values": values.view(-1, 3 * 8 * 8),
-        "image_grid_thw": torch.from_numpy(media.sizes.astype(np.int64)),
+        "image_grid_thw": torch.from_numpy(given.sizes.astype(np.int64)),
         "mm_token_type_ids": (ids == PLACEHOLDER).int(),
     }
 

@@ -16,8 +16,8 @@ from offbeat.environments.protocol import EncodedPrompt
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.media import Media
 from offbeat.messages.weights import Canary
-from offbeat.multimodal.canary_pictures import canary_prompts
-from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.canaries import canary_prompts
+from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.torch.forward import top_logprobs
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32
 from offbeat.weight_sync.source import ModuleSource
@@ -41,7 +41,7 @@ def pictured(version: int, stale: str = "") -> Weights:
     Of ``stale``, a part of the model, the release holds the weights of version 0.
     """
     model = _model(version)
-    rules = picture_rules(model.config)
+    rules = media_rules(model.config)
     asked = canary_prompts(model.config.text_config.vocab_size, rules)
     canary = Canary(asked, *top_logprobs(model, asked, KEPT), TOLERANCE_FLOAT32)
     sent, loaded = _model(version), _model(0)

@@ -11,6 +11,7 @@ from shared_engine import Shared, TakenOver, load, serve
 
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.generators.errors import InvalidRequest
+from offbeat.images.pictures import Pictures
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.media import Media
@@ -128,7 +129,8 @@ def test_pictures_that_the_model_does_not_read_are_refused_before_they_are_sent(
 ) -> None:
     one = digits_of(3)
     assert isinstance(one.media, Media)
-    small = Media(one.media.kind, one.media.values[: 3 * 16 * 16], one.media.sizes // [1, 2, 2])
+    given = Pictures.of(one.media)
+    small = Pictures(given.kind, given.values[: 3 * 16 * 16], given.sizes // [1, 2, 2]).media
 
     async def story(actor: TakenOver) -> None:
         await load(actor, 1, pictured(0).release)

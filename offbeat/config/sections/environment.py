@@ -7,6 +7,9 @@ from pydantic import Field
 from offbeat.config.base import Config, Options, SectionName
 from offbeat.config.sections.images import ImagesConfig
 
+MEDIA_LIMIT: Final = "environment.images.max_mib"
+"""Key of the limit of the media of a prompt."""
+
 MAKE_PROMPTS: Final = ("arithmetic", "digits", "reasoning_gym", "verifiers")
 """Environments that read no file of prompts."""
 
@@ -122,6 +125,16 @@ class EnvironmentConfig(Config):
 
     images: ImagesConfig | None = None
     """Pictures in prompts, for a model that reads them. null: rows with pictures are refused."""
+
+    @property
+    def has_media(self) -> bool:
+        """Return whether prompts may have media."""
+        return self.images is not None
+
+    @property
+    def max_media_bytes(self) -> int:
+        """Return the most bytes of the media of a prompt; a worker refuses a prompt with more."""
+        return 0 if self.images is None else int(self.images.max_mib * 2**20)
 
     @property
     def is_agent(self) -> bool:

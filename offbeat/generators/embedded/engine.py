@@ -29,7 +29,7 @@ from offbeat.generators.stop_strings import Decode, StopMatcher
 from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 from offbeat.messages.weights import CanaryAnswer
-from offbeat.multimodal.canary_pictures import canary_media
+from offbeat.multimodal.canaries import canary_media
 
 _PREFILL_TOKENS = 16_384  # padded tokens in one prefill: bounds its memory
 _PATIENCE_STEPS = 4  # longest that a small prefill waits for others to join it
@@ -70,8 +70,8 @@ class EmbeddedEngine:
         """Seconds spent in ``step`` since start."""
         nn.Module.to(model, device)  # in place
         self._model = prepare_model(model, max_model_len)
-        vocabulary, pictures = self._model.vocabulary, self._model.pictures
-        self._limits = RequestLimits(max_sequences, max_model_len, vocabulary, pictures)
+        vocabulary, rules = self._model.vocabulary, self._model.media_rules
+        self._limits = RequestLimits(max_sequences, max_model_len, vocabulary, rules)
         self._deterministic = deterministic
         self._seed = seed
         self._seeds = random.Random(seed)
@@ -126,10 +126,10 @@ class EmbeddedEngine:
     def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
         """Return the most probable next token after each canary prompt, as a prefill computes it.
 
-        Prompts with placeholders have the picture of canaries. Keeps nothing.
+        Prompts with placeholders have the medium of canaries. Keeps nothing.
         """
         lengths_P = torch.tensor([len(prompt) for prompt in prompts])
-        media = canary_media(self._model.pictures, prompts)
+        media = canary_media(self._model.media_rules, prompts)
         logits_PV, _ = self._model.prefill(prompts, lengths_P, media=media)
         best = torch.log_softmax(logits_PV.to(self._logprob_dtype), -1).max(-1)
         return list(map(CanaryAnswer, best.indices.tolist(), best.values.tolist()))
@@ -160,8 +160,7 @@ class EmbeddedEngine:
         room = self._limits.max_model_len - len(request.prompt_ids)
         new_tokens = min(request.sampling.max_new_tokens, room)
         matchers = self._matchers(request)
-        rules = self._model.pictures
-        shift = 0 if rules is None else rules.shift(request.media)
+        shift = self._model.media_rules.shift(request.media)
         seed = self._seed_of(request)
         opened = OpenRequest(request, seed, new_tokens, shift=shift, matchers=matchers)
         self._open[request.request_id] = opened

@@ -23,9 +23,9 @@ from offbeat.generators.embedded.cache import ClockedCache, LayerStates
 from offbeat.generators.errors import UndecodableModel
 from offbeat.messages.media import Media
 from offbeat.model_proof.loading import load_causal_lm
-from offbeat.multimodal.picture_rules import picture_rules
-from offbeat.multimodal.placing import RowSpan, placed
-from offbeat.multimodal.tower import masks_by_kind, pictures_in
+from offbeat.multimodal.passes import media_arguments, write_media
+from offbeat.multimodal.placing import placed_by_row
+from offbeat.multimodal.rules import media_rules
 
 _NEEDED_INPUTS = ("input_ids", "attention_mask", "position_ids", "logits_to_keep")
 _CACHE_INPUTS = ("cache", "past_key_values")
@@ -58,7 +58,7 @@ class DecodedModel:
         self.module = model.eval()
         self.vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         self.dtype = model.dtype
-        self.pictures = picture_rules(model.config)
+        self.media_rules = media_rules(model.config)
 
     def prefill(
         self,
@@ -70,34 +70,33 @@ class DecodedModel:
         """Return logits [B, V] after each prompt, and keys and values padded on the right.
 
         Padding needs no mask: causal attention never looks to the right. ``first`` is the position
-        of every prompt's first token. ``media`` are the pictures of each prompt, or empty.
+        of every prompt's first token. ``media`` are the media of each prompt, or empty.
         """
         device, padded = self.module.device, int(lengths_B.max())
         input_ids_BP = torch.zeros(len(prompts), padded, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             input_ids_BP[row, : len(prompt)] = torch.tensor(prompt)
         last, which_B = torch.unique(lengths_B - 1, return_inverse=True)
-        cache, pictures, further = DynamicCache(), None, dict[str, Any]()
-        positions_BP = torch.arange(first, first + padded, device=device)[None]
-        if self.pictures is not None and any(media):
-            starts = [prompt * padded for prompt in range(len(prompts))]
-            spans = [RowSpan(row, start, start + padded) for row, start in enumerate(starts)]
+        cache, placed = DynamicCache(), None
+        inputs: dict[str, Any] = {
+            "position_ids": torch.arange(first, first + padded, device=device)[None]
+        }
+        if any(media):
             tiled_BP = np.tile(np.arange(first, first + padded), (len(prompts), 1))
-            pictures = placed(self.pictures, prompts, media, spans, tiled_BP)
-            if pictures is not None and pictures.axes_3RT is not None:
-                positions_BP = torch.from_numpy(pictures.axes_3RT).to(device)
-            if pictures is not None and pictures.blocks_K is not None:
-                seen_BPP = np.tile(np.tri(padded, dtype=np.bool_), (len(prompts), 1, 1))
-                opened_BPP = torch.from_numpy(pictures.opened(seen_BPP)).to(device)
-                further["attention_mask"] = masks_by_kind(self.module, opened_BPP, self.dtype)
-        with pictures_in(self.module, self.pictures, pictures):
+            placed = placed_by_row(self.media_rules, prompts, media, tiled_BP)
+            inputs |= media_arguments(
+                self.module,
+                placed,
+                lambda: np.tile(np.tri(padded, dtype=np.bool_), (len(prompts), 1, 1)),
+                self.dtype,
+            )
+        with write_media(self.module, self.media_rules, placed):
             output = self.module(
                 input_ids=input_ids_BP.to(device),
-                position_ids=positions_BP,
                 use_cache=True,
                 logits_to_keep=last.to(device),
                 **{self._cache_input: cache},
-                **further,
+                **inputs,
             )
         rows_B = torch.arange(len(prompts), device=device)
         layers = cast("list[DynamicLayer]", cache.layers)  # ``check_declared`` refused others

@@ -20,7 +20,7 @@ from offbeat.generators.embedded.cache import ClockedCache
 from offbeat.generators.embedded.model import DecodedModel, check_declared
 from offbeat.generators.errors import UndecodableModel
 from offbeat.messages.media import Media
-from offbeat.model_proof.pictured_prompts import RESPONSE_TOKENS, pictured_prompts
+from offbeat.model_proof.media_prompts import RESPONSE_TOKENS, media_prompts
 from offbeat.model_proof.plain import (
     HALF,
     TINY_TOLERANCE,
@@ -144,19 +144,19 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
 
 
 def _prove_both(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
-    """Prove decoding of text and behind pictures."""
+    """Prove decoding of text and behind media."""
     prove_model(decoded, max_model_len, tolerance)
-    prove_pictures(decoded, max_model_len, tolerance)
+    prove_media(decoded, max_model_len, tolerance)
 
 
-def prove_pictures(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
-    """Prove decoding behind pictures, if the model reads any.
+def prove_media(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
+    """Prove decoding behind media, if the model reads any.
 
     Raises:
-        UndecodableModel: Decoding and transformers' own pass over ids and pictures differ.
+        UndecodableModel: Decoding and transformers' own pass over ids and media differ.
     """
     model, name = decoded.module, type(decoded.module).__name__
-    prompts = pictured_prompts(model, max_model_len)
+    prompts = media_prompts(model, max_model_len)
     if not prompts:
         return
     sequences = [each.prompt + each.responses[0] for each in prompts]
@@ -170,9 +170,9 @@ def prove_pictures(decoded: DecodedModel, max_model_len: int, tolerance: float) 
     got = _decoded_logprobs(decoded, sequences, lengths, RESPONSE_TOKENS, 0, media)
     gap = distance(got, want)
     if problem := gap.problem(tolerance):
-        problem = f"log-probabilities of decoding behind pictures are {problem}"
+        problem = f"log-probabilities of decoding behind {decoded.media_rules.noun} are {problem}"
         raise UndecodableModel(name, problem, _ANOTHER_ENGINE)
-    _log.info("model.pictures_proved", model=name, dtype=str(decoded.dtype), **gap._asdict())
+    _log.info("model.media_proved", model=name, dtype=str(decoded.dtype), **gap._asdict())
 
 
 def _random_sequences(
@@ -203,12 +203,12 @@ def _decoded_logprobs(
         lengths: Number of tokens of each prompt.
         further: Number of tokens that are decoded one by one.
         first: Position of the first token of every prompt.
-        media: Pictures of each prompt, or empty.
+        media: Media of each prompt, or empty.
     """
     device, lengths_B = decoded.module.device, torch.tensor(lengths)
     shifts_B = torch.zeros_like(lengths_B)
-    if decoded.pictures is not None and media:
-        shifts_B = torch.tensor([decoded.pictures.shift(each) for each in media])
+    if media:
+        shifts_B = torch.tensor([decoded.media_rules.shift(each) for each in media])
     cache = ClockedCache(dtype=decoded.dtype, logprob_dtype=torch.float32, device=device)
     cache.advance()
     prompts = [each[:length] for each, length in zip(sequences, lengths, strict=True)]

@@ -10,7 +10,7 @@ from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.generation import LEAST_TEMPERATURE, GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
-from offbeat.multimodal.picture_rules import READ_FAMILIES, PictureRules
+from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class RequestLimits:
     max_sequences: int
     max_model_len: int
     vocabulary: int
-    pictures: PictureRules | None = None  # None: the model reads none
+    media_rules: MediaRules = TEXT_ONLY
 
     def check(self, request: GenerateRequest) -> None:
         """Raise ``InvalidRequest`` unless every number of the request can be served."""
@@ -46,7 +46,7 @@ class RequestLimits:
                 "Tokenize with the tokenizer of the served model",
             )
         else:
-            yield from self._picture_problems(request)
+            yield from self._media_problems(request)
         if not 1 <= request.samples <= self.max_sequences:
             yield (
                 (f"samples={request.samples} is not in 1..{self.max_sequences}"),
@@ -70,14 +70,14 @@ class RequestLimits:
         if not 0 < sampling.top_p <= 1:
             yield f"top_p={sampling.top_p:g} is not in (0, 1]", "Use 1 to keep every token"
 
-    def _picture_problems(self, request: GenerateRequest) -> Iterator[tuple[str, str]]:
+    def _media_problems(self, request: GenerateRequest) -> Iterator[tuple[str, str]]:
         if request.media is None:
             return
-        if self.pictures is None:
-            fix = f"Serve an image-text model of {', '.join(READ_FAMILIES)}, or leave pictures out"
-            yield "the prompt has pictures, which the served model does not read", fix
-        elif problem := self.pictures.problem(request.prompt_ids, request.media, is_history=True):
-            yield f"the prompt {problem}", "Make ids and pictures with the served model's processor"
+        if problem := self.media_rules.problem(request.prompt_ids, request.media, is_history=True):
+            fix = "Serve a model that reads them, or leave them out"
+            if self.media_rules.reads_media:
+                fix = f"Make ids and {self.media_rules.noun} with the served model's processor"
+            yield f"the prompt {problem}", fix
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class OpenRequest:
     seed: int
     new_tokens: int  # most new tokens per sample, ``max_model_len`` included
     samples: dict[int, Sample] = field(default_factory=dict[int, Sample])  # finished, by index
-    shift: int = 0  # added to the positions of sampled tokens, behind pictures
+    shift: int = 0  # added to the positions of sampled tokens, behind media
     matchers: list[StopMatcher] = field(default_factory=list[StopMatcher])  # by sample, or none
     start: int = -1  # tick of the first prompt token, once running
     first_new: int = -1  # tick of the first generated token, once running

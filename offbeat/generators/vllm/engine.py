@@ -21,7 +21,7 @@ from offbeat.generators.vllm.outputs import label_of, result_of, sampling_argume
 from offbeat.generators.vllm.prompt_inputs import PromptInputs
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import CanaryAnswer
-from offbeat.multimodal.canary_pictures import canary_media
+from offbeat.multimodal.canaries import canary_media
 
 T = TypeVar("T")
 _WARM_UP_TOKENS: Final = 3
@@ -60,7 +60,7 @@ class VllmEngine:
         self.tokens = 0
         """Tokens generated since start."""
         self._vllm, self._end_ids, self._limits, self._clock = library, end_ids, limits, clock
-        self._inputs = PromptInputs(library, limits.pictures)
+        self._inputs = PromptInputs(library, limits.media_rules)
         self._heartbeat_deadline_s = config.heartbeat_deadline_s
         self._kv_kept = config.kv == "keep"
         self._open: dict[str, _Open] = {}
@@ -167,7 +167,7 @@ class VllmEngine:
             *(
                 self._final(self._inputs.of(prompt, media, id_), params, id_, _FIRST)
                 for prompt, media, id_ in zip(
-                    prompts, canary_media(self._limits.pictures, prompts), ids, strict=True
+                    prompts, canary_media(self._limits.media_rules, prompts), ids, strict=True
                 )
             )
         )

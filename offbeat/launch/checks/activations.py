@@ -57,7 +57,7 @@ def estimated_activations(
     import torch
 
     from offbeat.model_proof.loading import model_without_memory
-    from offbeat.multimodal.picture_rules import picture_rules
+    from offbeat.multimodal.rules import media_rules
     from offbeat.trainers.torch.activation_bytes import activation_bytes
     from offbeat.trainers.torch.proof import prove_kind
 
@@ -65,7 +65,7 @@ def estimated_activations(
     if config.model.trust_remote_code:
         return None
     model = model_without_memory(path, trust_remote_code=False)
-    if picture_rules(model.config) is not None:
+    if media_rules(model.config).reads_media:
         return None
     proof = prove_kind(type(model), model.config, length, shared_prompt=trainer.shared_prompt)
     dtype = getattr(torch, config.model.dtype)

@@ -6,7 +6,7 @@ torch and transformers, whose import takes seconds, are imported only if a recip
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from offbeat.config.limits import encoder_of, freeze_patterns, picture_tokens
+from offbeat.config.limits import encoder_of, encoder_tokens, freeze_patterns
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.bridge import messages_said
 from offbeat.launch.checks.finding import Finding, error
@@ -79,7 +79,7 @@ class _Sides(NamedTuple):
 def _model(config: RunConfig) -> "PreTrainedModel | None":
     """Return the model without memory; None if ``check_model_proof`` says what is wrong with it."""
     from offbeat.model_proof.loading import model_without_memory
-    from offbeat.multimodal.picture_rules import picture_rules
+    from offbeat.multimodal.rules import media_rules
     from offbeat.trainers.errors import UntrainableModel
     from offbeat.trainers.torch.freezing import frozen_parameters
 
@@ -88,7 +88,7 @@ def _model(config: RunConfig) -> "PreTrainedModel | None":
         model = model_without_memory(path, trust_remote_code=trust)
     except (OSError, ValueError, KeyError):
         return None
-    if picture_rules(model.config) is None:
+    if not media_rules(model.config).reads_media:
         return None
     try:
         frozen = frozen_parameters(model, freeze_patterns(config))
@@ -154,6 +154,6 @@ def _what_lowers(config: RunConfig, side: "Side", *, is_less_in_half: bool) -> t
 
 
 def _at_once(config: RunConfig) -> str:
-    """Return the pictures that a pass of the tower computes."""
-    tokens = picture_tokens(config.trainer)
-    return "all pictures of a chunk" if tokens is None else f"{tokens} tokens of pictures"
+    """Return the media that a pass of the tower computes."""
+    tokens = encoder_tokens(config.trainer)
+    return "all media of a chunk" if tokens is None else f"{tokens} tokens of media"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from offbeat.config.limits import freeze_patterns, lora_of, moe_of
-from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.launch.checks.adapters import adapter_parameters, check_adapters
 from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.launch.checks.media import media_checks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +27,6 @@ _ROWS = "packed rows"
 _DECODING = "decoding"
 _ENDS = "end of samples"
 _VOCABULARY = "vocabulary"
-_PICTURES = "vision tower"
 _TRAINED = "trained parameters"
 _EXPERTS = "experts"
 
@@ -71,7 +70,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         yield _trained(model, patterns, in_tower=in_tower)
     if config.trainer.backend == "torch" and (moe := moe_of(config)) is not None:
         yield _balanced(model, moe)
-    yield from _pictures(config, model)
+    yield from media_checks().check_model(config, model)
     if config.trainer.backend == "torch":
         yield _rows(config, model, shared_prompt=config.trainer.shared_prompt)
     if decodes:
@@ -88,27 +87,6 @@ def _values(path: str) -> Iterator[Finding]:
     else:
         if stored:
             yield ok(_VALUES, f"{read / stored:.0%} of {stored / 1e9:.3g} GB are read, and finite")
-
-
-def _pictures(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
-    if not any(view.environment.images for view in environment_views(config).values()):
-        return
-    from offbeat.multimodal.picture_rules import READ_FAMILIES, picture_rules
-
-    kind: str = model.config.model_type
-    if (rules := picture_rules(model.config)) is None:
-        seen = f"{type(model).__name__} ({kind}): its pictures are not supported"
-        families = READ_FAMILIES
-        if config.trainer.backend == "megatron":
-            from offbeat.trainers.megatron.image_text import IMAGE_TEXT_FAMILIES
-
-            families = [each for each in families if each in IMAGE_TEXT_FAMILIES]
-        yield error(_PICTURES, seen, f"Take a model of {', '.join(families)}.")
-    else:
-        proof = "proved at the start"
-        if config.trainer.backend == "megatron":
-            proof = "compared with the engine's by canaries (sync.canary_interval)"
-        yield ok(_PICTURES, f"{type(model).__name__} reads {rules.kind.value}; {proof}")
 
 
 def _balanced(model: "PreTrainedModel", moe: MoeConfig) -> Finding:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from offbeat.environments.picture_errors import PLACE
 from offbeat.launch.checks.finding import Finding, error, ok
 from offbeat.messages.text import first_line
-from offbeat.multimodal.picture_tokens import PictureTokens
+from offbeat.multimodal.prompt_tokens import MediaTokens
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,7 +19,7 @@ _SIDES: Final = ((640, 480), (300, 500), (64, 64))
 
 
 def check_processor(
-    path: str, processor: "PictureProcessor", tokens: PictureTokens
+    path: str, processor: "PictureProcessor", tokens: MediaTokens
 ) -> Iterator[Finding]:
     """Run the processor on pictures of its own, and the rules of the model's config on the result.
 

@@ -9,7 +9,7 @@ from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
-from offbeat.environments.picture_encoder import PictureEncoder, media_bytes
+from offbeat.environments.picture_encoder import PictureEncoder
 from offbeat.environments.picture_errors import (
     BadPicture,
     NoPictures,
@@ -25,9 +25,10 @@ from offbeat.launch.checks.picture_processor import check_processor
 from offbeat.launch.checks.prompt_lengths import Refusals, ends_run
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
+from offbeat.messages.media import media_bytes
 from offbeat.messages.text import first_line
 from offbeat.multimodal.model_tokens import picture_tokens
-from offbeat.multimodal.picture_tokens import PictureTokens
+from offbeat.multimodal.prompt_tokens import MediaTokens
 
 _ROWS: Final = 64
 _WITHIN_S: Final = 3.0  # for each file
@@ -79,7 +80,7 @@ def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -
 def _of_source(
     config: RunConfig,
     encoder: PictureEncoder,
-    tokens: PictureTokens,
+    tokens: MediaTokens,
     key: str,
     source: PromptSource,
 ) -> Iterator[Finding]:
@@ -122,7 +123,7 @@ def _of_source(
 
 
 def _encoded(
-    encoder: PictureEncoder, tokens: PictureTokens, prompt: Prompt
+    encoder: PictureEncoder, tokens: MediaTokens, prompt: Prompt
 ) -> EncodedPrompt | tuple[str, str]:
     """Encode a prompt with its pictures, or return the kind of the problem and the problem."""
     try:

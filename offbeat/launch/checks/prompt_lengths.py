@@ -15,7 +15,7 @@ from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.factory import make_environment, make_evaluation_sets, make_prompts
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
-from offbeat.environments.picture_rows import names_pictures
+from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import EncodedPrompt, Environment
 from offbeat.environments.text import Tokenizer
@@ -23,8 +23,7 @@ from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
 from offbeat.messages.text import first_line
-from offbeat.multimodal.model_tokens import picture_tokens
-from offbeat.multimodal.picture_tokens import PictureTokens
+from offbeat.multimodal.prompt_tokens import MediaTokens, media_tokens
 
 _LONGEST_ROWS: Final = 200
 _WITHIN_S: Final = 2.0  # for each file
@@ -39,7 +38,7 @@ class _Texts:
     first: int | None  # token that begins a text, of which there is one
     vocabulary: int  # rows of the model's embeddings
     is_too_large: bool  # whether the tokenizer has tokens beyond them
-    picture_tokens: PictureTokens
+    media_tokens: MediaTokens
 
 
 def check_prompt_lengths(
@@ -47,7 +46,7 @@ def check_prompt_lengths(
 ) -> Iterator[Finding]:
     """Tokenise the longest rows of the prompt files; code of custom environments is not run.
 
-    Rows with pictures are those of ``check_pictures``. ``commits`` are those of paths on the hub.
+    Rows with media are checked by ``MediaChecks.check_media``. ``commits`` are those of paths on the hub.
     """
     if config.environment.name not in {"function", "gsm8k", "demonstrations"}:
         return
@@ -64,7 +63,7 @@ def check_prompt_lengths(
             local_files_only=True,
             trust_remote_code=config.model.trust_remote_code,
         )
-        tokens = picture_tokens(
+        tokens = media_tokens(
             config.model.path, tokenizer, trust_remote_code=config.model.trust_remote_code
         )
         environment = make_environment(config.environment, tokenizer, Path.cwd())
@@ -81,7 +80,7 @@ def check_prompt_lengths(
         first=getattr(tokenizer, "bos_token_id", None),
         vocabulary=vocabulary,
         is_too_large=len(tokenizer) > vocabulary,
-        picture_tokens=tokens,
+        media_tokens=tokens,
     )
     for key, prompts in files.items():
         if isinstance(prompts, FilePrompts) and (key == "data.path" or key in config.eval.paths):
@@ -120,7 +119,7 @@ class _Measured:
     lossy: list[int] = field(default_factory=list[int])
     begun_twice: list[int] = field(default_factory=list[int])
     beyond: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # with the token
-    of_pictures: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    with_media_token: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     refused: Refusals = field(default_factory=Refusals)
 
 
@@ -129,11 +128,11 @@ def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -
     seen = _Measured()
     # A token beyond the embeddings may stand in any row.
     most = prompts.rows if texts.is_too_large else _LONGEST_ROWS
-    count = most if config.environment.images is None else prompts.rows
+    count = most if not config.environment.has_media else prompts.rows
     for prompt in prompts.longest(count):
         if time.monotonic() > give_up_at or seen.rows >= most:
             break
-        if names_pictures(prompt.data):
+        if media_prompts().names_media(prompt.data):
             continue
         try:
             tokens, least = _tokens(texts.environment, prompt)
@@ -146,8 +145,8 @@ def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -
         seen.begun_twice += [prompt.row] if [*tokens[:2]] == [texts.first] * 2 else []
         seen.too_long += [prompt.row] if len(tokens) + least > limit else []
         seen.lossy += [prompt.row] if texts.unknown in tokens else []
-        if problem := texts.picture_tokens.problem_of_text(tokens):
-            seen.of_pictures.append((prompt.row, problem))
+        if problem := texts.media_tokens.problem_of_text(tokens):
+            seen.with_media_token.append((prompt.row, problem))
     if seen.rows:
         yield from _findings(config, key, prompts, seen)
         yield from _token_findings(seen, texts, _summary(key, prompts, seen))
@@ -173,9 +172,9 @@ def _findings(
         yield finding("prompts", message, fix)
     elif seen.longest:
         yield ok("prompts", f"{summary}: {seen.longest} tokens at most")
-    if seen.of_pictures:
-        row, problem = seen.of_pictures[0]
-        bad = len(seen.of_pictures)
+    if seen.with_media_token:
+        row, problem = seen.with_media_token[0]
+        bad = len(seen.with_media_token)
         message = f"{summary}: {bad} cannot be used, the first is row {row}: it {problem}"
         finding = error if ends_run(config, key, prompts.rows, bad) else warning
         yield finding("prompts", message, "Take them out: they fail their group.")

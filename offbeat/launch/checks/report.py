@@ -39,6 +39,7 @@ from offbeat.launch.checks.machine import (
     check_shared_memory,
     this_machine,
 )
+from offbeat.launch.checks.media import media_checks
 from offbeat.launch.checks.microbatches import check_microbatches
 from offbeat.launch.checks.model_files import check_lengths, read_model
 from offbeat.launch.checks.model_proof import (
@@ -47,7 +48,6 @@ from offbeat.launch.checks.model_proof import (
     trained_parameters,
 )
 from offbeat.launch.checks.optimizer_steps import check_optimizer_steps
-from offbeat.launch.checks.pictures import check_pictures
 from offbeat.launch.checks.precision import check_precision
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.samples import check_failed_samples
@@ -181,7 +181,7 @@ def _of_each_environment(
         for finding in chain(
             check_prompts(view, commits, share=share, read=read) if commits is not None else (),
             check_prompt_lengths(view, commits) if has_model and commits is not None else (),
-            check_pictures(view, commits) if has_model and commits is not None else (),
+            media_checks().check_media(view, commits) if has_model and commits is not None else (),
             check_targets(view, Path.cwd()),
             check_command(view, Path.cwd()),
             check_variables(view),

@@ -37,8 +37,8 @@ def check_vllm_model(config: RunConfig) -> Iterator[Finding]:
     if config.generator.backend != "vllm":
         return
     from offbeat.generators.vllm.errors import PicturesUnserved, RopeDiffers
-    from offbeat.generators.vllm.picture_families import check_family
     from offbeat.generators.vllm.rope import check_rope
+    from offbeat.generators.vllm.served_families import check_family
 
     try:
         check_rope(config.model.path, config.generator.max_model_len)

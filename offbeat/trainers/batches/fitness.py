@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.failures import SchemaError
-from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import READ_FAMILIES, PictureRules
+from offbeat.messages.media import Media, media_of
+from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.errors import UnfitColumns
-from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
-    MEDIA_VALUES,
     PROMPT_IDS,
     RESPONSE_IDS,
     RESPONSE_OFFSETS,
@@ -70,46 +68,41 @@ def _check_ids(place: int, name: str, ids: NDArray[np.generic], vocabulary: int)
         raise UnfitColumns(place, name, got, f"0 to {vocabulary - 1}, the model's vocabulary")
 
 
-def pictures_of(place: int, group: Columns, rules: PictureRules | None) -> Media | None:
-    """Return the pictures of a group's prompt, which the model reads; None if it has none.
+def check_media(place: int, group: Columns, rules: MediaRules) -> Media | None:
+    """Return the media of a group's prompt, which the model reads; None if it has none.
 
     Raises:
         UnfitColumns: They do not fit the model, or the prompt's tokens.
     """
-    try:
-        media = media_of(group)
-    except SchemaError as error:
-        raise UnfitColumns(place, error.column, error.got, error.want) from error
+    media = media_of(group)
     if media is None:
         return None
-    if rules is None:
-        want = f"none: the model reads no pictures, as {', '.join(READ_FAMILIES)} do"
-        raise UnfitColumns(place, MEDIA_VALUES, f"{len(media.sizes)} pictures", want)
-    if problem := rules.problem(group[PROMPT_IDS], media, is_history=False):
-        want = "pictures and tokens that the model's own processor made"
-        raise UnfitColumns(place, MEDIA_VALUES, f"a prompt that {problem}", want)
+    try:
+        problem = rules.problem(group[PROMPT_IDS], media, is_history=False)
+    except SchemaError as error:
+        raise UnfitColumns(place, error.column, error.got, error.want) from error
+    if problem:
+        want = f"{rules.noun} and tokens that the model's own processor made"
+        raise UnfitColumns(place, next(iter(media)), f"a prompt that {problem}", want)
     return media
 
 
-def check_placeholders(groups: Sequence[Columns], rules: PictureRules | None) -> None:
-    """Check that no prompt without pictures has a token that stands for one: it would train as text.
+def check_placeholders(groups: Sequence[Columns], rules: MediaRules) -> None:
+    """Check that no prompt without media has a placeholder token: it would train as text.
 
     Prompts of an agent's branches may have them: earlier answers, which are sampled, are part of them.
 
     Raises:
         UnfitColumns: Naming the first group that fails.
     """
-    if rules is None:
-        return
     for place, group in enumerate(groups):
-        if MEDIA_VALUES in group or BRANCH_SAMPLES in group:
+        if BRANCH_SAMPLES in group or media_of(group) is not None:
             continue
         at = np.flatnonzero(np.equal(group[PROMPT_IDS], rules.placeholder))
         if len(at):
-            got = f"{rules.placeholder}, which stands for a picture, at index {at[0]}"
-            raise UnfitColumns(
-                place, PROMPT_IDS, got, "the pictures of a prompt as columns beside it"
-            )
+            got = f"{rules.placeholder}, a placeholder of {rules.noun}, at index {at[0]}"
+            want = f"the {rules.noun} of a prompt as columns next to it"
+            raise UnfitColumns(place, PROMPT_IDS, got, want)
 
 
 def check_length(place: int, group: Columns, name: str, tokens: int) -> None:

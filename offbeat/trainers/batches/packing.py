@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import PictureRules
-from offbeat.multimodal.placing import PlacedPictures, RowSpan, placed
-from offbeat.trainers.batches.fitness import check_layout, check_placeholders, pictures_of
+from offbeat.multimodal.placing import PlacedMedia, RowSpan, placed
+from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
+from offbeat.trainers.batches.fitness import check_layout, check_media, check_placeholders
 from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
     LOSS_MASK,
@@ -53,8 +53,8 @@ class Batch:
     branch: Ints  # per token: index of its branch
     ends: Ints  # per group: index at which its response tokens end
     sample_tokens_S: Ints  # wanted tokens of each branch's sample, in all its branches
-    media: tuple[Media | None, ...] = ()  # pictures of each group's prompt
-    picture_rules: PictureRules | None = None  # None: the model reads no pictures
+    media: tuple[Media | None, ...] = ()  # of each group's prompt
+    media_rules: MediaRules = TEXT_ONLY
 
     @property
     def wanted_samples(self) -> Ints:
@@ -104,7 +104,7 @@ class PackedRows:
     source_N: Ints  # indices into ``Batch.tokens``
     one_branch_a_row: bool  # causal attention needs no mask
     trees: tuple[PromptTree, ...] = ()  # of a flat row: its groups. Empty: a row holds one group
-    pictures: PlacedPictures | None = None  # of the prompts in the rows, each prompt's once
+    media: PlacedMedia | None = None  # of the prompts in the rows, each prompt's once
     is_padding: bool = False  # of no sample: nothing that is computed on it counts
 
     @property
@@ -157,18 +157,18 @@ def flatten(
     *,
     only_trained: bool,
     vocabulary: int,
-    picture_rules: PictureRules | None = None,
+    media_rules: MediaRules = TEXT_ONLY,
 ) -> Batch:
     """Concatenate groups; wanted are the tokens under the loss mask, or all of them.
 
     Raises:
         UnfitColumns: A group's columns do not fit each other, the model's vocabulary, or the
-            pictures that it reads.
+            media that it reads.
     """
     check_layout(groups, (LOSS_MASK,) if only_trained else (), vocabulary)
     if only_trained:
-        check_placeholders(groups, picture_rules)
-    media = tuple(pictures_of(place, group, picture_rules) for place, group in enumerate(groups))
+        check_placeholders(groups, media_rules)
+    media = tuple(check_media(place, group, media_rules) for place, group in enumerate(groups))
     offsets = [np.asarray(group[RESPONSE_OFFSETS], np.int64) for group in groups]
     firsts = np.cumsum([0] + [int(each[-1]) for each in offsets])
     start_S = np.concatenate(
@@ -196,7 +196,7 @@ def flatten(
         ends=firsts[1:],
         sample_tokens_S=np.bincount(sample_S[branch[wanted]], minlength=sample_S[-1] + 1)[sample_S],
         media=media,
-        picture_rules=picture_rules,
+        media_rules=media_rules,
     )
 
 
@@ -256,21 +256,21 @@ def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> Pack
         source_N,
         one_branch_a_row=len(branch_S) == len(rows) and (not flat or len(rows) == 1),
         trees=_trees(prompt_R, first_R, branches_R, length_S - 1) if flat else (),
-        pictures=_pictures(batch, rows, first_R, positions_RT),
+        media=_place_media(batch, rows, first_R, positions_RT),
     )
 
 
-def _pictures(
+def _place_media(
     batch: Batch, rows: Sequence[PackedRow], first_R: Ints, positions_RT: Ints
-) -> PlacedPictures | None:
-    """Return the pictures of the rows' prompts, and where they stand in the flattened rows."""
-    if batch.picture_rules is None or not any(batch.media):
+) -> PlacedMedia | None:
+    """Return the media of the rows' prompts, and their places in the flattened rows."""
+    if not any(batch.media):
         return None
     spans = [
         RowSpan(row.group, first, first + row.length)
         for row, first in zip(rows, first_R.tolist(), strict=True)
     ]
-    return placed(batch.picture_rules, batch.prompts, batch.media, spans, positions_RT)
+    return placed(batch.media_rules, batch.prompts, batch.media, spans, positions_RT)
 
 
 def visible_in(packed: PackedRows) -> Bools:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.batches.packing import Batch, PackedRow, PackedRows, flatten, pack
 from offbeat.trainers.batches.row_costs import RowCosts, RowLayout
 from offbeat.trainers.batches.rows import (
@@ -26,8 +26,8 @@ class MicrobatchPlanner:
     vocabulary: int  # token ids of the model
     call_pairs: float | None = field(default=None, kw_only=True)
     """Cost of one call of split attention, over that of a pair; None: the model cannot split it."""
-    picture_rules: PictureRules | None = field(default=None, kw_only=True)
-    """Pictures that the model reads; None: none."""
+    media_rules: MediaRules = field(default=TEXT_ONLY, kw_only=True)
+    """Media that the model reads."""
 
     def cut(
         self, groups: Sequence[Columns], *, only_trained: bool
@@ -46,7 +46,7 @@ class MicrobatchPlanner:
             groups,
             only_trained=only_trained,
             vocabulary=self.vocabulary,
-            picture_rules=self.picture_rules,
+            media_rules=self.media_rules,
         )
         layout, microbatches = self._cheapest(batch)
         flat = layout is RowLayout.SPLIT

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedConfig
 
-from offbeat.multimodal.picture_rules import deep_layers
+from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.grid.bridge import gradient_dtype
 
 
@@ -22,18 +22,18 @@ class BridgeBytes(NamedTuple):
 def bridge_bytes(
     config: PreTrainedConfig, dtype: torch.dtype, tokens: int, *, trains_tower: bool
 ) -> BridgeBytes:
-    """Return the bytes of the messages that pictures of so many tokens take.
+    """Return the bytes of the messages for media of so many tokens.
 
     A feature is ``hidden size`` numbers of the model's dtype, and as many for each decoder layer that
     has features of its own. Gradients are sent in float32 at least.
 
     Args:
-        config: Of an image-text model.
+        config: Config of the model.
         dtype: Of the weights that passes compute with.
-        tokens: Of pictures.
+        tokens: Placeholders.
         trains_tower: Whether gradients are sent back.
     """
     hidden: int = config.get_text_config(decoder=True).hidden_size
-    numbers = tokens * hidden * (1 + deep_layers(config))
+    numbers = tokens * hidden * (1 + media_rules(config).deep_layers)
     back = gradient_dtype(dtype).itemsize if trains_tower else 0
     return BridgeBytes(numbers * dtype.itemsize, numbers * back)

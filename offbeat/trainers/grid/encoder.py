@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedModel
 
-from offbeat.config.limits import picture_tokens
+from offbeat.config.limits import encoder_tokens
 from offbeat.trainers.grid.encoding import EncodingTrainer
 from offbeat.trainers.grid.trainer import GridTrainer
 
@@ -15,4 +15,4 @@ class EncoderTrainer(EncodingTrainer, GridTrainer):
 
     @property
     def _max_tokens(self) -> int | None:
-        return picture_tokens(self._config)
+        return encoder_tokens(self._config)

@@ -1,4 +1,4 @@
-"""Base of the trainers of encoder ranks, of any backend: pictures of lanes, and their gradients."""
+"""Base of the trainers of encoder ranks, of any backend: media of lanes, and their gradients."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
@@ -15,16 +15,15 @@ from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
 from offbeat.messages.training import ChunkResult
-from offbeat.multimodal.canary_pictures import canary_media
-from offbeat.multimodal.tower import FeaturesMismatch, features
+from offbeat.multimodal.canaries import canary_media
+from offbeat.multimodal.passes import FeaturesMismatch
 from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs
-from offbeat.trainers.batches.fitness import pictures_of
+from offbeat.trainers.batches.fitness import check_media
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import Kind, dtype_code, gradient_dtype
 from offbeat.trainers.grid.errors import BridgeMismatch
 from offbeat.trainers.grid.exchange import ExchangingTrainer
-from offbeat.trainers.grid.microbatches import picture_microbatches
-from offbeat.trainers.grid.provenance import MergedMedia, matched, merged
+from offbeat.trainers.grid.provenance import MergedMedia, matched
 from offbeat.trainers.grid.stacking import example, stacked
 from offbeat.trainers.grid.tower_passes import TowerPasses
 from offbeat.trainers.held_columns import read_groups
@@ -52,7 +51,7 @@ class EncodingTrainer(ExchangingTrainer):
     @property
     @abstractmethod
     def _max_tokens(self) -> int | None:
-        """Return the most tokens of pictures that the tower computes at once; None: no bound."""
+        """Return the most tokens of media that the tower computes at once; None: no bound."""
 
     @property
     def _is_sender(self) -> bool:
@@ -76,10 +75,10 @@ class EncodingTrainer(ExchangingTrainer):
         temperature: float,
         teacher: str | None = None,
     ) -> list[LogprobColumns]:
-        """Encode the pictures of groups whose logprobs the lanes compute; return no columns."""
+        """Encode the media of groups whose logprobs the lanes compute; return no columns."""
         del temperature, teacher
         media, _ = self._prepared_on_all_ranks(
-            "prepare_logprobs", lambda: (self._pictures(chunk, only_trained=False), [])
+            "prepare_logprobs", lambda: (self._media(chunk, only_trained=False), [])
         )
         for name, wanted in ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference)):
             if wanted:
@@ -102,7 +101,7 @@ class EncodingTrainer(ExchangingTrainer):
         self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
     ) -> tuple[TrainedGroups | None, list[PackedRows], ChunkResult]:
         del advantages, sums
-        self._read_pictures(chunk)
+        self._read_media(chunk)
         return None, [], ChunkResult(0, 0, 0, compute_s=0.0)
 
     def _add_groups(
@@ -110,41 +109,41 @@ class EncodingTrainer(ExchangingTrainer):
     ) -> ChunkResult:
         del advantages, sums
         self._encode(
-            self._tower_of(POLICY_LOGPROBS), self._read_pictures(chunk), trained=self._trains_tower
+            self._tower_of(POLICY_LOGPROBS), self._read_media(chunk), trained=self._trains_tower
         )
         return ChunkResult(0, 0, 0, compute_s=0.0)
 
-    def _read_pictures(self, chunk: TensorDictBase) -> list[Media]:
+    def _read_media(self, chunk: TensorDictBase) -> list[Media]:
         media, _ = self._prepared_on_all_ranks(
-            "microbatch", lambda: (self._pictures(chunk, only_trained=True), [])
+            "microbatch", lambda: (self._media(chunk, only_trained=True), [])
         )
         return media
 
-    def _pictures(self, chunk: TensorDictBase, *, only_trained: bool) -> list[Media]:
-        """Return the pictures of the groups that a forward pass of their lane reads."""
+    def _media(self, chunk: TensorDictBase, *, only_trained: bool) -> list[Media]:
+        """Return the media of the groups that a forward pass of their lane reads."""
         found = list[Media]()
         for place, group in enumerate(read_groups(chunk)):
-            media = pictures_of(place, group, self._rules)
+            media = check_media(place, group, self._rules)
             if media is not None and (not only_trained or np.any(group[LOSS_MASK])):
                 found.append(media)
         return found
 
     def _encode(self, model: PreTrainedModel, media: Sequence[Media], *, trained: bool) -> None:
-        """Encode pictures for the lanes that name them, and add the gradients that they send back.
+        """Encode media for the lanes that name them, and add the gradients that they send back.
 
-        All ranks of the world take part. Encoder ranks run the tower together, one without pictures
-        on a picture of noise.
+        All ranks of the world take part. Encoder ranks run the tower together, one without media
+        on noise.
         """
         named = self._named_by_lanes([])
         if not any(named):
             return
         lanes = self._grid.lanes_of(self.peers.rank)
         (batch, own), count = run_and_reduce_max(
-            self.peers, "the pictures", lambda: self._microbatches(media, named)
+            self.peers, "the media", lambda: self._microbatches(media, named)
         )
 
-        def encode(pictures: Media, has_graph: bool) -> Tensor:  # noqa: FBT001 -- its one flag
-            return self._features(model, pictures, has_graph=has_graph)
+        def encode(media: Media, has_graph: bool) -> Tensor:  # noqa: FBT001 -- its one flag
+            return self._features(model, media, has_graph=has_graph)
 
         passes = TowerPasses(own, count, example(self._rules), encode)
         with settled(model):
@@ -167,28 +166,29 @@ class EncodingTrainer(ExchangingTrainer):
     def _microbatches(
         self, media: Sequence[Media], named: Sequence[Sequence[str]]
     ) -> tuple[tuple[MergedMedia, list[Media]], int]:
-        """Return the pictures that this rank's lanes named, with their microbatches, and how many."""
+        """Return the media that this rank's lanes named, with their microbatches, and how many."""
         rank = self.peers.rank
         batch = matched(rank, [named[lane] for lane in self._grid.lanes_of(rank)], media)
         if not batch.media:
             return (batch, []), 0
-        cut = picture_microbatches(merged(batch.media), self._rules, self._max_tokens)
+        whole = self._rules.merge(batch.media)
+        cut = [whole] if self._max_tokens is None else self._rules.cut(whole, self._max_tokens)
         return (batch, cut), len(cut)
 
-    def _features(self, model: PreTrainedModel, pictures: Media, *, has_graph: bool) -> Tensor:
-        """Return the features [blocks, F, H] of pictures, which the tower computes at once."""
+    def _features(self, model: PreTrainedModel, media: Media, *, has_graph: bool) -> Tensor:
+        """Return the features [blocks, F, H] of media, which the tower computes at once."""
         with torch.set_grad_enabled(has_graph):
-            made = stacked(features(model, (pictures,)))
-        wanted = self._rules.features(pictures)
+            made = stacked(self._rules.encode(model, (media,)))
+        wanted = self._rules.count_features(media)
         if made.shape[1] != wanted:
             raise FeaturesMismatch(type(model).__name__, made.shape[1], wanted)
         return made
 
     def _parts(self, batch: MergedMedia, made: Tensor) -> list[Tensor]:
-        """Return the features of each lane, which are none for a lane without pictures."""
+        """Return the features of each lane, which are none for a lane without media."""
         counts, media = list[int](), iter(batch.media)
         for prompts in batch.counts:
-            counts.append(sum(self._rules.features(next(media)) for _ in range(prompts)))
+            counts.append(sum(self._rules.count_features(next(media)) for _ in range(prompts)))
         parts: tuple[Tensor, ...] = torch.split(made, counts, dim=1)
         return list(parts)
 

@@ -1,4 +1,4 @@
-"""Base of the trainers of both sides of a grid, of any backend: rounds of messages about pictures."""
+"""Base of the trainers of both sides of a grid, of any backend: rounds of messages about media."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.training import StepResult
-from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.grid.bridge import Bridge, Header, Kind, Traffic
 from offbeat.trainers.grid.layout import Grid
 from offbeat.trainers.grid.provenance import list_digest
@@ -24,7 +24,7 @@ _TRAFFIC: Final = msgspec.msgpack.Decoder(tuple[int, float])
 
 
 class ExchangingTrainer(ModelTrainer):
-    """Trainer of a rank that exchanges features of pictures with ranks of the other side."""
+    """Trainer of a rank that exchanges features of media with ranks of the other side."""
 
     _grid: Grid
     _bridge: Bridge
@@ -49,8 +49,8 @@ class ExchangingTrainer(ModelTrainer):
 
     @property
     @abstractmethod
-    def _rules(self) -> PictureRules:
-        """Return how the model reads pictures."""
+    def _rules(self) -> MediaRules:
+        """Return how the model reads media."""
 
     @property
     @abstractmethod
@@ -94,7 +94,7 @@ class ExchangingTrainer(ModelTrainer):
         all_reduce_max_or_fail(self.peers, during, [0], None)
 
     def _named_by_lanes(self, digests: Sequence[str]) -> list[list[str]]:
-        """Return the digests of the pictures that each lane reads; begin an exchange."""
+        """Return the digests of the media that each lane reads; begin an exchange."""
         self._exchanges += 1
         named = self.peers.all_gather(list(digests), _NAMES)
         return [named[self._grid.receiver_of(lane)] for lane in range(self._grid.lanes)]

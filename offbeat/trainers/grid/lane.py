@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.tower import Features
+from offbeat.multimodal.passes import Features
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import Kind, gradient_dtype
 from offbeat.trainers.grid.exchange import ExchangingTrainer
-from offbeat.trainers.grid.provenance import digest_of, pictures_read
+from offbeat.trainers.grid.provenance import digest_of, media_read
 from offbeat.trainers.model_trainer import LossOf
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 
 
 class LaneFeatures:
-    """Features of the pictures of one exchange, by the content of the pictures.
+    """Features of the media of one exchange, by their content.
 
     ``leaf`` [blocks, F, H] adds up the gradients of all microbatches that read them, in float32 at
-    least; None without pictures.
+    least; None without media.
     """
 
     def __init__(self, counts: dict[str, int], values: Tensor | None, *, trained: bool) -> None:
-        """``counts``: number of features of the pictures of each digest, in the order of ``values``."""
+        """``counts``: number of features of the media of each digest, in the order of ``values``."""
         ends = np.cumsum(list(counts.values())).tolist()
         self._spans = {
             digest: slice(end - count, end)
@@ -40,8 +40,8 @@ class LaneFeatures:
             self.leaf = values.to(gradient_dtype(values.dtype)).requires_grad_()
 
     def of(self, media: tuple[Media, ...]) -> Features:
-        """Return the features of pictures, in their order."""
-        assert self.leaf is not None  # noqa: S101 -- a lane with pictures has received some
+        """Return the features of media, in their order."""
+        assert self.leaf is not None  # noqa: S101 -- a lane with media has received some
         parts = [self.leaf[:, self._spans[digest_of(each)]] for each in media]
         embedded_FH, *deep = torch.cat(parts, dim=1).unbind()
         return Features(embedded_FH, tuple(deep))
@@ -67,12 +67,12 @@ class LaneTrainer(ExchangingTrainer):
         the passes have to end on all ranks before they are.
         """
         self._use(None)
-        counts = {digest_of(each): self._rules.features(each) for each in media}
+        counts = {digest_of(each): self._rules.count_features(each) for each in media}
         named = self._named_by_lanes(list(counts))
         if not any(named):
             yield False
             return
-        for during in ("the pictures", "the tower"):
+        for during in ("the media", "the tower"):
             self._wait_for_all(during)
         values = run_on_all_ranks(
             self.peers, "the features", lambda: self._received_values(counts, named)
@@ -93,7 +93,7 @@ class LaneTrainer(ExchangingTrainer):
     def _add_gradients(
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
     ) -> None:
-        with self._exchanged(pictures_read(microbatches), trained=self._trains_tower) as agree:
+        with self._exchanged(media_read(microbatches), trained=self._trains_tower) as agree:
             add = super()._add_gradients
             if not agree:
                 add(microbatches, loss_of, temperature)

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.multimodal.canary_pictures import canary_media
+from offbeat.multimodal.canaries import canary_media
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import shared_values
 from offbeat.trainers.grid.lane import LaneFeatures, LaneTrainer
-from offbeat.trainers.grid.provenance import pictures_read
+from offbeat.trainers.grid.provenance import media_read
 from offbeat.trainers.grid.sides import no_features
 from offbeat.trainers.grid.trainer import GridTrainer
 
@@ -34,7 +34,7 @@ class LanguageTrainer(LaneTrainer, GridTrainer):
         self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
     ) -> NDArray[np.float32]:
         self._model_of(name)  # loaded before the exchange, on all ranks
-        with self._exchanged(pictures_read(microbatches), trained=False):
+        with self._exchanged(media_read(microbatches), trained=False):
             return super()._logprobs(name, count, microbatches, temperature)
 
     def _shared(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:

@@ -1,11 +1,10 @@
-"""Provenance of pictures: those that a lane reads, found among those of its encoder rank. Numpy only.
+"""Provenance of media: finds what a lane reads among the media of its encoder rank. Numpy only.
 
-Pictures are known by their content: a digest over values, sizes and layout. So features can only reach
-a lane that reads these very pictures, however its groups were dealt.
+Media are identified by a digest of their arrays. So features only reach a lane that reads the same
+media, however its groups were dealt.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -15,21 +14,19 @@ from offbeat.messages.media import Media
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.errors import ProvenanceMismatch
 
-_FIELDS: Final = ("kind", "values", "sizes")
-
 
 class MergedMedia(msgspec.Struct, frozen=True, eq=False):
-    """Pictures of several prompts as one batch, and how many prompts each lane has in it."""
+    """Media of several prompts as one batch, and how many prompts each lane has in it."""
 
     media: tuple[Media, ...]  # lane after lane, each in the order in which its lane named them
     counts: tuple[int, ...]  # by lane
 
 
 def digest_of(media: Media) -> str:
-    """Return the digest of the pictures of a prompt."""
-    digest = xxhash.xxh3_128(media.kind.value.encode())
-    for each in (media.sizes, media.values):
-        digest.update(str(each.shape).encode())
+    """Return the digest of the media of a prompt."""
+    digest = xxhash.xxh3_128()
+    for name, each in sorted(media.items()):
+        digest.update(f"{name} {each.dtype} {each.shape}".encode())
         digest.update(np.ascontiguousarray(each).data)
     return digest.hexdigest()
 
@@ -39,19 +36,19 @@ def list_digest(digests: Iterable[str]) -> int:
     return xxhash.xxh3_64_intdigest("\n".join(digests).encode()) >> 1
 
 
-def pictures_read(microbatches: Iterable[PackedRows]) -> list[Media]:
-    """Return the pictures that microbatches read, in the order of their places, some repeatedly."""
-    placed = (packed.pictures for packed in microbatches if packed.pictures is not None)
-    return [media for pictures in placed for media in pictures.media]
+def media_read(microbatches: Iterable[PackedRows]) -> list[Media]:
+    """Return the media that microbatches read, in the order of their places, some repeatedly."""
+    placed = (packed.media for packed in microbatches if packed.media is not None)
+    return [media for each in placed for media in each.media]
 
 
 def matched(rank: int, named: Sequence[Sequence[str]], own: Iterable[Media]) -> MergedMedia:
-    """Return an encoder rank's pictures in the order in which its lanes named them.
+    """Return an encoder rank's media in the order in which its lanes named them.
 
     Args:
         rank: The encoder rank.
-        named: By lane, the digests of the pictures that it reads, each once.
-        own: Pictures of the groups that the rank got, in any order.
+        named: By lane, the digests of the media that it reads, each once.
+        own: Media of the groups that the rank got, in any order.
 
     Raises:
         ProvenanceMismatch: They are not exactly those that the lanes named.
@@ -62,22 +59,3 @@ def matched(rank: int, named: Sequence[Sequence[str]], own: Iterable[Media]) -> 
     if missing or surplus:
         raise ProvenanceMismatch(rank, len(missing), len(surplus))
     return MergedMedia(tuple(there[digest] for digest in wanted), tuple(map(len, named)))
-
-
-def merged(media: Sequence[Media]) -> Media:
-    """Return the pictures of several prompts as those of one, by what each field is.
-
-    Values and sizes stand end to end; all are of one layout. Nothing is inferred from shapes: pictures
-    of equal size would be told apart from none.
-
-    Raises:
-        TypeError: Pictures have a field that has no rule here, or are of several layouts.
-    """
-    fields = media[0].__struct_fields__
-    if unknown := [name for name in fields if name not in _FIELDS]:
-        raise TypeError(f"pictures have {', '.join(unknown)}, and no rule says how to merge it")
-    if len(kinds := {each.kind for each in media}) > 1:
-        raise TypeError(f"pictures of {' and '.join(sorted(kinds))} cannot be one batch")
-    values = np.concatenate([each.values for each in media])
-    sizes = np.concatenate([each.sizes for each in media])
-    return Media(media[0].kind, values, sizes)

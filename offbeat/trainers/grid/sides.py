@@ -14,8 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import picture_rules
-from offbeat.multimodal.tower import Features
+from offbeat.multimodal.passes import Features
+from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.grid.errors import AbsentModule
 from offbeat.trainers.grid.layout import Side
@@ -85,8 +85,8 @@ def inventory_of(model: PreTrainedModel, *, has_experts: bool = False) -> Invent
         UntrainableModel: It has no tower that could be held apart, or something that both sides hold.
     """
     kind = type(model).__name__
-    if picture_rules(model.config) is None:
-        raise UntrainableModel(kind, "reads no pictures, so that it has no vision tower", _FIX)
+    if not media_rules(model.config).reads_media:
+        raise UntrainableModel(kind, "reads no media, so that it has no tower to encode them", _FIX)
     if routers_of(model) and not has_experts:
         problem = "has experts, whose load the torch trainer counts over all ranks of one kind"
         raise UntrainableModel(kind, problem, f"{_FIX}, or set trainer.backend to megatron")
@@ -121,7 +121,7 @@ def inventory_of(model: PreTrainedModel, *, has_experts: bool = False) -> Invent
 
 
 def no_features(_: PreTrainedModel, __: tuple[Media, ...]) -> Features:
-    """Refuse to compute features, for passes of a language rank that read no pictures."""
+    """Refuse to compute features, for passes of a language rank that read no media."""
     raise AbsentModule("the vision tower", Side.LANGUAGE)
 
 

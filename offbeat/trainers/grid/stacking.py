@@ -1,15 +1,15 @@
-"""Features of pictures as one tensor, and a picture for a pass that no prompt needs."""
+"""Features of media as one tensor, and a medium for a pass that no prompt needs."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.multimodal.rules import MediaRules
 
 
-def example(rules: PictureRules) -> Media:
-    """Return a picture of noise, for a pass that no prompt needs."""
+def example(rules: MediaRules) -> Media:
+    """Return a medium of noise, for a pass that no prompt needs."""
     return rules.example(np.random.default_rng(0))
 
 

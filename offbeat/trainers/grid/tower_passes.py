@@ -1,4 +1,4 @@
-"""Passes of a tower over microbatches of pictures, with the graph of one of them in memory at a time."""
+"""Passes of a tower over microbatches of media, with the graph of one of them in memory at a time."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
@@ -11,14 +11,14 @@ from torch import Tensor
 from offbeat.messages.media import Media
 
 Encode = Callable[[Media, bool], Tensor]
-"""(pictures, whether with a graph) -> their features [blocks, F, H]."""
+"""(media, whether with a graph) -> their features [blocks, F, H]."""
 
 
 class TowerPasses:
-    """Forward and backward passes over the pictures of one exchange.
+    """Forward and backward passes over the media of one exchange.
 
     The forward pass keeps the graph of the last microbatch alone. The backward pass begins with it, and
-    computes the others a second time, one by one. So a tower whose pictures are one microbatch computes
+    computes the others a second time, one by one. So a tower whose media are one microbatch computes
     nothing twice.
     """
 
@@ -28,7 +28,7 @@ class TowerPasses:
         Args:
             own: Microbatches of this rank.
             count: Largest number of them on any rank, at least 1: ranks compute the tower together.
-            padding: Pictures to compute in place of those that this rank lacks.
+            padding: Media to compute in place of those that this rank lacks.
             encode: The tower.
         """
         self._microbatches = [*own, *[padding] * (count - len(own))]
@@ -37,14 +37,14 @@ class TowerPasses:
         self._lengths = list[int]()  # number of features of each
 
     def forward(self, *, trained: bool) -> Tensor:
-        """Return the features [blocks, F, H] of this rank's pictures, without a graph.
+        """Return the features [blocks, F, H] of this rank's media, without a graph.
 
         With ``trained``, ``backward`` may follow.
         """
         made = list[Tensor]()
-        for at, pictures in enumerate(self._microbatches, start=1):
+        for at, media in enumerate(self._microbatches, start=1):
             is_last = at == len(self._microbatches)
-            each = self._encode(pictures, trained and is_last)
+            each = self._encode(media, trained and is_last)
             if is_last:
                 self._last = each
             made.append(each.detach())
@@ -62,9 +62,9 @@ class TowerPasses:
         whole = torch.cat([gradient, more], dim=1)
         parts: tuple[Tensor, ...] = torch.split(whole, self._lengths, dim=1)
         made, self._last = self._last, None
-        for pictures, part in zip(reversed(self._microbatches), reversed(parts), strict=True):
+        for media, part in zip(reversed(self._microbatches), reversed(parts), strict=True):
             if made is None:
-                made = self._encode(pictures, True)  # noqa: FBT003 -- its one flag
+                made = self._encode(media, True)  # noqa: FBT003 -- its one flag
             if made.requires_grad:
                 made.backward(part)
             made = None

@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.model_proof.plain import TOLERANCES
-from offbeat.multimodal.picture_rules import PictureRules
-from offbeat.multimodal.tower import features
+from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.grid.stacking import example, stacked
 from offbeat.trainers.torch.rank_mesh import RankMesh
@@ -22,13 +21,13 @@ NOT_APART: Final = (0.0, "")
 
 
 @torch.no_grad()
-def example_features(model: PreTrainedModel, rules: PictureRules) -> Tensor:
-    """Return what a model makes of an example picture, [blocks, F, H]."""
-    return stacked(features(model, (example(rules),)))
+def example_features(model: PreTrainedModel, rules: MediaRules) -> Tensor:
+    """Return what a model makes of an example, [blocks, F, H]."""
+    return stacked(rules.encode(model, (example(rules),)))
 
 
 def prove_tower(
-    model: PreTrainedModel, rules: PictureRules, want: Tensor, dtype: torch.dtype, mesh: RankMesh
+    model: PreTrainedModel, rules: MediaRules, want: Tensor, dtype: torch.dtype, mesh: RankMesh
 ) -> tuple[float, str]:
     """Prove that a tower makes the features of the whole one; return what ``copies_gap`` does.
 
@@ -36,7 +35,7 @@ def prove_tower(
 
     Args:
         model: The tower, cut over the ranks.
-        rules: How the model reads pictures.
+        rules: How the model reads media.
         want: ``example_features`` of the whole tower.
         dtype: Of the weights that passes compute with.
         mesh: The encoder ranks.
@@ -45,7 +44,7 @@ def prove_tower(
         UntrainableModel: The features are others.
     """
     with torch.set_grad_enabled(mesh.tensor is not None):
-        made = stacked(features(model, (example(rules),)))
+        made = stacked(rules.encode(model, (example(rules),)))
     apart = NOT_APART
     if mesh.tensor is not None and made.requires_grad:
         apart = copies_gap(model, made.square().sum(), mesh)
@@ -59,7 +58,7 @@ def _check_features(model: str, got: Tensor, want: Tensor, allowed: float) -> No
     gap = float((got - want).abs().max() / want.abs().max()) if is_shaped else float("inf")
     if not gap <= allowed:
         problem = (
-            f"computes features of a picture {gap:.2g} of the largest off on encoder ranks, more than "
+            f"computes features of an example {gap:.2g} of the largest off on encoder ranks, more than "
             f"{allowed:g}"
         )
         raise UntrainableModel(model, problem, "Leave trainer.encoder out")

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from offbeat.model_proof.rope import freeze_rope
-from offbeat.multimodal.picture_rules import PictureRules, picture_rules
+from offbeat.multimodal.rules import MediaRules, media_rules
 from offbeat.trainers.grid.exchange import ExchangingTrainer
 from offbeat.trainers.grid.layout import Side, torch_grid
 from offbeat.trainers.grid.sides import Inventory, inventory_of, keep_side, no_features
@@ -74,10 +74,8 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
         return self.inventory.is_trained(Side.TOWER)
 
     @property
-    def _rules(self) -> PictureRules:
-        rules = picture_rules(self._model.config)
-        assert rules is not None  # noqa: S101 -- the inventory refuses other models
-        return rules
+    def _rules(self) -> MediaRules:
+        return media_rules(self._model.config)
 
     # --- the cut -----------------------------------------------------------------------------------
 
@@ -92,9 +90,9 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
         def compute() -> Tensor | None:
             if whole is None:
                 return None
-            if (rules := picture_rules(whole.config)) is None:
+            rules = media_rules(whole.config)
+            if not rules.reads_media:
                 inventory_of(whole)  # refuses it
-                raise AssertionError("unreachable: a model without pictures is refused")
             return example_features(whole, rules)
 
         made = run_on_all_ranks(self.peers, "the proof of the tower", compute)

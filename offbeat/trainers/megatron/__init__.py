@@ -18,7 +18,7 @@ Needs the extra ``megatron``; nothing but this room and ``megatron_grid`` import
     image_text    Hugging Face config of an image-text model -> its decoder and its vision tower
     tower         the vision tower of a first stage, and its gradients
     freezing      weights of a vision tower that are not trained
-    picture_share features that a rank writes into its tokens' embeddings          (pure)
+    media_share   features that a rank writes into its tokens' embeddings          (pure)
     mapping       map from elements of a parameter to Hugging Face's tensors         (pure)
     layout        parallel sizes of a world and a rank's place in it                 (pure)
     layout_rules  which sizes fit a model                                          (pure)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from offbeat.config.sections.moe import MoeConfig
-from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.megatron.image_text import (
     IMAGE_TEXT_FAMILIES,
@@ -72,11 +72,11 @@ class Architecture:
     rotary_fraction: float = 1.0  # part of each head's dimensions that is rotated
     decoder: str = "model"  # Hugging Face name of the module that has embedding, layers and norm
     tower: tuple[tuple[str, Shape], ...] = ()
-    """Hugging Face names and shapes of the weights that turn pictures into features, if it reads any."""
-    picture_rules: PictureRules | None = None  # None: it reads no pictures
+    """Hugging Face names and shapes of the weights that turn media into features, if it reads any."""
+    media_rules: MediaRules = TEXT_ONLY
     axis_of_pair: tuple[int, ...] | None = None
     """Axis whose position rotates each pair of a head's dimensions; None: positions have one axis."""
-    deep_layers: int = 0  # first layers to whose outputs features of pictures are added
+    deep_layers: int = 0  # first layers to whose outputs features of media are added
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has experts in the place of one MLP."""
@@ -166,18 +166,18 @@ def read_architecture(path: str | Path) -> Architecture:
         routing_groups_per_token=values["topk_group"] if is_sigmoid else 1,
         decoder="model" if parts is None else parts.decoder,
         tower=() if parts is None else parts.tower,
-        picture_rules=None if parts is None else parts.rules,
+        media_rules=TEXT_ONLY if parts is None else parts.rules,
         axis_of_pair=None if parts is None else parts.axis_of_pair,
         deep_layers=0 if parts is None else parts.deep_layers,
     )
 
 
 def _image_text(name: str, config: PretrainedConfig) -> ImageTextParts | None:
-    """Return the parts of a model that reads pictures; None of one that does not."""
+    """Return the parts of a model that reads media; None of one that does not."""
     if "vision_config" not in config.sub_configs:
         return None
     if config.model_type not in IMAGE_TEXT_FAMILIES:
-        problem = f"is of family {config.model_type} (it reads pictures), none of {_EVERY}"
+        problem = f"is of family {config.model_type} (it reads media), none of {_EVERY}"
         raise UntrainableModel(name, problem, _TORCH)
     return image_text_parts(config)
 
@@ -201,11 +201,11 @@ def check_recomputed(architecture: Architecture, *, recompute: bool) -> None:
     """Refuse ``trainer.activation_checkpointing`` for a model whose layers it would repeat wrongly.
 
     Raises:
-        UntrainableModel: Features of pictures are added to what its first layers return.
+        UntrainableModel: Features of media are added to what its first layers return.
     """
     if recompute and architecture.deep_layers:
         problem = (
-            "adds features of pictures to what its first layers return, and "
+            "adds features of media to what its first layers return, and "
             "trainer.activation_checkpointing repeats the layers without them"
         )
         raise UntrainableModel(

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
-from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
@@ -104,8 +104,8 @@ class BoxedTrainer(ModelTrainer):
         return self.architecture.vocabulary
 
     @property
-    def picture_rules(self) -> PictureRules | None:
-        return self.architecture.picture_rules
+    def media_rules(self) -> MediaRules:
+        return self.architecture.media_rules
 
     def _of_last_stage(self, kept: TopLogprobs | None) -> TopLogprobs:
         """Return on all ranks what those of the last stage computed; None on the others."""
@@ -184,8 +184,8 @@ class BoxedTrainer(ModelTrainer):
     @cached_property
     def _file_names(self) -> dict[str, str]:
         """Return the names in the model's files of tensors that have others there."""
-        # Of a model without pictures the names are those of the files.
-        return names_in_files(self.model_path) if self.picture_rules else {}
+        # Of a model without media the names are those of the files.
+        return names_in_files(self.model_path) if self.media_rules.reads_media else {}
 
     # --- the state -------------------------------------------------------------------------------
 

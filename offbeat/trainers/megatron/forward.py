@@ -1,10 +1,10 @@
 """Forward and backward passes over microbatches by the library's schedules.
 
-Every stage of a pipeline receives the same microbatches. The first reads their tokens and pictures, the
+Every stage of a pipeline receives the same microbatches. The first reads their tokens and media, the
 last gives the log-probabilities of the wanted tokens to the caller; hidden states are sent between them.
 
 Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H hidden, V
-vocabulary, S tokens whose embeddings this rank holds, K placeholders of pictures among them.
+vocabulary, S tokens whose embeddings this rank holds, K placeholders of media among them.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
@@ -29,8 +29,8 @@ from offbeat.trainers.expert_load import loss_weights
 from offbeat.trainers.megatron.context import summed
 from offbeat.trainers.megatron.groups import context_group, tensor_group
 from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.trainers.megatron.media_share import axes_share, media_share
 from offbeat.trainers.megatron.model import PackedRotary
-from offbeat.trainers.megatron.picture_share import axes_share, picture_share
 from offbeat.trainers.megatron.token_share import TokenShare, token_share
 from offbeat.trainers.megatron.tower import FeatureSource
 from offbeat.trainers.megatron.vocabulary import vocabulary_logprobs, whole_logits
@@ -52,7 +52,7 @@ class Forward:
         model: The model itself.
         layout: This rank's place in the world.
         vocabulary: Number of token ids, without padding.
-        features_of: Source of the features of pictures, on a first stage that reads any.
+        features_of: Source of the features of media, on a first stage that reads any.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class Forward:
         positions_RO = self._tensor(share.positions_RO)
         rotary = cast("PackedRotary", self._model.rotary_pos_emb)
         rotary.positions = None if share.hidden_ROT is None else positions_RO
-        if packed.pictures is not None and packed.pictures.axes_3RT is not None:
-            rotary.positions = self._tensor(axes_share(packed.pictures.axes_3RT, self._layout))
-        with self._pictures_in(packed), self._only_places(self._tensor(share.predicts_U)):
+        if packed.media is not None and packed.media.axes_3RT is not None:
+            rotary.positions = self._tensor(axes_share(packed.media.axes_3RT, self._layout))
+        with self._write_media(packed), self._only_places(self._tensor(share.predicts_U)):
             output = wrapped(
                 self._tensor(share.input_ids_RO),
                 positions_RO,
@@ -191,17 +191,17 @@ class Forward:
         return weight_RO
 
     @contextmanager
-    def _pictures_in(self, packed: PackedRows) -> Generator[None]:
-        """Write features of pictures in the place of the embeddings of their placeholders.
+    def _write_media(self, packed: PackedRows) -> Generator[None]:
+        """Write features of media in the place of the embeddings of their placeholders.
 
         Those of deeper layers are added to what the first layers return.
         """
-        pictures, features_of = packed.pictures, self._features_of
-        if pictures is None or features_of is None:
+        media, features_of = packed.media, self._features_of
+        if media is None or features_of is None:
             yield
             return
-        share = picture_share(
-            pictures,
+        share = media_share(
+            media,
             packed.input_ids_RT.shape,
             self._layout,
             sequence_parallel=self._sequence_parallel,
@@ -217,7 +217,7 @@ class Forward:
             return made_FH.to(like.dtype).index_select(0, sources_K)
 
         def write(_: nn.Module, __: tuple[Tensor, ...], embedded_SRH: Tensor) -> Tensor:
-            made = features_of(pictures.media)
+            made = features_of(media.media)
             for layer, deep_FH in zip(self._model.decoder.layers, made.deep, strict=False):
                 handles.append(layer.register_forward_hook(partial(add, deep_FH)))
             flat = embedded_SRH.reshape(-1, embedded_SRH.shape[-1])

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from offbeat.messages.text import list_names
 from offbeat.model_proof.loading import model_without_memory
-from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.grid.sides import tower_modules
 from offbeat.trainers.torch.freezing import frozen_parameters
@@ -57,7 +57,7 @@ def frozen_in_tower(model: PreTrainedModel, patterns: Sequence[str]) -> FrozenWe
     Raises:
         UntrainableModel: A pattern matches no name, or one outside the vision tower.
     """
-    towers = [] if picture_rules(model.config) is None else tower_modules(model)
+    towers = tower_modules(model) if media_rules(model.config).reads_media else []
     within = tuple(f"{each}." for each in towers)
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for pattern in patterns:

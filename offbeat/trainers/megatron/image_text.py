@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.multimodal.auto_class import auto_class_of
-from offbeat.multimodal.picture_rules import PictureRules, deep_layers, picture_rules
+from offbeat.multimodal.rules import MediaRules, media_rules
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import keep_side
 from offbeat.weight_sync.region import Shape
@@ -36,7 +36,7 @@ class ImageTextParts:
     tower: tuple[tuple[str, Shape], ...]
     """Names in the model and shapes of the weights outside decoder and output head."""
     tied: bool  # whether the output head is the embedding
-    rules: PictureRules
+    rules: MediaRules
     axis_of_pair: tuple[int, ...] | None
     """Axis whose position turns each pair of a head's dimensions; None: positions have one axis."""
     deep_layers: int
@@ -50,9 +50,8 @@ def image_text_parts(config: PreTrainedConfig) -> ImageTextParts:
     decoder = decoder_name(model)
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings().get_parameter("weight")
-    rules = picture_rules(config)
+    rules = media_rules(config)
     assert head is not None  # noqa: S101 -- every such family has one
-    assert rules is not None  # noqa: S101 -- as above
     axes = (
         _axes(model, is_interleaved=config.model_type in _INTERLEAVED) if rules.has_axes else None
     )
@@ -64,7 +63,7 @@ def image_text_parts(config: PreTrainedConfig) -> ImageTextParts:
         tied=head.get_parameter("weight") is embedding,
         rules=rules,
         axis_of_pair=axes,
-        deep_layers=deep_layers(config),
+        deep_layers=rules.deep_layers,
     )
 
 

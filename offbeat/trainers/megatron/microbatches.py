@@ -13,9 +13,9 @@ import torch.distributed as dist
 from megatron.core.transformer import TransformerConfig
 from torch.distributed import ProcessGroup
 
-from offbeat.multimodal.canary_pictures import canary_media
-from offbeat.multimodal.picture_rules import PictureRules
-from offbeat.multimodal.placing import RowSpan, placed
+from offbeat.multimodal.canaries import canary_media
+from offbeat.multimodal.placing import placed_by_row
+from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.batches.packing import PADDING, Ints, PackedRows, rows_of
 from offbeat.trainers.megatron.groups import expert_group, layout_group
 from offbeat.trainers.megatron.layout import ParallelLayout
@@ -55,15 +55,11 @@ def aligned(
     return even
 
 
-def canary_rows(prompts: Sequence[Sequence[int]], rules: PictureRules | None) -> PackedRows:
-    """Return canary prompts as one row each; those with placeholders have the picture of canaries."""
+def canary_rows(prompts: Sequence[Sequence[int]], rules: MediaRules) -> PackedRows:
+    """Return canary prompts as one row each; those with placeholders have the medium of canaries."""
     rows = rows_of(prompts)
-    if rules is None:
-        return rows
-    count, tokens = rows.input_ids_RT.shape
-    spans = [RowSpan(row, row * tokens, (row + 1) * tokens) for row in range(count)]
     media = canary_media(rules, prompts)
-    return replace(rows, pictures=placed(rules, prompts, media, spans, rows.positions_RT))
+    return replace(rows, media=placed_by_row(rules, prompts, media, rows.positions_RT))
 
 
 def _most(values: Sequence[int], group: ProcessGroup) -> list[int]:
@@ -85,19 +81,19 @@ def _padded(packed: PackedRows, rows: int, tokens: int, multiple: int) -> Packed
         more = rows - values.shape[0], tokens - values.shape[1]
         return np.pad(values, ((0, more[0]), (0, more[1])), constant_values=fill)
 
-    pictures = packed.pictures
-    if pictures is not None:
-        row_K, column_K = np.divmod(pictures.places_K, width)
-        axes = pictures.axes_3RT
+    media = packed.media
+    if media is not None:
+        row_K, column_K = np.divmod(media.places_K, width)
+        axes = media.axes_3RT
         more = (0, 0), (0, rows - packed.input_ids_RT.shape[0]), (0, tokens - width)
-        pictures = replace(
-            pictures,
+        media = replace(
+            media,
             places_K=row_K * tokens + column_K,
             axes_3RT=None if axes is None else np.pad(axes, more),
         )
     return replace(
         packed,
-        pictures=pictures,
+        media=media,
         input_ids_RT=grown(packed.input_ids_RT, packed.padding_token),
         positions_RT=grown(packed.positions_RT, 0),
         segments_RT=grown(packed.segments_RT, PADDING),

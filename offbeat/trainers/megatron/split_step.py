@@ -134,7 +134,7 @@ class MegatronTrainer(BoxedTrainer):
     def top_logprobs(
         self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
     ) -> TopLogprobs:
-        canaries = canary_rows(prompts, self.picture_rules)
+        canaries = canary_rows(prompts, self.media_rules)
         (rows,) = aligned([canaries], self.transformer, self.layout)
         rounded = self._quantized_matrices() if quantized else nullcontext()
         with rounded, self._no_message_unread():
@@ -264,7 +264,7 @@ class MegatronTrainer(BoxedTrainer):
             self._config.shared_prompt,
             ratio_tokens=a.layer_weights / (2 * a.hidden),
             vocabulary=a.vocabulary,
-            picture_rules=a.picture_rules,
+            media_rules=a.media_rules,
         )
 
     def _read_architecture(self) -> Architecture:
@@ -326,9 +326,9 @@ class MegatronTrainer(BoxedTrainer):
         return Forward(wrapped, model, self.layout, self.architecture.vocabulary, features_of)
 
     def _features_by(self, model: GPTModel) -> FeatureSource | None:
-        """Return the source of the features of pictures; None on a rank that embeds no tokens."""
-        tower, rules = tower_of(model), self.picture_rules
-        return None if tower is None or rules is None else features_by(tower, rules)
+        """Return the source of the features of media; None on a rank that embeds no tokens."""
+        tower = tower_of(model)
+        return None if tower is None else features_by(tower, self.media_rules)
 
     @cached_property
     def _reference(self) -> Forward:

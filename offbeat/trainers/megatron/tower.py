@@ -25,8 +25,8 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from offbeat.messages.media import Media
 from offbeat.model_proof.loading import model_without_memory
-from offbeat.multimodal.picture_rules import PictureRules
-from offbeat.multimodal.tower import Features, FeaturesMismatch, features
+from offbeat.multimodal.passes import Features, FeaturesMismatch
+from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import keep_side
@@ -70,7 +70,7 @@ def tower_of(model: GPTModel) -> PreTrainedModel | None:
     return cast("PreTrainedModel | None", dict(model.named_children()).get(_ATTRIBUTE))
 
 
-def features_by(tower: PreTrainedModel, rules: PictureRules) -> FeatureSource:
+def features_by(tower: PreTrainedModel, rules: MediaRules) -> FeatureSource:
     """Return the function that computes features on this rank.
 
     It raises ``FeaturesMismatch`` if the tower makes another number of them than the prompts have
@@ -78,8 +78,8 @@ def features_by(tower: PreTrainedModel, rules: PictureRules) -> FeatureSource:
     """
 
     def computed(media: tuple[Media, ...]) -> Features:
-        made = features(tower, media)
-        wanted = sum(map(rules.features, media))
+        made = rules.encode(tower, media)
+        wanted = sum(map(rules.count_features, media))
         if len(made.embedded_FH) != wanted:
             raise FeaturesMismatch(type(tower).__name__, len(made.embedded_FH), wanted)
         return made

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
-from offbeat.config.limits import picture_tokens
+from offbeat.config.limits import encoder_tokens
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import model_without_memory
-from offbeat.multimodal.picture_rules import PictureRules
+from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import shared_values
@@ -130,7 +130,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
 
     @property
     def _max_tokens(self) -> int | None:
-        return picture_tokens(self._config)
+        return encoder_tokens(self._config)
 
     @cached_property
     def _reference(self) -> _Tower:
@@ -243,10 +243,8 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         return torch.device(self._config.device)
 
     @property
-    def _rules(self) -> PictureRules:
-        rules = self.architecture.picture_rules
-        assert rules is not None  # noqa: S101 -- other models are refused
-        return rules
+    def _rules(self) -> MediaRules:
+        return self.architecture.media_rules
 
     @property
     def _trains_tower(self) -> bool:

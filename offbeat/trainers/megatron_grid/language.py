@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.canary_pictures import canary_media
-from offbeat.multimodal.picture_rules import PictureRules
-from offbeat.multimodal.tower import Features
+from offbeat.multimodal.canaries import canary_media
+from offbeat.multimodal.passes import Features
+from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import shared_values
 from offbeat.trainers.grid.lane import LaneTrainer
-from offbeat.trainers.grid.provenance import pictures_read
+from offbeat.trainers.grid.provenance import media_read
 from offbeat.trainers.grid.tower_proof import NOT_APART
 from offbeat.trainers.grid.weights import side_mesh
 from offbeat.trainers.megatron.architecture import Architecture
@@ -71,10 +71,8 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
         return self._received_features if self.layout.is_first_stage else None
 
     @property
-    def _rules(self) -> PictureRules:
-        rules = self.architecture.picture_rules
-        assert rules is not None  # noqa: S101 -- other models are refused
-        return rules
+    def _rules(self) -> MediaRules:
+        return self.architecture.media_rules
 
     @property
     def _trains_tower(self) -> bool:
@@ -96,7 +94,7 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
     ) -> NDArray[np.float32]:
         if name != POLICY_LOGPROBS:
             _ = self._reference  # loaded before the exchange, on all ranks
-        with self._exchanged(pictures_read(microbatches), trained=False):
+        with self._exchanged(media_read(microbatches), trained=False):
             return super()._logprobs(name, count, microbatches, temperature)
 
     def _whole_norm(self, norm: float, denominator: float) -> float:

@@ -13,7 +13,7 @@ def architecture_with_tower(path: str | Path) -> Architecture:
         UntrainableModel: It has no tower, or the trainer has no mapping for it.
     """
     architecture = read_architecture(path)
-    if architecture.picture_rules is None:
-        problem = "reads no pictures, so that it has no vision tower"
+    if not architecture.media_rules.reads_media:
+        problem = "reads no media, so that it has no tower to encode them"
         raise UntrainableModel(architecture.name, problem, "Leave trainer.encoder out")
     return architecture

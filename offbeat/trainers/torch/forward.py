@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from offbeat.multimodal.canary_pictures import canary_media
-from offbeat.multimodal.picture_rules import picture_rules
-from offbeat.multimodal.placing import RowSpan, blank, placed
-from offbeat.multimodal.tower import FeaturesOf, additive_mask, features, masks_by_kind, pictures_in
+from offbeat.multimodal.canaries import canary_media
+from offbeat.multimodal.passes import FeaturesOf, additive_mask, media_arguments, write_media
+from offbeat.multimodal.placing import blank, placed_by_row
+from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.batches.packing import PackedRows, visible_in
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.chunked_head import OfLogits, chunk_places, chunked_head
@@ -51,7 +51,7 @@ def packed_logprobs(
     Only the places that predict a wanted token reach the vocabulary: with rows padded and prompts
     masked out, the logits of all places would be most of the memory and much of the work. With a
     ``plain_head``, whose output are the logits, those of many places are computed chunk by chunk.
-    ``features_of`` gives features of pictures; None: the model's own tower computes them.
+    ``features_of`` returns features of media; None: the model's own encoder.
     Tensor-parallel ranks that divide the rows of the head call it together.
     """
     share = share_of(output_head(model))
@@ -94,23 +94,22 @@ def _through_head(
     head, device = output_head(model), model.device
     share = share_of(head)  # whose ranks have equal numbers of chunks
     places = chunk_places(vocabulary(model) if share is None else share.most_rows, device)
-    rules, pictures = picture_rules(model.config), packed.pictures
-    has_sharded_tower = features_of is None and isinstance(model, FSDPModule)
-    if pictures is None and rules is not None and has_sharded_tower:
-        # All ranks gather the tower's weights and reduce its gradients, or none does.
-        pictures = blank(rules)
+    rules, media = media_rules(model.config), packed.media
+    has_sharded_encoder = features_of is None and isinstance(model, FSDPModule)
+    if media is None and rules.reads_media and has_sharded_encoder:
+        # All ranks gather the encoder's weights and reduce its gradients, or none does.
+        media = blank(rules)
     if plain_head and len(packed.predicts_U) > places:
         with (
             chunked_head(head, packed, compute, places) as unpack,
-            pictures_in(model, rules, pictures, features_of or features),
+            write_media(model, rules, media, features_of),
         ):
             return unpack(_logits(model, packed, dtype))
     predicts_U, which_N, target_N = (
         torch.from_numpy(each).to(device, non_blocking=True)
         for each in (packed.predicts_U, packed.which_N, packed.target_N)
     )
-    features_of = features_of or features
-    with _only_places(head, predicts_U), pictures_in(model, rules, pictures, features_of):
+    with _only_places(head, predicts_U), write_media(model, rules, media, features_of):
         logits_UV = _logits(model, packed, dtype)
     return compute(logits_UV, which_N, target_N)
 
@@ -118,28 +117,25 @@ def _through_head(
 def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | None) -> Tensor:
     """Return what the model returns as its logits; hooks of its head choose of which places."""
     device = model.device
-    input_ids_RT = torch.from_numpy(packed.input_ids_RT).to(device, non_blocking=True)
-    further: dict[str, object] = {}
-    positions_RT = torch.from_numpy(packed.positions_RT)
-    if packed.pictures is not None and packed.pictures.axes_3RT is not None:
-        positions_RT = torch.from_numpy(packed.pictures.axes_3RT)
-        further["position_ids"] = positions_RT.to(device, non_blocking=True)
-    opens = packed.pictures is not None and packed.pictures.blocks_K is not None
-    if packed.one_branch_a_row and not opens:
-        return model(input_ids=input_ids_RT, use_cache=False, **further).logits
+    inputs: dict[str, Any] = {
+        "input_ids": torch.from_numpy(packed.input_ids_RT).to(device, non_blocking=True),
+        "use_cache": False,
+    }
     implementation = model.config._attn_implementation  # noqa: SLF001 -- the only place it is kept
-    if opens and packed.pictures is not None:
-        seen_RTT = torch.from_numpy(packed.pictures.opened(visible_in(packed))).to(device)
-        mask = masks_by_kind(model, seen_RTT, dtype or model.dtype)
-    elif packed.trees and implementation == SPLIT:
+    if not packed.one_branch_a_row:
+        positions_RT = torch.from_numpy(packed.positions_RT)
+        inputs["position_ids"] = positions_RT.to(device, non_blocking=True)
+    inputs |= media_arguments(model, packed.media, lambda: visible_in(packed), dtype or model.dtype)
+    if packed.one_branch_a_row or "attention_mask" in inputs:
+        return model(**inputs).logits
+    if packed.trees and implementation == SPLIT:
         # A mask of four axes is handed on as it is; without one transformers would make a dense one.
         mask = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=device)
-        further["trees"] = packed.trees
+        inputs["trees"] = packed.trees
     else:
         seen_RTT = torch.from_numpy(visible_in(packed)).to(device)
         mask = additive_mask(seen_RTT, dtype or model.dtype)
-    further["position_ids"] = positions_RT.to(device, non_blocking=True)
-    return model(input_ids=input_ids_RT, attention_mask=mask, use_cache=False, **further).logits
+    return model(attention_mask=mask, **inputs).logits
 
 
 @torch.no_grad()
@@ -151,26 +147,22 @@ def top_logprobs(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """Return the most probable tokens after canary prompts of equal length, by a plain forward pass.
 
-    Those with placeholders have the picture of canaries. ``features_of``: as of ``packed_logprobs``.
+    A prompt with placeholders has the medium of canaries. ``features_of``: as of ``packed_logprobs``.
     """
     tokens_RT = torch.tensor(prompts, device=model.device)
     rows, tokens = tokens_RT.shape
-    rules = picture_rules(model.config)
-    pictures, further = None, dict[str, Any]()
-    if rules is not None:
-        spans = [RowSpan(row, row * tokens, (row + 1) * tokens) for row in range(rows)]
-        positions_RT = np.tile(np.arange(tokens), (rows, 1))
-        pictures = placed(rules, prompts, canary_media(rules, prompts), spans, positions_RT)
-    if pictures is not None and pictures.axes_3RT is not None:
-        further["position_ids"] = torch.from_numpy(pictures.axes_3RT).to(model.device)
-    if pictures is not None and pictures.blocks_K is not None:
-        seen_RTT = pictures.opened(np.tile(np.tri(tokens, dtype=np.bool_), (rows, 1, 1)))
-        seen = torch.from_numpy(seen_RTT).to(model.device)
-        further["attention_mask"] = masks_by_kind(model, seen, model.dtype)
+    rules = media_rules(model.config)
+    positions_RT = np.tile(np.arange(tokens), (rows, 1))
+    media = placed_by_row(rules, prompts, canary_media(rules, prompts), positions_RT)
+    further = media_arguments(
+        model, media, lambda: np.tile(np.tri(tokens, dtype=np.bool_), (rows, 1, 1)), model.dtype
+    )
     last_U = torch.arange(1, rows + 1, device=model.device) * tokens - 1
     try:
-        given = features_of or features
-        with _only_places(output_head(model), last_U), pictures_in(model, rules, pictures, given):
+        with (
+            _only_places(output_head(model), last_U),
+            write_media(model, rules, media, features_of),
+        ):
             logits_UV = model(input_ids=tokens_RT, use_cache=False, **further).logits
     except BaseException:
         settle(model, failed=True)

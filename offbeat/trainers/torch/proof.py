@@ -34,13 +34,13 @@ from offbeat.model_proof.plain import (
 )
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.model_proof.tiny_model import LENGTH, tiny_model, with_attention
-from offbeat.multimodal.tower import FeaturesOf
+from offbeat.multimodal.passes import FeaturesOf
 from offbeat.trainers.batches.packing import Batch, PackedRows, flatten, pack
 from offbeat.trainers.batches.rows import plan_rows
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.forward import has_plain_head, packed_logprobs
+from offbeat.trainers.torch.media_proof import prove_media
 from offbeat.trainers.torch.model import vocabulary
-from offbeat.trainers.torch.picture_proof import prove_pictures
 from offbeat.trainers.torch.sharding import class_name
 from offbeat.trainers.torch.split_attention import SPLIT, register_split_attention
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
@@ -151,10 +151,10 @@ def _prove_both(
     dtype: torch.dtype,
     tolerance: float,
 ) -> Witness:
-    """Prove rows of text and rows with pictures."""
+    """Prove rows of text and rows with media."""
     witness = prove_model(model, max_model_len, proof, dtype, tolerance)
     share, split = proof.shared_prompt, proof.split
-    prove_pictures(model, max_model_len, dtype, tolerance, share=share, split=split)
+    prove_media(model, max_model_len, dtype, tolerance, share=share, split=split)
     return witness
 
 

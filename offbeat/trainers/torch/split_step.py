@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.multimodal.picture_rules import PictureRules, picture_rules
-from offbeat.multimodal.tower import FeaturesOf
+from offbeat.multimodal.passes import FeaturesOf
+from offbeat.multimodal.rules import MediaRules, media_rules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows, padding_microbatch
 from offbeat.trainers.batches.planner import MicrobatchPlanner
@@ -106,7 +106,7 @@ class TorchTrainer(ReloadableTrainer):
             seed=seed,
             peers=peers,
         )
-        # Source of the features of pictures; None: the model's own tower
+        # Source of the features of media; None: the model's own encoder
         self._features_of: FeaturesOf | None = None
         whole = self._read_model("its start")
         rows, witness = self._proved(whole)
@@ -121,7 +121,7 @@ class TorchTrainer(ReloadableTrainer):
             linear_to_pair_ratio(self._model),
             vocabulary(self._model),
             call_pairs=call_to_pair_ratio(self._model) if rows.split else None,
-            picture_rules=picture_rules(self._model.config),
+            media_rules=media_rules(self._model.config),
         )
         self._flops = model_flops(self._model)
         check_routers(self._model, trainer.moe)
@@ -143,8 +143,8 @@ class TorchTrainer(ReloadableTrainer):
         return vocabulary(self._model)
 
     @property
-    def picture_rules(self) -> PictureRules | None:
-        return picture_rules(self._model.config)
+    def media_rules(self) -> MediaRules:
+        return media_rules(self._model.config)
 
     def top_logprobs(
         self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False

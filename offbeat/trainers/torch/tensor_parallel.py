@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
-from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.lora import base_of, side_of
 from offbeat.trainers.torch.vocabulary_rows import divide_vocabulary, vocabulary_modules
@@ -87,7 +87,7 @@ def tensor_plan(
             divide.
     """
     name, fix = type(model).__name__, f"Set {names.tensor} to 1"
-    has_tower = picture_rules(model.config) is not None
+    has_tower = media_rules(model.config).reads_media
     if holds_tower and has_tower:
         problem = "cannot be divided over tensor ranks that hold its vision tower, too"
         raise UntrainableModel(

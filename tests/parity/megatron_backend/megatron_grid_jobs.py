@@ -22,7 +22,7 @@ from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.fences import StepKey
-from offbeat.multimodal.canary_pictures import canary_prompts
+from offbeat.multimodal.canaries import canary_prompts
 from offbeat.trainers.grid.bridge import gradient_dtype
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
@@ -216,7 +216,7 @@ def stepped(
     )
     seen["logprobs"] = dict(zip(mine, written, strict=True)) if any(written) else {}
     seen["canary"] = trainer.top_logprobs(
-        canary_prompts(trainer.vocabulary, trainer.picture_rules), 4
+        canary_prompts(trainer.vocabulary, trainer.media_rules), 4
     )
     watched = Watched(trainer)
     seen["result"] = trainer.finish_train_step(

@@ -21,18 +21,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 from world import World
 
-from offbeat.multimodal.canary_pictures import canary_prompts
-from offbeat.multimodal.picture_rules import picture_rules
-from offbeat.multimodal.tower import features
+from offbeat.messages.media import media_of
+from offbeat.multimodal.canaries import canary_prompts
+from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.torch.forward import top_logprobs
 from offbeat.trainers.torch.sharding import Weights
-from offbeat.transfer_queue.media_columns import media_of
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.receiver import ModuleReceiver
 from tests.support.grid_steps import Families, pictured
 from tests.support.image_text_models import make, pictures, plain_logprobs
+from tests.support.pictures import features
 
 # Qwen's tower rounds to float32 inside: parts of a step that are cut otherwise add up otherwise.
 BOUNDS = {"idefics3": BOUND, "qwen2_5_vl": 1e-7, "qwen3_vl": 1e-7, "qwen3_vl_moe": 1e-7}
@@ -176,7 +176,7 @@ def test_canaries_with_pictures_are_those_of_the_torch_trainer(
     megatron_world: MegatronWorld, families: Families, family: str, cut: Cut
 ) -> None:
     model = make(family)
-    prompts = canary_prompts(64, picture_rules(model.config))
+    prompts = canary_prompts(64, media_rules(model.config))
     tokens, logprobs = top_logprobs(model, prompts, 8)
     for got in megatron_world.run(
         cut.ranks,

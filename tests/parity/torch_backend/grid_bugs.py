@@ -13,8 +13,8 @@ from torch_backend.grid_jobs import ExactEncoder, ExactLanguage, feed, make
 from torch_backend.torch_jobs import as_arrays
 from world import COLLECTIVE_S
 
+from offbeat.images.pictures import Pictures
 from offbeat.messages.fences import StepKey
-from offbeat.messages.media import Media
 from offbeat.trainers.grid.bridge import FIELDS, Bridge, Header, Kind
 from offbeat.trainers.grid.layout import Grid
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
@@ -66,10 +66,11 @@ class MergesByShape(ExactEncoder):
 
     def _microbatches(self, media: Any, named: Any) -> Any:
         (batch, microbatches), count = super()._microbatches(media, named)
-        sizes = [each.sizes for each in batch.media]
+        pictures = [Pictures.of(each) for each in batch.media]
+        sizes = [each.sizes for each in pictures]
         if len(sizes) > 1 and all(np.array_equal(each, sizes[0]) for each in sizes):
-            stacked = np.stack([each.values for each in batch.media])
-            microbatches = [Media(batch.media[0].kind, stacked.reshape(-1), sizes[0])]
+            stacked = np.stack([each.values for each in pictures])
+            microbatches = [Pictures(pictures[0].kind, stacked.reshape(-1), sizes[0])]
         return (batch, microbatches), count
 
 

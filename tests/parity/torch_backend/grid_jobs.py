@@ -22,7 +22,7 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
-from offbeat.multimodal.canary_pictures import canary_prompts
+from offbeat.multimodal.canaries import canary_prompts
 from offbeat.trainers.grid.encoder import EncoderTrainer
 from offbeat.trainers.grid.errors import ProvenanceMismatch
 from offbeat.trainers.grid.language import LanguageTrainer
@@ -214,7 +214,7 @@ def stepped(
         build_chunk(groups), policy=True, reference=True, temperature=1.0
     )
     seen["logprobs"] = dict(zip(own, written, strict=True)) if any(written) else {}
-    prompts = canary_prompts(trainer.vocabulary, trainer.picture_rules)
+    prompts = canary_prompts(trainer.vocabulary, trainer.media_rules)
     seen["canary"] = trainer.top_logprobs(prompts, 4)
     for attempt, count in enumerate(chunks, start=1):
         key = feed(trainer, step, loss, count, StepKey(1, attempt, 0))

@@ -15,7 +15,7 @@ from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.messages.weights import WeightsAck
-from offbeat.multimodal.canary_pictures import canary_media, canary_prompts
+from offbeat.multimodal.canaries import canary_media, canary_prompts
 from offbeat.trainers.expert_names import AS_THEY_ARE
 from offbeat.trainers.receiver_names import names_for_module
 from offbeat.trainers.torch import TorchTrainer
@@ -72,7 +72,7 @@ def move(trainer: TorchTrainer, part: str) -> None:
 
 async def publish(actor: EmbeddedEngineActor, trainer: TorchTrainer, version: int) -> WeightsAck:
     source = ModuleSource(trainer.module, chunk_bytes=200_000)
-    prompts = canary_prompts(trainer.vocabulary, trainer.picture_rules)
+    prompts = canary_prompts(trainer.vocabulary, trainer.media_rules)
     release = release_with_canary(trainer, version, source, prompts)
     return await load(actor, version + 1, release)
 
@@ -143,8 +143,7 @@ def test_a_release_has_every_weight_that_the_engine_loads(
 
 
 def test_canary_prompts_are_of_equal_length_and_some_have_a_picture(trainer: TorchTrainer) -> None:
-    rules = trainer.picture_rules
-    assert rules is not None
+    rules = trainer.media_rules
     made = canary_prompts(trainer.vocabulary, rules)
     assert len({len(each) for each in made}) == 1
     with_pictures = [each is not None for each in canary_media(rules, made)]

@@ -19,8 +19,8 @@ from benchmarks.encoder_ranks_cases import (
     make_step,
 )
 from benchmarks.encoder_ranks_job import TimedBridge
+from offbeat.messages.media import media_of
 from offbeat.trainers.grid.bridge import Header, Kind
-from offbeat.transfer_queue.media_columns import media_of
 
 ALONE = Layout("1 + 1", "torch")
 
@@ -66,7 +66,10 @@ def test_every_group_has_a_picture_of_its_own_with_a_placeholder_for_each_of_its
 ) -> None:
     groups = make_step(size, size.groups).groups
     pictures = [media_of(group) for group in groups]
-    assert len({each.values.tobytes() for each in pictures if each is not None}) == size.groups
+    assert (
+        len({each["media_values"].tobytes() for each in pictures if each is not None})
+        == size.groups
+    )
     for group in groups:
         assert (group["prompt_ids"] == PLACEHOLDER).sum() == size.picture_tokens
         assert not (group["response_ids"] == PLACEHOLDER).any()

@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from offbeat.controller.evaluation import PICTURE_BYTES
+from offbeat.controller.evaluation import PREVIEW_BYTES
 from offbeat.controller.events import AnyEvent, StepIntent
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.groups import Prompt, RolloutTask, SampleStatus
@@ -156,9 +156,9 @@ class WithPictures(FakeRollouts):
 
     async def rollout(self, fence: Any, task: RolloutTask) -> Any:
         receipt, columns = await super().rollout(fence, task)
-        small = Thumbnail(1, 1, bytes(PICTURE_BYTES // 4))
+        small = Thumbnail(1, 1, bytes(PREVIEW_BYTES // 4))
         pictures = (small, small) if task.evaluation else ()
-        return msgspec.structs.replace(receipt, pictures=pictures), columns
+        return msgspec.structs.replace(receipt, previews=pictures), columns
 
 
 class HoldsPicture(FakePrompts):
@@ -175,9 +175,9 @@ def test_the_first_sample_of_a_prompt_has_its_pictures_as_long_as_the_evaluation
     world.rollouts = WithPictures(world.generators)
     world.run()
     for evaluated in world.scores.done.values():
-        kept = [len(sample.pictures) for sample in evaluated.samples]
+        kept = [len(sample.previews) for sample in evaluated.samples]
         assert sorted(kept) == [0, 0, 0, 0, 2, 2]
-        assert not any(sample.pictures for sample in evaluated.samples if sample.sample)
+        assert not any(sample.previews for sample in evaluated.samples if sample.sample)
         rows = {sample.prompt for sample in evaluated.samples}
         assert rows == {'{"prompt": "<image>", "image": "of 6 bytes in its row"}'}
 

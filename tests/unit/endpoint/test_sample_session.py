@@ -21,7 +21,7 @@ from offbeat.endpoint.session import (
     Turn,
 )
 from offbeat.messages.failures import RolloutFailed
-from offbeat.multimodal.picture_tokens import PictureTokens
+from offbeat.multimodal.prompt_tokens import MediaTokens
 from tests.support.agent_conversations import (
     ANSWERS,
     STEPS,
@@ -72,8 +72,8 @@ def _whole() -> Any:
 
 def test_a_sampled_token_of_pictures_is_context_of_the_next_turn_and_no_text_may_have_one() -> None:
     on = session(DrawnBytes(["me@you<|im_end|>"]))
-    tokens = PictureTokens({encode("@")[0]: "<image>"})
-    on.engine = replace(on.engine, picture_tokens=tokens)
+    tokens = MediaTokens({encode("@")[0]: "<image>"})
+    on.engine = replace(on.engine, media_tokens=tokens)
     messages = asyncio.run(talk(on, "how are you?"))
     with pytest.raises(RolloutFailed, match="the conversation has the token '<image>'"):
         asyncio.run(on.chat(ChatTurn((*messages, user("what is @?")))))

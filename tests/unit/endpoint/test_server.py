@@ -19,9 +19,10 @@ from yarl import URL
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
+from offbeat.environments.picture_errors import STRAY_TOKEN
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.multimodal.picture_tokens import PictureTokens
+from offbeat.multimodal.prompt_tokens import MediaTokens
 from tests.support.agent_endpoint import CHATML, DrawnBytes, encode, session, template
 
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
@@ -393,8 +394,8 @@ def test_a_request_that_the_engine_can_never_serve_is_the_agents_fault() -> None
 def test_a_message_that_spells_a_token_of_pictures_is_refused_by_its_name() -> None:
     async def story(client: Client) -> None:
         session, (token,) = client.session, encode("@")
-        tokens = PictureTokens({token: "<image>"})
-        session.engine = replace(session.engine, picture_tokens=tokens)
+        tokens = MediaTokens({token: "<image>"}, stray_reason=STRAY_TOKEN)
+        session.engine = replace(session.engine, media_tokens=tokens)
         spelled = {**HELLO, "messages": [{"role": "user", "content": "what is @?"}]}
         status, answer = await client.post(spelled)
         assert (status, answer["error"]["code"]) == (400, "picture_token")

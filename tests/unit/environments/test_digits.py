@@ -15,11 +15,13 @@ from offbeat.config.sections.images import ImagesConfig
 from offbeat.environments.digit_pictures import picture
 from offbeat.environments.digits import DigitPrompts, drawn
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
-from offbeat.environments.picture_encoder import PictureEncoder, media_bytes
+from offbeat.environments.picture_encoder import PictureEncoder
 from offbeat.environments.picture_errors import BadPicture
 from offbeat.environments.picture_processors import load_processor
 from offbeat.environments.protocol import EncodedPrompt
+from offbeat.images.pictures import Pictures
 from offbeat.messages.groups import Prompt
+from offbeat.messages.media import media_bytes
 
 FILE_PROMPT = {"prompt": "<image>=", "image": "a.png"}
 
@@ -56,8 +58,8 @@ def test_a_digit_is_encoded_by_the_models_processor() -> None:
     assert one.token_ids == other.token_ids
     assert one.media is not None
     assert other.media is not None
-    assert one.media.sizes.tolist() == [[3, 32, 32]]
-    assert (one.media.values != other.media.values).any()
+    assert Pictures.of(one.media).sizes.tolist() == [[3, 32, 32]]
+    assert (Pictures.of(one.media).values != Pictures.of(other.media).values).any()
     assert media_bytes(one.media) == 4 * 3 * 32 * 32 + 16
 
 
@@ -87,7 +89,9 @@ def test_a_file_is_encoded_from_its_bytes(tmp_path: Path) -> None:
     assert in_file.media is not None
     assert as_drawn.media is not None
     assert in_file.token_ids == as_drawn.token_ids
-    np.testing.assert_array_equal(in_file.media.values, as_drawn.media.values)
+    np.testing.assert_array_equal(
+        Pictures.of(in_file.media).values, Pictures.of(as_drawn.media).values
+    )
 
 
 def test_limits_hold_for_the_prompt_as_a_whole(tmp_path: Path) -> None:

@@ -20,10 +20,9 @@ from offbeat.environments.picture_errors import (
 )
 from offbeat.environments.picture_processors import PictureProcessor, load_processor
 from offbeat.environments.text import UnreadByTemplate, encode_prompt
+from offbeat.images.pictures import MediaKind, Pictures
 from offbeat.messages.groups import Prompt
-from offbeat.messages.media import MediaKind
 from offbeat.rollouts.thumbnails import thumbnails
-from offbeat.transfer_queue.media_columns import columns_of_media
 from tests.support.picture_models import write_gemma3, write_qwen
 
 TINY_DIGITS = "models/tiny-digits"
@@ -53,14 +52,16 @@ def same(processor: PictureProcessor, whole: Any, place: str, kind: MediaKind) -
     )
     assert encoded.token_ids == tuple(theirs["input_ids"][0].tolist())
     assert encoded.media is not None
-    assert encoded.media.kind is kind
-    np.testing.assert_array_equal(encoded.media.values, theirs["pixel_values"].reshape(-1))
-    columns_of_media(encoded.media)  # checks them
+    assert Pictures.of(encoded.media).kind is kind
+    np.testing.assert_array_equal(
+        Pictures.of(encoded.media).values, theirs["pixel_values"].reshape(-1)
+    )
+    Pictures.of(encoded.media)  # checks them
     if kind is MediaKind.PATCHES:
-        np.testing.assert_array_equal(encoded.media.sizes, theirs["image_grid_thw"])
+        np.testing.assert_array_equal(Pictures.of(encoded.media).sizes, theirs["image_grid_thw"])
     else:
         shape = theirs["pixel_values"].shape[-3:]
-        assert encoded.media.sizes.tolist() == [list(shape)] * 2
+        assert Pictures.of(encoded.media).sizes.tolist() == [list(shape)] * 2
 
 
 def test_idefics3_is_encoded_as_the_library_does_it() -> None:
@@ -101,7 +102,9 @@ def test_a_picture_that_is_cut_into_tiles_has_a_size_for_each(tmp_path: Path) ->
     (tmp_path / "config.json").write_text('{"model_type": "idefics3"}')
     encoded = loaded(tmp_path).encode("<image>=", [noise(64, 64)])
     assert encoded.media is not None
-    assert encoded.media.sizes.tolist() == [[3, 32, 32]] * 5  # four tiles and the whole
+    assert (
+        Pictures.of(encoded.media).sizes.tolist() == [[3, 32, 32]] * 5
+    )  # four tiles and the whole
 
 
 def test_messages_are_rendered_by_the_chat_template_of_the_model() -> None:

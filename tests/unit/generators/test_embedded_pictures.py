@@ -148,7 +148,7 @@ def test_pictures_that_do_not_fit_the_prompt_or_the_model_are_refused(
 
 
 def test_a_text_model_refuses_pictures(make_engine: MakeEngine) -> None:
-    with pytest.raises(InvalidRequest, match="which the served model does not read"):
+    with pytest.raises(InvalidRequest, match="the model reads only text"):
         make_engine().submit(request("bad", (1, 2, 3), pictures(0)))
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from offbeat.generators.vllm.prompt_inputs import PromptInputs
-from offbeat.messages.media import Media, MediaKind
-from offbeat.multimodal.picture_rules import PixelRules
+from offbeat.images.families import PixelRules
+from offbeat.images.pictures import MediaKind, Pictures
+from offbeat.messages.media import Media
 
 RULES = PixelRules(placeholder=9, size=(3, 4, 4), tokens=2)
 PROMPT = (1, 9, 9, 2, 9, 9, 3, 9)  # the last was sampled
@@ -41,9 +42,9 @@ LIBRARY: Any = SimpleNamespace(
 
 def pictures(*seeds: int) -> Media:
     values = [np.random.default_rng(seed).standard_normal(48, np.float32) for seed in seeds]
-    return Media(
+    return Pictures(
         MediaKind.PIXELS, np.concatenate(values), np.array([RULES.size] * len(seeds), np.int32)
-    )
+    ).media
 
 
 def made(media: Media | None, ids: Sequence[int] = PROMPT, salt: str = "1.1") -> Any:
@@ -60,7 +61,7 @@ def test_ids_are_those_of_the_request_and_each_picture_has_its_own_values_and_pl
     assert (prompt.ids, prompt.salt) == (list(PROMPT), "1.1")
     assert prompt.ranges == {"image": [(1, 2, [True, True]), (4, 2, [True, True])]}
     values, fields = prompt.values
-    assert torch.equal(values["pixel_values"].flatten(), torch.tensor(media.values))
+    assert torch.equal(values["pixel_values"].flatten(), torch.tensor(Pictures.of(media).values))
     assert values["pixel_values"].shape == (2, 3, 4, 4)
     assert values["pixel_attention_mask"].all()
     assert fields["pixel_values"] == ("image", [[1, 1]])

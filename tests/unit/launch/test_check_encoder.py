@@ -91,8 +91,8 @@ def test_the_tower_is_said_to_compute_all_pictures_of_a_chunk_or_as_many_as_are_
     path = saved(tmp_path)
     _, whole = findings(recipe(path))
     language, cut = findings(recipe(path, {"max_tokens_per_microbatch": 64}))
-    assert "comes on top, for all pictures of a chunk at once; " in whole.message
-    assert "comes on top, for 64 tokens of pictures at once; " in cut.message
+    assert "comes on top, for all media of a chunk at once; " in whole.message
+    assert "comes on top, for 64 tokens of media at once; " in cut.message
     assert language.message.endswith("comes on top")
 
 

@@ -7,22 +7,22 @@ import torch
 from transformers import PreTrainedModel
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import picture_rules
+from offbeat.multimodal.passes import Features, write_media
 from offbeat.multimodal.placing import RowSpan, placed
-from offbeat.multimodal.tower import Features, features, pictures_in
+from offbeat.multimodal.rules import media_rules
 from tests.support.image_text_models import make, pictures, prompt_with
+from tests.support.pictures import features
 
 
 @torch.no_grad()
 def test_given_features_stand_where_those_of_the_models_own_tower_would() -> None:
     model: Any = make("qwen3_vl")
-    rules, media = picture_rules(model.config), (pictures(0, 1, "qwen3_vl"),)
+    rules, media = media_rules(model.config), (pictures(0, 1, "qwen3_vl"),)
     prompt = prompt_with(1, 5, 6)
-    assert rules is not None
     spans, positions_RT = [RowSpan(0, 0, len(prompt))], np.arange(len(prompt))[None]
     placed_here = placed(rules, [prompt], media, spans, positions_RT)
     ids = torch.tensor([prompt])
-    with pictures_in(model, rules, placed_here):
+    with write_media(model, rules, placed_here):
         want = model(input_ids=ids, use_cache=False).logits
     made, asked = features(model, media), list[tuple[Media, ...]]()
 
@@ -31,7 +31,7 @@ def test_given_features_stand_where_those_of_the_models_own_tower_would() -> Non
         return made
 
     del model.model.visual
-    with pictures_in(model, rules, placed_here, given):
+    with write_media(model, rules, placed_here, given):
         got = model(input_ids=ids, use_cache=False).logits
     assert asked == [media]
     assert torch.equal(got, want)

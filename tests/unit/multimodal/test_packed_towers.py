@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.multimodal.tower import features
-from offbeat.trainers.grid.provenance import merged
+from offbeat.images.pictures import merge
 from tests.support.image_text_models import make, patched
+from tests.support.pictures import features
 
 GRIDS = [((1, 4, 4),), ((1, 4, 6), (1, 2, 2)), ((1, 8, 2),)]  # of three prompts, none like another
 BY_FOURS = [((1, 4, 4),), ((1, 4, 6), (1, 4, 2)), ((1, 8, 2),)]  # features of each prompt: 4, 8, 4
@@ -44,7 +44,7 @@ def cuts_of(model: Any, media: Any) -> list[Tensor]:
 @torch.no_grad()
 def test_attention_is_cut_between_pictures_by_int32_numbers_beside_the_weights(family: str) -> None:
     model: Any = make(family)
-    media = merged([patched(seed, *grids) for seed, grids in enumerate(GRIDS)])
+    media = merge([patched(seed, *grids) for seed, grids in enumerate(GRIDS)])
     between = {0, *accumulate(PATCHES)}
     cuts = cuts_of(model, media)
     assert len(cuts) == 2
@@ -74,7 +74,7 @@ def test_pictures_of_unequal_sizes_have_the_features_of_each_alone(
 ) -> None:
     model = make(family, dtype)
     each = [patched(seed, *of_one) for seed, of_one in enumerate(grids)]
-    together = features(model, (merged(each),))
+    together = features(model, (merge(each),))
     apart = [features(model, (media,)) for media in each]
     want = torch.cat([one.embedded_FH for one in apart])
     torch.testing.assert_close(together.embedded_FH, want, atol=largest_gap, rtol=0)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from offbeat.images.pictures import Pictures
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import PictureRules, picture_rules
 from offbeat.multimodal.placing import RowSpan, placed
+from offbeat.multimodal.rules import MediaRules, media_rules
 from tests.support.image_text_models import PLACEHOLDER, make, patched, pictures, prompt_with
 from tests.support.pictures import pixels
 
@@ -17,10 +18,8 @@ PROMPT = (1, 61, *[P] * 6, 62, 5, 61, *[P] * 2, 62, *[P] * 6, 7, 8)
 """Three pictures of 2 x 3, 1 x 2 and 3 x 2 tokens, two of them side by side but for a token."""
 
 
-def rules_of(family: str) -> PictureRules:
-    rules = picture_rules(make(family).config)
-    assert rules is not None
-    return rules
+def rules_of(family: str) -> MediaRules:
+    return media_rules(make(family).config)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
@@ -29,7 +28,9 @@ def test_positions_on_three_axes_are_those_of_transformers(family: str) -> None:
     rules, media = rules_of(family), patched(0, (1, 4, 6), (1, 2, 4), (1, 6, 4))
     ids = torch.tensor([PROMPT])
     want, delta = model.model.get_rope_index(
-        ids, mm_token_type_ids=(ids == P).int(), image_grid_thw=torch.from_numpy(media.sizes).long()
+        ids,
+        mm_token_type_ids=(ids == P).int(),
+        image_grid_thw=torch.from_numpy(Pictures.of(media).sizes).long(),
     )
     np.testing.assert_array_equal(rules.axes(PROMPT, media), want[:, 0].numpy())
     assert rules.shift(media) == delta.item() == -6
@@ -93,5 +94,7 @@ def test_pictures_of_so_many_bytes_have_no_more_features_than_their_rules_say(fa
     rules = rules_of(family)
     for count in (1, 2, 5):
         media = pictures(0, count, family)
-        assert rules.most_features(media.values.nbytes) == rules.features(media)
-        assert rules.most_features(media.values.nbytes - 1) < rules.features(media)
+        assert rules.max_features(Pictures.of(media).values.nbytes) == rules.count_features(media)
+        assert rules.max_features(Pictures.of(media).values.nbytes - 1) < rules.count_features(
+            media
+        )

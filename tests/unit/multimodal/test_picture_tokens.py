@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from offbeat.multimodal.model_tokens import picture_tokens
-from offbeat.multimodal.picture_tokens import TEXT_ALONE, PictureTokens
+from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens
 from tests.support.image_text_models import PLACEHOLDER, make, pictures, prompt_with
 
 
@@ -21,7 +21,7 @@ class NamesTokens:
         return [f"<{each}>" if each < self.size else None for each in ids]
 
 
-def of(path: Path | str, tokenizer: Any) -> PictureTokens:
+def of(path: Path | str, tokenizer: Any) -> MediaTokens:
     return picture_tokens(str(path), tokenizer, trust_remote_code=False)
 
 
@@ -43,14 +43,13 @@ def test_each_family_has_tokens_that_no_text_may_hold(
     assert sorted(tokens.name_by_id) == sorted(ids)
     assert tokens.problem_of_text([1, 2, 3]) == ""
     for each in ids:
-        told = f"has the token '<{each}>' ({each}) at position 1 without a picture"
+        told = f"has the token '<{each}>' ({each}) at position 1 without pictures"
         assert tokens.problem_of_text([7, each, each]).startswith(told)
 
 
 def test_a_prompt_has_the_placeholders_of_its_pictures_and_no_more() -> None:
     tiny = "models/tiny-digits"
     tokens = of(tiny, AutoTokenizer.from_pretrained(tiny))
-    assert tokens.rules is not None
     (token,) = tokens.name_by_id
     media, ids = pictures(0), [token if i == PLACEHOLDER else i for i in prompt_with(1, 7)]
     assert tokens.problem_of_prompt(ids, media) == ""

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -15,10 +14,10 @@ from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.messages.media import media_of
 from offbeat.rollouts.columns import Columns
-from offbeat.rollouts.group import PromptPictures, run_group
+from offbeat.rollouts.group import PromptMedia, run_group
 from offbeat.rollouts.samples import SampleFailurePolicy
-from offbeat.transfer_queue.media_columns import media_of
 from offbeat.transfer_queue.schema import payload_bytes
 from tests.support.environment_fakes import SAMPLING, answers, task
 from tests.support.pictures import pixels
@@ -90,7 +89,7 @@ def rolled_out(
         max_turns=4,
         max_model_len=64,
         policy=policy,
-        pictures=PromptPictures(max_bytes=room),
+        media=PromptMedia(max_bytes=room),
     )
     return asyncio.run(group)
 
@@ -112,17 +111,17 @@ def test_each_request_carries_the_pictures_and_the_columns_hold_them_once(
     assert all(request.media is PICTURE for request in engine.requests)
     media = media_of(columns)
     assert media is not None
-    np.testing.assert_array_equal(media.values, PICTURE.values)
+    np.testing.assert_array_equal(media["media_values"], PICTURE["media_values"])
     assert "media_values" in receipt.columns
-    assert receipt.payload_bytes == payload_bytes(columns) > PICTURE.values.nbytes
+    assert receipt.payload_bytes == payload_bytes(columns) > PICTURE["media_values"].nbytes
     assert receipt.prompt_tokens == (4, 4)
 
 
 @pytest.mark.parametrize(
     ("media", "reason", "told"),
     [
-        ("a.png", "environment_wrong_type", "the pictures are str; return a Media"),
-        (msgspec.structs.replace(PICTURE, values=PICTURE.values[1:]), "schema", "47 values"),
+        ("a.png", "environment_wrong_type", "the media are str; return a mapping of arrays"),
+        ({**PICTURE, "media_values": PICTURE["media_values"][1:]}, "schema", "47 values"),
     ],
 )
 def test_pictures_that_are_none_fail_their_group_before_an_engine_reads_them(
@@ -137,7 +136,9 @@ def test_pictures_that_are_none_fail_their_group_before_an_engine_reads_them(
 
 
 def test_pictures_for_which_the_buffer_keeps_no_room_fail_their_group() -> None:
-    with pytest.raises(RolloutFailed, match=r"take 208 bytes; environment.images has room for 207"):
+    with pytest.raises(
+        RolloutFailed, match=r"have 208 bytes; environment.images.max_mib allows 207"
+    ):
         rolled_out(Looks(), Engine(), room=ROOM - 1)
 
 
@@ -162,7 +163,7 @@ def encoded_by(pictures: Pictures, environment: SingleTurn) -> tuple[Receipt, Co
         max_turns=1,
         max_model_len=64,
         policy=SampleFailurePolicy(),
-        pictures=PromptPictures(cast("PictureEncoder", pictures), ROOM),
+        media=PromptMedia(cast("PictureEncoder", pictures), ROOM),
     )
     return asyncio.run(group)
 

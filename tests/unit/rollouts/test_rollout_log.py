@@ -8,6 +8,8 @@ import pyarrow.parquet as pq
 from structlog.testing import capture_logs
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
+from offbeat.messages.media import media_of
+from offbeat.rollouts.media_log import media_log
 from offbeat.rollouts.rollout_log import (
     ROW_CHARACTERS,
     LoggedGroup,
@@ -16,8 +18,6 @@ from offbeat.rollouts.rollout_log import (
     rest_of_row,
     table,
 )
-from offbeat.rollouts.thumbnails import picture_sizes, thumbnails
-from offbeat.transfer_queue.media_columns import columns_of_media, media_of
 from tests.support.pictures import pixels
 
 
@@ -229,18 +229,18 @@ def test_a_disk_that_refuses_is_counted(tmp_path: Path) -> None:
 
 def test_the_first_row_of_a_group_has_small_copies_of_its_pictures() -> None:
     task, receipt, columns = finished(0)
-    pictured = {**columns, **columns_of_media(pixels((3, 32, 32)))}
-    small = thumbnails(media_of(pictured))
-    first, second = table([LoggedGroup(task, receipt, columns, small)])["pictures"].to_pylist()
+    pictured = {**columns, **pixels((3, 32, 32))}
+    media, nbytes = media_log().log_values(media_of(pictured))
+    first, second = table([LoggedGroup(task, receipt, columns, media)])["pictures"].to_pylist()
+    assert nbytes == 32 * 32 * 3
     assert [len(each["rgb"]) for each in first] == [32 * 32 * 3]
     assert second is None
 
 
 def test_the_first_row_of_a_group_has_the_sizes_of_all_its_pictures() -> None:
     task, receipt, columns = finished(0)
-    sizes = picture_sizes(pixels(*[(3, 32, 24)] * 6))
-    first, second = table([LoggedGroup(task, receipt, columns, (), sizes)])[
-        "picture_sizes"
-    ].to_pylist()
+    media, _ = media_log().log_values(pixels(*[(3, 32, 24)] * 6))
+    logged = table([LoggedGroup(task, receipt, columns, media)])
+    first, second = logged["picture_sizes"].to_pylist()
     assert first == [{"height": 32, "width": 24}] * 6
     assert second is None

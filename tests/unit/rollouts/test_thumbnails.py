@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from offbeat.messages.media import Media, MediaKind
+from offbeat.images.pictures import MediaKind, Pictures
+from offbeat.messages.media import Media
 from offbeat.rollouts.thumbnails import THUMBNAILS, picture_sizes, thumbnails
 from tests.support.pictures import patches, pixels
 
@@ -23,14 +24,14 @@ def test_a_prompt_without_pictures_has_none() -> None:
 def test_the_darkest_value_is_black_and_the_brightest_white() -> None:
     values = np.zeros((3, 2, 2), np.float32)
     values[:, 0, 1], values[0, 1, 0] = 2.0, -2.0
-    media = Media(MediaKind.PIXELS, values.reshape(-1), np.array([[3, 2, 2]], np.int32))
+    media = Pictures(MediaKind.PIXELS, values.reshape(-1), np.array([[3, 2, 2]], np.int32)).media
     (picture,) = shown(media)
     assert picture[0, 1].tolist() == [255, 255, 255]
     assert picture[1, 0].tolist() == [0, 128, 128]
 
 
 def test_a_picture_of_one_value_and_one_of_gray_can_be_shown() -> None:
-    flat = Media(MediaKind.PIXELS, np.ones(4, np.float32), np.array([[1, 2, 2]], np.int32))
+    flat = Pictures(MediaKind.PIXELS, np.ones(4, np.float32), np.array([[1, 2, 2]], np.int32)).media
     assert shown(flat)[0].tolist() == np.zeros((2, 2, 3)).tolist()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from offbeat.environments.demonstrations import Demonstrations
+from offbeat.environments.picture_errors import STRAY_TOKEN, UNUSABLE
 from offbeat.environments.protocol import (
     EncodedPrompt,
     Environment,
@@ -15,19 +16,19 @@ from offbeat.environments.protocol import (
     Response,
     SingleTurn,
 )
+from offbeat.images.families import PixelRules
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.multimodal.picture_rules import PixelRules
-from offbeat.multimodal.picture_tokens import PictureTokens
+from offbeat.multimodal.prompt_tokens import MediaTokens
 from offbeat.rollouts.columns import Columns
-from offbeat.rollouts.group import PromptPictures, run_group
+from offbeat.rollouts.group import PromptMedia, run_group
 from offbeat.rollouts.samples import SampleFailurePolicy
 from tests.support.environment_fakes import SAMPLING, CharTokenizer, answers, task
 from tests.support.pictures import pixels
 
 TOKEN = ord("@")
-TOKENS = PictureTokens({TOKEN: "<image>"}, PixelRules(TOKEN, (3, 4, 4), 2))
+TOKENS = MediaTokens({TOKEN: "<image>"}, PixelRules(TOKEN, (3, 4, 4), 2), STRAY_TOKEN, UNUSABLE)
 PICTURE = pixels((3, 4, 4))
 
 
@@ -79,7 +80,7 @@ def rolled_out(environment: Environment, data: dict[str, Any] | None = None) -> 
         max_turns=4,
         max_model_len=64,
         policy=SampleFailurePolicy(),
-        pictures=PromptPictures(max_bytes=1 << 20, tokens=TOKENS),
+        media=PromptMedia(max_bytes=1 << 20, tokens=TOKENS),
     )
     return asyncio.run(group)
 

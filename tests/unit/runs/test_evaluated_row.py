@@ -72,7 +72,7 @@ def test_small_copies_of_the_pictures_of_a_row_are_told_with_their_file(tmp_path
     (tmp_path / JOURNAL).mkdir()
     small = (Thumbnail(1, 2, b"abcdef"), Thumbnail(1, 2, b"ghijkl"))
     files = EvaluationFiles(tmp_path)
-    pictured = replace(sample(3, 0), pictures=small)
+    pictured = replace(sample(3, 0), previews=small)
     files.take(EvaluatedVersion(120, 120, (pictured, sample(3, 1))))
     files.close()
     told = (

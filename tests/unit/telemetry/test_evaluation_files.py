@@ -55,15 +55,15 @@ def test_an_evaluation_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_small_copies_of_pictures_are_read_with_the_row_that_has_them(tmp_path: Path) -> None:
     small = Thumbnail(1, 2, b"abcdef")
     due, version, (first, *others) = msgspec.structs.astuple(evaluated())
-    first = msgspec.structs.replace(first, pictures=(small,))
+    first = msgspec.structs.replace(first, previews=(small,))
     files = EvaluationFiles(tmp_path)
     files.take(EvaluatedVersion(due, version, (first, *others)))
     files.close()
     ((_, path),) = evaluation_files(tmp_path)
     row, another = (read_evaluated_row(path, "math", number) for number in (0, 1))
     assert row is not None and another is not None
-    assert [sample.pictures for sample in row.samples] == [(small,), ()]
-    assert not any(sample.pictures for sample in another.samples)
+    assert [sample.previews for sample in row.samples] == [(small,), ()]
+    assert not any(sample.previews for sample in another.samples)
     assert read_evaluation(path) == evaluated()
 
 

@@ -4,26 +4,25 @@ from collections import deque
 from dataclasses import astuple, replace
 from functools import partial
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.messages.media import Media, MediaKind
-from offbeat.multimodal.picture_rules import picture_rules
-from offbeat.multimodal.tower import features
+from offbeat.images.pictures import MediaKind, Pictures, merge
+from offbeat.messages.failures import SchemaError
+from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.grid.bridge import FIELDS, Bridge, Header, Kind
 from offbeat.trainers.grid.errors import AbsentModule, BridgeMismatch, ProvenanceMismatch
 from offbeat.trainers.grid.layout import Grid, Side
-from offbeat.trainers.grid.provenance import digest_of, list_digest, matched, merged
+from offbeat.trainers.grid.provenance import digest_of, list_digest, matched
 from offbeat.trainers.grid.sides import inventory_of, keep_side
 from offbeat.trainers.ranks.dispatch import Replicas
 from tests.support.image_text_models import MODELS, make, patched, pictures
+from tests.support.pictures import features
 
 FAMILIES = sorted(MODELS)
 
@@ -92,7 +91,7 @@ def test_pictures_that_a_lane_reads_and_nobody_got_are_an_error_as_are_those_nob
 def test_pictures_of_other_sizes_or_values_have_another_digest() -> None:
     values = np.ones(3 * 8 * 8, np.float32)
     seen = {
-        digest_of(Media(kind, values * scale, np.array([size], np.int32)))
+        digest_of(Pictures(kind, values * scale, np.array([size], np.int32)).media)
         for kind in MediaKind
         for scale in (1, 2)
         for size in ((3, 8, 8), (3, 4, 16))
@@ -122,7 +121,7 @@ def test_merged_pictures_have_the_features_of_each_alone(
     each = [pictures(0, 1, family), pictures(1, 1, family), pictures(2, 2, family)]
     if family.startswith("qwen"):
         each.append(patched(3, (1, 4, 6)))
-    together = features(model, (merged(each),))
+    together = features(model, (merge(each),))
     apart = [features(model, (media,)) for media in each]
     expect = partial(torch.testing.assert_close, rtol=0, atol=largest_gap)
     expect(together.embedded_FH, torch.cat([one.embedded_FH for one in apart]))
@@ -131,18 +130,10 @@ def test_merged_pictures_have_the_features_of_each_alone(
         expect(deep, torch.cat([one.deep[layer] for one in apart]))
 
 
-class TaggedMedia(msgspec.Struct, frozen=True, eq=False):
-    kind: MediaKind
-    values: NDArray[np.float32]
-    sizes: NDArray[np.int32]
-    frames: int = 1
-
-
 def test_a_field_that_no_rule_knows_is_not_merged_by_its_shape() -> None:
-    media = pictures(0)
-    tagged = TaggedMedia(media.kind, media.values, media.sizes)
-    with pytest.raises(TypeError, match="frames"):
-        merged([tagged, tagged])  # pyright: ignore[reportArgumentType] -- that is the test
+    media = {**pictures(0), "media_frames": np.ones(1, np.int32)}
+    with pytest.raises(SchemaError, match="media_frames"):
+        merge([media, media])
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -235,8 +226,7 @@ def test_the_two_sides_of_a_model_have_all_its_names_and_none_in_common(family: 
 def test_the_tower_alone_makes_the_features_of_the_whole_model(family: str) -> None:
     whole, tower = make(family), make(family)
     keep_side(tower, Side.TOWER)
-    rules = picture_rules(whole.config)
-    assert rules is not None
+    rules = media_rules(whole.config)
     media = (rules.example(np.random.default_rng(0)),)
     assert torch.equal(features(tower, media).embedded_FH, features(whole, media).embedded_FH)
 

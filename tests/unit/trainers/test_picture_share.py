@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.multimodal.placing import PlacedPictures
+from offbeat.multimodal.placing import PlacedMedia
 from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.picture_share import axes_share, picture_share
+from offbeat.trainers.megatron.media_share import axes_share, media_share
 from offbeat.trainers.megatron.token_share import columns_of
 from offbeat.weight_sync.grid import ModelGrid
 
@@ -24,11 +24,11 @@ def test_each_placeholder_is_written_by_the_one_rank_that_holds_its_token(
     tokens = 2 * context * tensor * parts
     rng = np.random.default_rng(seed)
     places_K = rng.permutation(rows * tokens)[: rng.integers(1, rows * tokens + 1)]
-    pictures = PlacedPictures((), places_K, np.arange(len(places_K)))
+    pictures = PlacedMedia((), places_K, np.arange(len(places_K)))
     written_RT = np.full((rows, tokens), -1)
     for rank in range(context * tensor):
         layout = ParallelLayout(ModelGrid(tensor=tensor, context=context), rank)
-        share = picture_share(pictures, (rows, tokens), layout, sequence_parallel=True)
+        share = media_share(pictures, (rows, tokens), layout, sequence_parallel=True)
         columns = np.arange(tokens)
         if context > 1:
             columns = columns_of(tokens, layout.context_rank, context)
@@ -42,10 +42,10 @@ def test_each_placeholder_is_written_by_the_one_rank_that_holds_its_token(
 
 
 def test_ranks_that_do_not_share_tokens_all_write_every_placeholder() -> None:
-    pictures = PlacedPictures((), np.array([1, 5]), np.array([0, 1]))
+    pictures = PlacedMedia((), np.array([1, 5]), np.array([0, 1]))
     for rank in range(2):
         layout = ParallelLayout(ModelGrid(tensor=2), rank)
-        share = picture_share(pictures, (2, 4), layout, sequence_parallel=False)
+        share = media_share(pictures, (2, 4), layout, sequence_parallel=False)
         assert share.places_K.tolist() == [2, 3]  # column 1 of each of two rows
         assert share.sources_K.tolist() == [0, 1]
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.loss import ClippedPgLossConfig
+from offbeat.images.pictures import Pictures
 from offbeat.messages.fences import StepKey
+from offbeat.messages.media import media_of
 from offbeat.trainers.errors import UnfitColumns, UntrainableModel
 from offbeat.trainers.torch.proof import prove_rows
-from offbeat.transfer_queue.media_columns import columns_of_media, media_of
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.image_text_models import (
     PLACEHOLDER,
@@ -156,14 +157,14 @@ def test_the_tower_computes_the_pictures_of_a_group_once_for_all_its_samples(
     )
     trainer.prepare_logprobs(build_chunk(step[0]), policy=True, reference=False, temperature=1.0)
     pictures_of_groups = [media_of(group) for group in step[0]]
-    assert sum(computed) == sum(len(each.sizes) for each in pictures_of_groups if each)
+    assert sum(computed) == sum(len(Pictures.of(each).sizes) for each in pictures_of_groups if each)
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        (columns_of_media(pixels((3, 16, 16))), "picture 0 of \\[3, 16, 16\\]"),
-        (columns_of_media(pictures(0, 2)), "has 4 placeholder tokens, and its pictures take 8"),
+        (pixels((3, 16, 16)), "picture 0 of \\[3, 16, 16\\]"),
+        (pictures(0, 2), "has 4 placeholder tokens, and its pictures take 8"),
         ({"media_values": np.zeros(3 * 32 * 32, np.float32)}, "picture 0 of zeros"),
     ],
 )
@@ -187,7 +188,7 @@ def test_placeholders_of_a_prompt_without_pictures_are_not_trained_as_text(
     bare = {name: each for name, each in groups[0].items() if not name.startswith("media_")}
     branches = np.arange(len(bare["response_offsets"]) - 1, dtype=np.int32)
     trainer.begin_train_step(StepKey(1, 1, 0), spec)
-    with pytest.raises(UnfitColumns, match=r"which stands for a picture, at index") as raised:
+    with pytest.raises(UnfitColumns, match=r"a placeholder of pictures, at index") as raised:
         trainer.train_microbatch(StepKey(1, 1, 1), build_chunk([groups[1], bare]), advantages[:2])
     assert raised.value.place == 1
     trainer.abort_train_step(StepKey(1, 1, 1))
@@ -198,7 +199,7 @@ def test_placeholders_of_a_prompt_without_pictures_are_not_trained_as_text(
 
 
 def test_a_text_model_refuses_a_group_with_pictures(trainer_of: MakeTrainer, step: Step) -> None:
-    with pytest.raises(UnfitColumns, match="the model reads no pictures"):
+    with pytest.raises(UnfitColumns, match="the model reads only text"):
         trainer_of().prepare_logprobs(
             build_chunk(step[0][:1]), policy=True, reference=False, temperature=1
         )

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offbeat.images.families import PatchRules, PixelRules
+from offbeat.images.pictures import Pictures
 from offbeat.messages.media import Media
-from offbeat.multimodal.picture_rules import PatchRules, PictureRules, PixelRules
-from offbeat.trainers.grid.microbatches import picture_microbatches
+from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.grid.tower_passes import TowerPasses
 from tests.support.image_text_models import patched, pictures
 
@@ -22,43 +23,43 @@ def test_microbatches_hold_every_picture_once_and_no_more_tokens_than_are_allowe
     grids: list[tuple[int, int, int]], max_tokens: int
 ) -> None:
     whole = patched(0, *grids)
-    cut = picture_microbatches(whole, PATCHES, max_tokens)
-    assert np.array_equal(np.concatenate([each.values for each in cut]), whole.values)
-    assert np.array_equal(np.concatenate([each.sizes for each in cut]), whole.sizes)
-    tokens = [PATCHES.features(each) for each in cut]
+    cut = PATCHES.cut(whole, max_tokens)
+    for name in ("media_values", "media_sizes"):
+        assert np.array_equal(np.concatenate([each[name] for each in cut]), whole[name])
+    tokens = [PATCHES.count_features(each) for each in cut]
     for each, count in zip(cut, tokens, strict=True):
-        assert count <= max_tokens or len(each.sizes) == 1
+        assert count <= max_tokens or len(Pictures.of(each).sizes) == 1
         assert PATCHES.problem([60] * count, each, is_history=False) == ""
-    firsts = [PATCHES.features(Media(each.kind, each.values, each.sizes[:1])) for each in cut[1:]]
+    firsts = [PATCHES.count_features(Pictures.of(each).between(0, 1).media) for each in cut[1:]]
     assert all(
         count + first > max_tokens for count, first in zip(tokens[:-1], firsts, strict=True)
     ), "a picture that had room began another microbatch"
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "want"), [(None, [5]), (20, [5]), (19, [4, 1]), (8, [2, 2, 1]), (1, [1] * 5)]
+    ("max_tokens", "want"), [(20, [5]), (19, [4, 1]), (8, [2, 2, 1]), (1, [1] * 5)]
 )
-def test_pictures_of_one_size_are_cut_by_their_number(
-    max_tokens: int | None, want: list[int]
-) -> None:
-    cut = picture_microbatches(pictures(0, 5), PIXELS, max_tokens)
-    assert [len(each.sizes) for each in cut] == want
-    assert all(PIXELS.features(each) * 3 * 32 * 32 == 4 * len(each.values) for each in cut)
+def test_pictures_of_one_size_are_cut_by_their_number(max_tokens: int, want: list[int]) -> None:
+    cut = PIXELS.cut(pictures(0, 5), max_tokens)
+    assert [len(Pictures.of(each).sizes) for each in cut] == want
+    assert all(
+        PIXELS.count_features(each) * 3 * 32 * 32 == 4 * len(each["media_values"]) for each in cut
+    )
 
 
 class Tower:
     """A tower of one weight, which knows how many graphs of it there are at once."""
 
-    def __init__(self, rules: PictureRules) -> None:
+    def __init__(self, rules: MediaRules) -> None:
         self._rules = rules
         self.weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
         self.passes = list[tuple[int, bool]]()  # tokens, and whether with a graph
         self.graphs = self.most_graphs = 0
 
     def encode(self, media: Media, has_graph: bool) -> Tensor:
-        tokens = self._rules.features(media)
+        tokens = self._rules.count_features(media)
         self.passes.append((tokens, has_graph))
-        seen = torch.from_numpy(media.values).double().view(tokens, -1)[:, :3]
+        seen = torch.from_numpy(media["media_values"]).double().view(tokens, -1)[:, :3]
         with torch.set_grad_enabled(has_graph):
             made = torch.stack([(seen * self.weight).sin(), seen * self.weight**2])
         if has_graph:
@@ -76,7 +77,8 @@ def passed(
 ) -> tuple[Tower, Tensor, Tensor | None]:
     """A tower after both passes, its features, and the gradient of its weight."""
     tower = Tower(PIXELS)
-    cut = picture_microbatches(pictures(0, own), PIXELS, max_tokens) if own else []
+    whole = pictures(0, own) if own else None
+    cut = [] if whole is None else [whole] if max_tokens is None else PIXELS.cut(whole, max_tokens)
     passes = TowerPasses(cut, max(count, len(cut)), pictures(9), tower.encode)
     made = passes.forward(trained=True)
     assert not made.requires_grad
@@ -110,6 +112,6 @@ def test_a_rank_without_pictures_computes_as_often_and_has_gradients_of_zero() -
 
 def test_a_tower_that_is_not_trained_is_computed_once_and_without_a_graph() -> None:
     tower = Tower(PIXELS)
-    cut = picture_microbatches(pictures(0, 5), PIXELS, 8)
+    cut = PIXELS.cut(pictures(0, 5), 8)
     TowerPasses(cut, len(cut), pictures(9), tower.encode).forward(trained=False)
     assert tower.passes == [(8, False), (8, False), (4, False)]

@@ -1,4 +1,4 @@
-"""The features of pictures that one rank writes into its tokens' embeddings. Pure.
+"""The features of media that one rank writes into its tokens' embeddings. Pure.
 
 Legend: R rows, T tokens of a row, O tokens of this rank's context share, S of those the embedding
 leaves this rank, K placeholders.
@@ -8,39 +8,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offbeat.multimodal.placing import PlacedPictures
+from offbeat.multimodal.placing import PlacedMedia
 from offbeat.trainers.batches.packing import Ints
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.token_share import columns_of
 
 
 @dataclass(frozen=True, slots=True)
-class PictureShare:
+class MediaShare:
     """Placeholders among the tokens whose embeddings a rank holds."""
 
     places_K: Ints  # indices into the flattened [S, R] of the embedding
-    sources_K: Ints  # index of the feature of each, over all pictures of the microbatch
+    sources_K: Ints  # index of the feature of each, over all media of the microbatch
 
 
-def picture_share(
-    pictures: PlacedPictures,
+def media_share(
+    media: PlacedMedia,
     shape: tuple[int, int],
     layout: ParallelLayout,
     *,
     sequence_parallel: bool,
-) -> PictureShare:
+) -> MediaShare:
     """Return the placeholders of one rank: every one is that of one context-parallel rank.
 
     With sequence parallelism each is that of one tensor-parallel rank as well, else of all of them.
 
     Args:
-        pictures: Pictures in the rows of a microbatch.
+        media: Media in the rows of a microbatch.
         shape: Its rows and the tokens of each.
         layout: The rank.
         sequence_parallel: Whether tensor-parallel ranks share the tokens.
     """
     rows, tokens = shape
-    row_K, column_K = np.divmod(pictures.places_K, tokens)
+    row_K, column_K = np.divmod(media.places_K, tokens)
     column_of = np.full(tokens, -1)
     columns_S = np.arange(tokens)
     if layout.grid.context > 1:
@@ -50,7 +50,7 @@ def picture_share(
     column_of[columns_S] = np.arange(len(columns_S))
     own_K = column_of[column_K]
     is_own_K = own_K >= 0
-    return PictureShare((own_K * rows + row_K)[is_own_K], pictures.sources_K[is_own_K])
+    return MediaShare((own_K * rows + row_K)[is_own_K], media.sources_K[is_own_K])
 
 
 def axes_share(axes_3RT: Ints, layout: ParallelLayout) -> Ints:

@@ -1,30 +1,31 @@
-"""Features of pictures, written into a forward pass at the placeholders of its prompts.
+"""Features of media, written into a forward pass at the placeholders of its prompts.
 
-Legend: K placeholders, F features over all pictures, H hidden.
+Legend: K placeholders, F features over all media, H hidden.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # torch and transformers declare some functions without types.
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from offbeat.messages.media import Media, MediaKind
-from offbeat.multimodal.picture_rules import PictureRules, picture_rules
-from offbeat.multimodal.placing import PlacedPictures
+from offbeat.messages.media import Media
+from offbeat.multimodal.placing import PlacedMedia
+from offbeat.multimodal.rules import MediaRules
 
 
 class FeaturesMismatch(RuntimeError):
-    """A vision tower made another number of features than its config says."""
+    """An encoder made another number of features than its config says."""
 
     def __init__(self, model: str, features: int, wanted: int) -> None:
         super().__init__(model, features, wanted)
@@ -32,54 +33,47 @@ class FeaturesMismatch(RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"{self.model} made {self.features} features of pictures that take {self.wanted} tokens. "
+            f"{self.model} made {self.features} features of media that take {self.wanted} tokens. "
             "Make the processor's and the model's config of one model agree"
         )
 
 
 class Features(NamedTuple):
-    """Features of pictures."""
+    """Features of media."""
 
     embedded_FH: Tensor  # in the place of the embeddings of their tokens
     deep: tuple[Tensor, ...]  # [F, H] each: added to what the first decoder layers return
 
 
 FeaturesOf = Callable[[PreTrainedModel, tuple[Media, ...]], Features]
-"""(model, pictures) -> their features, in the order of the pictures."""
-
-
-def features(model: PreTrainedModel, media: tuple[Media, ...]) -> Features:
-    """Compute the features of pictures; with a gradient if a weight of the tower is trained."""
-    body: Any = model
-    output = body.get_image_features(**picture_inputs(model, media), return_dict=True)
-    deep = getattr(output, "deepstack_features", None) or ()  # of Qwen3-VL alone
-    return Features(_joined(output.pooler_output), tuple(map(_joined, deep)))
+"""(model, media) -> their features, in the order of the media."""
 
 
 @contextmanager
-def pictures_in(
+def write_media(
     model: PreTrainedModel,
-    rules: PictureRules | None,
-    pictures: PlacedPictures | None,
-    features_of: FeaturesOf = features,
+    rules: MediaRules,
+    placed: PlacedMedia | None,
+    features_of: FeaturesOf | None = None,
 ) -> Generator[None]:
-    """Write features of pictures into the embeddings of the one forward pass inside the block.
+    """Write features of media into the embeddings of the one forward pass inside the block.
 
     Hooks of the input embedding do so while the model's forward runs, because the weights of a
-    sharded model exist only then; ``features_of`` is called there. Without pictures there is no hook.
+    sharded model exist only then; ``features_of`` is called there. None: the model's own encoder.
+    Without media there is no hook.
     """
-    if pictures is None or rules is None:
+    if placed is None:
         yield
         return
-    wanted = sum(map(rules.features, pictures.media))
+    wanted = sum(map(rules.count_features, placed.media))
     places_K, sources_K = (
         torch.from_numpy(each).to(model.device, non_blocking=True)
-        for each in (pictures.places_K, pictures.sources_K)
+        for each in (placed.places_K, placed.sources_K)
     )
     handles = list[RemovableHandle]()
 
     def write(_: nn.Module, __: tuple[Tensor], embedded: Tensor) -> Tensor:
-        made = features_of(model, pictures.media)
+        made = (features_of or rules.encode)(model, placed.media)
         if len(made.embedded_FH) != wanted:
             raise FeaturesMismatch(type(model).__name__, len(made.embedded_FH), wanted)
         for layer, deep_FH in zip(_decoder_layers(model), made.deep, strict=False):
@@ -101,28 +95,28 @@ def pictures_in(
             handle.remove()
 
 
-def picture_inputs(model: PreTrainedModel, media: Sequence[Media]) -> dict[str, Tensor]:
-    """Return the arguments by which transformers' own forward pass takes these pictures."""
-    values = torch.from_numpy(np.concatenate([each.values for each in media]))
-    values = values.to(model.device, model.dtype)
-    sizes = np.concatenate([each.sizes for each in media])
-    if media[0].kind is MediaKind.PATCHES:
-        patches = values.view(int(sizes.astype(np.int64).prod(1).sum()), -1)
-        grids = torch.from_numpy(sizes.astype(np.int64)).to(model.device)
-        return {"pixel_values": patches, "image_grid_thw": grids}
-    pixels = values.view(len(sizes), *sizes[0].tolist())
-    rules = picture_rules(model.config)
-    is_flat = rules is not None and rules.opens_attention
-    return {"pixel_values": pixels if is_flat else pixels[None]}
+def media_arguments(
+    model: PreTrainedModel,
+    placed: PlacedMedia | None,
+    visible: Callable[[], NDArray[np.bool_]],
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """Return the arguments of a forward pass that differ because of its media.
 
-
-def token_kinds(model: PreTrainedModel, ids_RT: Tensor) -> dict[str, Tensor]:
-    """Return the argument that marks the tokens of pictures [R, T] in transformers' own pass."""
-    rules = picture_rules(model.config)
-    if rules is None or not (rules.has_axes or rules.opens_attention):
-        return {}
-    name = "mm_token_type_ids" if rules.has_axes else "token_type_ids"
-    return {name: (ids_RT == rules.placeholder).int()}
+    Args:
+        model: The model.
+        placed: The media in its rows.
+        visible: Computes the attention mask [R, T, T] of the rows without media.
+        dtype: Dtype that the model computes in.
+    """
+    arguments = dict[str, Any]()
+    if placed is not None and placed.axes_3RT is not None:
+        axes_3RT = torch.from_numpy(placed.axes_3RT)
+        arguments["position_ids"] = axes_3RT.to(model.device, non_blocking=True)
+    if placed is not None and placed.blocks_K is not None:
+        seen_RTT = torch.from_numpy(placed.opened(visible())).to(model.device)
+        arguments["attention_mask"] = masks_by_kind(model, seen_RTT, dtype)
+    return arguments
 
 
 def additive_mask(seen_RTT: Tensor, dtype: torch.dtype) -> Tensor:
@@ -136,12 +130,6 @@ def masks_by_kind(model: PreTrainedModel, seen_RTT: Tensor, dtype: torch.dtype) 
     mask = additive_mask(seen_RTT, dtype)
     kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None)
     return dict.fromkeys(kinds, mask) if kinds else mask
-
-
-def _joined(made: Tensor | Sequence[Tensor]) -> Tensor:
-    """Return features [F, H] that a tower makes per picture."""
-    whole = made if isinstance(made, Tensor) else torch.cat(list(made))
-    return whole.reshape(-1, whole.shape[-1])
 
 
 def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -1,11 +1,11 @@
-"""Families of image-text models that vLLM serves here."""
+"""Families of image-text models that vLLM serves here. Depends on the option ``images``."""
 
 import json
 from pathlib import Path
 from typing import Any, Final
 
 from offbeat.generators.vllm.errors import PicturesUnserved
-from offbeat.multimodal.picture_rules import FAMILIES
+from offbeat.images.families import FAMILIES
 
 SERVED: Final = ("idefics3",)
 """Values of ``model_type``: those whose pictures vLLM was compared with transformers on."""

@@ -1,0 +1,90 @@
+"""Prompts with media: what the registered option reads in a row, and makes of it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.doors import find_option
+from offbeat.environments.protocol import EncodedPrompt
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Prompt
+from offbeat.messages.media import Media
+
+if TYPE_CHECKING:
+    from offbeat.config.run import RunConfig
+    from offbeat.environments.prompts import PromptSource
+
+
+class MediaError(OffbeatError):
+    """Base of the errors of media in prompts; ``reason`` is the reason of the group's failure."""
+
+    @property
+    def reason(self) -> str:
+        raise NotImplementedError
+
+
+class MediaEncoder(Protocol):
+    """Encodes prompts that name media, in the place of their environment."""
+
+    async def encode(self, prompt: Prompt) -> EncodedPrompt | None:
+        """Return the first observation of a prompt that names media; None if it names none.
+
+        Raises:
+            MediaError: The media cannot be used.
+            EnvironmentUnavailable: The file system could not be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop the encoder once it is idle."""
+        ...
+
+
+class MediaPrompts(Protocol):
+    """Media as rows name them."""
+
+    ROW_KEYS: tuple[str, ...]
+    """Keys of a row that name media; a Parquet file may have bytes there."""
+
+    def names_media(self, row: Mapping[str, object]) -> bool:
+        """Return whether a row names media."""
+        ...
+
+    def row_problem(self, config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
+        """Return why the media of a row, or their lack, cannot be used; None if they can."""
+        ...
+
+    def without_content(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row for a reader of its text: of bytes that it holds, only their number."""
+        ...
+
+    def digits(
+        self, rows: int, seed: int, epochs: int | None, *, shuffle: bool, held_out: bool
+    ) -> "PromptSource":
+        """Return the prompts of ``environment.name=digits``; held-out ones follow the others."""
+        ...
+
+    def stub_media(self, config: EnvironmentConfig, row: int) -> Media | None:
+        """Return media of a dry run's prompt; None if its prompts have none."""
+        ...
+
+    def encoder(self, config: "RunConfig") -> MediaEncoder | None:
+        """Return the encoder of a worker; None if prompts have no media.
+
+        Raises:
+            OffbeatError: The model reads no media.
+        """
+        ...
+
+    def check(self, media: Media) -> None:
+        """Check the arrays of media against each other.
+
+        Raises:
+            SchemaError: Naming the first array at fault.
+        """
+        ...
+
+
+def media_prompts() -> MediaPrompts:
+    """Return the registered option."""
+    return cast("MediaPrompts", find_option("media"))

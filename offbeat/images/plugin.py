@@ -1,0 +1,97 @@
+"""Everything that the core asks of pictures, by the protocols of the rooms that ask.
+
+``multimodal.rules``, ``multimodal.prompt_tokens``, ``environments.media_prompts``,
+``rollouts.media_log``, ``telemetry.preview_column`` and ``launch.checks.media`` declare them. Modules
+that load a large library are imported when they are called.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from offbeat.config.run import RunConfig
+from offbeat.environments.digits import DigitPrompts
+from offbeat.environments.picture_encoder import PictureEncoder
+from offbeat.environments.picture_rows import PICTURE_KEYS, names_pictures, without_content
+from offbeat.images.families import rules_of_config
+from offbeat.images.pictures import Pictures
+from offbeat.images.row_checks import row_problem
+from offbeat.images.stub import stub_media
+from offbeat.messages.media import Media, Thumbnail
+from offbeat.multimodal.model_tokens import picture_tokens
+from offbeat.rollouts.thumbnails import thumbnails
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from offbeat.launch.checks.finding import Finding
+
+__all__ = ["row_problem", "stub_media", "without_content"]
+
+PREVIEW_COLUMN: Final = "pictures"
+ROW_KEYS: Final = PICTURE_KEYS
+
+rules = rules_of_config
+tokens = picture_tokens
+names_media = names_pictures
+
+
+def check(media: Media) -> None:
+    """Check the arrays of pictures against each other."""
+    Pictures.of(media)
+
+
+def digits(
+    rows: int, seed: int, epochs: int | None, *, shuffle: bool, held_out: bool
+) -> DigitPrompts:
+    """Return the prompts of ``environment.name=digits``; held-out ones follow the others."""
+    first = rows if held_out else 0
+    return DigitPrompts(rows, seed=seed, first=first, shuffle=shuffle, epochs=epochs)
+
+
+def encoder(config: RunConfig) -> PictureEncoder | None:
+    """Load the model's image processor if prompts have pictures; a stub makes its own.
+
+    Raises:
+        NoPictures: The model reads none.
+    """
+    images = config.environment.images
+    if images is None or config.environment.name == "stub":
+        return None
+    from offbeat.environments.picture_processors import load_processor  # noqa: PLC0415 -- loads transformers
+
+    model = config.model
+    processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
+    return PictureEncoder(images, processor)
+
+
+def previews(media: Media | None) -> tuple[Thumbnail, ...]:
+    """Return small copies of the first pictures of a prompt."""
+    return tuple(thumbnails(media))
+
+
+def log_columns() -> Mapping[str, Any]:
+    """Return the Arrow type of each column of the rollout files by its name."""
+    from offbeat.images.log_columns import log_columns  # noqa: PLC0415 -- loads pyarrow
+
+    return log_columns()
+
+
+def log_values(media: Media | None) -> tuple[Mapping[str, Any], int]:
+    """Return the value of each of these columns for a group, and the bytes of all of them."""
+    from offbeat.images.log_columns import log_values  # noqa: PLC0415 -- loads pyarrow
+
+    return log_values(media)
+
+
+def check_model(config: RunConfig, model: "PreTrainedModel") -> "Iterator[Finding]":
+    """Check that the model reads the pictures of the prompts."""
+    from offbeat.images.model_check import check_model  # noqa: PLC0415 -- of a room above workers
+
+    return check_model(config, model)
+
+
+def check_media(config: RunConfig, commits: Mapping[str, str]) -> "Iterator[Finding]":
+    """Encode pictures of the first rows as a worker does."""
+    from offbeat.launch.checks.pictures import check_pictures  # noqa: PLC0415 -- as above
+
+    return check_pictures(config, commits)

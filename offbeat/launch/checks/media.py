@@ -1,0 +1,28 @@
+"""Checks that the option of media brings."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol, cast
+
+from offbeat.config.run import RunConfig
+from offbeat.doors import find_option
+from offbeat.launch.checks.finding import Finding
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class MediaChecks(Protocol):
+    """Checks of a run whose prompts may have media; each yields nothing if they have none."""
+
+    def check_model(self, config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
+        """Check that the model, made without memory, reads the media of the prompts."""
+        ...
+
+    def check_media(self, config: RunConfig, commits: Mapping[str, str]) -> Iterator[Finding]:
+        """Encode media of the first rows as a worker does. ``commits``: of paths on the hub."""
+        ...
+
+
+def media_checks() -> MediaChecks:
+    """Return the checks of the registered option."""
+    return cast("MediaChecks", find_option("media"))

@@ -1,0 +1,34 @@
+# pyright: basic
+# pyarrow has no types.
+"""Column of the files of a run that holds small copies of the media of a prompt."""
+
+from collections.abc import Iterable
+from typing import Any, Final, Protocol, cast
+
+import pyarrow as pa
+
+from offbeat.doors import find_option
+from offbeat.messages.media import Thumbnail
+
+TYPE: Final = pa.list_(
+    pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.binary())])
+)
+
+
+class _Previews(Protocol):
+    PREVIEW_COLUMN: str
+
+
+def column_name() -> str:
+    """Return the name of the column, which the registered option chooses."""
+    return cast("_Previews", find_option("media")).PREVIEW_COLUMN
+
+
+def written(previews: Iterable[Thumbnail]) -> list[dict[str, Any]] | None:
+    """Return the value of the column; None for a prompt without media."""
+    return [each._asdict() for each in previews] or None
+
+
+def read(value: list[dict[str, Any]] | None) -> tuple[Thumbnail, ...]:
+    """Return what ``written`` was given."""
+    return tuple(Thumbnail(**each) for each in value or ())

@@ -1,0 +1,39 @@
+"""The core finds pictures by a name, and imports none of their modules."""
+
+import subprocess
+import sys
+
+import pytest
+
+from offbeat.doors import find_option
+from offbeat.environments.media_prompts import MediaPrompts
+from offbeat.images import plugin
+from offbeat.launch.checks.media import MediaChecks
+from offbeat.multimodal.rules import TEXT_ONLY, media_rules
+from offbeat.rollouts.media_log import MediaLog
+from tests.support.image_text_models import make
+
+PROMPTS: MediaPrompts = plugin
+LOG: MediaLog = plugin
+CHECKS: MediaChecks = plugin
+
+
+@pytest.mark.parametrize("protocol", [MediaPrompts, MediaLog, MediaChecks])
+def test_the_option_has_everything_that_a_room_asks_for(protocol: type) -> None:
+    names = {name for name in (*vars(protocol), *protocol.__annotations__) if name[0] != "_"}
+    assert names
+    assert {name for name in names if not hasattr(find_option("media"), name)} == set()
+
+
+def test_a_model_of_another_family_reads_text_only() -> None:
+    config = make("idefics3").config
+    assert media_rules(config).reads_media
+    config.model_type = "llava"
+    assert media_rules(config) is TEXT_ONLY
+    assert "reads only text" in TEXT_ONLY.problem([1], {}, is_history=False)
+
+
+def test_the_option_loads_no_library_of_models_before_it_is_asked_to_compute() -> None:
+    heavy = "{'torch', 'transformers', 'PIL', 'pyarrow'}"
+    script = f"import sys, offbeat.images.plugin; sys.exit(bool({heavy} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", script], check=True)
