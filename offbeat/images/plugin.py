@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.run import RunConfig
-from offbeat.environments.digits import DigitPrompts
-from offbeat.environments.picture_encoder import PictureEncoder
-from offbeat.environments.picture_rows import PICTURE_KEYS, names_pictures, without_content
+from offbeat.images.digits import DigitPrompts
+from offbeat.images.encoder import PictureEncoder
 from offbeat.images.families import rules_of_config
+from offbeat.images.model_tokens import picture_tokens
 from offbeat.images.pictures import Pictures
-from offbeat.images.row_checks import row_problem
+from offbeat.images.row_check import row_problem
+from offbeat.images.rows import PICTURE_KEYS, names_pictures, without_content
 from offbeat.images.stub import stub_media
+from offbeat.images.thumbnails import thumbnails
 from offbeat.messages.media import Media, Thumbnail
-from offbeat.multimodal.model_tokens import picture_tokens
-from offbeat.rollouts.thumbnails import thumbnails
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,7 +57,7 @@ def encoder(config: RunConfig) -> PictureEncoder | None:
     images = config.environment.images
     if images is None or config.environment.name == "stub":
         return None
-    from offbeat.environments.picture_processors import load_processor  # noqa: PLC0415 -- loads transformers
+    from offbeat.images.processors import load_processor  # noqa: PLC0415 -- loads transformers
 
     model = config.model
     processor = load_processor(model.path, trust_remote_code=model.trust_remote_code)
@@ -92,6 +92,6 @@ def check_model(config: RunConfig, model: "PreTrainedModel") -> "Iterator[Findin
 
 def check_media(config: RunConfig, commits: Mapping[str, str]) -> "Iterator[Finding]":
     """Encode pictures of the first rows as a worker does."""
-    from offbeat.launch.checks.pictures import check_pictures  # noqa: PLC0415 -- as above
+    from offbeat.images.prompt_check import check_pictures  # noqa: PLC0415 -- as above
 
     return check_pictures(config, commits)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from offbeat.environments.picture_rows import pictures_of, shown
+from offbeat.images.rows import pictures_of, shown
 from offbeat.messages.text import printable
 
 _COLUMNS: Final = ("prompt_index", "attempt", "row", "prompt_row", "pictures", "picture_sizes")

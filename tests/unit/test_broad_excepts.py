@@ -60,7 +60,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "environments/killable.py RewardChild.start",  # before there is a process
         "environments/killable.py RewardChild.start",
         "environments/killable.py RewardPool.start",
-        "environments/picture_processors.py load_processor",  # the files of a model's processor
+        "images/processors.py load_processor",  # the files of a model's processor
         "environments/weighted_rewards.py WeightedRewards.score",
         "config/user_code.py load_target",
         "generators/vllm/calls.py Calls.however_long",
@@ -97,12 +97,12 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "config/user_code.py describe",  # the message of an error class of the user's
         "rollouts/failure_log.py _decoded",  # a tokenizer that comes with the model, as code
         "environments/episode_serving.py serve_episodes",
-        "environments/picture_decoding.py decoded",  # a picture, whose bytes are theirs too
+        "images/decoding.py decoded",  # a picture, whose bytes are theirs too
         "environments/reward_child.py _answer_at_once",
         "environments/reward_child.py _answer_in_turn",
         "environments/verifiers_tasks.py main",
-        "launch/checks/picture_processor.py check_processor",  # the files of a model's processor
-        "launch/checks/pictures.py _encoded",  # these, and a chat template
+        "images/processor_check.py check_processor",  # the files of a model's processor
+        "images/prompt_check.py _encoded",  # these, and a chat template
         "launch/checks/prompt_lengths.py _longest",  # a chat template
     ),
     MODEL_CLASS: (

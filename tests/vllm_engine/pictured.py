@@ -10,9 +10,9 @@ import torch
 from releases import CHUNK_BYTES, Weights, move_to, released
 from transformers import AutoModelForImageTextToText
 
-from offbeat.environments.digits import drawn
-from offbeat.environments.picture_processors import load_processor
 from offbeat.environments.protocol import EncodedPrompt
+from offbeat.images.digits import drawn
+from offbeat.images.processors import load_processor
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.media import Media
 from offbeat.messages.weights import Canary

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from offbeat.images.thumbnails import LONGEST_SIDE, THUMBNAILS
 from offbeat.messages.groups import Receipt
-from offbeat.rollouts.thumbnails import LONGEST_SIDE, THUMBNAILS
 from offbeat.runs.inputs import TOKENIZER
 from offbeat.runs.report.limits import (
     ROLLOUT_BYTES,

@@ -7,10 +7,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from offbeat.environments.picture_encoder import PictureEncoder
-from offbeat.environments.picture_errors import BadPicture, StrayPlaceholder, WrongPlaces
 from offbeat.environments.protocol import EncodedPrompt, Episode, MultiTurn, Response, SingleTurn
 from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.images.encoder import PictureEncoder
+from offbeat.images.errors import BadPicture, StrayPlaceholder, WrongPlaces
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask

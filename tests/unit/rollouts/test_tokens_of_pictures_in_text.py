@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from offbeat.environments.demonstrations import Demonstrations
-from offbeat.environments.picture_errors import STRAY_TOKEN, UNUSABLE
 from offbeat.environments.protocol import (
     EncodedPrompt,
     Environment,
@@ -16,6 +15,7 @@ from offbeat.environments.protocol import (
     Response,
     SingleTurn,
 )
+from offbeat.images.errors import STRAY_TOKEN, UNUSABLE
 from offbeat.images.families import PixelRules
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult

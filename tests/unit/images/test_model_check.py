@@ -97,7 +97,9 @@ def test_megatron_refuses_a_family_whose_pictures_it_does_not_compute_in_one_err
     tmp_path: Path,
 ) -> None:
     found = of_megatron(make("gemma3"), tmp_path)
-    (error,) = [each for each in found if "reads media" in each.message and each.level is Level.ERROR]
+    (error,) = [
+        each for each in found if "reads media" in each.message and each.level is Level.ERROR
+    ]
     assert "is of family gemma3 (it reads media" in error.message
     assert error.fix == "Train it with trainer.backend: torch."
 

@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from offbeat.images.pictures import MediaKind, Pictures
+from offbeat.images.thumbnails import THUMBNAILS, picture_sizes, thumbnails
 from offbeat.messages.media import Media
-from offbeat.rollouts.thumbnails import THUMBNAILS, picture_sizes, thumbnails
 from tests.support.pictures import patches, pixels
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from offbeat.multimodal.model_tokens import picture_tokens
+from offbeat.images.model_tokens import picture_tokens
 from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens
 from tests.support.image_text_models import PLACEHOLDER, make, pictures, prompt_with
 

@@ -13,16 +13,16 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer
 
-from offbeat.environments.picture_errors import (
+from offbeat.environments.text import UnreadByTemplate, encode_prompt
+from offbeat.images.errors import (
     NoPictures,
     StrayPlaceholder,
     WrongPlaces,
 )
-from offbeat.environments.picture_processors import PictureProcessor, load_processor
-from offbeat.environments.text import UnreadByTemplate, encode_prompt
 from offbeat.images.pictures import MediaKind, Pictures
+from offbeat.images.processors import PictureProcessor, load_processor
+from offbeat.images.thumbnails import thumbnails
 from offbeat.messages.groups import Prompt
-from offbeat.rollouts.thumbnails import thumbnails
 from tests.support.picture_models import write_gemma3, write_qwen
 
 TINY_DIGITS = "models/tiny-digits"

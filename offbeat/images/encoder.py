@@ -5,18 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from offbeat.config.sections.images import ImagesConfig
-from offbeat.environments.digits import drawn, is_drawn
-from offbeat.environments.picture_errors import BadPicture
-from offbeat.environments.picture_rows import names_pictures, picture_bytes, pictures_of, shown
 from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.images.digits import drawn, is_drawn
+from offbeat.images.errors import BadPicture
+from offbeat.images.rows import names_pictures, picture_bytes, pictures_of, shown
 from offbeat.messages.groups import Prompt
 from offbeat.messages.media import Media, media_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from offbeat.environments.picture_processors import PictureProcessor
+    from offbeat.images.processors import PictureProcessor
 
 _MIB = 2**20
 
@@ -65,7 +65,7 @@ class PictureEncoder:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _picture(self, prompt: Prompt, picture: object) -> "Image":
-        from offbeat.environments.picture_decoding import decoded  # noqa: PLC0415 - loads Pillow
+        from offbeat.images.decoding import decoded  # noqa: PLC0415 - loads Pillow
 
         if is_drawn(picture):
             return drawn(picture)

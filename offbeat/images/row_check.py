@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.environments.picture_rows import names_pictures, pictures_problem, place_problem
 from offbeat.environments.row_checks import LOOK_AWAY
+from offbeat.images.rows import names_pictures, pictures_problem, place_problem
 
 _READ_PICTURES: Final = ("function", "custom")
 """Environments whose prompts may have pictures, which the model's processor encodes."""

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from offbeat.environments.picture_errors import STRAY_TOKEN, UNUSABLE
+from offbeat.images.errors import STRAY_TOKEN, UNUSABLE
 from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens
 from offbeat.multimodal.rules import media_rules
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from offbeat.environments.picture_errors import PLACE, BadPicture
+from offbeat.images.errors import PLACE, BadPicture
 from offbeat.messages.groups import Prompt
 
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")

@@ -5,7 +5,7 @@ from typing import Final
 
 from PIL import Image, ImageOps
 
-from offbeat.environments.picture_errors import BadPicture
+from offbeat.images.errors import BadPicture
 from offbeat.messages.text import first_line
 
 _FORMATS: Final = ("PNG", "JPEG", "WEBP")

@@ -12,8 +12,8 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 
 from PIL import Image
 
-from offbeat.environments.picture_decoding import decoded
-from offbeat.environments.picture_errors import BadPicture
+from offbeat.images.decoding import decoded
+from offbeat.images.errors import BadPicture
 
 MOST = 2**16
 

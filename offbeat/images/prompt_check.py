@@ -9,25 +9,25 @@ from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.hub_files import NO_COMMITS
 from offbeat.environments.inputs import eval_key
-from offbeat.environments.picture_encoder import PictureEncoder
-from offbeat.environments.picture_errors import (
+from offbeat.environments.prompts import PromptSource
+from offbeat.environments.protocol import EncodedPrompt
+from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.images.encoder import PictureEncoder
+from offbeat.images.errors import (
     BadPicture,
     NoPictures,
     StrayPlaceholder,
     WrongPlaces,
 )
-from offbeat.environments.picture_rows import names_pictures
-from offbeat.environments.prompts import PromptSource
-from offbeat.environments.protocol import EncodedPrompt
-from offbeat.environments.unavailable import EnvironmentUnavailable
+from offbeat.images.model_tokens import picture_tokens
+from offbeat.images.processor_check import check_processor
+from offbeat.images.rows import names_pictures
 from offbeat.launch.checks.finding import Finding, Level, error, ok, warning
-from offbeat.launch.checks.picture_processor import check_processor
 from offbeat.launch.checks.prompt_lengths import Refusals, ends_run
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
 from offbeat.messages.media import media_bytes
 from offbeat.messages.text import first_line
-from offbeat.multimodal.model_tokens import picture_tokens
 from offbeat.multimodal.prompt_tokens import MediaTokens
 
 _ROWS: Final = 64
@@ -48,7 +48,7 @@ def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -
         yield error(_SUBJECT, "Pillow is not installed", "pip install 'offbeat[vision]'")
         return
     # Of transformers and Pillow.
-    from offbeat.environments.picture_processors import load_processor
+    from offbeat.images.processors import load_processor  # noqa: PLC0415 -- loads transformers
 
     model = config.model
     try:

@@ -12,14 +12,14 @@ from PIL import Image
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.images import ImagesConfig
-from offbeat.environments.digit_pictures import picture
-from offbeat.environments.digits import DigitPrompts, drawn
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
-from offbeat.environments.picture_encoder import PictureEncoder
-from offbeat.environments.picture_errors import BadPicture
-from offbeat.environments.picture_processors import load_processor
 from offbeat.environments.protocol import EncodedPrompt
+from offbeat.images.digit_pictures import picture
+from offbeat.images.digits import DigitPrompts, drawn
+from offbeat.images.encoder import PictureEncoder
+from offbeat.images.errors import BadPicture
 from offbeat.images.pictures import Pictures
+from offbeat.images.processors import load_processor
 from offbeat.messages.groups import Prompt
 from offbeat.messages.media import media_bytes
 

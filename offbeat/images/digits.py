@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from offbeat.environments.digit_pictures import DigitPicture, picture
-from offbeat.environments.picture_errors import BadPicture
 from offbeat.environments.prompts import RowPrompts
+from offbeat.images.digit_pictures import DigitPicture, picture
+from offbeat.images.errors import BadPicture
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -17,15 +17,15 @@ import numpy as np
 from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 
-from offbeat.environments.picture_errors import (
+from offbeat.environments.protocol import EncodedPrompt
+from offbeat.environments.text import rendered_prompt
+from offbeat.images.errors import (
     PLACE,
     BadPicture,
     NoPictures,
     StrayPlaceholder,
     WrongPlaces,
 )
-from offbeat.environments.protocol import EncodedPrompt
-from offbeat.environments.text import rendered_prompt
 from offbeat.images.pictures import MediaKind, Pictures
 from offbeat.messages.media import Media
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from offbeat.environments.picture_errors import PLACE
+from offbeat.images.errors import PLACE
 from offbeat.launch.checks.finding import Finding, error, ok
 from offbeat.messages.text import first_line
 from offbeat.multimodal.prompt_tokens import MediaTokens
@@ -11,7 +11,7 @@ from offbeat.multimodal.prompt_tokens import MediaTokens
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from offbeat.environments.picture_processors import PictureProcessor
+    from offbeat.images.processors import PictureProcessor
 
 _SUBJECT: Final = "pictures"
 _SIDES: Final = ((640, 480), (300, 500), (64, 64))
@@ -53,7 +53,7 @@ def check_processor(
 
 
 def _gradient(width: int, height: int) -> "Image":
-    from PIL import Image
+    from PIL import Image  # noqa: PLC0415 -- of an extra
 
     across, down = Image.linear_gradient("L").rotate(90), Image.linear_gradient("L")
     whole = Image.merge("RGB", (across, down, down.rotate(180)))

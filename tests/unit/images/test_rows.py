@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.environments.picture_errors import BadPicture
-from offbeat.environments.picture_rows import (
+from offbeat.environments.prompt_files import FilePrompts, PromptFileError
+from offbeat.environments.row_checks import row_check
+from offbeat.images.errors import BadPicture
+from offbeat.images.rows import (
     names_pictures,
     picture_bytes,
     pictures_of,
@@ -21,8 +23,6 @@ from offbeat.environments.picture_rows import (
     shown,
     without_content,
 )
-from offbeat.environments.prompt_files import FilePrompts, PromptFileError
-from offbeat.environments.row_checks import row_check
 from offbeat.messages.groups import Prompt
 
 MOST = 1024
