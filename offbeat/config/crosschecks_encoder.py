@@ -1,4 +1,7 @@
-"""Finds settings that do not go with encoder ranks (``trainer.encoder``)."""
+"""Finds settings that do not go with encoder ranks (``trainer.encoder``), which encode pictures.
+
+Depends on the option ``images``.
+"""
 
 import math
 from collections.abc import Iterator

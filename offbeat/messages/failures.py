@@ -106,6 +106,8 @@ class RolloutFailed(OffbeatError):
 class StrayMediaToken(RolloutFailed):
     """A text of the group has a token that represents media."""
 
+    __init__ = RolloutFailed.__init__  # for type checkers, which expect one of a dataclass
+
 
 class ActorLost(OffbeatError):
     """A remote process died, or can no longer be reached."""

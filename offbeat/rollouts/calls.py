@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import numpy as np
@@ -192,7 +192,7 @@ def checked_prompt(task: RolloutTask, values: object) -> EncodedPrompt:
     if not isinstance(values, EncodedPrompt):
         return EncodedPrompt(checked_tokens(task, values, "the prompt"))
     media = values.media
-    if not isinstance(media, Mapping | None):
+    if not isinstance(cast("object", media), Mapping | None):
         detail = f"the media are {type(media).__name__}; return a mapping of arrays"
         raise failed(task, FailureKind.DATA, _WRONG_TYPE, detail)
     if media is not None:

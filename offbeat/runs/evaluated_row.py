@@ -1,4 +1,4 @@
-"""``offbeat why RUN --eval SET ROW``: one row of a set, evaluation by evaluation."""
+"""``offbeat why RUN --eval SET ROW``: one row of a set. Depends on the option ``images``."""
 # pyright: basic
 # pyarrow has no types.
 

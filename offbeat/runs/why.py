@@ -1,4 +1,4 @@
-"""``offbeat why``: the history of one prompt group, event by event."""
+"""``offbeat why``: the history of one prompt group. Depends on the option ``images``."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Draws the config of an episode from a seed: policies, sizes and budgets."""
+"""Draws the config of an episode from a seed. Depends on the option ``images``."""
 
 import random
 from typing import Any, Final

@@ -1,4 +1,7 @@
-"""Content of fake prompt groups, generated from their seed: lengths, rewards, and poison."""
+"""Content of fake prompt groups, generated from their seed: lengths, rewards, and poison.
+
+Depends on the option ``images``: prompts may have pictures, and failures of theirs.
+"""
 
 from typing import Final, TypeVar
 

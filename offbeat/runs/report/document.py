@@ -1,4 +1,7 @@
-"""Content of the page: a tree of plain values and columns, for one run or several."""
+"""Content of the page: a tree of plain values and columns, for one run or several.
+
+Depends on the option ``images``: example groups have small copies of pictures.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime

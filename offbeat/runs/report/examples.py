@@ -1,7 +1,10 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyarrow has no types.
-"""Text of the example groups of the page: prompt, and responses by weight version."""
+"""Text of the example groups of the page: prompt, and responses by weight version.
+
+Depends on the option ``images``: the page shows small copies.
+"""
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
