@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.config.run import RunConfig
+from offbeat.environments.prompts import PromptSource
 from offbeat.images.digits import DigitPrompts
 from offbeat.images.encoder import PictureEncoder
 from offbeat.images.families import rules_of_config
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["row_problem", "stub_media", "without_content"]
 
 PREVIEW_COLUMN: Final = "pictures"
-ROW_KEYS: Final = PICTURE_KEYS
+ROW_KEYS: tuple[str, ...] = PICTURE_KEYS
 
 rules = rules_of_config
 tokens = picture_tokens
@@ -42,7 +43,7 @@ def check(media: Media) -> None:
 
 def digits(
     rows: int, seed: int, epochs: int | None, *, shuffle: bool, held_out: bool
-) -> DigitPrompts:
+) -> PromptSource:
     """Return the prompts of ``environment.name=digits``; held-out ones follow the others."""
     first = rows if held_out else 0
     return DigitPrompts(rows, seed=seed, first=first, shuffle=shuffle, epochs=epochs)

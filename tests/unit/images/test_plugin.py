@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,10 +27,8 @@ def test_the_option_has_everything_that_a_room_asks_for(protocol: type) -> None:
 
 
 def test_a_model_of_another_family_reads_text_only() -> None:
-    config = make("idefics3").config
-    assert media_rules(config).reads_media
-    config.model_type = "llava"
-    assert media_rules(config) is TEXT_ONLY
+    assert media_rules(make("idefics3").config).reads_media
+    assert media_rules(SimpleNamespace(model_type="llava")) is TEXT_ONLY
     assert "reads only text" in TEXT_ONLY.problem([1], {}, is_history=False)
 
 
