@@ -14,7 +14,6 @@ from offbeat.environments.protocol import EncodedPrompt
 from offbeat.images.digits import drawn
 from offbeat.images.processors import load_processor
 from offbeat.messages.generation import GenerateResult
-from offbeat.messages.media import Media
 from offbeat.messages.weights import Canary
 from offbeat.multimodal.canaries import canary_prompts
 from offbeat.multimodal.rules import media_rules
@@ -67,7 +66,7 @@ def worst_error(
     ``asked`` are ids behind the prompt, among which no picture is.
     """
     media, gaps = prompt.media, list[float]()
-    assert isinstance(media, Media)
+    assert media is not None
     for start, end in pairwise(result.offsets.tolist()):
         response = [*asked, *result.token_ids[start:end].tolist()]
         with torch.no_grad():

@@ -139,9 +139,12 @@ def calls_of(
     for part in chunked(len(step.groups), chunks):
         key = key.next()
         own = mine(trainer, step, part)
-        groups, advantages = [step.groups[i] for i in own], [step.advantages[i] for i in own]
+        chunk, advantages = (
+            build_chunk(step.groups[i] for i in own),
+            [step.advantages[i] for i in own],
+        )
         minibatches = [i % step.loss.minibatches for i in own]
-        calls.append(partial(trainer.train_microbatch, key, groups, advantages, minibatches))
+        calls.append(partial(trainer.train_microbatch, key, chunk, advantages, minibatches))
     calls.append(partial(trainer.finish_train_step, key.next()))
     return calls
 

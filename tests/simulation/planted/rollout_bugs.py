@@ -163,9 +163,9 @@ class OneTooManyIsInFlight(Planted):
     settings: ClassVar = {"rollout": {"max_in_flight": 3}}
 
     class Pump(RolloutPump):
-        def _can_dispatch(self) -> bool:
+        def _has_free_slot(self) -> bool:
             self._max_in_flight += 1
-            can = super()._can_dispatch()
+            can = super()._has_free_slot()
             self._max_in_flight -= 1
             return can
 
