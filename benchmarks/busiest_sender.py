@@ -8,8 +8,7 @@ from collections import Counter
 
 import networkx as nx
 
-from offbeat.weight_sync.placement import Placement, Ranks
-from offbeat.weight_sync.region import Region
+from offbeat.weight_sync.region import Placement, Ranks, Region
 from offbeat.weight_sync.transfer_plan import DIRECT, TransferPlan
 
 

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.ranks.reshard_sender import ReshardSender
-from offbeat.trainers.torch.rounding import round_stochastically
+from offbeat.trainers.torch.optimizer import round_stochastically
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import on_host
 from offbeat.weight_sync.delta import HeldRelease, check_delta, rebuilt

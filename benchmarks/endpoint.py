@@ -31,10 +31,10 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.endpoint_client import PROMPT, Calls
+from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SampleSession
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.engine_loop import EngineLoop

@@ -50,9 +50,9 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.messages.weights import WeightsAck
 from offbeat.sampler.build import build_sampler
+from offbeat.telemetry.assembly import JsonlSink
 from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.hub import Telemetry
-from offbeat.telemetry.jsonl_sink import JsonlSink
 from offbeat.telemetry.trace import TRACE_FILE, TraceFile
 
 SAMPLES = 2

@@ -35,8 +35,7 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.batches.packing import Batch, PackedRow
-from offbeat.trainers.batches.planner import MicrobatchPlanner
-from offbeat.trainers.batches.row_costs import RowLayout
+from offbeat.trainers.batches.planner import MicrobatchPlanner, RowLayout
 from offbeat.trainers.memory import ResidentMeter
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk

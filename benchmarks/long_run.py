@@ -251,7 +251,7 @@ def _write_metrics(path: Path, run: LongRun) -> None:
 REPORT = """
 import resource, sys, time
 from pathlib import Path
-from offbeat.runs.report.write import write_report
+from offbeat.runs.report.document import write_report
 wall, cpu = time.perf_counter(), time.process_time()
 written = write_report([Path(sys.argv[1])], Path(sys.argv[2]))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -18,9 +18,9 @@ from transformers import AutoTokenizer
 
 from benchmarks.endpoint import CHAT, MODEL
 from offbeat.endpoint.agent_groups import AgentGroups
+from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.environments.agent import AgentFunction
 from offbeat.environments.episode_process import EpisodeLimits
 from offbeat.environments.killable import RewardTarget

@@ -30,9 +30,8 @@ from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.manifest import TensorMeta
-from offbeat.weight_sync.placement import Placement
 from offbeat.weight_sync.receiver import TensorRegion
-from offbeat.weight_sync.region import chunk_cuts, part_of
+from offbeat.weight_sync.region import Placement, chunk_cuts, part_of
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.shards import HeldShards

@@ -20,10 +20,9 @@ from benchmarks.long_run import LongRun
 from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.journal import open_journal
 from offbeat.run_files.disk import DISK, Disk
-from offbeat.telemetry.jsonl_sink import JsonlSink
+from offbeat.telemetry.assembly import JsonlSink
 from offbeat.telemetry.records import MetricRecord
-from offbeat.telemetry.status import Status
-from offbeat.telemetry.status_file import StatusFile
+from offbeat.telemetry.status_file import Status, StatusFile
 
 METRICS = 60
 SNAPSHOT_RECORDS = 5_000

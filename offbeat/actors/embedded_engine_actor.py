@@ -16,9 +16,8 @@ from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.weights import WeightDelta
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.served import ServedWeights
+from offbeat.weight_sync.served import ServedWeights, loaded_digest
 from offbeat.weight_sync.transports.messages import ShardRoute
 
 if TYPE_CHECKING:

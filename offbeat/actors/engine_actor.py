@@ -9,12 +9,11 @@ import contextlib
 import os
 import time
 from collections.abc import Generator, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
-from offbeat.actors.served_engine import ServedEngine
 from offbeat.actors.transports import make_receiver
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.weight_fetch import WeightFetcher, in_thread
@@ -32,10 +31,25 @@ from offbeat.messages.weights import EngineState, WeightDelta, WeightsAck
 from offbeat.weight_sync.canary import CanaryChecks
 from offbeat.weight_sync.delta import KeptBase, check_delta, rebuilt
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
-from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest
-from offbeat.weight_sync.served import ServedWeights
+from offbeat.weight_sync.served import ServedWeights, loaded_digest
 from offbeat.weight_sync.transports.messages import ShardRoute
+
+
+class ServedEngine(Protocol):
+    """Interface that all kinds of engine share."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def busy_s(self) -> float: ...
+    def check_usable(self, during: str) -> None: ...
+    async def generate(self, request: GenerateRequest) -> GenerateResult: ...
+    async def close(self) -> None: ...
 
 
 class TakenRelease(NamedTuple):

@@ -32,7 +32,7 @@ class MegatronTrainerActor(TrainerActor):
 
 def make(spec: TrainerSpec, peers: Peers) -> tuple["BoxedTrainer", WeightSource]:
     """Create the trainer of a rank, and the source of its weights."""
-    from offbeat.trainers.megatron_grid.choose import megatron_trainer_of
+    from offbeat.trainers.megatron_grid.language import megatron_trainer_of
     from offbeat.trainers.ranks.assembly import shards_of, source_of
 
     config = of_kind(MegatronTrainerConfig, spec.config.trainer)

@@ -18,7 +18,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.weight_sync.loaded_weights import loaded_digest
+from offbeat.weight_sync.served import loaded_digest
 
 
 class NoTrainer:

@@ -23,8 +23,8 @@ from offbeat.planning.sync_plan import (
     with_recorded,
 )
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.layout_errors import LayoutRefused
 from offbeat.weight_sync.layout_file import read_layout
 
 _PIECE_BYTES = 64 * MIB

@@ -75,7 +75,7 @@ def report(
 ) -> None:
     """Write one self-contained page on a run: outcome, time line, curves, groups. Opens offline."""
     from offbeat.runs.past_run import error_in_one_line
-    from offbeat.runs.report.write import write_report
+    from offbeat.runs.report.document import write_report
 
     with error_in_one_line():
         written = write_report(runs, output)
@@ -116,7 +116,7 @@ def watch(
 ) -> None:
     """Serve the page of offbeat report, live, for all runs of a directory. Ctrl-C ends it."""
     from offbeat.runs.past_run import error_in_one_line
-    from offbeat.runs.watch.serve import serve
+    from offbeat.runs.watch.server import serve
 
     with error_in_one_line():
         serve(runs, host, port)

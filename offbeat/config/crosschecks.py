@@ -10,24 +10,31 @@ from typing import Final
 from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
-from offbeat.config.crosschecks_data import data_clashes
-from offbeat.config.crosschecks_demonstrations import demonstration_clashes
+from offbeat.config.crosschecks_data import (
+    data_clashes,
+    eval_clashes,
+    eval_set_clashes,
+    in_each_environment,
+    mixture_clashes,
+)
 from offbeat.config.crosschecks_encoder import encoder_clashes, encoder_device_clashes
-from offbeat.config.crosschecks_eval import eval_clashes, eval_set_clashes
-from offbeat.config.crosschecks_fleet import fleet_clashes, rank_clashes, rank_gpu_clashes
 from offbeat.config.crosschecks_images import image_clashes, image_layout_clashes
-from offbeat.config.crosschecks_layout import layout_clashes
-from offbeat.config.crosschecks_mixture import in_each_environment, mixture_clashes
+from offbeat.config.crosschecks_layout import (
+    fleet_clashes,
+    layout_clashes,
+    rank_clashes,
+    rank_gpu_clashes,
+)
 from offbeat.config.crosschecks_moe import moe_clashes
-from offbeat.config.crosschecks_rewards import (
+from offbeat.config.crosschecks_optimizer import rounding_clashes, schedule_clashes
+from offbeat.config.crosschecks_rollouts import (
+    demonstration_clashes,
     reward_budget_clashes,
     reward_call_clashes,
     reward_function_clashes,
+    sample_clashes,
 )
-from offbeat.config.crosschecks_rounding import rounding_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
-from offbeat.config.crosschecks_samples import sample_clashes
-from offbeat.config.crosschecks_schedule import schedule_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.graders import GRADERS

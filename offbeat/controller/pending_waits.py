@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from offbeat.messages.failures import ActorLost, Component, DeadlineExceeded
-from offbeat.telemetry.status import NamedWait
+from offbeat.telemetry.status_file import NamedWait
 
 T = TypeVar("T")
 _SHOWN: Final = 6

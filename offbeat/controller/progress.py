@@ -20,7 +20,7 @@ from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.applied_steps import WINDOW_STEPS
 from offbeat.telemetry.reservoir import Reservoir
-from offbeat.telemetry.status import Status
+from offbeat.telemetry.status_file import Status
 from offbeat.telemetry.summary import Summary, Syncs
 from offbeat.telemetry.time_accounting import (
     GeneratorTime,

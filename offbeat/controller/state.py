@@ -1,33 +1,211 @@
 """State of one run, owned by the controller and shared by its pumps."""
 
 import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from offbeat.config.run import RunConfig
-from offbeat.controller.cpu_seconds import CpuSeconds
+from offbeat.controller.commands import Command, Stop
 from offbeat.controller.engine_record import EngineRecord
+from offbeat.controller.errors import TrainerLost
 from offbeat.controller.events import AnyEvent, CostEvent, Joined, RewardCallsMade, WorkerLost
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle
 from offbeat.controller.observer import Observer
-from offbeat.controller.operator import Operator
 from offbeat.controller.outage import OutageBreaker
 from offbeat.controller.ports import Ports
-from offbeat.controller.pump_state import (
-    EvaluationState,
-    PromptSupply,
-    SyncState,
-    TrainerStatus,
-)
 from offbeat.controller.run_costs import RunCosts
 from offbeat.controller.signal import Signal
 from offbeat.controller.view import LedgerView
 from offbeat.controller.waits import Waits
 from offbeat.messages.failures import Component
 from offbeat.messages.fences import Fence
+from offbeat.messages.weights import WeightRelease
 from offbeat.messages.worker_report import WorkerReport
 from offbeat.sampler.policy import Sampler
 from offbeat.transfer_queue.index import QueueIndex
+
+_MAX_PROCESSES: Final = 8192
+"""Worker processes that are remembered: more than live at once, as each restart is another one."""
+
+
+class CpuSeconds:
+    """CPU seconds of controller, workers and engines since the last step. Pure but for the clock.
+
+    Every process reports a sum since its own start, so a report that is lost, late or repeated
+    changes no total.
+    """
+
+    def __init__(self, own: Callable[[], float]) -> None:
+        """``own`` returns the CPU seconds of this process since its start."""
+        self._own = own
+        self._of_workers = dict[str, float]()  # by process, the one that reported longest ago first
+        self._workers_s = 0.0  # of all processes
+        self._before: dict[str, float] | None = None
+
+    @property
+    def processes(self) -> int:
+        """Return the number of processes of workers that are remembered."""
+        return len(self._of_workers)
+
+    def worker_reported(self, process: str, cpu_s: float) -> None:
+        """Take the CPU seconds of a worker's process; a report may be late."""
+        before = self._of_workers.pop(process, 0.0)
+        self._of_workers[process] = max(cpu_s, before)
+        self._workers_s += max(0.0, cpu_s - before)
+        if len(self._of_workers) > _MAX_PROCESSES:
+            del self._of_workers[next(iter(self._of_workers))]
+
+    def lap(self, engines: Iterable[EngineRecord]) -> dict[str, float]:
+        """Return metrics of the seconds since the last call; of the first one, nothing.
+
+        Before the first step the processes have started, which is no part of a step.
+        """
+        totals = {
+            "cpu/controller_s": self._own(),
+            "cpu/workers_s": self._workers_s,
+            "cpu/engines_s": sum(engine.cpu_s for engine in engines),
+        }
+        before, self._before = self._before, totals
+        if before is None:
+            return {}
+        return {name: max(0.0, total - before[name]) for name, total in totals.items()}
+
+
+class Operator:
+    """The operator's commands, oldest first, and what those carried out have left in force.
+
+    Every change notifies whoever waits for one.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._inbox = deque[Command]()
+        self._is_paused = False
+        self._ended_by = ""
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether no step begins and no rollout is dispatched; the open step goes on."""
+        return self._is_paused
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether the run ends after the step in progress."""
+        return bool(self._ended_by)
+
+    @property
+    def ended_by(self) -> str:
+        """Return what stops the run before its last step; empty if nothing does."""
+        return self._ended_by
+
+    def send(self, command: Command) -> None:
+        """Put a command behind those that are not carried out yet."""
+        self._inbox.append(command)
+        self._changed()
+
+    def has_command(self) -> bool:
+        """Return whether a command waits to be carried out."""
+        return bool(self._inbox)
+
+    def next_command(self) -> Command:
+        """Take out the oldest command; there must be one."""
+        return self._inbox.popleft()
+
+    def pause(self) -> None:
+        self._is_paused = True
+        self._changed()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._changed()
+
+    def stop(self, reason: str = Stop().reason) -> None:
+        """Have the run end after the step in progress. The first reason is the one that is kept."""
+        self._ended_by = self._ended_by or reason
+        self._changed()
+
+
+class ObservableState:
+    """State of which every assignment notifies whoever waits for a change.
+
+    A pump assigns and cannot forget to notify. All assignments of one turn of the event loop cost
+    the waiting tasks one look.
+    """
+
+    _changed: Callable[[], None]
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        object.__setattr__(self, "_changed", changed)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        self._changed()
+
+
+class PromptSupply(ObservableState):
+    """State of the prompt source as the rollout pump has found it."""
+
+    is_exhausted: bool = False
+    """The prompt source is at its end: no fresh group can come."""
+
+
+class TrainerStatus(ObservableState):
+    """Calls of the trainer in progress, and a loss that another pump than the train pump found."""
+
+    open_calls: int = 0
+    """Calls without a reply; every reply is progress."""
+    lost: TrainerLost | None = None
+
+    def check(self) -> None:
+        """Raise the loss that was found, if there is one.
+
+        Raises:
+            TrainerLost: Another pump has found that the trainer is gone or unusable.
+        """
+        if self.lost is not None:
+            raise self.lost
+
+
+class SyncState(ObservableState):
+    """Current release of the weights, the request for the next one, and the gate of rollouts."""
+
+    requested_version: int | None = None
+    """Version to publish; None once its snapshot is made."""
+    is_busy: bool = False
+    """A release is being made, or engines load it."""
+    release: WeightRelease | None = None
+    """The newest release of this lineage."""
+    is_lost: bool = False
+    """The release can no longer be fetched."""
+    is_gate_open: bool = True
+    """Rollouts may be dispatched."""
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether there is a release for an engine to load."""
+        return self.release is not None and not self.is_lost
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether nothing is requested or being made, and the release can be fetched."""
+        return self.requested_version is None and not (self.is_busy or self.is_lost)
+
+
+class EvaluationState(ObservableState):
+    """The version to score, and the evaluations that failed in this incarnation."""
+
+    requested_version: int | None = None
+    """Version to score; None once it is being scored."""
+    newest_due: int = 0
+    """Newest version whose evaluation has been requested, or was due before this incarnation."""
+    is_busy: bool = False
+    """A version is being scored."""
+    failed_count: int = 0
+    failure: str = ""
+    """Why the last failed evaluation failed."""
 
 
 class RunState:

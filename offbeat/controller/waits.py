@@ -9,7 +9,7 @@ from offbeat.controller.pending_waits import PendingWaits, Pump
 from offbeat.controller.ports import Journal
 from offbeat.controller.signal import Signal
 from offbeat.messages.failures import Component
-from offbeat.telemetry.status import NamedWait
+from offbeat.telemetry.status_file import NamedWait
 
 T = TypeVar("T")
 _JOURNAL_DEADLINE_S: Final = 120.0

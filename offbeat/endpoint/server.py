@@ -29,9 +29,7 @@ from aiohttp import web
 from offbeat.endpoint import responses
 from offbeat.endpoint.connections import Connections
 from offbeat.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
-from offbeat.endpoint.http_handler import HttpHandler
-from offbeat.endpoint.http_rules import answer_to_version, expected
-from offbeat.endpoint.refusals import refusal_of, too_long
+from offbeat.endpoint.http import HttpHandler, answer_to_version, expected, refusal_of, too_long
 from offbeat.endpoint.requests import ChatRequest, TokenRequest, decoded
 from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, TokenTurn, Turn
 from offbeat.endpoint.shared_calls import SharedCalls

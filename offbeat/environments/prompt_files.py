@@ -6,13 +6,16 @@ are kept as JSON: in memory, and beyond a bound in a temporary file (``RowStore`
 
 import codecs
 import hashlib
+import heapq
 import json
 import os
 import shlex
+import weakref
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -24,11 +27,47 @@ from offbeat.environments.hub_files import NO_COMMITS, hub_files, resolved_commi
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_row import row_problem
 from offbeat.environments.prompts import RowPrompts
-from offbeat.environments.row_store import RowStore
 from offbeat.messages.bad_json import ENDS_EARLY, json_problem
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
 from offbeat.messages.nesting import DEEPEST, nesting_depth
+
+MEMORY_BYTES: Final = 64 * 2**20
+"""Bytes of rows that are kept in memory; more go to a temporary file, which has no name."""
+
+
+class RowStore:
+    """Sequence of rows. The memory it needs does not grow with the rows beyond ``memory_bytes``.
+
+    Apart from 8 bytes per row. The temporary file lies where ``TMPDIR`` says and ends with the
+    object.
+
+    Raises:
+        OSError: The rows do not fit on the disk.
+    """
+
+    def __init__(self, rows: Iterable[bytes], memory_bytes: int = MEMORY_BYTES) -> None:
+        self._file = SpooledTemporaryFile(max_size=memory_bytes, prefix="offbeat-rows-")  # noqa: SIM115 - read until the end
+        weakref.finalize(self, self._file.close)
+        self._ends = array("Q", [0])
+        for row in rows:
+            self._file.write(row)
+            self._ends.append(self._ends[-1] + len(row))
+        self._file.flush()
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, row: int) -> bytes:
+        start, end = self._ends[row], self._ends[row + 1]
+        self._file.seek(start)
+        return self._file.read(end - start)
+
+    def longest(self, count: int) -> list[int]:
+        """Return the numbers of the longest rows, longest first."""
+        ends = self._ends
+        return heapq.nlargest(count, range(len(self)), key=lambda row: ends[row + 1] - ends[row])
+
 
 RowCheck = Callable[[Mapping[str, object]], str | None]
 """Returns why a row of a prompt file cannot be used; None when it can."""

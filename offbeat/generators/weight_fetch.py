@@ -17,7 +17,7 @@ from offbeat.weight_sync.transports.messages import ShardRoute
 
 if TYPE_CHECKING:
     from offbeat.weight_sync.chunks import BucketMemory
-    from offbeat.weight_sync.whole_tensors import WholeRelease
+    from offbeat.weight_sync.region_tensors import WholeRelease
 
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
@@ -137,7 +137,7 @@ class WeightFetcher:
         Raises:
             TransferRefused: The buckets are not those of the release with this digest.
         """
-        from offbeat.weight_sync.whole_tensors import joined_release  # noqa: PLC0415 -- see above
+        from offbeat.weight_sync.region_tensors import joined_release  # noqa: PLC0415 -- see above
 
         if not self._has_joined:
             self._has_joined = True

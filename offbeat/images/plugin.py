@@ -15,8 +15,7 @@ from offbeat.images.encoder import PictureEncoder
 from offbeat.images.families import rules_of_config
 from offbeat.images.model_tokens import picture_tokens
 from offbeat.images.pictures import Pictures
-from offbeat.images.row_check import row_problem
-from offbeat.images.rows import PICTURE_KEYS, names_pictures, without_content
+from offbeat.images.rows import PICTURE_KEYS, names_pictures, row_problem, without_content
 from offbeat.images.stub import stub_media
 from offbeat.images.thumbnails import thumbnails
 from offbeat.messages.media import Media, Thumbnail
@@ -86,7 +85,7 @@ def log_values(media: Media | None) -> tuple[Mapping[str, Any], int]:
 
 def check_model(config: RunConfig, model: "PreTrainedModel") -> "Iterator[Finding]":
     """Check that the model reads the pictures of the prompts."""
-    from offbeat.images.model_check import check_model  # noqa: PLC0415 -- of a room above workers
+    from offbeat.images.prompt_check import check_model  # noqa: PLC0415 -- of a room above workers
 
     return check_model(config, model)
 

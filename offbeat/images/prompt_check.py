@@ -1,10 +1,11 @@
 """Checks that the model's processor reads the pictures of the prompts, on their first rows."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from offbeat.config.mixture import has_media
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.hub_files import NO_COMMITS
@@ -14,13 +15,14 @@ from offbeat.environments.protocol import EncodedPrompt
 from offbeat.environments.unavailable import EnvironmentUnavailable
 from offbeat.images.encoder import PictureEncoder
 from offbeat.images.errors import (
+    PLACE,
     BadPicture,
     NoPictures,
     StrayPlaceholder,
     WrongPlaces,
 )
+from offbeat.images.families import READ_FAMILIES, rules_of_config
 from offbeat.images.model_tokens import picture_tokens
-from offbeat.images.processor_check import check_processor
 from offbeat.images.rows import names_pictures
 from offbeat.launch.checks.finding import Finding, Level, error, ok, warning
 from offbeat.launch.checks.prompt_lengths import Refusals, ends_run
@@ -29,6 +31,63 @@ from offbeat.messages.groups import Prompt
 from offbeat.messages.media import media_bytes
 from offbeat.messages.text import first_line
 from offbeat.multimodal.prompt_tokens import MediaTokens
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import PreTrainedModel
+
+    from offbeat.images.processors import PictureProcessor
+
+
+_PROCESSOR_CHECK_SUBJECT: Final = "pictures"
+_SIDES: Final = ((640, 480), (300, 500), (64, 64))
+"""Width and height of the pictures: a photo, an upright one, one that is smaller than most models read."""
+
+
+def check_processor(
+    path: str, processor: "PictureProcessor", tokens: MediaTokens
+) -> Iterator[Finding]:
+    """Run the processor on pictures of its own, and the rules of the model's config on the result.
+
+    They differ where files of two models lie in one directory: another picture size, size of a
+    patch, or number of tokens of a picture.
+    """
+    made = list[str]()
+    for width, height in _SIDES:
+        shown = f"{width} x {height} pixels"
+        try:
+            encoded = processor.encode(PLACE, [_gradient(width, height)])
+        except Exception as raised:  # noqa: BLE001 - of the files of the model, which may hold anything
+            seen = (
+                f"the image processor of model.path={path} raised {type(raised).__name__} on a "
+                f"picture of {shown}: {first_line(raised)}"
+            )
+            yield error(
+                _PROCESSOR_CHECK_SUBJECT, seen, "Restore the files of the model's processor."
+            )
+            return
+        if problem := tokens.problem_of_prompt(encoded.token_ids, encoded.media):
+            seen = (
+                f"the image processor of model.path={path} does not fit its config.json: a prompt "
+                f"with a picture of {shown} {problem}"
+            )
+            fix = "Take both from one model: preprocessor_config.json, processor_config.json, config.json."
+            yield error(_PROCESSOR_CHECK_SUBJECT, seen, fix)
+            return
+        made.append(f"{len(encoded.token_ids)} of {width} x {height}")
+    yield ok(
+        _PROCESSOR_CHECK_SUBJECT,
+        f"the processor fits the model's config; tokens with a picture: {', '.join(made)}",
+    )
+
+
+def _gradient(width: int, height: int) -> "Image":
+    from PIL import Image  # noqa: PLC0415 -- of an extra
+
+    across, down = Image.linear_gradient("L").rotate(90), Image.linear_gradient("L")
+    whole = Image.merge("RGB", (across, down, down.rotate(180)))
+    return whole.resize((width, height))
+
 
 _ROWS: Final = 64
 _WITHIN_S: Final = 3.0  # for each file
@@ -134,3 +193,30 @@ def _encoded(
         return type(raised).__name__, f"raised by the model's processor: {first_line(raised)}"
     problem = tokens.problem_of_prompt(encoded.token_ids, encoded.media)
     return ("misplaced", problem) if problem else encoded
+
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs untyped.
+
+
+_MODEL_CHECK_SUBJECT: Final = "vision tower"
+
+
+def check_model(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
+    """Check that a model without memory reads the pictures of the prompts."""
+    if not has_media(config):
+        return
+    kind: str = model.config.model_type
+    if (rules := rules_of_config(model.config)) is None:
+        seen = f"{type(model).__name__} ({kind}): its pictures are not supported"
+        families: Sequence[str] = READ_FAMILIES
+        if config.trainer.backend == "megatron":
+            from offbeat.trainers.megatron.image_text import IMAGE_TEXT_FAMILIES  # noqa: PLC0415 -- loads torch
+
+            families = [each for each in families if each in IMAGE_TEXT_FAMILIES]
+        yield error(_MODEL_CHECK_SUBJECT, seen, f"Take a model of {', '.join(families)}.")
+    else:
+        proof = "proved at the start"
+        if config.trainer.backend == "megatron":
+            proof = "compared with the engine's by canaries (sync.canary_interval)"
+        yield ok(_MODEL_CHECK_SUBJECT, f"{type(model).__name__} reads {rules.kind.value}; {proof}")

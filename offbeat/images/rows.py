@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.environments.row_checks import LOOK_AWAY
 from offbeat.images.errors import PLACE, BadPicture
 from offbeat.messages.groups import Prompt
 
@@ -226,3 +228,24 @@ def _problem_of_name(picture: object) -> str | None:
     if Path(path).is_absolute() or ".." in Path(path).parts:
         return "leads out of the folder of the data file: name it relative to that, without '..'"
     return None
+
+
+_READ_PICTURES: Final = ("function", "custom")
+"""Environments whose prompts may have pictures, which the model's processor encodes."""
+
+
+def row_problem(config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
+    """Return why the pictures of a row, or their lack, cannot be used; None if they can."""
+    if not names_pictures(row):
+        if config.name in LOOK_AWAY:
+            return None
+        return place_problem(row, has_places=config.images is not None)
+    if config.images is not None and config.name in _READ_PICTURES:
+        return pictures_problem(row, config.images.max_pictures)
+    if config.name in LOOK_AWAY:
+        return None
+    fix = "set environment.images" if config.name in _READ_PICTURES else "it reads text alone"
+    return (
+        f"names a picture under 'image' or 'images', which environment.name={config.name} would not "
+        f"show to the model: {fix}, or name the columns that are needed in data.columns"
+    )

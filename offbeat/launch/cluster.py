@@ -31,10 +31,9 @@ from offbeat.launch.bounded_call import bounded
 from offbeat.launch.composition import Actors, RunSpec, build_run
 from offbeat.launch.environment import passed_on
 from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
-from offbeat.launch.own_session import in_own_session
 from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token, keep_token_private
-from offbeat.launch.session_folder import session_folder
+from offbeat.launch.session_folder import in_own_session, session_folder
 from offbeat.launch.wire_room import check_one_machine
 from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line

@@ -29,7 +29,7 @@ from offbeat.actors.handles import Handle
 from offbeat.config.loader import LoadedRecipe
 from offbeat.controller.journal import JournalCorrupt, JournalVersion
 from offbeat.environments.hub_files import HubFilesError
-from offbeat.launch.checks.hub import fetched_commits
+from offbeat.launch.checks.files import fetched_commits
 from offbeat.launch.checks.report import problems_before_start
 from offbeat.launch.cluster import (
     check_alive,
@@ -46,14 +46,11 @@ from offbeat.launch.control import CommandInbox
 from offbeat.launch.dry_run import dry
 from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
 from offbeat.launch.gcs_watch import GcsWatch
-from offbeat.launch.heartbeat import HeartbeatTimeout
 from offbeat.launch.initial_model import with_initial_model, with_start_deadlines
-from offbeat.launch.next_commands import next_commands
-from offbeat.launch.opened_run import OpenedRun, open_run
+from offbeat.launch.opened_run import OpenedRun, open_run, written_files
 from offbeat.launch.read_backs import ReadBacks
-from offbeat.launch.screen import screen
+from offbeat.launch.screen import HeartbeatTimeout, next_commands, screen
 from offbeat.launch.stopping import end_controller, stop_ray
-from offbeat.launch.written_files import written_files
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line, printable, printable_lines
@@ -67,8 +64,7 @@ from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.progress import ProgressDisplay
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.report import render_summary
-from offbeat.telemetry.status import Status
-from offbeat.telemetry.status_file import StatusFile
+from offbeat.telemetry.status_file import Status, StatusFile
 from offbeat.telemetry.summary import Summary
 
 log = structlog.stdlib.get_logger()

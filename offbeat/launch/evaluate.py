@@ -10,8 +10,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.messages.failures import FixableError
 from offbeat.messages.groups import Prompt
-from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
-from offbeat.telemetry.evaluation_report import render_scores
+from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation, render_scores
 
 _CONFIG: Final = "config.yaml"
 _MODEL: Final = "config.json"

@@ -11,8 +11,10 @@ import structlog
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import recover
 from offbeat.launch.control import take_commands
+from offbeat.run_files.files import ELSEWHERE, FAILURES
 from offbeat.runs.directory import (
     JOURNAL,
+    SUMMARY,
     ResumedDirectory,
     locked,
     make_run_dir,
@@ -69,3 +71,28 @@ def open_run(
     take_commands(resumed.path)  # discard commands for an earlier driver
     run_id = recover(resumed.path / JOURNAL).run_id or new_id
     return OpenedRun(run_id, resumed.path, resumed.inputs, resumed)
+
+
+def written_files(directory: Path) -> dict[str, Path]:
+    """Return the files that the run has written and that exist."""
+    names = {
+        "config": "config.yaml",
+        "metrics": "metrics.jsonl",
+        "summary": SUMMARY,
+        "wandb": "wandb",
+        "tensorboard": "tensorboard",
+        "journal": JOURNAL,
+        "timeline": "trace.json",
+        "rollouts": "rollouts",
+        "failures": FAILURES,
+        "evaluations": "evaluations",
+        "model": "checkpoints",
+        "logs": "logs",
+        "elsewhere": ELSEWHERE,
+    }
+    paths = {what: directory / name for what, name in names.items()}
+    return {
+        what: path
+        for what, path in paths.items()
+        if path.is_file() or (path.is_dir() and any(path.iterdir()))
+    }

@@ -2,9 +2,16 @@
 
 import io
 import os
-from typing import TextIO, cast
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TextIO, cast
 
 from rich.console import Console
+
+from offbeat.messages.failures import DeadlineExceeded
+from offbeat.telemetry.summary import Summary
 
 
 def screen(stream: TextIO | None) -> Console:
@@ -57,3 +64,44 @@ class BestEffortStream(io.TextIOBase):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
+
+
+# A controller that has replied before and is silent this long counts as frozen
+_SILENT_S: Final = 60.0
+_FIRST_ANSWER_S: Final = 300.0  # its process has to start and to import everything
+
+
+class HeartbeatTimeout:
+    """Tracks how long a controller has been silent, and whether that is too long."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start the timer: the controller was started now."""
+        self._clock = clock
+        self._since, self._limit_s = clock(), _FIRST_ANSWER_S
+
+    def broken(self) -> None:
+        """Restart the timer: the controller replied."""
+        self._since, self._limit_s = self._clock(), _SILENT_S
+
+    def check(self) -> None:
+        """Raise if the controller is silent for too long.
+
+        Raises:
+            DeadlineExceeded: It counts as frozen.
+        """
+        if self._clock() > self._since + self._limit_s:
+            raise DeadlineExceeded("driver", "the controller's status", self._limit_s)
+
+
+def next_commands(directory: Path, summary: Summary, *, on_stubs: bool) -> str:
+    """Return commands on the run in ``directory``, each on a line with what it does.
+
+    One that goes on with the run is among them where the run ended before its last step, unless it
+    ran ``on_stubs``.
+    """
+    run = shlex.quote(str(directory))
+    commands = {"one page": f"offbeat report {run}"}
+    ended_early = summary.outcome != "finished" or summary.ended_by
+    if ended_early and not on_stubs:
+        commands["go on"] = f"offbeat train --resume {run}"
+    return "\n".join(["next", *(f"{what:10} {command}" for what, command in commands.items())])

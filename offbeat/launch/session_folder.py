@@ -6,10 +6,15 @@ reach, they could replace Ray's socket with one of their own, or a log with a li
 
 import os
 import stat
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from ray._private import services
 
 _BELOW: Final = "/ray/session_2026-11-24_02-05-24_431724_4194304/sockets/plasma_store"
 _LONGEST_SOCKET: Final = 107
@@ -44,3 +49,21 @@ def _is_private(folder: Path) -> bool:
     if found.st_mode & 0o077:
         folder.chmod(0o700)
     return True
+
+
+@contextmanager
+def in_own_session() -> Generator[None, None, None]:
+    """Start Ray's processes outside of this process group, within the block.
+
+    On Linux only: there the kernel ends them when the driver dies. Elsewhere a Ray process does
+    that, and finds them by the group.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    before = services.ConsolePopen
+    services.ConsolePopen = partial(before, start_new_session=True)  # pyright: ignore[reportAttributeAccessIssue] -- Ray has no option
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before

@@ -3,8 +3,8 @@
 from dataclasses import fields
 from typing import Final
 
+from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.layout_errors import LayoutRefused
 
 _STAGES: Final = "stages"
 _MAY_BE_ZERO: Final = ("own_plan", "encoders")

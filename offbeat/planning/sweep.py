@@ -40,7 +40,7 @@ from offbeat.planning.sync_plan import TRAINER_KEYS, divided_by_plan, sender_gri
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.dtypes import WirePolicy
-from offbeat.weight_sync.layout_errors import LayoutRefused
+from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.reshard.declared import placement

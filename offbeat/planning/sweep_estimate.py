@@ -13,7 +13,7 @@ from offbeat.launch.checks.layout import held_by_megatron_rank
 from offbeat.launch.checks.tensor_ranks import held_by_torch_rank
 from offbeat.messages.failures import OffbeatError
 from offbeat.planning.fabricated import FabricatedGroup, LengthLaw, fabricate, tokens_of
-from offbeat.planning.sweep_shares import share_of_minibatches
+from offbeat.planning.sweep_task import share_of_minibatches
 from offbeat.trainers.ranks.dispatch import Replicas
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.planning.fabricated import FabricatedGroup, fabricate, tokens_of
-from offbeat.planning.sweep_shares import share_of_minibatches
 from offbeat.planning.sweep_task import (
     HOST,
     RankFailed,
@@ -32,6 +31,7 @@ from offbeat.planning.sweep_task import (
     RankTask,
     receive_task,
     reply_on,
+    share_of_minibatches,
 )
 from offbeat.trainers.backend import TrainerBackend
 from offbeat.trainers.memory import RESERVED, PeakMemory, meter_of

@@ -2,13 +2,16 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from offbeat.config.run import RunConfig
+from offbeat.controller.minibatches import MinibatchAssigner
 from offbeat.messages.parent_death import die_with_parent
-from offbeat.planning.fabricated import LengthLaw
-from offbeat.trainers.ranks.dispatch import Replicas
+from offbeat.planning.fabricated import FabricatedGroup, LengthLaw, tokens_of
+from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.spec import WorldRendezvous
 
 HOST: Final = "127.0.0.1"
@@ -62,3 +65,17 @@ def reply_on(descriptor: int, reply: RankResult | RankFailed) -> None:
     """Write the reply of a rank and close the descriptor."""
     with os.fdopen(descriptor, "wb") as pipe:
         pipe.write(msgspec.msgpack.encode(reply))
+
+
+def share_of_minibatches(
+    groups: Sequence[FabricatedGroup], config: RunConfig, replicas: Replicas, rank: int
+) -> tuple[list[int], list[int]]:
+    """Return the indices of a rank's groups, and the minibatch of each, as a run assigns them."""
+    numbers = range(len(groups))
+    drawn = MinibatchAssigner(config.algorithm.minibatches, config.seed, 1).of(numbers)
+    minibatches = drawn or (0,) * len(groups)
+    assigned = minibatch_shares(
+        dict(enumerate(map(tokens_of, groups))), dict(enumerate(minibatches)), replicas.data
+    )
+    own = list(assigned[replicas.share_of(rank)])
+    return own, [minibatches[at] for at in own]

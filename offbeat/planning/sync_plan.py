@@ -19,11 +19,11 @@ from offbeat.trainers.megatron.layout import grid_of
 from offbeat.trainers.torch.tensor_parallel import RECIPE_NAMES, SizeNames
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.engine_layout import EngineLayout
+from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.layout_errors import LayoutRefused
 from offbeat.weight_sync.manifest import TensorMeta
-from offbeat.weight_sync.placement import PlacedTensor, Placement
 from offbeat.weight_sync.precision import policy_of
+from offbeat.weight_sync.region import PlacedTensor, Placement
 from offbeat.weight_sync.reshard.account import ByteAccount, account
 from offbeat.weight_sync.reshard.declared import placed
 from offbeat.weight_sync.transfer_plan import RankMachines, TransferPlan, plan_transfers

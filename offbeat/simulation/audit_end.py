@@ -14,9 +14,9 @@ from offbeat.simulation.audit_groups import (
     TRAINING,
     AuditedGroups,
 )
-from offbeat.simulation.audit_restarts import EngineRestarts
 from offbeat.simulation.audit_rewards import AuditedRewards
 from offbeat.simulation.audit_steps import Steps
+from offbeat.simulation.audit_workers import EngineRestarts
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.records import ControllerEnd, Ended
 

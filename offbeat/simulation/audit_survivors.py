@@ -7,7 +7,7 @@ from typing import Final
 
 from offbeat.config.run import RunConfig
 from offbeat.simulation.audit_findings import Findings
-from offbeat.simulation.audit_restarts import LASTING
+from offbeat.simulation.audit_workers import LASTING
 from offbeat.simulation.faults import MACHINES, POISON
 from offbeat.simulation.records import (
     CheckpointWritten,

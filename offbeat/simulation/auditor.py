@@ -18,7 +18,10 @@ the samplers, so it does not repeat their mistakes.
 ``audit_aggregates`` holds I22 by itself, in some of the episodes.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import reduce
+from math import gcd
 from typing import Any
 
 from offbeat.config.run import RunConfig
@@ -36,6 +39,7 @@ from offbeat.controller.events import (
     Released,
     Retired,
     Returned,
+    ReturnKind,
     RewardCallsMade,
     Rewound,
     Served,
@@ -47,19 +51,101 @@ from offbeat.controller.events import (
     Unclaimed,
     WorkerLost,
 )
+from offbeat.messages.groups import Receipt
 from offbeat.simulation.audit_end import End
 from offbeat.simulation.audit_engines import AuditedEngines
-from offbeat.simulation.audit_environments import Environments
 from offbeat.simulation.audit_findings import Findings, Violation
 from offbeat.simulation.audit_groups import IN_FLIGHT, AuditedGroups
-from offbeat.simulation.audit_losses import Losses
-from offbeat.simulation.audit_poison import Poison
 from offbeat.simulation.audit_rewards import AuditedRewards
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_survivors import Survivors
 from offbeat.simulation.audit_workers import AuditedWorkers
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.records import WorldRecord
+
+
+class Environments:
+    """Environment of every committed prompt, and how many of a cycle each environment has."""
+
+    def __init__(self, config: RunConfig, findings: Findings) -> None:
+        weights = {name: each.weight for name, each in config.environments.items()} or {"": 1}
+        divisor = reduce(gcd, weights.values())
+        self._most = {name: weight // divisor for name, weight in weights.items()}
+        self._cycle, self._findings = sum(self._most.values()), findings
+        self._known = dict[int, str]()
+        self._counts = Counter[tuple[int, str]]()  # prompts by cycle and environment
+
+    def committed(self, receipt: Receipt) -> None:
+        """Check the environment of a group that was committed."""
+        index, name = receipt.prompt_index, receipt.environment
+        if name not in self._most:
+            self._findings.add("I19", f"group {index} is of environment {name!r}, which is none")
+            return
+        if index in self._known:  # committed before, by another attempt
+            if self._known[index] != name:
+                text = f"prompt {index} was of {self._known[index]!r}, and is of {name!r} now"
+                self._findings.add("I19", text)
+            return
+        self._known[index] = name
+        cycle = index // self._cycle
+        self._counts[cycle, name] += 1
+        if self._counts[cycle, name] > self._most[name]:
+            self._findings.add(
+                "I19",
+                f"{self._counts[cycle, name]} of the {self._cycle} prompts from "
+                f"{cycle * self._cycle} on are of {name!r}; its weight is {self._most[name]}",
+            )
+
+
+class Losses:
+    """Compares the payloads that the journal gives up with those that the actors lost."""
+
+    def __init__(self, world: World, findings: Findings) -> None:
+        self._world, self._findings = world, findings
+
+    def returned_from_ready(self, event: Returned) -> None:
+        """Check a ready group that is rolled out again for a failure of the infrastructure.
+
+        Nothing but the loss of its payload is such a failure. A group that a new controller returns
+        is of another kind: its payload may have died with the former controller.
+        """
+        if event.kind is not ReturnKind.INFRASTRUCTURE:
+            return
+        if (event.prompt_index, event.attempt) not in self._world.lost_payloads:
+            self._findings.add(
+                "I17",
+                f"attempt {event.attempt} of group {event.prompt_index} is rolled out again as lost; no "
+                "machine was lost that alone held its payload",
+            )
+
+
+class Poison:
+    """Counts the engines that were given a poison prompt, according to the workers' records."""
+
+    def __init__(self, config: RunConfig, world: World, findings: Findings) -> None:
+        self._config, self._world, self._findings = config, world, findings
+        # Attempts that ended for other reasons, by prompt index
+        self._not_its_fault = Counter[int]()
+
+    def returned(self, event: Returned) -> None:
+        self._not_its_fault[event.prompt_index] += event.kind is not ReturnKind.INFRASTRUCTURE
+
+    def check(self) -> None:
+        """Check the retries.
+
+        Attempts that were cancelled, or lost with their controller, do not count.
+        """
+        controllers = len(self._world.controller_ends)  # each may have lost its last records
+        for prompt_index, attempts in self._world.poisoned.items():
+            allowed = self._config.rollout.infrastructure_retries + 1
+            allowed += self._not_its_fault[prompt_index] + controllers
+            if len(attempts) > allowed:
+                self._findings.add(
+                    "I3",
+                    f"poison prompt {prompt_index} was given to engines {len(attempts)} times; its "
+                    f"retries allow {allowed}",
+                )
+
 
 __all__ = ["Violation", "audit"]
 

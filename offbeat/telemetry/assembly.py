@@ -6,11 +6,38 @@ from typing import Any, Final
 
 from offbeat.config.sections.tensorboard import TensorBoardConfig
 from offbeat.config.sections.wandb import WandbConfig
+from offbeat.run_files.line_file import LineFile
 from offbeat.telemetry.hub import Telemetry
-from offbeat.telemetry.jsonl_sink import JsonlSink
+from offbeat.telemetry.records import MetricRecord, encode_line
 from offbeat.telemetry.sinks import Sink
 from offbeat.telemetry.tensorboard_sink import TensorBoardSink
 from offbeat.telemetry.wandb_sink import WandbSink, resolved_mode
+
+
+class JsonlSink:
+    """Appends each record as one whole line: a record is never partial and never duplicated."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: LineFile | None = None
+
+    @property
+    def name(self) -> str:
+        return self._path.name
+
+    def open(self) -> None:
+        self._file = LineFile(self._path)
+
+    def write(self, record: MetricRecord) -> None:
+        if self._file is None:
+            raise ValueError(f"{self._path} is not open")
+        self._file.append(encode_line(record))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
 
 METRICS_FILE: Final = "metrics.jsonl"
 TENSORBOARD_FOLDER: Final = "tensorboard"

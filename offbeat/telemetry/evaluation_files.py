@@ -1,5 +1,3 @@
-# pyright: basic
-# pyarrow has no types.
 """Evaluations on disk: ``evaluations/000120.parquet``, one row per sample.
 
 A file is renamed into place, so it is there whole or not at all: an evaluation without a file is
@@ -7,16 +5,22 @@ not done, which is how the controller of a resumed run knows it.
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import structlog
+from rich.table import Table
 
-from offbeat.algorithms.eval_scores import SetScores, scores_by_set
+from offbeat.algorithms.eval_scores import Estimate, SetScores, scores_by_set
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.run_files.disk import replacing
+
+# pyright: basic
+# pyarrow has no types.
+
 
 FOLDER: Final = "evaluations"
 _PREVIEWS: Final = "previews"  # field of a sample, in a column of another name
@@ -182,3 +186,25 @@ def evaluation_metrics(evaluated: EvaluatedVersion) -> dict[str, float]:
     for name, scores in scores_by_set(evaluated.samples).items():
         metrics |= metrics_of(name, scores)
     return metrics
+
+
+def render_scores(scores: Mapping[str, SetScores]) -> Table:
+    """Render one row per score of each set, with its standard error."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("set", "score", "value", "std. error", "prompts", "samples"):
+        table.add_column(column, justify="left" if column in ("set", "score") else "right")
+    for name, each in scores.items():
+        masked = f" ({each.masked_samples} masked)" if each.masked_samples else ""
+        size = [str(each.prompts), f"{each.samples}{masked}"]
+        for number, (score, estimate) in enumerate(_scores_of(each)):
+            error = "" if estimate.error is None else f"{estimate.error:.3f}"
+            first = [name, score, f"{estimate.value:.3f}", error]
+            table.add_row(*first, *(["", ""] if number else size))
+    return table
+
+
+def _scores_of(scores: SetScores) -> Iterator[tuple[str, Estimate]]:
+    yield f"mean@{scores.k}", scores.mean
+    yield from ((f"pass@{k}", passed) for k, passed in scores.pass_at.items())
+    if scores.majority is not None:
+        yield f"maj@{scores.k}", scores.majority

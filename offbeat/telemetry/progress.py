@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.telemetry.charts import bar, sparkline
-from offbeat.telemetry.status import Status
-from offbeat.telemetry.status_file import StatusFile
+from offbeat.telemetry.status_file import Status, StatusFile
 
 _BAR: Final = 30
 _PLAIN_EVERY_S: Final = 10.0  # between two lines of an output that is no terminal

@@ -19,8 +19,7 @@ from offbeat.weight_sync.manifest import (
     TensorMeta,
     TensorSpec,
 )
-from offbeat.weight_sync.placement import PlacedTensor, Placement, Ranks
-from offbeat.weight_sync.region import Region, Shape, union_elements
+from offbeat.weight_sync.region import PlacedTensor, Placement, Ranks, Region, Shape, union_elements
 from offbeat.weight_sync.transfer_plan import RankMachines, TransferPlan, plan_transfers
 
 NamedRegion = tuple[str, Region]

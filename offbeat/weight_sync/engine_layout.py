@@ -13,8 +13,7 @@ import msgspec
 from offbeat.weight_sync.buckets import NamedRegion, placement_of
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Manifest, TensorMeta
-from offbeat.weight_sync.placement import Placement
-from offbeat.weight_sync.region import Region, union_elements
+from offbeat.weight_sync.region import Placement, Region, union_elements
 
 Needs = Mapping[str, Sequence[Region]]
 """Regions that one rank needs, by tensor. A tensor that is not named is needed whole."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from offbeat.weight_sync.layout_errors import LayoutRefused
-from offbeat.weight_sync.placement import Ranks
+from offbeat.weight_sync.errors import LayoutRefused
+from offbeat.weight_sync.region import Ranks
 
 MOST_RANKS: Final = 1 << 20
 """Ranks of one side: more are a slip of the pen, and would take a plan's memory."""

@@ -1,8 +1,10 @@
 """Answers of engines about the weights that they serve. Pure: no torch."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import xxhash
 
 from offbeat.weight_sync.manifest import Manifest
 
@@ -37,3 +39,24 @@ class ServedWeights(msgspec.Struct, frozen=True):
     fingerprints: tuple[TensorFingerprint, ...] = ()  # of the served tensors, in wire dtypes
     differences: tuple[TensorDifference, ...] = ()  # found by the engine itself
     problem: str = ""  # why the served tensors cannot be read back; empty: they were
+
+
+_BLOCK_BYTES = 4 * 2**20
+
+
+def loaded_digest(model_path: str) -> str:
+    """Return the xxh3-128 digest over names and bytes of the weight files of a directory.
+
+    Read by each process that serves them, so that two machines with different files under the
+    same name are distinguished.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    for path in sorted(Path(model_path).glob("*.safetensors")):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+    return digest.hexdigest()

@@ -21,9 +21,8 @@ from typing import Final, NamedTuple
 import msgspec
 import xxhash
 
-from offbeat.weight_sync.layout_errors import PlanHasHole
-from offbeat.weight_sync.placement import PlacedTensor, Placement, Ranks
-from offbeat.weight_sync.region import Region, Shape
+from offbeat.weight_sync.errors import PlanHasHole
+from offbeat.weight_sync.region import PlacedTensor, Placement, Ranks, Region, Shape
 
 DIRECT: Final = -1
 """``Transfer.via`` of bytes that come from the sender itself."""

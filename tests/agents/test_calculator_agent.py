@@ -19,15 +19,15 @@ from transformers import AutoTokenizer
 from examples.tiny_calculator.agent import connections, run
 from offbeat.config.loader import load_recipe
 from offbeat.endpoint.agent_groups import AgentGroups
+from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.factory import make_agent
-from offbeat.generators.embedded.detokenizer import Detokenizer
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
+from offbeat.generators.embedded.start import Detokenizer
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask

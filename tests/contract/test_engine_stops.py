@@ -15,9 +15,9 @@ from stop_string_contract import (
 )
 
 from offbeat.config.sections.stub import StubConfig
-from offbeat.generators.embedded.detokenizer import Detokenizer
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
+from offbeat.generators.embedded.start import Detokenizer
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stub import StubEngine, stub_text

@@ -10,14 +10,14 @@ from transformers import PreTrainedTokenizerFast
 
 from offbeat.config.run import RunConfig
 from offbeat.endpoint.agent_groups import AgentGroups
+from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.environments.factory import make_prompts, make_verifiers
 from offbeat.environments.inputs import DATA, InputChanged
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.launch.checks.finding import Level
-from offbeat.launch.checks.verifiers import check_verifiers
+from offbeat.launch.checks.task_libraries import check_verifiers
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask

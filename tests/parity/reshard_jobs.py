@@ -12,9 +12,8 @@ from offbeat.trainers.ranks.reshard_sender import ReshardSender
 from offbeat.weight_sync.buckets import NamedRegion, needed_by, plan_buckets
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Manifest, TensorMeta, release_digest
-from offbeat.weight_sync.placement import Placement
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
-from offbeat.weight_sync.region import Region, chunk_cuts, part_of
+from offbeat.weight_sync.region import Placement, Region, chunk_cuts, part_of
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transaction import TensorSpecs
 from offbeat.weight_sync.transports.messages import ShardRoute, TransferTimeouts

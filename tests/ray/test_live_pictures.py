@@ -20,7 +20,7 @@ from offbeat.controller.events import (
     Returned,
     StepApplied,
 )
-from offbeat.images.digit_pictures import picture
+from offbeat.images.digits import picture
 from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
 

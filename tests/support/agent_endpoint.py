@@ -10,10 +10,10 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.chat_bridge import ChatBridge
 from offbeat.endpoint.session import Branch, SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.generation import (
     STOPPED_AT_STRING,

@@ -28,8 +28,7 @@ from offbeat.messages.failures import Component
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.rollouts.rollout_log import LoggedGroup, table
 from offbeat.telemetry.records import MetricRecord, encode_line
-from offbeat.telemetry.status import NamedWait, Status
-from offbeat.telemetry.status_file import StatusFile
+from offbeat.telemetry.status_file import NamedWait, Status, StatusFile
 from offbeat.telemetry.summary import Syncs
 from tests.support.recorded_runs import RecordedRun
 

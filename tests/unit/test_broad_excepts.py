@@ -90,7 +90,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "generators/engine_loop.py EngineLoop._execute",
         "generators/weight_fetch.py in_thread",
         "launch/bounded_call.py bounded",
-        "weight_sync/transports/bounded_calls.py _begun",
+        "weight_sync/transports/eager_groups.py _begun",
         "weight_sync/transports/reshard_receiver.py _Transfer._work",
     ),
     USER_CODE: (
@@ -101,7 +101,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "environments/reward_child.py _answer_at_once",
         "environments/reward_child.py _answer_in_turn",
         "environments/verifiers_tasks.py main",
-        "images/processor_check.py check_processor",  # the files of a model's processor
+        "images/prompt_check.py check_processor",  # the files of a model's processor
         "images/prompt_check.py _encoded",  # these, and a chat template
         "launch/checks/prompt_lengths.py _longest",  # a chat template
     ),

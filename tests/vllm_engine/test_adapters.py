@@ -18,8 +18,8 @@ from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.weight_sync.adapter import merged
 from offbeat.weight_sync.canary import TOLERANCE_FLOAT32
-from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Adapter
+from offbeat.weight_sync.served import loaded_digest
 from offbeat.weight_sync.source import GatheredSource
 
 RANK, ALPHA = 4, 8.0

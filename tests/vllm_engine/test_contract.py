@@ -13,7 +13,7 @@ from releases import TINY, released, weights
 from shared_engine import NAME, Shared, TakenOver, serve
 from stop_string_contract import PlayStops, StopBench, StopStory, StopStringContract
 
-from offbeat.generators.embedded.detokenizer import Detokenizer
+from offbeat.generators.embedded.start import Detokenizer
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import WeightRelease
 from tests.support.holding_engines import HoldingEngine

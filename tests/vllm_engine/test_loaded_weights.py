@@ -5,7 +5,7 @@ from releases import weights
 from shared_engine import FENCE, Shared, TakenOver, ask, load
 
 from offbeat.messages.failures import WeightSyncFailed
-from offbeat.weight_sync.loaded_weights import loaded_digest
+from offbeat.weight_sync.served import loaded_digest
 
 
 def test_what_was_loaded_is_served_under_the_version_that_the_controller_names(

@@ -5,13 +5,10 @@ prefilled once each, in one ragged forward, and spread over their samples. Then 
 for all rows, old and new, and rows that ended make room.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-# torch declares some functions without types.
-
 import itertools
 import random
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
@@ -23,13 +20,58 @@ from offbeat.generators.embedded.cache import ClockedCache
 from offbeat.generators.embedded.proof import prepare_model
 from offbeat.generators.embedded.request import OpenRequest, RequestLimits, Sample
 from offbeat.generators.embedded.rows import RunningRows
-from offbeat.generators.embedded.versions import VersionLog
 from offbeat.generators.errors import NO_TOKENIZER_FIX, InvalidRequest
 from offbeat.generators.stop_strings import Decode, StopMatcher
 from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
+from offbeat.messages.groups import VersionSpans
 from offbeat.messages.weights import CanaryAnswer
 from offbeat.multimodal.canaries import canary_media
+
+
+class VersionLog:
+    """Weight versions of a range of ticks. All rows share the clock, so one log serves all."""
+
+    def __init__(self, version: int) -> None:
+        self._since: list[int] = [0]  # ascending ticks
+        self._versions: list[int] = [version]
+
+    @property
+    def current(self) -> int:
+        return self._versions[-1]
+
+    def change(self, tick: int, version: int) -> None:
+        """Record that tokens from ``tick`` on are of this version. Ticks never decrease."""
+        if tick == self._since[-1]:
+            self._versions[-1] = version
+        else:
+            self._since.append(tick)
+            self._versions.append(version)
+
+    def forget_before(self, tick: int) -> None:
+        """Discard versions that only earlier ticks need."""
+        keep = bisect_right(self._since, tick) - 1
+        del self._since[:keep], self._versions[:keep]
+
+    def spans(self, first: int, last: int) -> VersionSpans:
+        """Return the run lengths of the versions from tick ``first`` to ``last``, both included."""
+        at = bisect_right(self._since, first) - 1
+        spans: list[tuple[int, int]] = []
+        while first <= last:
+            following = self._since[at + 1] if at + 1 < len(self._since) else last + 1
+            end = min(following, last + 1)
+            if spans and spans[-1][0] == self._versions[at]:
+                spans[-1] = (spans[-1][0], spans[-1][1] + end - first)
+            else:
+                spans.append((self._versions[at], end - first))
+            first, at = end, at + 1
+        return tuple(spans)
+
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
+
 
 _PREFILL_TOKENS = 16_384  # padded tokens in one prefill: bounds its memory
 _PATIENCE_STEPS = 4  # longest that a small prefill waits for others to join it

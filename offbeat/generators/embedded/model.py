@@ -3,10 +3,6 @@
 Legend: B prompts, P padded prompt length, R rows, V vocabulary.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped.
-
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +11,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from offbeat.generators.embedded.attention import use_grouped_attention
 from offbeat.generators.embedded.cache import ClockedCache, LayerStates
 from offbeat.generators.errors import UndecodableModel
 from offbeat.messages.media import Media
@@ -26,6 +24,70 @@ from offbeat.model_proof.loading import load_causal_lm
 from offbeat.multimodal.passes import media_arguments, write_media
 from offbeat.multimodal.placing import placed_by_row
 from offbeat.multimodal.rules import media_rules
+
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped. Private names are explained
+# where they are used.
+
+
+_NAME = "offbeat_grouped_sdpa"
+
+
+def use_grouped_attention(model: PreTrainedModel) -> None:
+    """Switch a model that attends by ``sdpa`` to ``grouped_sdpa``; leave any other as it is.
+
+    Changes ``model.config``: the model belongs to the engine.
+    """
+    if model.config._attn_implementation != "sdpa":  # noqa: SLF001 -- the only place it is kept
+        return
+    AttentionInterface.register(_NAME, grouped_sdpa)
+    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    model.set_attn_implementation(_NAME)
+
+
+def grouped_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,  # noqa: ANN401 -- whatever the model hands on
+) -> tuple[Tensor, None]:
+    """Compute ``sdpa_attention_forward`` without copying keys and values for one query token.
+
+    Args:
+        module: The attention layer.
+        query: [R, H, T, D].
+        key: [R, K, C, D] with K dividing H.
+        value: Shaped like ``key``.
+        attention_mask: [R, 1, T, C] additive, or None.
+        scaling: Factor of the scores; None for ``D ** -0.5``.
+        kwargs: Passed on whenever the ordinary path is taken.
+
+    Returns:
+        [R, T, H, D], and None for the attention weights.
+    """
+    rows, heads, tokens, _ = query.shape
+    key_heads = key.shape[1]
+    if tokens > 1 or heads == key_heads or kwargs.get("position_bias") is not None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+    group = heads // key_heads
+    if attention_mask is not None:
+        attention_mask = attention_mask.expand(rows, 1, group, key.shape[2])
+    grouped = query.reshape(rows, key_heads, group, query.shape[3])
+    attended = scaled_dot_product_attention(
+        grouped, key, value, attn_mask=attention_mask, scale=scaling
+    )
+    return attended.reshape(rows, 1, heads, value.shape[3]), None
+
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 
 _NEEDED_INPUTS = ("input_ids", "attention_mask", "position_ids", "logits_to_keep")
 _CACHE_INPUTS = ("cache", "past_key_values")

@@ -22,9 +22,9 @@ from torch import Tensor
 from offbeat.generators.vllm.coverage import Coverage
 from offbeat.weight_sync.adapter import AdapterTarget, check_base
 from offbeat.weight_sync.chunks import WeightChunk, pack, walk
-from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest, plan, release_digest
 from offbeat.weight_sync.receiver import Receiver
+from offbeat.weight_sync.served import loaded_digest
 from offbeat.weight_sync.transport import PublishedRelease
 
 _CHUNK_BYTES: Final = 64 * 2**20

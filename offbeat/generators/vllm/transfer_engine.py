@@ -26,9 +26,6 @@ An error before ``finish_weight_update``, or in place before ``start_weight_upda
 model untouched. Reports go through ``verdicts``: a reply to a call would block the worker.
 """
 
-# pyright: basic, reportMissingImports=false
-# vllm lives in an environment of its own (docs/vllm.md).
-
 import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -44,9 +41,11 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 from vllm.model_executor.model_loader.reload import layerwise
 
-from offbeat.generators.vllm.expert_kernels import ExpertKernels
 from offbeat.generators.vllm.load_comparison import Comparison, Extent, Placed
 from offbeat.generators.vllm.read_back import NotComparable, WorkerWeights
 from offbeat.generators.vllm.shadow_model import ShadowModel, obstacle, pack_tied
@@ -54,6 +53,37 @@ from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, VerdictSender
 from offbeat.generators.vllm.worker_fetch import Groups, WorkerFetch
 from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
+
+# pyright: basic, reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
+
+class ExpertKernels:
+    """Kernels of a model's experts, which the model is without until they are given back.
+
+    What is loaded meanwhile is packed as at the first time. Nothing may be computed meanwhile.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Take the kernels out of the model."""
+        found = dict[int, UnquantizedFusedMoEMethod]()
+        for layer in model.modules():
+            method = getattr(layer, "quant_method", None)
+            if isinstance(method, UnquantizedFusedMoEMethod):
+                found[id(method)] = method
+        self._kernels = [(method, method.moe_kernel) for method in found.values()]
+        for method, _ in self._kernels:
+            method.moe_kernel = None
+
+    def give_back(self) -> None:
+        """Put them back: they refer to no weights, or to those that an update writes in place."""
+        for method, kernel in self._kernels:
+            method.moe_kernel = kernel
+
+
+# pyright: basic, reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
 
 T = TypeVar("T")
 Staged = list[tuple[int, int, str]]

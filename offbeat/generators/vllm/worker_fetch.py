@@ -9,32 +9,77 @@ A region that the recording does not name is never fetched and never read: the l
 of whole shape, in which only its own regions have values.
 """
 
-# pyright: basic, reportMissingImports=false
-# vllm lives in an environment of its own (docs/vllm.md).
-
+import copy
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader.utils import initialize_model
 
-from offbeat.generators.vllm.recording import record_worker
 from offbeat.messages.text import first_line
 from offbeat.weight_sync.buckets import BucketRoute
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import needed_buckets, needs_of
-from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.layout_errors import LayoutNotRecorded
+from offbeat.weight_sync.errors import LayoutNotRecorded, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
-from offbeat.weight_sync.region import Region
+from offbeat.weight_sync.region import Region, Shape
 from offbeat.weight_sync.region_tensors import RegionTensors
-from offbeat.weight_sync.reshard.recorder import EngineRecording
+from offbeat.weight_sync.reshard.recorder import EngineRecording, Loader, record
 from offbeat.weight_sync.reshard.shard_delta import rebuilt_buckets
 from offbeat.weight_sync.transports.messages import Route, ShardRoute
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
+
+# pyright: basic, reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
+
+def record_worker(
+    vllm_config: Any,  # noqa: ANN401 -- vLLM's VllmConfig
+    checkpoint: Mapping[str, tuple[Shape, torch.dtype]],
+) -> EngineRecording:
+    """Record the loader of a worker whose own model has been loaded in this process.
+
+    The parallel groups must exist. vLLM keeps one set of rotary tables a process: made here first,
+    they would be without memory for every later model.
+
+    Args:
+        vllm_config: The worker's configuration; it is not changed.
+        checkpoint: Shape and dtype of every tensor of the model's files.
+
+    Raises:
+        LayoutNotRecorded: The loader writes a parameter other than by copies, an element twice, or
+            leaves one unwritten.
+    """
+    model = _without_memory(vllm_config)
+    load: Loader = model.load_weights  # type: ignore[assignment] -- every model of vLLM has it
+    return record(load, dict(model.named_parameters()), checkpoint)
+
+
+def _without_memory(vllm_config: Any) -> nn.Module:  # noqa: ANN401 -- vLLM's VllmConfig
+    """Return a model of this configuration without memory.
+
+    Attention layers enter themselves by name into the configuration, so it gets one of its own.
+    """
+    config = copy.copy(vllm_config)
+    config.compilation_config = copy.copy(vllm_config.compilation_config)
+    config.compilation_config.static_forward_context = {}
+    config.compilation_config.static_all_moe_layers = []
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(vllm_config.model_config.dtype)
+    try:
+        with torch.device("meta"):
+            return initialize_model(config)
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+# pyright: basic, reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
 
 Checkpoint = list[tuple[str, list[int], str]]
 """Name, shape and dtype of every tensor of the model's files."""

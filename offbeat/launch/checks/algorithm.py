@@ -1,12 +1,22 @@
 """Checks of the algorithm: what a preset leaves behind beside another loss, and imitation of own samples."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, cast
 
+from offbeat.config.limits import (
+    microbatch_tokens,
+    min_valid_samples,
+    on_failed_sample,
+    trainer_replicas,
+)
 from offbeat.config.presets import PRESETS
 from offbeat.config.run import RunConfig
+from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.loss import PolicyGradientLossConfig
-from offbeat.launch.checks.finding import Finding, warning
+from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.launch.checks.model_files import read_model
+from offbeat.trainers.teacher import TeacherMismatch, check_tokenizers
 
 _SUBJECT: Final = "algorithm"
 _LOSS: Final = "algorithm.loss"
@@ -58,3 +68,136 @@ def _imitates_itself(config: RunConfig) -> Iterator[Finding]:
             "Set generator.backend to none and environment.name to demonstrations, or take a loss that reads "
             "rewards.",
         )
+
+
+def check_checkpoints(config: RunConfig) -> Iterator[Finding]:
+    """Report how many steps a restart of the trainer repeats at most."""
+    interval, steps = config.checkpoint.interval, config.steps
+    if interval:
+        most = min(interval, steps)
+        yield ok("checkpoints", f"a restart of the trainer trains at most {most} steps again")
+        return
+    groups = steps * config.groups_per_step
+    yield warning(
+        "checkpoints",
+        f"checkpoint.interval=0: after a restart of the trainer, or a resume of a killed run, all steps "
+        f"are trained again from the initial model, up to {steps:,} with {groups:,} groups. The "
+        "journal is read back to its beginning for that",
+        "Set checkpoint.interval to the number of steps that may be lost.",
+    )
+
+
+def check_kl(config: RunConfig) -> Iterator[Finding]:
+    """Warn of a KL penalty whose gradient is zero on average, so that it holds the policy to nothing."""
+    loss = config.algorithm.loss
+    if (
+        isinstance(loss, PolicyGradientLossConfig)
+        and loss.kl_coef
+        and loss.kl_kind == "k1"
+        and loss.kl_gradient == "estimator"
+    ):
+        yield warning(
+            "algorithm",
+            f"algorithm.loss.kl_coef={loss.kl_coef:g} with kl_kind=k1 and kl_gradient=estimator: the "
+            "gradient of k1 over tokens of the policy is zero on average, so it adds noise and pulls "
+            "nowhere",
+            "Set algorithm.loss.kl_gradient to unbiased, kl_kind to k2 or k3, or move the penalty into "
+            "the reward: algorithm.loss.kl_reward_coef.",
+        )
+
+
+def check_microbatches(config: RunConfig) -> Iterator[Finding]:
+    """Warn of a budget below the longest row: a row is never cut, so less than one changes nothing."""
+    if config.trainer.backend == "stub":
+        return
+    budget, longest = microbatch_tokens(config.trainer), config.generator.max_model_len
+    if budget < longest:
+        yield warning(
+            "microbatches",
+            f"trainer.max_tokens_per_microbatch={config.trainer.max_tokens_per_microbatch} holds {budget} tokens, and "
+            f"the longest row has generator.max_model_len={longest}: a row is never cut, so one that is "
+            "longer is a microbatch of its own, which takes the memory of all its tokens",
+            f"Set it to hold {longest} or more, or lower generator.max_model_len where memory is short.",
+        )
+
+
+_OPTIMIZER = "trainer.optimizer"
+
+
+def check_optimizer_steps(config: RunConfig) -> Iterator[Finding]:
+    """Warn of a peak that no step reaches, and of minibatches that leave ranks idle."""
+    if config.trainer.backend != "stub":
+        yield from _warm_up_ends(config)
+        yield from _minibatches_fill_the_ranks(config)
+
+
+def _warm_up_ends(config: RunConfig) -> Iterator[Finding]:
+    given = config.trainer.optimizer
+    warmup = schedule_in_steps(config, given).warmup_steps
+    if warmup <= config.steps:
+        return
+    key, written = f"{_OPTIMIZER}.warmup_steps", f"{_OPTIMIZER}.warmup_steps={warmup}"
+    if given.warmup_samples:
+        key = f"{_OPTIMIZER}.warmup_samples"
+        written = f"{key}={given.warmup_samples}, {warmup} steps,"
+    peak = given.learning_rate
+    yield warning(
+        "schedule",
+        f"{written} is more than steps={config.steps}: the rate rises to {peak * config.steps / warmup:.3g} "
+        f"at the last step, and never to {_OPTIMIZER}.learning_rate={peak:g}",
+        f"Lower {key}, unless this is the beginning of a longer run.",
+    )
+
+
+def _minibatches_fill_the_ranks(config: RunConfig) -> Iterator[Finding]:
+    minibatches, ranks = config.algorithm.minibatches, trainer_replicas(config.trainer)
+    least = config.groups_per_step // minibatches
+    if minibatches == 1 or least >= ranks:
+        return
+    most = max(1, config.groups_per_step // ranks)
+    yield warning(
+        "minibatches",
+        f"algorithm.minibatches={minibatches} of groups_per_step={config.groups_per_step} have "
+        f"{least} groups or one more, for {ranks} data-parallel ranks: in each optimizer step some "
+        "wait for the others",
+        f"Set algorithm.minibatches to {most} or less, or groups_per_step to {minibatches * ranks} or more.",
+    )
+
+
+def check_failed_samples(config: RunConfig) -> Iterator[Finding]:
+    """Say what a failed sample costs, and what its retries do to the samples that are trained."""
+    rollout, least = config.rollout, min_valid_samples(config)
+    policy = on_failed_sample(config)
+    if policy == "fail_group":
+        return
+    retries = rollout.sample_retries if policy == "retry" else 0
+    again = f"is drawn again up to {retries} times, then masked" if retries else "is masked"
+    yield ok(
+        "failed samples",
+        f"one {again}; a group needs {least} of {config.samples_per_group} valid. Long samples fail "
+        "and are late more often than short ones, so both favour short ones: watch "
+        "rollout/retried_fraction, rollout/masked_fraction and rollout/late_fraction",
+    )
+
+
+_TEACHER_SUBJECT = "teacher"
+
+
+def check_teacher(config: RunConfig) -> Iterator[Finding]:
+    """Check the teacher's files and tokenizer; nothing without a teacher."""
+    path = config.algorithm.loss.teacher_path
+    if path is None:
+        return
+    model, _ = read_model(Path(path))
+    if model is None:
+        seen = f"{path} is no model directory with config, weights and tokenizer"
+        yield error(_TEACHER_SUBJECT, seen, "Point algorithm.loss.teacher at one.")
+        return
+    try:
+        check_tokenizers(path, config.model.path)
+    except TeacherMismatch as refused:
+        yield error(
+            _TEACHER_SUBJECT, str(refused), "Name a teacher with the tokenizer of model.path."
+        )
+    else:
+        yield ok(_TEACHER_SUBJECT, f"{path}: {model.model_type}, {model.parameters:,} parameters")

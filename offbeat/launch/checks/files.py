@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +17,14 @@ from offbeat.environments.factory import (
     make_prompts,
 )
 from offbeat.environments.held_out import overlaps
-from offbeat.environments.hub_files import NO_COMMITS
+from offbeat.environments.hub_files import NO_COMMITS, fetch_commits
 from offbeat.environments.inputs import DATA, eval_key
 from offbeat.environments.prompt_files import FilePrompts, PromptFileError
 from offbeat.environments.prompts import PromptSource
+from offbeat.launch.bounded_call import bounded
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 from offbeat.launch.checks.model_files import ModelFiles
+from offbeat.messages.fixed_times import READ_PROMPTS_S
 
 _SIGNS_OF_A_RUN: Final = ("config.yaml", "journal", "metrics.jsonl", "summary.json")
 _LOGS_BYTES: Final = 256 * 2**20
@@ -179,3 +182,16 @@ def _check_enough(config: RunConfig, rows: int, share: float) -> Iterator[Findin
         yield ok("prompts", f"made by environment.name={config.environment.name}")
     else:
         yield ok("prompts", f"{rows} rows in {config.data.path}")
+
+
+def fetched_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the commit of each path on the hub, once its files are on this machine.
+
+    A path in ``known`` is read at the commit there.
+
+    Raises:
+        HubFilesError: A file cannot be had.
+        DeadlineExceeded: The hub is too slow, or has stopped answering.
+    """
+    fetch = partial(fetch_commits, config, known)
+    return bounded(fetch, "download of the prompt files from the hub", READ_PROMPTS_S)

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, size
+from offbeat.messages.failures import OffbeatError
 
 _LONGEST_HEADER_BYTES: Final = 100 * 2**20  # the format's own bound
 _LENGTH_BYTES: Final = 8
@@ -174,3 +175,28 @@ def check_lengths(config: RunConfig, model: ModelFiles) -> Iterator[Finding]:
         )
     else:
         yield ok("sequence length", f"generator.max_model_len={length} of {has} positions")
+
+
+_WEIGHTS_SUBJECT = "weights"
+
+
+def check_weights(config: RunConfig) -> Iterator[Finding]:
+    """Say what ``model.weights`` holds, or why a run cannot begin with it; nothing without it."""
+    path = config.model.weights
+    if path is None:
+        return
+    # torch, which a recipe without such weights need not load here.
+    from offbeat.trainers.warm_start import UnfitWeights, found_weights
+
+    try:
+        found = found_weights(Path(path), Path(config.model.path))
+    except UnfitWeights as refused:
+        yield error(_WEIGHTS_SUBJECT, f"model.weights={path} {refused.problem}", f"{refused.fix}.")
+    except (OffbeatError, OSError) as refused:
+        yield error(_WEIGHTS_SUBJECT, str(refused), "Name another checkpoint, checkpoints/state_N.")
+    else:
+        yield ok(
+            _WEIGHTS_SUBJECT,
+            f"{path}: version {found.version} of the {found.backend} trainer, {found.model}; its "
+            f"{found.tensors} tensors are those of model.path. Its optimizer state is not read",
+        )

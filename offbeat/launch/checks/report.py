@@ -18,20 +18,25 @@ from offbeat.environments.inputs import DATA
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.launch.checks.activations import check_activations
 from offbeat.launch.checks.agent import check_agent
-from offbeat.launch.checks.algorithm import check_algorithm
-from offbeat.launch.checks.checkpoints import check_checkpoints
+from offbeat.launch.checks.algorithm import (
+    check_algorithm,
+    check_checkpoints,
+    check_failed_samples,
+    check_kl,
+    check_microbatches,
+    check_optimizer_steps,
+    check_teacher,
+)
 from offbeat.launch.checks.encoder import check_encoder
 from offbeat.launch.checks.files import (
     check_not_a_uri,
     check_overlap,
     check_prompts,
     check_run_dir,
+    fetched_commits,
 )
 from offbeat.launch.checks.finding import Finding, Level, error, ok
 from offbeat.launch.checks.gpu_memory import gpu_bytes
-from offbeat.launch.checks.gym import check_gym
-from offbeat.launch.checks.hub import fetched_commits
-from offbeat.launch.checks.kl import check_kl
 from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.machine import (
     check_cores,
@@ -40,17 +45,14 @@ from offbeat.launch.checks.machine import (
     this_machine,
 )
 from offbeat.launch.checks.media import media_checks
-from offbeat.launch.checks.microbatches import check_microbatches
-from offbeat.launch.checks.model_files import check_lengths, read_model
+from offbeat.launch.checks.model_files import check_lengths, check_weights, read_model
 from offbeat.launch.checks.model_proof import (
     check_end_tokens,
     check_model_proof,
     trained_parameters,
 )
-from offbeat.launch.checks.optimizer_steps import check_optimizer_steps
 from offbeat.launch.checks.precision import check_precision
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
-from offbeat.launch.checks.samples import check_failed_samples
 from offbeat.launch.checks.software import (
     check_gpus,
     check_packages,
@@ -59,7 +61,7 @@ from offbeat.launch.checks.software import (
     check_wandb,
     count_gpus,
 )
-from offbeat.launch.checks.teacher import check_teacher
+from offbeat.launch.checks.task_libraries import check_gym, check_verifiers
 from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
 from offbeat.launch.checks.user_code import (
     check_command,
@@ -68,10 +70,8 @@ from offbeat.launch.checks.user_code import (
     check_targets,
     check_variables,
 )
-from offbeat.launch.checks.verifiers import check_verifiers
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
-from offbeat.launch.checks.weights import check_weights
 from offbeat.launch.checks.wire import check_wire, find_devices
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeGuard
 
-from offbeat.config.crosschecks_rewards import call_keys_set
+from offbeat.config.crosschecks_rollouts import call_keys_set
 from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys

@@ -6,7 +6,7 @@ Depends on the option ``images``: example groups have small copies of pictures.
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,12 +16,13 @@ from offbeat.runs.page_files import check_no_links
 from offbeat.runs.past_run import clock_time
 from offbeat.runs.report.examples import example_samples, pictures_of, prompt_of, rest_of
 from offbeat.runs.report.group_rows import MAX_ROWS
+from offbeat.runs.report.page import page
 from offbeat.runs.report.steps import AXES, binned, last_of_bins
 from offbeat.runs.report.story import RunStory
 from offbeat.runs.report.timeline import as_bytes
 from offbeat.runs.report.verdicts import NOTHING, verdict_of
 from offbeat.telemetry.metric_table import ROWS
-from offbeat.telemetry.summary import Summary, duration
+from offbeat.telemetry.summary import Summary, duration, write_atomically
 
 Facts = dict[str, Any]
 EXAMPLE_GROUPS: Final = 160
@@ -213,3 +214,30 @@ def _short(value: object) -> str:
 
 def _figure(value: float | None) -> str:
     return NOTHING if value is None or not np.isfinite(value) else f"{value:.4g}"
+
+
+DEFAULT_NAME: Final = "report.html"
+
+
+class WrittenReport(NamedTuple):
+    """Path and size of a page that was written."""
+
+    path: Path
+    nbytes: int
+
+
+def write_report(run_dirs: Sequence[Path], output: Path | None) -> WrittenReport:
+    """Write the page to ``output``; default: into the first run's directory.
+
+    Raises:
+        NotARun: A directory has no journal.
+        JournalCorrupt: A file of a journal is damaged.
+        JournalVersion: Another version of offbeat wrote it.
+        LinkRefused: A file of a run is a symbolic link.
+        ImpossibleEvent: An event of a journal does not fit those before it.
+        OSError: The file cannot be written.
+    """
+    content = fitting(stories(run_dirs), page).encode()
+    path = output or run_dirs[0] / DEFAULT_NAME
+    write_atomically(path, content)
+    return WrittenReport(path, len(content))

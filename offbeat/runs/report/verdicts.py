@@ -7,7 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from offbeat.runs.report.timeline import Incident, IncidentKind
-from offbeat.telemetry.status import NamedWait
+from offbeat.telemetry.status_file import NamedWait
 from offbeat.telemetry.summary import Summary, duration
 from offbeat.telemetry.time_accounting import NOTICEABLE, Bottleneck, tuning
 

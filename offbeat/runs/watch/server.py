@@ -1,22 +1,67 @@
 """Server of the live page. It answers GET alone: nothing of a run can be changed through it."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import socket
+from pathlib import Path
+from socket import SHUT_RDWR, socket
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
+import typer
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError, OffbeatError
+from offbeat.runs.directory import JOURNAL
+from offbeat.runs.nearby_runs import run_around, runs_below, what_to_name
 from offbeat.runs.report.page import body_text, read_web, script_text, style_text
 from offbeat.runs.watch.access import Access
-from offbeat.runs.watch.connections import PageConnections
 from offbeat.runs.watch.prometheus import exposition, last_record
 from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns, run_lines
+
+
+class PageConnections:
+    """Open connections of one server. Safe for any number of threads."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._unauthenticated: dict[socket, None] = {}  # oldest first
+        self._authenticated = set[socket]()
+        self._lock = threading.Lock()
+
+    def opened(self, connection: socket) -> bool:
+        """Accept a connection, and close the oldest unauthenticated one if there are too many.
+
+        Returns:
+            False if all connections are authenticated, and there is no room for another.
+        """
+        with self._lock:
+            if len(self._unauthenticated) + len(self._authenticated) >= self._most:
+                oldest = next(iter(self._unauthenticated), None)
+                if oldest is None:
+                    return False
+                del self._unauthenticated[oldest]
+                with contextlib.suppress(OSError):  # its other end has closed it
+                    oldest.shutdown(SHUT_RDWR)  # wakes its thread, which closes it
+            self._unauthenticated[connection] = None
+            return True
+
+    def mark_authenticated(self, connection: socket) -> None:
+        """Record that a connection has shown the secret, unless it has been closed for another."""
+        with self._lock:
+            if connection in self._unauthenticated:
+                del self._unauthenticated[connection]
+                self._authenticated.add(connection)
+
+    def closed(self, connection: socket) -> None:
+        """Forget a connection, before its socket is closed."""
+        with self._lock:
+            self._unauthenticated.pop(connection, None)
+            self._authenticated.discard(connection)
+
 
 MAX_STREAMS: Final = 32
 MAX_CONNECTIONS: Final = 128  # each has a thread
@@ -224,3 +269,54 @@ _PAGES: Final[dict[str, tuple[Callable[[WatchedRuns], str], str]]] = {
     "metrics": (_exposition, "text/plain; version=0.0.4; charset=utf-8"),
 }
 """Content and type of what is about no single run, by its path."""
+
+
+_EVERY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  refused
+"""Hosts that are refused: the server compares the host name of a request, and these match none."""
+
+
+class CannotWatch(FixableError):
+    """The live page cannot be served."""
+
+
+def check_runs_are_here(directory: Path) -> None:
+    """Check that a directory is a run, holds runs, or may get the first one.
+
+    Raises:
+        CannotWatch: It is no directory, it lies in a run, or runs are further down only.
+    """
+    if not directory.is_dir():
+        problem = "a file" if directory.exists() else "no such directory"
+        raise CannotWatch(
+            str(directory), problem, f"{what_to_name(directory)}, or the directory of runs"
+        )
+    if (directory / JOURNAL).is_dir():
+        return
+    if run_around(directory) is not None:
+        raise CannotWatch(str(directory), "a folder of a run", what_to_name(directory))
+    below = runs_below(directory)
+    if below and below[0].parent != directory:
+        fix = f"Name the directory of runs, {below[0].parent}"
+        raise CannotWatch(str(directory), "no run lies directly in it", fix)
+
+
+def serve(directory: Path, host: str, port: int) -> None:
+    """Print the address, and serve the runs of a directory until Ctrl-C.
+
+    Raises:
+        CannotWatch: The directory is none of runs, or the address cannot be listened on.
+    """
+    check_runs_are_here(directory)
+    if host in _EVERY_ADDRESS:
+        fix = "Name the one that a browser will open"
+        raise CannotWatch(f"--host {host}", "it stands for every address", fix)
+    try:
+        server = WatchServer(host, port, WatchedRuns.at(directory))
+    except OSError as error:
+        problem = error.strerror or str(error)
+        raise CannotWatch(f"{host}:{port}", problem, "Name another --port or --host") from error
+    typer.echo(f"{server.url}\nCtrl-C ends it")
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        server.server_close()

@@ -4,41 +4,77 @@ Which module a box lies in, and how it is cut over ranks, is each trainer's own.
 make up one world: all of them gather, digest, save and load the whole model together.
 """
 
-# pyright: reportUnknownMemberType=false
-# torch declares some functions without types.
-
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
+import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor
+from transformers import AutoConfig
 
 from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.backend import TopLogprobs
+from offbeat.trainers.checkpoints.gathered_export import write_on_first_rank
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
+from offbeat.trainers.checkpoints.model_directory import replaced
+from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, write_weights
 from offbeat.trainers.expert_load import SHARES
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.freezing import FrozenWeights
 from offbeat.trainers.megatron.fused_experts import as_in_files
 from offbeat.trainers.megatron.gathering import TensorGather
-from offbeat.trainers.megatron.hf_directory import save_directory
 from offbeat.trainers.megatron.hf_files import load_boxes, view_of
 from offbeat.trainers.megatron.mapping import TensorBox, is_router_bias
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.trainers.megatron.tower import names_in_files
 from offbeat.trainers.model_trainer import ModelTrainer
+from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.precision import is_quantized
 from offbeat.weight_sync.quantize import rounded
 from offbeat.weight_sync.receiver import TensorRegion
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
+
+def save_directory(
+    weights: Iterable[tuple[str, Tensor]],
+    target: Path,
+    like: Path,
+    dtype: torch.dtype,
+    peers: Peers,
+    file_bytes: int,
+) -> None:
+    """Write weights, ``like``'s config and its tokenizer, atomically. All ranks call it.
+
+    Rank 0 writes, and the others return when it is done. An existing directory is replaced.
+    ``file_bytes`` is the most that a file of weights has.
+
+    Raises:
+        OSError: The disk failed. Every rank raises it, so that none waits for another.
+    """
+
+    def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
+        with replaced(target, like) as staged:
+            write_weights(gathered, staged, file_bytes)
+            config = AutoConfig.from_pretrained(like, local_files_only=True)
+            config.dtype = dtype
+            config.save_pretrained(staged)
+
+    write_on_first_rank(weights, peers, write)
+
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
 
 _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
 

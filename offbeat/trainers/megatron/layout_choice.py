@@ -12,7 +12,7 @@ from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.layout import grid_of
 from offbeat.trainers.megatron.layout_rules import broken_rules, even_stages
-from offbeat.weight_sync.layout_errors import LayoutRefused
+from offbeat.weight_sync.errors import LayoutRefused
 
 
 def fitting_sizes(a: Architecture, trainer: MegatronTrainerConfig) -> dict[str, str]:

@@ -1,8 +1,5 @@
 """Trainer of a language rank: megatron-core's decoder, whose features come from an encoder rank."""
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# megatron-core has no types; torch declares some functions without.
-
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,6 +14,7 @@ from megatron.core.models.gpt import GPTModel
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.media import Media
 from offbeat.multimodal.canaries import canary_media
 from offbeat.multimodal.passes import Features
@@ -25,18 +23,28 @@ from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import shared_values
 from offbeat.trainers.grid.lane import LaneTrainer
+from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.provenance import media_read
 from offbeat.trainers.grid.tower_proof import NOT_APART
 from offbeat.trainers.grid.weights import side_mesh
 from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer
 from offbeat.trainers.megatron.groups import embedding_ranks_group
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.megatron.tower import FeatureSource
+from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
 from offbeat.trainers.megatron_grid.layout import side_grid
 from offbeat.trainers.megatron_grid.sides import architecture_with_tower
+from offbeat.trainers.ranks.assembly import trainer_of
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# megatron-core has no types; torch declares some functions without.
+
 
 _FLOAT: Final = msgspec.msgpack.Decoder(float)
 
@@ -122,3 +130,14 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
     def _sum_over_lane(self, gradient: Tensor) -> None:
         """Add up the parts of the ranks of a lane: those of their own tokens, or equal shares."""
         dist.all_reduce(gradient, group=embedding_ranks_group())
+
+
+def megatron_trainer_of(
+    spec: TrainerSpec, config: MegatronTrainerConfig, peers: Peers
+) -> BoxedTrainer:
+    """Build the trainer of one rank: that of one side with ``trainer.encoder``."""
+    if config.encoder is None:
+        return trainer_of(MegatronTrainer, spec, config, peers)
+    if side_grid(config).side_of(peers.rank) is Side.LANGUAGE:
+        return trainer_of(MegatronLanguageTrainer, spec, config, peers)
+    return trainer_of(MegatronEncoderTrainer, spec, config, peers)

@@ -16,16 +16,18 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed import Store
 
-from offbeat.weight_sync.rendezvous.frames import ForeignFrame, FrameReader, StoreAddress
-from offbeat.weight_sync.rendezvous.requests import (
+from offbeat.weight_sync.rendezvous.frames import (
     Add,
     Append,
     Check,
     CompareSet,
     Count,
     Delete,
+    ForeignFrame,
+    FrameReader,
     Get,
     Set,
+    StoreAddress,
     StoreReply,
     StoreRequest,
 )

@@ -16,16 +16,18 @@ from typing import Final
 
 import msgspec
 
-from offbeat.weight_sync.rendezvous.frames import HEADER_BYTES, ForeignFrame, SharedKey
-from offbeat.weight_sync.rendezvous.requests import (
+from offbeat.weight_sync.rendezvous.frames import (
+    HEADER_BYTES,
     Add,
     Append,
     Check,
     CompareSet,
     Count,
     Delete,
+    ForeignFrame,
     Get,
     Set,
+    SharedKey,
     StoreReply,
     StoreRequest,
 )

@@ -4,8 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from offbeat.weight_sync.placement import PlacedTensor, Placement
-from offbeat.weight_sync.region import Region, Shape, union_elements
+from offbeat.weight_sync.region import PlacedTensor, Placement, Region, Shape, union_elements
 from offbeat.weight_sync.transfer_plan import DIRECT, RankMachines, TransferPlan
 
 Link = Literal["network", "machine", "shared copy"]

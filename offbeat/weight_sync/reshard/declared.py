@@ -29,11 +29,18 @@ from itertools import accumulate, pairwise
 from typing import Final, Literal
 
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX
+from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.layout_errors import LayoutRefused
-from offbeat.weight_sync.placement import PlacedTensor, Placement, Ranks
 from offbeat.weight_sync.precision import BLOCK, scale_region
-from offbeat.weight_sync.region import Region, Shape, chunk_cuts, part_of
+from offbeat.weight_sync.region import (
+    PlacedTensor,
+    Placement,
+    Ranks,
+    Region,
+    Shape,
+    chunk_cuts,
+    part_of,
+)
 
 Cut = Literal["rows", "columns", "queries", "heads", "vocabulary", "segments", "whole"]
 

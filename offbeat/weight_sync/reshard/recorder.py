@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from offbeat.weight_sync.layout_errors import LayoutNotRecorded
+from offbeat.weight_sync.errors import LayoutNotRecorded
 from offbeat.weight_sync.region import Region, Shape
 
 _ATEN: Final = torch.ops.aten

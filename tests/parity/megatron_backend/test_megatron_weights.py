@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.rank_bytes import largest_rank
-from offbeat.trainers.quantized_matrices import as_quantized, has_quantized
 from offbeat.trainers.torch.logprobs import largest_logprobs
+from offbeat.trainers.torch.quantized_pass import as_quantized, has_quantized
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.grid import ModelGrid
 from offbeat.weight_sync.receiver import ModuleReceiver

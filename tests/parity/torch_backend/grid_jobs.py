@@ -23,9 +23,8 @@ from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.multimodal.canaries import canary_prompts
-from offbeat.trainers.grid.encoder import EncoderTrainer
+from offbeat.trainers.grid.choose import EncoderTrainer, LanguageTrainer
 from offbeat.trainers.grid.errors import ProvenanceMismatch
-from offbeat.trainers.grid.language import LanguageTrainer
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers

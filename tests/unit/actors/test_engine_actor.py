@@ -25,8 +25,8 @@ from offbeat.messages.failures import StaleFence, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Bytes, Manifest, plan, release_digest
+from offbeat.weight_sync.served import loaded_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.virtual_time import run
 

@@ -6,7 +6,7 @@ import pytest
 
 from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.kl import check_kl
+from offbeat.launch.checks.algorithm import check_kl
 
 
 def messages(samples: int = 8, filters: dict[str, Any] | None = None, **section: Any) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from offbeat.config.crosschecks import clashes
-from offbeat.config.crosschecks_fleet import MOST_TRAINER_RANKS
+from offbeat.config.crosschecks_layout import MOST_TRAINER_RANKS
 from offbeat.config.run import RunConfig
 
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from offbeat.controller.cpu_seconds import CpuSeconds
 from offbeat.controller.engine_record import EngineRecord
+from offbeat.controller.state import CpuSeconds
 from offbeat.messages.weights import EngineState
 from offbeat.messages.worker_report import WorkerReport
 from tests.support.virtual_time import run

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from offbeat.controller.commands import Abort, Pause, Stop
-from offbeat.controller.operator import Operator
+from offbeat.controller.state import Operator
 
 
 def test_commands_are_taken_out_in_the_order_they_were_sent() -> None:

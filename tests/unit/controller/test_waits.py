@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from offbeat.controller.errors import TrainerLost
-from offbeat.controller.observable_state import ObservableState
 from offbeat.controller.pending_waits import Pump
-from offbeat.controller.pump_state import PromptSupply, SyncState, TrainerStatus
 from offbeat.controller.starting import first_answer
+from offbeat.controller.state import ObservableState, PromptSupply, SyncState, TrainerStatus
 from offbeat.controller.waits import Waits
 from offbeat.messages.failures import ActorLost, Component, StartFailed
 from tests.support.virtual_time import run

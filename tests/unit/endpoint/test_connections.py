@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from offbeat.endpoint.agent_groups import TooFewDescriptors, raise_descriptor_limit
 from offbeat.endpoint.connections import MOST_PER_SAMPLE
-from offbeat.endpoint.descriptors import TooFewDescriptors, raise_descriptor_limit
 from offbeat.endpoint.server import AgentEndpoint
 from tests.support.agent_endpoint import DrawnBytes, session
 

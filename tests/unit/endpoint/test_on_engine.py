@@ -11,14 +11,14 @@ from transformers import AutoTokenizer
 
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.endpoint.agent_groups import AgentGroups
+from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.chat import ChatMessage
 from offbeat.endpoint.session import Branch, ChatTurn, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.environments.factory import make_agent
-from offbeat.generators.embedded.detokenizer import Detokenizer
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
+from offbeat.generators.embedded.start import Detokenizer
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask

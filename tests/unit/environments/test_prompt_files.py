@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from offbeat.environments.prompt_files import (
     FilePrompts,
     PromptFileError,
+    RowStore,
     files_digest,
     prompt_files,
 )
-from offbeat.environments.row_store import RowStore
 
 
 def jsonl(folder: Path, text: str) -> Path:

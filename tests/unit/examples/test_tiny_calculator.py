@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from examples.tiny_calculator import make_model as script
 from examples.tiny_calculator.calculator import CALCULATOR, calculate
 from examples.tiny_calculator.tasks import HELD_OUT, SEED, TRAINED, make_task, make_tasks
+from offbeat.endpoint.bridges import TokenizerTemplate
 from offbeat.endpoint.chat import ChatMessage, ToolCall
 from offbeat.endpoint.chat_bridge import AnsweredChat, RenderedPrompt
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.endpoint.tool_calls import parse_tool_calls
 
 ROOT = Path(__file__).parents[3]

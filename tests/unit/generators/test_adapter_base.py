@@ -13,8 +13,8 @@ from offbeat.generators.vllm.coverage import coverage_of
 from offbeat.weight_sync.adapter import merged
 from offbeat.weight_sync.chunks import tensor_views, walk
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.loaded_weights import loaded_digest
 from offbeat.weight_sync.manifest import Adapter, Manifest, release_digest
+from offbeat.weight_sync.served import loaded_digest
 from offbeat.weight_sync.source import GatheredSource
 from offbeat.weight_sync.transport import PublishedRelease
 

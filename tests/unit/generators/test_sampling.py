@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.generators.embedded.sampling import draw, noise_key, uniforms
+from offbeat.generators.embedded.rows import draw, noise_key, uniforms
 
 DRAWS = 40_000
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.generators.embedded.versions import VersionLog
+from offbeat.generators.embedded.engine import VersionLog
 
 
 def test_a_stretch_without_a_change_is_one_span() -> None:

@@ -14,8 +14,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.images import ImagesConfig
 from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.protocol import EncodedPrompt
-from offbeat.images.digit_pictures import picture
-from offbeat.images.digits import DigitPrompts, drawn
+from offbeat.images.digits import DigitPrompts, drawn, picture
 from offbeat.images.encoder import PictureEncoder
 from offbeat.images.errors import BadPicture
 from offbeat.images.pictures import Pictures

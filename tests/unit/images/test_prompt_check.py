@@ -12,7 +12,7 @@ pytest.importorskip("PIL", reason="the extra vision is not installed")
 from PIL import Image
 
 from offbeat.config.run import RunConfig
-from offbeat.images.digit_pictures import picture
+from offbeat.images.digits import picture
 from offbeat.images.prompt_check import check_pictures
 from offbeat.launch.checks.finding import Finding
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths

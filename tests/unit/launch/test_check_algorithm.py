@@ -6,9 +6,8 @@ import pytest
 
 from offbeat.config.presets import PRESETS
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.algorithm import check_algorithm
+from offbeat.launch.checks.algorithm import check_algorithm, check_microbatches
 from offbeat.launch.checks.finding import Level
-from offbeat.launch.checks.microbatches import check_microbatches
 
 
 def recipe(**values: Any) -> RunConfig:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from offbeat.cli.main import app
 from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.checkpoints import check_checkpoints
+from offbeat.launch.checks.algorithm import check_checkpoints, check_failed_samples
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.launch.checks.finding import Finding, Level, ok, size
 from offbeat.launch.checks.machine import (
@@ -36,7 +36,6 @@ from offbeat.launch.checks.model_proof import (
 )
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.report import summary
-from offbeat.launch.checks.samples import check_failed_samples
 from offbeat.launch.checks.software import (
     check_gpus,
     check_packages,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.checks.optimizer_steps import check_optimizer_steps
+from offbeat.launch.checks.algorithm import check_optimizer_steps
 
 
 def warnings(**values: Any) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import DropReason
 from offbeat.controller.journal import JournalCorrupt
-from offbeat.launch.heartbeat import HeartbeatTimeout
+from offbeat.launch.screen import HeartbeatTimeout
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.runs.unfinished import journalled_summary, last_summary
 from offbeat.telemetry.summary import Summary

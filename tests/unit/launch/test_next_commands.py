@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from offbeat.launch.next_commands import next_commands
+from offbeat.launch.screen import next_commands
 from offbeat.telemetry.summary import GroupCounts, Summary
 
 FINISHED = Summary(

@@ -13,8 +13,8 @@ from offbeat.planning.model_tensors import model_tensors
 from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.engine_layout import EngineLayout
+from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.layout_errors import LayoutRefused
 from offbeat.weight_sync.layout_file import write_layout
 from offbeat.weight_sync.region import Region, chunk_cuts, part_of
 from offbeat.weight_sync.reshard.declared import placement

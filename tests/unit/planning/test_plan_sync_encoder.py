@@ -18,8 +18,8 @@ from offbeat.planning.sync_plan import SyncLayouts, plan_of
 from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.sides import inventory_of
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.layout_errors import LayoutRefused
 from tests.support.image_text_models import make
 
 ROOT = Path(__file__).resolve().parents[3]

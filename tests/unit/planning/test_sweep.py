@@ -29,8 +29,7 @@ from offbeat.planning.sweep_points import (
     table,
 )
 from offbeat.planning.sweep_rank import WHOLE, PhaseTimes, one_step
-from offbeat.planning.sweep_shares import share_of_minibatches
-from offbeat.planning.sweep_task import RankFailed, RankTask
+from offbeat.planning.sweep_task import RankFailed, RankTask, share_of_minibatches
 from offbeat.trainers.memory import PeakMemory, ResidentMeter
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import SingleRank

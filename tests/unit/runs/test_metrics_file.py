@@ -3,8 +3,8 @@
 import csv
 from pathlib import Path
 
+from offbeat.runs.export.exporting import write_csv
 from offbeat.runs.export.step_records import StepRecords
-from offbeat.runs.export.tables import write_csv
 from offbeat.runs.report.limits import METRICS_BYTES, SAMPLED_LINES
 from offbeat.runs.report.metrics_file import read_metrics_file
 from offbeat.runs.watch.prometheus import last_record

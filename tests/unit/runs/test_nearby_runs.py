@@ -6,7 +6,7 @@ import pytest
 
 from offbeat.runs.nearby_runs import what_to_name
 from offbeat.runs.past_run import NotARun, journal_of
-from offbeat.runs.watch.serve import CannotWatch, check_runs_are_here
+from offbeat.runs.watch.server import CannotWatch, check_runs_are_here
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from offbeat.runs.report.verdicts import verdict_of
 from offbeat.runs.watch.prometheus import last_record
 from offbeat.runs.why import why
 from offbeat.telemetry.report import render_summary
-from offbeat.telemetry.status import NamedWait
+from offbeat.telemetry.status_file import NamedWait
 from offbeat.telemetry.summary import Summary
 from tests.support import shown_run
 from tests.support.recorded_runs import RecordedRun

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from offbeat.cli.main import app
 from offbeat.runs.page_files import LinkRefused
-from offbeat.runs.report.write import write_report
+from offbeat.runs.report.document import write_report
 from offbeat.runs.watch.access import COOKIE, Access
 from offbeat.runs.watch.prometheus import exposition
 from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns, run_lines

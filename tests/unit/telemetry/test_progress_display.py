@@ -4,7 +4,7 @@ import msgspec
 from rich.console import Console
 
 from offbeat.telemetry.progress import ProgressDisplay, line, panel
-from offbeat.telemetry.status import Status
+from offbeat.telemetry.status_file import Status
 
 STATUS = Status(
     step=12,

@@ -5,8 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from offbeat.telemetry.status import Status
-from offbeat.telemetry.status_file import STATUS_FILE, StatusFile, StatusRecord
+from offbeat.telemetry.status_file import STATUS_FILE, Status, StatusFile, StatusRecord
 
 
 class Clock:

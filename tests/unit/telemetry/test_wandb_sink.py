@@ -72,7 +72,7 @@ from structlog.testing import capture_logs
 
 from offbeat.config.sections.wandb import WandbConfig
 from offbeat.telemetry.hub import Telemetry
-from offbeat.telemetry.jsonl_sink import JsonlSink
+from offbeat.telemetry.assembly import JsonlSink
 from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.sinks import SinkUnusable
 from offbeat.telemetry.wandb_sink import WandbSink

@@ -23,8 +23,8 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import Canary, CanaryAnswer
 from offbeat.trainers.expert_names import named_apart
-from offbeat.trainers.quantized_matrices import as_quantized, has_quantized
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.quantized_pass import as_quantized, has_quantized
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import SCALE_SUFFIX, WirePolicy
 from offbeat.weight_sync.precision import BLOCK, FP8, wire_formats

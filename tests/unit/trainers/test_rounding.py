@@ -3,8 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.trainers.torch.optimizer import Optimizer
-from offbeat.trainers.torch.rounding import round_stochastically
+from offbeat.trainers.torch.optimizer import Optimizer, round_stochastically
 
 STEP = 2.0**-7
 """Between bfloat16 numbers from 1 to 2."""

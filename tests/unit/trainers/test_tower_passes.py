@@ -11,7 +11,7 @@ from offbeat.images.families import PatchRules, PixelRules
 from offbeat.images.pictures import Pictures
 from offbeat.messages.media import Media
 from offbeat.multimodal.rules import MediaRules
-from offbeat.trainers.grid.tower_passes import TowerPasses
+from offbeat.trainers.grid.encoding import TowerPasses
 from tests.support.image_text_models import patched, pictures
 
 PIXELS, PATCHES = PixelRules(60, (3, 32, 32), 4), PatchRules(60, 3 * 8 * 8, 2)

@@ -17,7 +17,7 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.finding import Level
-from offbeat.launch.checks.weights import check_weights
+from offbeat.launch.checks.model_files import check_weights
 from offbeat.launch.initial_model import (
     INITIAL_MODEL,
     with_initial_model,

@@ -2,8 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from offbeat.transfer_queue.errors import StaleHandle
-from offbeat.transfer_queue.index import QueueIndex
+from offbeat.transfer_queue.index import QueueIndex, StaleHandle
 
 
 def test_a_late_put_of_an_older_attempt_is_refused() -> None:

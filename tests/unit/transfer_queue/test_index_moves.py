@@ -6,8 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from offbeat.transfer_queue.errors import StaleHandle
-from offbeat.transfer_queue.index import QueueIndex
+from offbeat.transfer_queue.index import QueueIndex, StaleHandle
 
 PROMPT_INDEX = st.integers(0, 3)
 COLUMNS = st.sets(st.sampled_from(["response_ids", "rewards", "logprobs"]), min_size=1)

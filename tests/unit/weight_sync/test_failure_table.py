@@ -17,7 +17,7 @@ from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, IllegalTransactionMove, TransferRefused
 from offbeat.weight_sync.receiver import ModuleReceiver, Named, Receiver
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.transaction_moves import TransactionPhase
+from offbeat.weight_sync.transaction import TransactionPhase
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 

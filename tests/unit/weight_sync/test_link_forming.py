@@ -19,8 +19,7 @@ from bench_parts import HASTY, HOST, together
 
 from offbeat.weight_sync.rendezvous.frames import SharedKey
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
-from offbeat.weight_sync.transports.bounded_calls import call_within
-from offbeat.weight_sync.transports.eager_groups import EagerGroups
+from offbeat.weight_sync.transports.eager_groups import EagerGroups, call_within
 from offbeat.weight_sync.transports.group import (
     BrokenLink,
     GroupAddress,

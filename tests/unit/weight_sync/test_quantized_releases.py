@@ -27,13 +27,13 @@ from offbeat.weight_sync.quantize import UnquantizableWeights, dequantize, quant
 from offbeat.weight_sync.quantized_regions import wire_held, wire_regions
 from offbeat.weight_sync.receiver import ModuleReceiver, TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, part_of
+from offbeat.weight_sync.region_tensors import joined_release
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource, ModuleSource, dtype_name
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 from offbeat.weight_sync.verification import compare_served
-from offbeat.weight_sync.whole_tensors import joined_release
 
 BLOCKS = WirePolicy("bfloat16", quantize="fp8_block")
 Q = "model.layers.0.self_attn.q_proj.weight"

@@ -15,11 +15,12 @@ from offbeat.weight_sync.errors import (
     TransferRefused,
 )
 from offbeat.weight_sync.manifest import Manifest, plan, release_digest
-from offbeat.weight_sync.transaction import TensorSpecs, Transaction
-from offbeat.weight_sync.transaction_moves import (
+from offbeat.weight_sync.transaction import (
     LEAVES,
     MOVES,
     PROBLEMS,
+    TensorSpecs,
+    Transaction,
     TransactionEvent,
     TransactionPhase,
     table,

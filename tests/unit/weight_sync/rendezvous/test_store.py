@@ -24,8 +24,7 @@ from torch.distributed import (
 )
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
-from offbeat.weight_sync.rendezvous.requests import Count
+from offbeat.weight_sync.rendezvous.frames import Count, SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store import SharedStore
 from offbeat.weight_sync.rendezvous.store_server import MOST_STRANGERS, StoreServer
 

@@ -13,10 +13,10 @@ from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta, release_digest
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts, part_of
+from offbeat.weight_sync.region_tensors import joined_release
 from offbeat.weight_sync.reshard.fetch import BucketFetch
 from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.transaction import Transaction
-from offbeat.weight_sync.whole_tensors import joined_release
 
 W = torch.arange(35, dtype=torch.float32).view(7, 5)
 META = TensorMeta("w", (7, 5), "float32")

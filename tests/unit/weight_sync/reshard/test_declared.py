@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.mapping import TensorBox
+from offbeat.weight_sync.errors import LayoutRefused
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.layout_errors import LayoutRefused
 from offbeat.weight_sync.region import Region, union_elements
 from offbeat.weight_sync.reshard.declared import (
     DeclaredTensor,

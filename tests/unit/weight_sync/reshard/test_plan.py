@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.busiest_sender import optimal_busiest
+from offbeat.weight_sync.errors import LayoutRefused, PlanHasHole
 from offbeat.weight_sync.grid import ModelGrid
-from offbeat.weight_sync.layout_errors import LayoutRefused, PlanHasHole
-from offbeat.weight_sync.placement import PlacedTensor, Placement
-from offbeat.weight_sync.region import Region
+from offbeat.weight_sync.region import PlacedTensor, Placement, Region
 from offbeat.weight_sync.reshard.account import account
 from offbeat.weight_sync.reshard.declared import DeclaredTensor, ModelSizes, placed
 from offbeat.weight_sync.transfer_plan import DIRECT, RankMachines, TransferPlan, plan_transfers

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from offbeat.weight_sync.layout_errors import LayoutNotRecorded
+from offbeat.weight_sync.errors import LayoutNotRecorded
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.reshard.recorder import EngineRecording, record
 
