@@ -1,4 +1,4 @@
-"""Finds parallel sizes of a trainer that do not go together, and says what to set instead.
+"""Finds sizes of trainer and fleet that do not fit together, and suggests a fix.
 
 What depends on the model is checked against its config: ``offbeat/trainers/megatron/layout_rules.py``,
 ``offbeat/trainers/torch/tensor_parallel.py``.

@@ -1,4 +1,4 @@
-"""Finds learning-rate schedules that cannot be followed, and says what to set instead."""
+"""Finds learning-rate schedules and roundings that cannot work, and suggests a fix."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Settings of the calls of async rewards, where no such call is made."""
+"""Finds settings of rewards, samples and demonstrations that cannot work."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -1,4 +1,4 @@
-"""Answers to what a request asks of HTTP itself, its version and ``Expect``; a refusal closes the connection."""
+"""HTTP of the endpoint: the handler, what it requires of a request, and the errors it sends."""
 
 import asyncio
 from http import HTTPStatus

@@ -1,4 +1,4 @@
-"""Checks that the model's processor reads the pictures of the prompts, on their first rows."""
+"""Checks the model's processor: that it reads the first rows, and fits the model's config."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

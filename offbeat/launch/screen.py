@@ -1,4 +1,4 @@
-"""Standard output and error of a run: errors in writing to them do not end the run."""
+"""The terminal of a run: output that cannot fail it, its heartbeat, and the next commands."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Messages between a sweep and the ranks of a point; msgpack, and no tensors are loaded."""
+"""Messages between a sweep and the ranks of a point, and their shares. Loads no tensors."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Checks of the algorithm: what a preset leaves behind beside another loss, and imitation of own samples."""
+"""Checks of the algorithm: loss, KL penalty, teacher, batch sizes, failed samples, checkpoints."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

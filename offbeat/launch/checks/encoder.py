@@ -1,4 +1,4 @@
-"""Says what a rank of the language model and a rank of the vision tower hold (``trainer.encoder``).
+"""Checks encoder ranks: bytes per rank, and traffic between encoder and language ranks.
 
 torch and transformers, whose import takes seconds, are imported only if a recipe needs them.
 """

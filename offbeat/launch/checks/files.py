@@ -1,4 +1,4 @@
-"""Checks of the run directory and the prompts."""
+"""Checks of the run directory, the prompts and files of the hub."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Check of an environment of verifiers: it is made, with the code that a run makes it with."""
+"""Checks of task libraries: an environment of verifiers or reasoning-gym is built once."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Choice of a rank's trainer where the vision tower has ranks of its own."""
+"""Chooses the trainer of a rank if the vision tower has its own ranks."""
 
 from collections.abc import Sequence
 
