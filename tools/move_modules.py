@@ -33,6 +33,7 @@ class Module:
 
     name: str
     docstring: str
+    comments: str  # between docstring and imports, such as rules of pyright
     imports: tuple[str, ...]
     typing_imports: tuple[str, ...]
     body: str
@@ -64,9 +65,13 @@ def read(name: str) -> Module:
         elif not is_doc:
             continue
         taken.update(range(node.lineno - 1, node.end_lineno or node.lineno))
+    first = next((node.lineno - 1 for node in tree.body if not _is_text(node)), len(lines))
+    comments = [number for number in range(first) if lines[number].startswith("#")]
+    taken.update(comments)
     return Module(
         name,
         docstring,
+        "".join(lines[number] for number in comments),
         tuple(_text(node, lines) for node in imports),
         tuple(_text(node, lines).strip() for node in typing_imports),
         "".join(line for number, line in enumerate(lines) if number not in taken).strip("\n"),
@@ -74,6 +79,10 @@ def read(name: str) -> Module:
         _bound([*imports, *typing_imports]),
         frozenset(_modules(imports)),
     )
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _text(node: ast.stmt, lines: list[str]) -> str:
@@ -143,6 +152,7 @@ def merged(destination: str, modules: list[Module]) -> str:
         else []
     )
     head = f'"""{main.docstring}"""\n\n' if main.docstring else ""
+    head += "".join(dict.fromkeys(module.comments for module in ordered)) + "\n"
     return (
         head + "".join(imports) + "\n" + "\n".join(guarded) + "\n\n" + "\n\n\n".join(bodies) + "\n"
     )

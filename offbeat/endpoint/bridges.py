@@ -1,5 +1,9 @@
 """Makes the bridge that a recipe asks for: by the model's chat template, or by a renderer."""
 
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# renderers is an extra, unknown where it is not installed.
+
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final, Protocol
@@ -76,11 +80,6 @@ class TokenizerTemplate:
     def end_texts(self, end_ids: Sequence[int]) -> dict[int, str]:
         """Return the text of the tokens that end a turn."""
         return {id_: self.decode([id_]) for id_ in end_ids}
-
-
-# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# renderers is an extra, unknown where it is not installed.
 
 
 _KEY: Final = "environment.renderer"

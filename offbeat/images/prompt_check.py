@@ -1,5 +1,8 @@
 """Checks the model's processor: that it reads the first rows, and fits the model's config."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs untyped.
+
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -193,10 +196,6 @@ def _encoded(
         return type(raised).__name__, f"raised by the model's processor: {first_line(raised)}"
     problem = tokens.problem_of_prompt(encoded.token_ids, encoded.media)
     return ("misplaced", problem) if problem else encoded
-
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# transformers leaves its configs untyped.
 
 
 _MODEL_CHECK_SUBJECT: Final = "vision tower"

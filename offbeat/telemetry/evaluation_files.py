@@ -4,6 +4,9 @@ A file is renamed into place, so it is there whole or not at all: an evaluation 
 not done, which is how the controller of a resumed run knows it.
 """
 
+# pyright: basic
+# pyarrow has no types.
+
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +20,6 @@ from rich.table import Table
 from offbeat.algorithms.eval_scores import Estimate, SetScores, scores_by_set
 from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.run_files.disk import replacing
-
-# pyright: basic
-# pyarrow has no types.
-
 
 FOLDER: Final = "evaluations"
 _PREVIEWS: Final = "previews"  # field of a sample, in a column of another name

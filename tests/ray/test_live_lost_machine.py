@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -38,7 +39,9 @@ class Maker:
 
     @ray.method(num_returns=2)
     def columns(self, *prompt_indices: int) -> tuple[int, list[dict[str, Any]]]:
-        return 0, [{**columns(each), "padding": bytes(PADDING)} for each in prompt_indices]
+        return 0, [
+            {**columns(each), "padding": np.zeros(PADDING, np.uint8)} for each in prompt_indices
+        ]
 
     @ray.method(num_returns=2)
     def weights(self) -> tuple[int, bytes]:

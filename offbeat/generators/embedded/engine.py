@@ -5,6 +5,10 @@ prefilled once each, in one ragged forward, and spread over their samples. Then 
 for all rows, old and new, and rows that ended make room.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
+
 import itertools
 import random
 import time
@@ -66,11 +70,6 @@ class VersionLog:
                 spans.append((self._versions[at], end - first))
             first, at = end, at + 1
         return tuple(spans)
-
-
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-# torch declares some functions without types.
 
 
 _PREFILL_TOKENS = 16_384  # padded tokens in one prefill: bounds its memory

@@ -3,6 +3,11 @@
 Legend: B prompts, P padded prompt length, R rows, V vocabulary.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped. Private names are explained
+# where they are used.
+
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +29,6 @@ from offbeat.model_proof.loading import load_causal_lm
 from offbeat.multimodal.passes import media_arguments, write_media
 from offbeat.multimodal.placing import placed_by_row
 from offbeat.multimodal.rules import media_rules
-
-# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped. Private names are explained
-# where they are used.
-
 
 _NAME = "offbeat_grouped_sdpa"
 
@@ -82,11 +82,6 @@ def grouped_sdpa(
         grouped, key, value, attn_mask=attention_mask, scale=scaling
     )
     return attended.reshape(rows, 1, heads, value.shape[3]), None
-
-
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped.
 
 
 _NEEDED_INPUTS = ("input_ids", "attention_mask", "position_ids", "logits_to_keep")

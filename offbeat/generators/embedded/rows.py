@@ -3,6 +3,9 @@
 Legend: R rows, S stop tokens.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch declares some functions without types.
+
 from collections.abc import Sequence
 
 import torch
@@ -96,10 +99,6 @@ def _signed(value: int) -> int:
 def _shifted(values: Tensor, bits: int) -> Tensor:
     """Shift to the right, [R] to [R], without the sign, which torch shifts in."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
-
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# torch declares some functions without types.
 
 
 _NO_TOKEN = -1

@@ -1,5 +1,9 @@
 """Starts the embedded engine of an actor: model, engine and the loop that drives it."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -14,10 +18,6 @@ from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stop_strings import Decode
-
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped.
 
 
 class Detokenizer:

@@ -26,6 +26,9 @@ An error before ``finish_weight_update``, or in place before ``start_weight_upda
 model untouched. Reports go through ``verdicts``: a reply to a call would block the worker.
 """
 
+# pyright: basic, reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
 import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -54,9 +57,6 @@ from offbeat.generators.vllm.worker_fetch import Groups, WorkerFetch
 from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 
-# pyright: basic, reportMissingImports=false
-# vllm lives in an environment of its own (docs/vllm.md).
-
 
 class ExpertKernels:
     """Kernels of a model's experts, which the model is without until they are given back.
@@ -79,10 +79,6 @@ class ExpertKernels:
         """Put them back: they refer to no weights, or to those that an update writes in place."""
         for method, kernel in self._kernels:
             method.moe_kernel = kernel
-
-
-# pyright: basic, reportMissingImports=false
-# vllm lives in an environment of its own (docs/vllm.md).
 
 
 T = TypeVar("T")

@@ -9,6 +9,9 @@ A region that the recording does not name is never fetched and never read: the l
 of whole shape, in which only its own regions have values.
 """
 
+# pyright: basic, reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
 import copy
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,9 +35,6 @@ from offbeat.weight_sync.reshard.recorder import EngineRecording, Loader, record
 from offbeat.weight_sync.reshard.shard_delta import rebuilt_buckets
 from offbeat.weight_sync.transports.messages import Route, ShardRoute
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
-
-# pyright: basic, reportMissingImports=false
-# vllm lives in an environment of its own (docs/vllm.md).
 
 
 def record_worker(
@@ -75,10 +75,6 @@ def _without_memory(vllm_config: Any) -> nn.Module:  # noqa: ANN401 -- vLLM's Vl
             return initialize_model(config)
     finally:
         torch.set_default_dtype(dtype)
-
-
-# pyright: basic, reportMissingImports=false
-# vllm lives in an environment of its own (docs/vllm.md).
 
 
 Checkpoint = list[tuple[str, list[int], str]]

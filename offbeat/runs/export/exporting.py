@@ -1,5 +1,9 @@
 """``offbeat export``: one run into one tool."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyarrow comes without types.
+
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,11 +23,6 @@ from offbeat.runs.report.recipe_values import readable_values
 from offbeat.telemetry.sinks import Sink
 from offbeat.telemetry.tensorboard_sink import TensorBoardSink
 from offbeat.telemetry.wandb_sink import WandbSink
-
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false, reportMissingTypeStubs=false
-# pyarrow comes without types.
-
 
 _HEAD: Final = ("step", "version", "time_s")
 _BATCH_ROWS: Final = 10_000

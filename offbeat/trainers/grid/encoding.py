@@ -1,5 +1,8 @@
 """Base of the trainers of encoder ranks, of any backend: media of lanes, and their gradients."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch declares some functions without types.
+
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,10 +36,6 @@ from offbeat.transfer_queue.schema import (
     POLICY_LOGPROBS,
     REFERENCE_LOGPROBS,
 )
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# torch declares some functions without types.
-
 
 Encode = Callable[[Media, bool], Tensor]
 """(media, whether with a graph) -> their features [blocks, F, H]."""
@@ -96,10 +95,6 @@ class TowerPasses:
             if made.requires_grad:
                 made.backward(part)
             made = None
-
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# torch declares some functions without types.
 
 
 class EncodingTrainer(ExchangingTrainer):

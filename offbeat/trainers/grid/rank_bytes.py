@@ -1,5 +1,8 @@
 """Bytes that a rank of either side holds throughout a step, from the inventory of a model alone."""
 
+# pyright: reportUnknownMemberType=false
+# transformers leaves its configs untyped.
+
 from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
@@ -64,10 +67,6 @@ def largest_of_side(
     held = trained * wide + frozen * dtype.itemsize + whole
     copies = references * ((trained + frozen) * dtype.itemsize + whole)
     return RankBytes(held + copies, trained * wide, trained * wide * _MOMENTS)
-
-
-# pyright: reportUnknownMemberType=false
-# transformers leaves its configs untyped.
 
 
 class BridgeBytes(NamedTuple):

@@ -4,6 +4,10 @@ Which module a box lies in, and how it is cut over ranks, is each trainer's own.
 make up one world: all of them gather, digest, save and load the whole model together.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+# torch declares some functions without types.
+
 import math
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -41,9 +45,6 @@ from offbeat.weight_sync.precision import is_quantized
 from offbeat.weight_sync.quantize import rounded
 from offbeat.weight_sync.receiver import TensorRegion
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped.
-
 
 def save_directory(
     weights: Iterable[tuple[str, Tensor]],
@@ -70,10 +71,6 @@ def save_directory(
             config.save_pretrained(staged)
 
     write_on_first_rank(weights, peers, write)
-
-
-# pyright: reportUnknownMemberType=false
-# torch declares some functions without types.
 
 
 _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)

@@ -5,6 +5,11 @@ gathered. A part is a range of a flattened parameter, not a box: states are gath
 saved and split when they are loaded, so they equal those of ``MainGradAdamW`` and fit any layout.
 """
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# megatron-core has no types, and annotates None away where it allows it.
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
@@ -24,12 +29,6 @@ from offbeat.trainers.megatron.groups import layout_group, tensor_group
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS, RankOptimizer, norm_over_layout
 from offbeat.trainers.movement import Movement, MovementProbe
-
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# megatron-core has no types, and annotates None away where it allows it.
-
 
 _DENSE: Final = ("buffers", "intra_dp_cp_group", "mp_group")
 _EXPERTS: Final = ("expert_parallel_buffers", "intra_expt_dp_group", "expt_tp_pp_group")
@@ -93,11 +92,6 @@ def _is_of_experts(parameter: nn.Parameter) -> bool:
 
 def _no_state(*_: object) -> None:
     """Leave the moments to AdamW, which makes them at its first step."""
-
-
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# megatron-core has no types.
 
 
 _STEP: Final = "step"

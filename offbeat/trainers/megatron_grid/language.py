@@ -1,5 +1,8 @@
 """Trainer of a language rank: megatron-core's decoder, whose features come from an encoder rank."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# megatron-core has no types; torch declares some functions without.
+
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -41,10 +44,6 @@ from offbeat.trainers.ranks.assembly import trainer_of
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
-
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# megatron-core has no types; torch declares some functions without.
-
 
 _FLOAT: Final = msgspec.msgpack.Decoder(float)
 

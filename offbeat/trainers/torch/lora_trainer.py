@@ -1,5 +1,9 @@
 """The torch trainer of low-rank adapters: the model is frozen, and so is its own reference."""
 
+# pyright: reportAttributeAccessIssue=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch declares some functions without types, and peft is an extra.
+
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -39,10 +43,6 @@ from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.weight_sync.adapter import merged
 from offbeat.weight_sync.manifest import Adapter
 from offbeat.weight_sync.served import loaded_digest
-
-# pyright: reportAttributeAccessIssue=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# torch declares some functions without types, and peft is an extra.
 
 
 @contextmanager
@@ -99,10 +99,6 @@ class _Exchange:
 
 def _whole(weight: Tensor) -> Tensor:
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
-
-
-# pyright: reportUnknownMemberType=false
-# torch declares some functions without types.
 
 
 _DIGEST: Final = msgspec.msgpack.Decoder(str)

@@ -8,6 +8,9 @@ needs a collective. A weight of which several tensor ranks hold a copy is counte
 its copies get the same gradient, bit for bit.
 """
 
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
@@ -63,10 +66,6 @@ def _noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
     numbers = torch.empty(-(-shape.numel() // 4), dtype=torch.int64, device=generator.device)
     numbers.random_(torch.iinfo(torch.int64).min, None, generator=generator)
     return numbers.view(torch.int16)[: shape.numel()].view(shape)
-
-
-# pyright: reportUnknownMemberType=false
-# torch declares some functions without types.
 
 
 STEPS: Final = "steps"

@@ -1,5 +1,9 @@
 """Forward passes with the weights that engines of ``sync.quantize`` compute with."""
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
+
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
@@ -31,11 +35,6 @@ def as_quantized(name: str, weight: Tensor) -> Tensor:
         if is_quantized(each, tuple(matrix.shape)):
             matrix.copy_(rounded(each, matrix))
     return made
-
-
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-# torch declares some functions without types.
 
 
 @contextmanager
