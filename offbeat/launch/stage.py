@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +78,7 @@ class ChildDownload:
             env={
                 **os.environ,
                 "HF_HUB_VERBOSITY": "error",
+                "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # they would fill the pipe
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             },
         )
@@ -132,8 +133,10 @@ def supervise(
     target: str,
     stall_s: float,
     now_s: Callable[[], float],
-) -> Iterator[str]:
+) -> Generator[str]:
     """Run a download to its end; kill it and start it again if no byte moves for ``stall_s``.
+
+    It is also killed if the caller stops or ``look`` fails.
 
     Raises:
         CannotStage: The download failed, or stalled several times in a row without a new file.
@@ -142,16 +145,20 @@ def supervise(
     while fruitless < _FRUITLESS:
         download, before = start(), last
         moved_s = said_s = now_s()
-        while now_s() - moved_s < stall_s:
-            if download.ended(_LOOK_S):
-                download.raise_problem()
-                return
-            if (seen := look()) != last:
-                last, moved_s = seen, now_s()
-            if now_s() - said_s >= _SAY_EVERY_S:
-                said_s = now_s()
-                yield str(last)
-        download.kill()
+        has_ended = False
+        try:
+            while now_s() - moved_s < stall_s:
+                if has_ended := download.ended(_LOOK_S):
+                    download.raise_problem()
+                    return
+                if (seen := look()) != last:
+                    last, moved_s = seen, now_s()
+                if now_s() - said_s >= _SAY_EVERY_S:
+                    said_s = now_s()
+                    yield str(last)
+        finally:
+            if not has_ended:
+                download.kill()
         yield f"no byte moved for {stall_s:g} s: {last}. Killed the download"
         fruitless = 0 if len(last.missing) < len(before.missing) else fruitless + 1
     problem = f"no byte moved for {stall_s:g} s, {_FRUITLESS} times: {last}"

@@ -134,6 +134,29 @@ def test_a_download_that_is_slow_has_all_the_time_that_it_needs() -> None:
     assert said[0] == "without 1.safetensors and 1 more, 1 of 99 bytes"
 
 
+def test_a_download_is_killed_if_nobody_supervises_it_any_more() -> None:
+    clock = Clock()
+    download = FakeDownload(clock, moves_at_s=range(0, 3600, 29))
+    said = supervise(lambda: download, download.look, "/local/m", LIMIT_S, clock.now_s)
+    next(said)
+    said.close()
+    assert download.is_killed
+
+
+def test_a_download_is_killed_if_its_directory_cannot_be_read() -> None:
+    class BrokenDisk(FakeDownload):
+        def look(self) -> DownloadProgress:
+            if self._clock.s:
+                raise OSError("the disk is gone")
+            return super().look()
+
+    clock = Clock()
+    download = BrokenDisk(clock)
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(lines(clock, download))
+    assert download.is_killed
+
+
 def test_a_download_that_stalls_three_times_without_a_new_file_is_given_up() -> None:
     clock = Clock()
     with pytest.raises(CannotStage, match="/local/m: no byte moved for 30 s, 3 times: without 1"):
