@@ -275,6 +275,23 @@ def test_types_are_weaker_only_where_a_listed_library_has_none() -> None:
     assert [each for each in weaker if not listed.search(each[1])] == []
 
 
+def test_the_docstring_of_a_room_lists_only_modules_that_exist() -> None:
+    row = re.compile(r"^ *([a-z_]+(?:, [a-z_]+)*) {2,}\S", re.MULTILINE)
+    rooms = {
+        path.parent: ast.get_docstring(parsed(path.read_text())) or ""
+        for path in PACKAGE.rglob("__init__.py")
+    }
+    listed = {room: ", ".join(row.findall(text)).split(", ") for room, text in rooms.items()}
+    assert len(listed[PACKAGE / "trainers/megatron"]) > 20
+    gone = [
+        f"{room.relative_to(ROOT)}: {name}"
+        for room, names in listed.items()
+        for name in filter(None, names)
+        if not (room / f"{name}.py").exists() and not (room / name).is_dir()
+    ]
+    assert gone == []
+
+
 def test_a_public_class_name_stands_once_in_the_package() -> None:
     files_by_name: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -11,14 +11,11 @@ tower_proof     proof of a cut tower at the start
 sides           which tensors of a model are tower or language; drops the other side's modules
 stacking        features as one tensor; a picture for a pass that no prompt needs
 exchange        what trainers of both sides share, of any backend: rounds of messages
-tower_passes    forward and backward passes over them, with one graph in memory at a time
-encoding        what trainers of encoder ranks share: media of lanes, and their gradients
+encoding        trainers of encoder ranks: media of lanes, passes of the tower, gradients
 lane            what trainers of language ranks share: features that come, gradients that go back
 weights         mesh of a side, whole weights from both, loading
 trainer         what both sides share beside the torch trainer: the cut, its proof, checkpoints
-encoder         trainer of an encoder rank beside the torch trainer
-language        trainer of a language rank of the torch trainer
 rank_bytes      bytes of the largest rank of each side, before anything is loaded
-choose          class of a rank's trainer
+choose          trainers of both sides next to the torch trainer, and the class of a rank
 errors          typed failures
 """

@@ -3,14 +3,13 @@
 Needs the extra ``megatron``; nothing but this room and ``megatron_grid`` imports it.
 
     split_step    MegatronTrainer: the step of one rank
-    boxed_trainer what its ranks share with encoder ranks: weights in and out, checkpoints
+    boxed_trainer what its ranks share with encoder ranks: weights in and out, checkpoints, exports
     gradients     gradients of the open step: hooks removed, sums, one reduction
     flops         floating-point operations of its passes, from the architecture    (pure)
-    forward       microbatches through the library's schedules -> log-probabilities
+    forward       microbatches through the library's schedules -> log-probabilities; features of media
     microbatches  microbatches of a chunk, aligned between ranks
     optimizer     AdamW over the gradient buffers
     sharded_optimizer   AdamW sharded over data-parallel ranks by the library, on CUDA
-    distributed_adamw   the library's optimizers, from groups of parameters that need no collective
     parts         replaceable parts of a trainer
     model         architecture -> GPTModel
     layers        layer specification of the model
@@ -18,7 +17,6 @@ Needs the extra ``megatron``; nothing but this room and ``megatron_grid`` import
     image_text    Hugging Face config of an image-text model -> its decoder and its vision tower
     tower         the vision tower of a first stage, and its gradients
     freezing      weights of a vision tower that are not trained
-    media_share   features that a rank writes into its tokens' embeddings          (pure)
     mapping       map from elements of a parameter to Hugging Face's tensors         (pure)
     layout        parallel sizes of a world and a rank's place in it                 (pure)
     layout_rules  which sizes fit a model                                          (pure)
@@ -28,7 +26,7 @@ Needs the extra ``megatron``; nothing but this room and ``megatron_grid`` import
     context       attention and sums over context-parallel ranks
     groups        process groups of a layout
     gathering     whole tensors gathered from all ranks' pieces
-    hf_files      boxes read from safetensors; hf_directory: export of a model directory
+    hf_files      boxes read from safetensors
     state         a rank's share of a checkpoint, readable under any layout
     vocabulary    log-probabilities from logits sharded over tensor-parallel ranks
     cpu_shim      the library on a CPU, for tests

@@ -8,5 +8,4 @@ extra ``megatron``.
     language    trainer of a language rank: megatron-core's decoder without a tower
     encoder     trainer of an encoder rank: the tower, sharded over encoder ranks
     optimizer   state of the tower's optimizer in the form of the language ranks'
-    choose      class of a rank's trainer
 """
