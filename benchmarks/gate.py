@@ -43,7 +43,7 @@ class GateFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of one case: instructions, or CPU seconds per unit."""
+    """Costs of one case per unit: instructions, or CPU seconds."""
 
     pinned: float
     ours: float
@@ -101,8 +101,8 @@ class Side:
             self._process.stdin.write(request + "\n")
             self._process.stdin.flush()
 
-    def receive(self) -> float:
-        """Return the reply to the oldest request.
+    def receive(self) -> tuple[float, int]:
+        """Return the CPU seconds and the units of the oldest request.
 
         Raises:
             GateFailed: The process has ended.
@@ -110,11 +110,17 @@ class Side:
         line = "" if self._process.stdout is None else self._process.stdout.readline()
         if not line:
             raise GateFailed(f"the benchmark process of {self.tree} has ended: see its error above")
-        return float(line)
+        return read_reply(line)
 
     def close(self) -> None:
         """End the process and wait for it."""
         self._process.communicate()
+
+
+def read_reply(line: str) -> tuple[float, int]:
+    """Return the CPU seconds and the units of a reply."""
+    seconds, units = line.split()
+    return float(seconds), int(units)
 
 
 def has_instruction_counts() -> bool:
@@ -127,26 +133,34 @@ def has_instruction_counts() -> bool:
     return counted.returncode == 0 and counted.stderr.split(",")[0].isdigit()
 
 
-def count_instructions(tree: Path, name: str, runs: int) -> int:
-    """Return the instructions of a process that prepares a case and runs it ``runs`` times."""
+def count_instructions(tree: Path, name: str, runs: int) -> tuple[int, int]:
+    """Prepare a case and run it ``runs`` times; return the instructions of the process, and the units."""
+    units = 0
     with tempfile.NamedTemporaryFile("r") as counts:
         perf = ("perf", "stat", "-x,", "-o", counts.name, "-e", "instructions:u", "--")
         side = Side(tree, perf)
         try:
             for request in ["prepare", *["run"] * runs]:
                 side.send(f"{request} {name}")
-                side.receive()
+                units += side.receive()[1]
         finally:
             side.close()
         rows = [line for line in counts.read().splitlines() if "instructions" in line]
-    return int(rows[0].split(",")[0])
+    return int(rows[0].split(",")[0]), units
+
+
+def count_per_unit(*, prepared: int, run: int, units: int) -> float:
+    """Return the instructions per unit of a run, without those of a process that only prepares."""
+    return (run - prepared) / units
 
 
 def measure_instructions(pinned: Path, names: Sequence[str]) -> Run:
-    """Return the instructions of one run of each case, without those that prepare it."""
+    """Return the instructions per unit of one run of each case, without those that prepare it."""
 
-    def count(tree: Path, name: str) -> int:
-        return count_instructions(tree, name, 1) - count_instructions(tree, name, 0)
+    def count(tree: Path, name: str) -> float:
+        prepared, _ = count_instructions(tree, name, 0)
+        run, units = count_instructions(tree, name, 1)
+        return count_per_unit(prepared=prepared, run=run, units=units)
 
     return {name: Costs(count(pinned, name), count(_ROOT, name)) for name in names}
 
@@ -165,7 +179,8 @@ def measure_cpu_times(pinned: Path, names: Sequence[str]) -> Run:
             for name in names:
                 for side in sides if turn % 2 else reversed(sides):
                     side.send(f"run {name}")
-                    taken[name][side].append(side.receive())
+                    seconds, units = side.receive()
+                    taken[name][side].append(seconds / units)
     finally:
         for side in sides:
             side.close()
@@ -209,8 +224,8 @@ def main() -> int:
     measure = measure_instructions if counted else measure_cpu_times
     with unpack_pinned() as pinned:
         first = measure(pinned, names)
-        unit = "instructions" if counted else f"CPU seconds per unit, lowest of {ROUNDS}"
-        print(f"{unit}; pinned: {PIN}\n{format_table(first)}", flush=True)
+        unit = "instructions" if counted else f"CPU seconds, lowest of {ROUNDS}"
+        print(f"{unit} per unit; pinned: {PIN}\n{format_table(first)}", flush=True)
         if not find_slow_cases(first):
             return 0
         print("\nagain, because a ratio is over the limit:", flush=True)

@@ -2,7 +2,7 @@
 
 The gate runs this one file on both sides, so it imports only what the pinned commit has too. Each
 case prepares itself and returns a function that does the work once and returns how many units it
-did. Requests come line by line: ``prepare NAME`` replies 0, ``run NAME`` the CPU seconds per unit.
+did. Requests come line by line: ``run NAME`` replies its CPU seconds and units, ``prepare NAME`` 0 and 0.
 """
 # ruff: noqa: PLC0415 - a case imports only what it measures
 
@@ -161,7 +161,7 @@ def main() -> None:
     prepared = dict[str, Work]()
     for line in sys.stdin:
         request, name = line.strip().split(maxsplit=1)
-        seconds = 0.0
+        seconds, units = 0.0, 0
         if request == "prepare":
             prepared[name] = CASES[name]()
             prepared[name]()  # the first run fills caches
@@ -169,8 +169,8 @@ def main() -> None:
             gc.collect()
             began_s = time.process_time()
             units = prepared[name]()
-            seconds = (time.process_time() - began_s) / units
-        print(seconds, flush=True)
+            seconds = time.process_time() - began_s
+        print(seconds, units, flush=True)
 
 
 if __name__ == "__main__":

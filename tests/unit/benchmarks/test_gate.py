@@ -2,7 +2,16 @@
 
 import pytest
 
-from benchmarks.gate import QUICK, SLOW, Costs, find_failures, find_slow_cases, format_table
+from benchmarks.gate import (
+    QUICK,
+    SLOW,
+    Costs,
+    count_per_unit,
+    find_failures,
+    find_slow_cases,
+    format_table,
+    read_reply,
+)
 from benchmarks.gate_cases import CASES
 
 
@@ -12,6 +21,16 @@ def make_run(**ratios: float) -> dict[str, Costs]:
 
 def test_a_ratio_is_the_cost_of_this_tree_over_the_pinned_ones() -> None:
     assert Costs(pinned=2.0, ours=3.0).ratio == 1.5
+
+
+def test_instructions_count_per_unit_because_simulated_episodes_differ_by_tree() -> None:
+    pinned = count_per_unit(prepared=1000, run=1000 + 4 * 50, units=4)
+    ours = count_per_unit(prepared=1000, run=1000 + 5 * 50, units=5)
+    assert Costs(pinned, ours).ratio == 1
+
+
+def test_a_reply_is_the_cpu_seconds_and_the_units_of_a_run() -> None:
+    assert read_reply("0.25 1280\n") == (0.25, 1280)
 
 
 def test_a_case_at_the_limit_is_fast_enough() -> None:
