@@ -64,10 +64,18 @@ def merged(places: Places, payloads: Sequence[Sequence[Columns]]) -> list[Column
 
 
 def read_groups(chunk: "TensorDictBase") -> list[Columns]:
-    """Return the columns of each group of a chunk as numpy views.
+    """Return the columns of each group of a chunk as read-only numpy views.
+
+    They may be in memory that other processes read, and a tensor does not know that.
 
     Raises:
         ColumnsMissing: They did not arrive.
     """
     groups = cast("Sequence[Any]", chunk.unbind(0))  # tensordict is not fully typed
-    return [{name: tensor.numpy() for name, tensor in group.items()} for group in groups]
+    return [{name: _view(tensor) for name, tensor in group.items()} for group in groups]
+
+
+def _view(tensor: Any) -> NDArray[np.generic]:  # noqa: ANN401 -- this module loads no torch
+    values = tensor.numpy()
+    values.flags.writeable = False
+    return values

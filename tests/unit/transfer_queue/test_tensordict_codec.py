@@ -136,6 +136,16 @@ def test_a_chunk_is_a_tensordict_of_views_though_its_columns_are_read_only() -> 
         assert all(np.array_equal(again[name], columns[name]) for name in columns)
 
 
+def test_memory_that_a_chunk_borrows_is_read_only_when_it_is_read_as_numpy() -> None:
+    columns = group()
+    for values in columns.values():
+        values.flags.writeable = False  # as Ray hands out the memory of its store
+    (again,) = read_groups(build_chunk([columns]))
+    with pytest.raises(ValueError, match="read-only"):
+        again["rewards"][0] = 5.0  # type: ignore[index]  # that it refuses is the test
+    assert columns["rewards"].tolist() == group()["rewards"].tolist()
+
+
 def test_a_chunk_without_groups_has_none() -> None:
     chunk = build_chunk([])
     assert len(chunk) == 0 and read_groups(chunk) == []
