@@ -11,7 +11,7 @@ trainer (June 2026): dropping data makes a step smaller. Without, the loss is th
 kept, the KL penalty included, as in both before: dropping data makes a step noisier instead.
 
 Decoupled PPO (arXiv:2110.00641; for asynchronous training arXiv:2505.24298, AReaL) is one of these
-with the ratio of ``surrogates.clipped``: ``old`` is then the proximal policy, the trainer's weights
+with the ratio of ``losses.clipped``: ``old`` is then the proximal policy, the trainer's weights
 when the step begins, and ``k`` the weight between it and the behaviour policy. Legend: N tokens, S
 sequences.
 """

@@ -1,6 +1,6 @@
 """Losses over packed tokens, as sums: the caller divides once, when a step is complete.
 
-A loss is a surrogate of each token (``surrogates``), times a weight for off-policy data
+A loss is a surrogate of each token (``Surrogate``), times a weight for off-policy data
 (``corrections``), times a weight that makes the sum one over tokens or over sequences; plus a KL
 penalty (``kl``) and less an entropy bonus, which no correction weighs. ``divisors`` computes the
 divisor of a step's sums. Common to all losses:
@@ -11,7 +11,7 @@ divisor of a step's sums. Common to all losses:
 - Sums do not depend on the order of tokens or sequences, nor, up to rounding, on how sequences are
   spread over calls.
 
-Legend: N tokens, S sequences.
+Legend: N tokens, S sequences, ``A`` advantage, ``r = exp(logprob - old)``.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,9 @@ from offbeat.config.sections.loss import (
 def distilled(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTokens:
     """Return tokens whose advantage is ``reward_coef * A + coef * (teacher - old)``.
 
-    Without a teacher they are unchanged. The difference is clamped to ``LOG_RATIO_LIMIT``: it has no
+    In expectation over tokens of the policy, ``old - teacher`` is the reverse KL of the next token
+    (GKD, arXiv:2306.13649, and MiniLLM, arXiv:2306.08543). Only a token's own difference enters its
+    advantage: discount 0. Without a teacher they are unchanged. The difference is clamped to ``LOG_RATIO_LIMIT``: it has no
     gradient, but a token that the teacher would never write must not decide the whole step.
     """
     if tokens.teacher_N is None:
@@ -172,14 +174,14 @@ __all__ = ["LOSSES", "LossSums", "LossTokens", "clipped_pg"]
 
 
 def clipped_pg(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
-    """Compute the clipped policy gradient of PPO, GRPO and DAPO: ``surrogates.clipped``.
+    """Compute the clipped policy gradient of PPO, GRPO and DAPO: ``clipped``.
 
     For each valid token, with ratio ``r = exp(logprob - old)`` and advantage ``A``::
 
         w * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  kl_coef * KL(logprob, reference)
 
     With a teacher, or a KL penalty in the reward, ``A`` has its part for each token:
-    ``distillation.distilled``, ``kl.penalised``. ``w`` is the
+    ``distilled``, ``kl.penalised``. ``w`` is the
     product of the recipe's corrections. ``normalize="tokens"`` is DAPO's token-level
     loss (arXiv:2503.14476, section 3.3), ``"sequences"`` GRPO's mean of means (arXiv:2402.03300),
     ``"constant"`` Dr. GRPO's division by the generation budget (arXiv:2503.20783, section 3.2).
@@ -189,7 +191,7 @@ def clipped_pg(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
 
 
 def gspo(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
-    """Compute ``clipped_pg`` with one ratio per sequence: ``surrogates.sequence_clipped``.
+    """Compute ``clipped_pg`` with one ratio per sequence: ``sequence_clipped``.
 
     arXiv:2507.18071.
     """
@@ -198,7 +200,7 @@ def gspo(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
 
 
 def cispo(tokens: LossTokens, config: ClipRangeLossConfig) -> LossSums:
-    """Compute a policy gradient with a bounded importance weight: ``surrogates.bounded_weight``.
+    """Compute a policy gradient with a bounded importance weight: ``bounded_weight``.
 
     arXiv:2506.13585, which normalises over tokens.
     """
@@ -207,7 +209,7 @@ def cispo(tokens: LossTokens, config: ClipRangeLossConfig) -> LossSums:
 
 
 def sapo(tokens: LossTokens, config: SapoLossConfig) -> LossSums:
-    """Compute a policy gradient behind a smooth gate of the ratio: ``surrogates.soft_gated``.
+    """Compute a policy gradient behind a smooth gate of the ratio: ``soft_gated``.
 
     arXiv:2511.20347, which averages sequence means.
     """

@@ -55,6 +55,9 @@ def _is_private(folder: Path) -> bool:
 def in_own_session() -> Generator[None, None, None]:
     """Start Ray's processes outside of this process group, within the block.
 
+    ``timeout``, ``kill -TERM -PGID`` and many schedulers signal the driver's process group. Ray's
+    daemons block only SIGINT: a SIGTERM would end them and all actors before the run ends in order.
+
     On Linux only: there the kernel ends them when the driver dies. Elsewhere a Ray process does
     that, and finds them by the group.
     """

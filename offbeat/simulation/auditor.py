@@ -98,7 +98,10 @@ class Environments:
 
 
 class Losses:
-    """Compares the payloads that the journal gives up with those that the actors lost."""
+    """Compares the payloads that the journal gives up with those that the actors lost: I17.
+
+    Only groups whose payload was only on a dead machine may be rolled out again.
+    """
 
     def __init__(self, world: World, findings: Findings) -> None:
         self._world, self._findings = world, findings

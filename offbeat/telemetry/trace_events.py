@@ -11,7 +11,11 @@ MAX_ROWS: Final = 64
 
 
 class TraceRow:
-    """Spans that are disjoint or, if the row ``nests``, nested."""
+    """Spans that are disjoint or, if the row ``nests``, nested. Times are in microseconds.
+
+    Perfetto draws a row as a stack and drops a span that crosses another. So an overlapping span
+    goes to the next row of its lane.
+    """
 
     def __init__(self, *, nests: bool, gap_us: int = 0) -> None:
         """Create a row.

@@ -1,6 +1,6 @@
 """State machine of one replica's weight updates. Pure: no I/O, no clock, no tensors.
 
-The table of its moves is ``transaction_moves.MOVES``.
+``Transaction`` checks its calls by the table ``MOVES``, which docs/weight-sync.md shows.
 
 *Staged* weights are written in one go at the commit: until then, and after an abort, the replica is
 what it was. Weights taken *in place* are a mixture from the first chunk on: such a replica takes

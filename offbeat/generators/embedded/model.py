@@ -1,6 +1,7 @@
 """Loads a causal LM or an image-text model, and runs the two forward passes of an engine.
 
-Legend: B prompts, P padded prompt length, R rows, V vocabulary.
+Legend: B prompts, P padded prompt length, R rows, V vocabulary, H query heads, K key heads, C columns
+of the cache, D head dimension.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -55,6 +56,9 @@ def grouped_sdpa(
     **kwargs: Any,  # noqa: ANN401 -- whatever the model hands on
 ) -> tuple[Tensor, None]:
     """Compute ``sdpa_attention_forward`` without copying keys and values for one query token.
+
+    With a mask, transformers' ``sdpa`` copies the whole cache once per query head of a group. Here
+    the query heads that share a key head are laid along the query axis; they share the mask.
 
     Args:
         module: The attention layer.

@@ -1,6 +1,8 @@
 """Sampling state of the running rows, and the requests that they belong to.
 
-Legend: R rows, S stop tokens.
+Tokens are drawn with counter-based noise: a function of seed, sample and position.
+
+Legend: R rows, S stop tokens, V vocabulary.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

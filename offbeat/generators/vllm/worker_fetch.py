@@ -43,6 +43,9 @@ def record_worker(
 ) -> EngineRecording:
     """Record the loader of a worker whose own model has been loaded in this process.
 
+    The layers of a served model are packed for the kernels and no longer show the checkpoint's
+    layout. A second model of the same configuration, without memory, runs ``load_weights`` once.
+
     The parallel groups must exist. vLLM keeps one set of rotary tables a process: made here first,
     they would be without memory for every later model.
 

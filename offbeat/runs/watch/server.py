@@ -24,7 +24,11 @@ from offbeat.runs.watch.runs import NoSuchRun, WatchedRuns, run_lines
 
 
 class PageConnections:
-    """Open connections of one server. Safe for any number of threads."""
+    """Open connections of one server, each of which has a thread. Safe for any number of threads.
+
+    Anyone who reaches the port can open connections and send nothing. Such a connection is closed in
+    favour of the next one; a connection that has shown the secret is kept.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most

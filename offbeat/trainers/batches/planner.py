@@ -31,7 +31,11 @@ class RowLayout(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
-    """Costs of a model's tokens and calls, in pairs."""
+    """Costs of a model's tokens and calls, in pairs.
+
+    A pair is the time in which attention computes score and value of one pair of tokens without a
+    mask, over all heads and layers, forward and backward.
+    """
 
     token: float  # of a token outside attention
     call: float  # of starting attention over one segment, in every layer, whatever its length

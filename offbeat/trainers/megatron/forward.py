@@ -4,7 +4,8 @@ Every stage of a pipeline receives the same microbatches. The first reads their 
 last gives the log-probabilities of the wanted tokens to the caller; hidden states are sent between them.
 
 Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H hidden, V
-vocabulary, S tokens whose embeddings this rank holds, K placeholders of media among them.
+vocabulary, O tokens of this rank's context share, S tokens of these whose embeddings this rank holds,
+K placeholders of media among them.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false

@@ -38,7 +38,9 @@ _EXPERTS: Final = ("expert_parallel_buffers", "intra_expt_dp_group", "expt_tp_pp
 def distributed_adamw(ddp: DistributedDataParallel, config: LibraryConfig) -> ChainedOptimizer:
     """Return the optimizer of the dense layers, chained with that of the experts if there are any.
 
-    Only ranks of the layout call it.
+    Only ranks of the layout call it. The library's own ``get_megatron_optimizer`` gathers the groups
+    of parameters from all ranks of the world as pickles: encoder ranks do not take part, and a pickle
+    may run any code. The groups here follow from the model's config, and may be empty.
     """
     has_experts = ddp.config.num_moe_experts is not None
     kinds = (_DENSE, _EXPERTS) if has_experts else (_DENSE,)

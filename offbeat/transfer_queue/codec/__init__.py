@@ -1,7 +1,7 @@
 """Encodes columns to bytes and decodes them: as views where possible, else with a typed refusal.
 
-``pack`` writes one buffer with a digest, for disks; ``storage.blocks`` a header and a block, for memory.
-Neither way runs code that came with the bytes. numpy and msgpack only.
+``pack`` writes one buffer with a digest. ``unpack`` runs no code that came with the bytes. numpy and
+msgpack only.
 """
 
 from offbeat.transfer_queue.codec.columns import (

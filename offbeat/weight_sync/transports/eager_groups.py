@@ -29,6 +29,8 @@ def call_within(
 ) -> T:
     """Return what a call returns, and leave it behind if it takes too long.
 
+    Its daemon thread does not keep the process from ending.
+
     Args:
         limit_s: Seconds that it may take.
         call: Runs in a daemon thread.
