@@ -118,14 +118,14 @@ def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:
             _check_column(name, values, lengths)
 
 
-def check_medium(name: str, values: object) -> None:
+def check_medium(name: object, values: object) -> None:
     """Check that a media column is a finite array with one axis, whatever it means.
 
     Raises:
         SchemaError: It is not, or its name is no name of a media column.
     """
-    if not name.startswith(MEDIA_PREFIX):
-        raise SchemaError(name, "not declared", f"a name that starts with {MEDIA_PREFIX}")
+    if not isinstance(name, str) or not name.startswith(MEDIA_PREFIX):
+        raise SchemaError(str(name), "not declared", f"a name that starts with {MEDIA_PREFIX}")
     if not isinstance(values, np.ndarray):
         raise SchemaError(name, f"a {type(values).__name__}", "an array")
     array = cast("NDArray[np.generic]", values)

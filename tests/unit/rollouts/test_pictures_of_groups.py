@@ -122,6 +122,7 @@ def test_each_request_carries_the_pictures_and_the_columns_hold_them_once(
     [
         ("a.png", "environment_wrong_type", "the media are str; return a mapping of arrays"),
         ({**PICTURE, "media_values": PICTURE["media_values"][1:]}, "schema", "47 values"),
+        ({0: PICTURE["media_values"]}, "schema", "'0' is not declared"),
     ],
 )
 def test_pictures_that_are_none_fail_their_group_before_an_engine_reads_them(
