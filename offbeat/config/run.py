@@ -38,12 +38,12 @@ class RunConfig(Config):
     bit."""
 
     steps: Annotated[int, Field(ge=1, le=10**9)]
-    """Optimizer steps. Learning rate schedules end at the last one; a run that you extend later
-    followed another schedule."""
+    """Training steps; each makes one weight version. Learning rate schedules end at the last one; a
+    run that you extend later followed another schedule."""
 
     groups_per_step: Annotated[int, Field(ge=1)] = 16
-    """Prompt groups per optimizer step, over all ranks. More reduce gradient noise and lengthen the
-    step; the buffer must hold them."""
+    """Prompt groups per step, over all ranks. More reduce gradient noise and lengthen the step; the
+    buffer must hold them."""
 
     samples_per_group: Annotated[int, Field(ge=1)] = 8
     """Samples per prompt. More estimate the advantage better and find rare successes, at
@@ -97,7 +97,7 @@ class RunConfig(Config):
     """Scoring held-out prompts."""
 
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Checkpoints: the model that is kept, and the state that a lost trainer goes back to."""
+    """Checkpoints of the trainer's state, and the export of the model."""
 
     supervision: SupervisionConfig = SupervisionConfig()
     """Limits after which the run ends."""

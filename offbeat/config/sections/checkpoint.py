@@ -8,7 +8,7 @@ from offbeat.config.base import Config
 
 
 class CheckpointConfig(Config):
-    """Checkpoints: the model that is kept, and the state that a lost trainer goes back to."""
+    """Checkpoints of the trainer's state, and the export of the model."""
 
     interval: Annotated[int, Field(ge=0)] = 100
     """Steps between two checkpoints of the trainer's state. 0: none; a lost trainer starts over. A

@@ -73,8 +73,8 @@ class EnvironmentConfig(Config):
     environment must validate them."""
 
     reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
-    """Limit for one call of reward code, after which its process is killed. Agents have
-    `rollout.deadline_s`. Raise it for slow graders."""
+    """Limit for the call of one sample, or of a whole group if the reward is async, after which
+    the process is killed. Agents have `rollout.deadline_s`. Raise it for slow graders."""
 
     reward_start_s: Annotated[float, Field(gt=0)] = 120.0
     """Limit for starting a reward process and importing `target`, after which the run ends. Raise

@@ -8,7 +8,7 @@ from offbeat.config.base import Config, RecipePath, SectionName
 
 
 class EvalSetConfig(Config):
-    """One of several sets of prompts that are scored under a name of their own."""
+    """One of several named sets of prompts."""
 
     path: RecipePath | None = None
     """Held-out prompts, as in `data.path`, relative to the recipe. null: the first prompts of

@@ -72,7 +72,7 @@ class _ModelGenerator(_Generator):
 
 
 class EmbeddedGeneratorConfig(_ModelGenerator):
-    """Any Hugging Face causal LM, in this package's own engine: no extra, made for small models and CPUs."""
+    """Any Hugging Face causal LM, in this package's engine: needs no extra, made for small models and CPUs."""
 
     backend: Literal["embedded"] = "embedded"
     """Sampling backend."""

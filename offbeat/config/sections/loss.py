@@ -156,14 +156,14 @@ class GspoLossConfig(PessimisticLossConfig):
 
 
 class CispoLossConfig(ClipRangeLossConfig):
-    """A bounded importance weight that never takes a gradient away, so that rare tokens keep theirs."""
+    """A bounded importance weight: every token keeps a gradient, rare ones too."""
 
     name: Literal["cispo"] = "cispo"
     """Loss of a step; docs/algorithms.md has the formulas."""
 
 
 class SapoLossConfig(PolicyGradientLossConfig):
-    """A smooth gate in the place of the clip range: the further off the ratio, the less gradient."""
+    """A smooth gate instead of a clip range: the gradient shrinks with the ratio's distance from 1."""
 
     name: Literal["sapo"] = "sapo"
     """Loss of a step; docs/algorithms.md has the formulas."""
@@ -177,7 +177,7 @@ class SapoLossConfig(PolicyGradientLossConfig):
 
 
 class SftLossConfig(AnyLossConfig):
-    """Imitates every sample, whatever its reward."""
+    """Imitate every sample, whatever its reward."""
 
     name: Literal["sft"] = "sft"
     """Loss of a step; docs/algorithms.md has the formulas."""

@@ -23,7 +23,7 @@ class InOrderConfig(Config):
 
 
 class ReadyFirstConfig(Config):
-    """Trains ready groups in arrival order, paced so that nothing is ever discarded."""
+    """Train ready groups in arrival order, paced so that only failures discard groups."""
 
     name: Literal["ready_first"] = "ready_first"
     """Name of the policy."""
@@ -68,7 +68,7 @@ class WindowedConfig(Config):
 
 
 class CustomSamplerConfig(Config):
-    """A staleness policy of your own.
+    """A staleness policy from your module.
 
     A class with the methods of ``offbeat.sampler.policy.Sampler``.
     """

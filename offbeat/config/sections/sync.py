@@ -24,7 +24,7 @@ class _Sync(Config):
     idle meanwhile. abort_stale: as keep, but cancel samples that would be too old."""
 
     interval: Annotated[int, Field(ge=1)] = 1
-    """Optimizer steps between two syncs. `sampler.max_staleness` must be at least this minus 1."""
+    """Steps between two syncs. `sampler.max_staleness` must be at least this minus 1."""
 
     chunk_mib: Annotated[float, Field(gt=0)] = 64.0
     """Size of a transfer chunk in MiB; a larger tensor is one chunk. Lower it if a rank runs out of
@@ -56,8 +56,8 @@ class _Sync(Config):
 
     canary_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Nats by which an engine may differ in a canary; beyond, it is replaced. null: 0.02, for
-    16-bit weights 0.25, for 8-bit kernels 1.5, or 5 times the gap of the engine's first release, up
-    to twice the number. Raise it if healthy engines are replaced."""
+    16-bit weights 0.25, for 8-bit kernels 1.5; or 5 times the gap of the engine's first release if
+    that is more, up to twice this number. Raise it if healthy engines are replaced."""
 
     delta: bool = False
     """Also send a release as the change since the last one. Saves bytes where few values change (16
@@ -70,14 +70,14 @@ class _Sync(Config):
 
 
 class ObjectStoreSyncConfig(_Sync):
-    """Sends through Ray's object store: shared memory on one machine, one copy per machine on a cluster."""
+    """Send through Ray's object store: shared memory on one machine, one copy per machine on a cluster."""
 
     transport: Literal["object_store"] = "object_store"
     """Path of the bytes."""
 
 
 class ReshardSyncConfig(_Sync):
-    """Sends each rank's shards directly; nothing is gathered, and no rank sends the whole model."""
+    """Send each rank's shards directly; nothing is gathered, and no rank sends the whole model."""
 
     ranks_send = True
 
@@ -89,8 +89,8 @@ class ReshardSyncConfig(_Sync):
     for slow networks; a broken link is then noticed later."""
 
     slack_s: Annotated[float, Field(gt=0)] = 5.0
-    """Time that any wait for a peer may take, whatever the size. Raise it for machines that stall, as it delays
-    how soon a lost engine is left out."""
+    """Time that any wait for a peer may take, whatever the size. Raise it for machines that stall; a
+    lost engine is then left out later."""
 
     wire: Literal["tcp", "cuda_ipc", "nccl"] = "tcp"
     """Wire of the buckets. tcp: main memory, any machines. cuda_ipc: device memory shared with

@@ -83,7 +83,7 @@ class _ModelTrainer(_Trainer):
 
 
 class TorchTrainerConfig(_ModelTrainer):
-    """Any Hugging Face causal LM, cut over data-parallel (FSDP2) and tensor-parallel ranks (DTensor)."""
+    """Any Hugging Face causal LM, sharded over data-parallel (FSDP2) and tensor-parallel ranks (DTensor)."""
 
     backend: Literal["torch"] = "torch"
     """Training backend."""
@@ -93,7 +93,7 @@ class TorchTrainerConfig(_ModelTrainer):
 
 
 class MegatronTrainerConfig(_ModelTrainer):
-    """megatron-core (extra ``megatron``): models it has a mapping for, over several axes of parallelism."""
+    """megatron-core (extra ``megatron``): only mapped model families (docs/megatron.md)."""
 
     backend: Literal["megatron"] = "megatron"
     """Training backend."""

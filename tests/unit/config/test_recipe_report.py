@@ -148,7 +148,7 @@ def test_a_key_given_twice_names_both_lines(report: Report) -> None:
 def test_a_missing_key_says_what_it_is(report: Report) -> None:
     text = report("seed: 1")
     assert "steps: required and missing: integer, at least 1" in text
-    assert "Optimizer steps. " in text
+    assert "Training steps; " in text
     assert "Add it, or pass steps=..." in text
     assert "model: required and missing: section" in text
 
