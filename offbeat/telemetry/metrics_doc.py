@@ -15,7 +15,7 @@ _HEAD: Final = """\
 
 Generated from `offbeat/telemetry/metric_table.py` by `python -m offbeat.telemetry.metrics_doc`; do not edit.
 
-`metrics.jsonl` and every other sink get one record per optimizer step and one per evaluation:
+`metrics.jsonl` and every other sink get one record per step and one per evaluation:
 `{"step": .., "version": .., "time_s": .., <metrics>}`. `version` is the trainer version after the step, `time_s` is
 Unix time. For an evaluation `step` and `version` are the version that was scored, 0 for the initial weights. Its line
 follows later steps, because training continues meanwhile; charts and exports show it at that version. Values that are

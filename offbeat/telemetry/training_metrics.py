@@ -66,7 +66,7 @@ _TRAIN: Final[tuple[Row, ...]] = (
      "A fall to nearly 0: raise algorithm.loss.clip_high or entropy_coef. A climb: noise."),
     ("train/kl_reference", "nats/token", "mean",
      "KL divergence from the reference policy.",
-     "The policy leaves its start. Without more reward: raise algorithm.kl_coef."),
+     "The policy leaves its start. Without more reward: raise algorithm.loss.kl_coef."),
     ("train/kl_reward", "nats/token", "mean",
      "KL from the reference policy, k1, that algorithm.loss.kl_reward_coef takes off the advantages.",
      "As train/kl_reference; raise algorithm.loss.kl_reward_coef."),
