@@ -7,6 +7,7 @@ records anew; the commit that does so says which behaviour changed, and why.
 import argparse
 import difflib
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -45,9 +46,15 @@ def main() -> int:
     differing = [
         name
         for name in arguments.names or RECORDERS
-        if not _agrees(name, RECORDERS[name](), update=arguments.update)
+        if not _agrees(name, _record(name), update=arguments.update)
     ]
     return 1 if differing else 0
+
+
+def _record(name: str) -> dict[str, object]:
+    """Record one part in its own process: commands leave loggers and progress bars behind."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(RECORDERS[name])
 
 
 def _agrees(name: str, now: dict[str, object], *, update: bool) -> bool:
