@@ -16,7 +16,6 @@ from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.messages.groups import Receipt, group_id
-from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import NotInSpool, read, sweep
 from offbeat.transfer_queue.spool_holds import Hold, Holds, PassedOver
 
@@ -45,7 +44,7 @@ class RaySpool:
         if place is None:
             return None
         try:
-            columns = cast("Columns", read(self._directory, place))  # as a worker packed them
+            columns = read(self._directory, place)
         except NotInSpool as gone:
             log.warning("spool.unreadable", group=group_id(receipt.prompt_index), error=str(gone))
             return None

@@ -15,17 +15,12 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Spooled
-from offbeat.transfer_queue.codec import (
-    Columns,
-    CorruptPayload,
-    UnusableBuffer,
-    digest_of,
-    pack_into,
-    packed_size,
-    unpack,
-)
+from offbeat.transfer_queue.codec import CorruptPayload, digest_of, pack, unpack
+from offbeat.transfer_queue.schema import Columns
 
 FOLDER: Final = "spool"
 """Directory of the spool in a run directory."""
@@ -82,7 +77,7 @@ class SpoolWriter:
         self._segment = ""
         self._file: int | None = None
         self._written = 0
-        self._scratch = bytearray()
+        self._scratch = np.empty(0, np.uint8)  # reused: fresh memory costs more than the copy
 
     def write(self, columns: Columns) -> Spooled:
         """Append one group; it can be read as soon as this returns.
@@ -92,12 +87,14 @@ class SpoolWriter:
             OSError: The disk refused the write. Nothing of the group is kept; the next write starts
                 anew.
         """
-        packed = self._packed(columns)
+        packed = pack(columns, self._scratch)
+        if packed.nbytes > self._scratch.nbytes:
+            self._scratch = packed
         if self._file is None:
             self._file = self._opened()
         offset = self._written
         try:
-            self._append(self._file, packed)
+            self._append(self._file, packed.data)
         except OSError:
             self._give_back(offset)
             raise
@@ -110,15 +107,6 @@ class SpoolWriter:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-    def _packed(self, columns: Columns) -> memoryview:
-        """Pack the group into a reused buffer: fresh memory costs more than the copy."""
-        try:
-            nbytes = pack_into(self._scratch, columns)
-        except UnusableBuffer:  # larger than all groups before
-            self._scratch = bytearray(packed_size(columns))
-            nbytes = pack_into(self._scratch, columns)
-        return memoryview(self._scratch)[:nbytes]
 
     def _opened(self) -> int:
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "offbeat"
-ROOMS = ("algorithms", "generators/embedded", "transfer_queue/codec")
+ROOMS = ("algorithms/**/*.py", "generators/embedded/**/*.py", "transfer_queue/codec.py")
 ARRAY = re.compile(r"\b(Tensor|NDArray|ndarray|Columns?)\b")
 AXES_IN_NAME = re.compile(r"_[A-Z]+$")
 """``mask_N``; the legend of the module says what N is."""
@@ -34,7 +34,7 @@ def without_axes(source: str) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_whoever_takes_or_returns_arrays_names_their_axes(room: str) -> None:
-    files = sorted((PACKAGE / room).rglob("*.py"))
+    files = sorted(PACKAGE.glob(room))
     assert files
     broken = [
         f"{path.relative_to(PACKAGE)}:{line} {name}: name the axes, as in [N] or [rows, ...]"

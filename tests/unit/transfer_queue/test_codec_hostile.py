@@ -9,43 +9,36 @@ import msgspec
 import numpy as np
 import pytest
 import xxhash
-from codec_payloads import all_same, example, payloads
+from codec_payloads import payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from offbeat.transfer_queue.codec import (
-    Column,
-    CorruptPayload,
-    Ragged,
-    pack,
-    pack_into,
-    packed_size,
-    unpack,
-)
+from offbeat.transfer_queue import codec
+from offbeat.transfer_queue.codec import CorruptPayload, unpack
 
+Columns = dict[str, NDArray[Any]]
 PREAMBLE = struct.Struct("<8s16sQI28x")
 
 
-def sealed(content: bytes, header_bytes: int | None = None, size: int | None = None) -> bytes:
+def sealed(content: bytes, header_bytes: int | None = None, size: int | None = None) -> bytearray:
     """A preamble with a valid digest around any header and body."""
     parts = (b"offbeatQ", b"", len(content) + 64 if size is None else size)
     unsigned = PREAMBLE.pack(*parts, header_bytes or 0) + content
     digest = xxhash.xxh3_128_digest(unsigned[24:size])
-    return unsigned[:8] + digest + unsigned[24:]
+    return bytearray(unsigned[:8] + digest + unsigned[24:])
 
 
-def forged(
-    offsets: list[Any], columns: list[Any], body: bytes = b"", pieces: object = (1,)
-) -> bytes:
+def forged(offsets: Any, columns: Any, body: bytes = b"", pieces: object = (1,)) -> bytearray:
     """A packed payload with a valid digest and whatever header."""
     return forged_header(b"\x01" + msgspec.msgpack.encode([pieces, offsets, columns]), body)
 
 
-def forged_header(header: bytes, body: bytes = b"") -> bytes:
+def forged_header(header: bytes, body: bytes = b"") -> bytearray:
     return sealed(header.ljust(-len(header) // 64 * -64, b"\0") + body, len(header))
 
 
-def outcome(buffer: bytes) -> dict[str, Column] | None:
+def outcome(buffer: bytearray) -> Columns | None:
     """The columns, or None if they were refused as they must be; any other error is a failure."""
     try:
         return unpack(buffer)
@@ -53,12 +46,12 @@ def outcome(buffer: bytes) -> dict[str, Column] | None:
         return None
 
 
-def int64(*values: int) -> bytes:
-    return np.array(values, np.int64).tobytes()
+def pack(columns: Columns) -> bytearray:
+    return bytearray(codec.pack(columns))
 
 
-@given(payloads(), st.data())
-def test_a_flipped_bit_is_always_seen(columns: dict[str, Column], data: st.DataObject) -> None:
+@given(payloads, st.data())
+def test_a_flipped_bit_is_always_seen(columns: Columns, data: st.DataObject) -> None:
     buffer = pack(columns)
     place = data.draw(st.integers(0, len(buffer) * 8 - 1))
     buffer[place // 8] ^= 1 << place % 8
@@ -67,7 +60,7 @@ def test_a_flipped_bit_is_always_seen(columns: dict[str, Column], data: st.DataO
 
 
 def test_every_byte_of_a_payload_is_guarded() -> None:
-    buffer = pack({"x": np.arange(3, dtype=np.int8), "y": Ragged(np.arange(2), np.array([0, 2]))})
+    buffer = pack({"x": np.arange(3, dtype=np.int8), "y": np.array([0, 2])})
     for place in range(len(buffer)):
         buffer[place] ^= 0x10
         with pytest.raises(CorruptPayload):
@@ -76,45 +69,24 @@ def test_every_byte_of_a_payload_is_guarded() -> None:
     assert len(unpack(buffer)) == 2
 
 
-@given(payloads(), st.data())
-def test_a_torn_payload_is_always_seen(columns: dict[str, Column], data: st.DataObject) -> None:
-    whole = pack(columns).tobytes()
+@given(payloads, st.data())
+def test_a_torn_payload_is_always_seen(columns: Columns, data: st.DataObject) -> None:
+    whole = pack(columns)
     kept = data.draw(st.integers(0, len(whole) - 1))
     assert outcome(whole[:kept]) is None
     torn = whole[:kept].ljust(len(whole), b"\0")
     assert torn == whole or outcome(torn) is None
 
 
-@given(payloads(), st.binary(min_size=1, max_size=99))
-def test_bytes_behind_a_payload_change_nothing(columns: dict[str, Column], more: bytes) -> None:
-    assert all_same(unpack(pack(columns).tobytes() + more), columns)
-
-
-@given(payloads(), st.data())
-def test_without_the_digest_damage_still_ends_in_columns_or_a_refusal(
-    columns: dict[str, Column], data: st.DataObject
-) -> None:
-    buffer = pack(columns)
-    places = st.integers(0, min(len(buffer), 256) - 1)
-    for _ in range(data.draw(st.integers(1, 4))):
-        buffer[data.draw(places)] = data.draw(st.integers(0, 255))
-    try:
-        found = unpack(buffer, verify=False)
-    except CorruptPayload:
-        return
-    assert sum(nbytes(column) for column in found.values()) <= len(buffer) * 2
-
-
-def nbytes(column: Column) -> int:
-    if isinstance(column, Ragged):
-        return column.values.nbytes + column.offsets.nbytes // max(1, len(column.offsets))
-    return column.nbytes if isinstance(column, np.ndarray) else 0
+@given(payloads, st.binary(min_size=1, max_size=99))
+def test_bytes_behind_a_payload_are_refused(columns: Columns, more: bytes) -> None:
+    assert outcome(pack(columns) + more) is None
 
 
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused(content: bytes) -> None:
-    assert outcome(content) is None
-    assert outcome(b"offbeatQ" + content) is None
+    assert outcome(bytearray(content)) is None
+    assert outcome(bytearray(b"offbeatQ" + content)) is None
 
 
 @given(st.binary(max_size=120), st.binary(max_size=64))
@@ -136,9 +108,9 @@ descriptions = st.tuples(
 
 @settings(max_examples=300)
 @given(
-    st.lists(st.tuples(counts, counts) | odd, max_size=3) | odd,
+    st.just([]) | odd,
     st.lists(descriptions | odd, max_size=4) | odd,
-    st.one_of(st.binary(max_size=200), st.just(int64(0, 1, 2)), st.just(bytes(256))),
+    st.binary(max_size=200) | st.just(bytes(256)),
     (st.sampled_from([[1, 1], [2], [1, 0]]) | st.lists(counts, max_size=3) | odd).filter(
         lambda pieces: pieces != [1]
     ),
@@ -148,66 +120,27 @@ def test_a_hostile_header_with_a_valid_digest_ends_in_a_refusal_or_in_columns_wi
 ) -> None:
     buffer = forged(offsets, columns, body)
     for column in (outcome(buffer) or {}).values():
-        assert nbytes(column) <= len(buffer)
+        assert column.nbytes <= len(buffer)
     assert outcome(forged(offsets, columns, body, pieces)) is None
-
-
-@given(st.binary(max_size=80))
-def test_a_list_column_of_random_bytes_is_a_list_or_refused(content: bytes) -> None:
-    for body in (content, b"\x91" + content, b"\x91\x81" + content, b"\x91\xc7" + content):
-        found = outcome(forged([], [["a", "msgpack", [len(body)], 0, None]], body))
-        assert found is None or isinstance(found["a"], list)
 
 
 ONE = ["a", "int8", [1], 0, None]
 HOSTILE: dict[str, tuple[Any, Any, bytes]] = {
     "an array beyond the buffer": ([], [["a", "int64", [2], 0, None]], bytes(8)),
     "2**60 values": ([], [["a", "int8", [2**60], 0, None]], b"x"),
-    "a shape that overflows 64 bits": ([], [["a", "int8", [2**33, 2**33], 0, None]], b"x"),
-    "no values in a shape numpy cannot count": (
-        [],
-        [["a", "int8", [0, 2**62, 2**62], 0, None]],
-        b"",
-    ),
+    "more values than numpy can count": ([], [["a", "int64", [2**63 - 1], 0, None]], b"x"),
     "a negative extent": ([], [["a", "int8", [-1], 0, None]], b"x"),
     "no dimension": ([], [["a", "int8", [], 0, None]], b"x"),
-    "33 dimensions": ([], [["a", "int8", [1] * 33, 0, None]], b"x"),
+    "two dimensions": ([], [["a", "int8", [1, 1], 0, None]], b"x"),
     "a name that is there twice": ([], [["a", "int8", [0], 0, None]] * 2, b""),
     "an unknown type": ([], [["a", "object", [1], 0, None]], bytes(8)),
     "another buffer": ([], [["a", "int8", [1], 1, None]], b"x"),
     "bytes that no array owns": ([], [ONE], b"xy"),
-    "a bool of 2": ([], [["a", "bool", [1], 0, None]], b"\x02"),
     "offsets that are not there": ([], [["a", "int8", [1], 0, 0]], b"x"),
-    "offsets that fall": ([[3, 0]], [["a", "int8", [0], 0, 0]], int64(0, 1, 0)),
-    "negative offsets": ([[2, 0]], [["a", "int8", [0], 0, 0]], int64(0, -1)),
-    "offsets that do not start at 0": (
-        [[2, 0]],
-        [["a", "int8", [1], 0, 0]],
-        int64(1, 1).ljust(64) + b"x",
-    ),
-    "offsets beyond the values": (
-        [[2, 0]],
-        [["a", "int8", [1], 0, 0]],
-        int64(0, 9).ljust(64) + b"x",
-    ),
-    "offsets short of the values": (
-        [[1, 0]],
-        [["a", "int8", [1], 0, 0]],
-        int64(0).ljust(64) + b"x",
-    ),
-    "no offsets at all": ([[0, 0]], [["a", "int8", [0], 0, 0]], b""),
-    "a list that is none": ([], [["a", "msgpack", [1], 0, None]], b"\x01"),
-    "a ragged list": ([[1, 0]], [["a", "msgpack", [0], 0, 0]], int64(0)),
-    "a list in two dimensions": ([], [["a", "msgpack", [1, 1], 0, None]], b"\x90"),
-    "a list of 2**32 - 1 rows": ([], [["a", "msgpack", [5], 0, None]], b"\xdd\xff\xff\xff\xff"),
-    "a list nested without end": ([], [["a", "msgpack", [9999], 0, None]], b"\x91" * 9999),
-    "a dict with a list for a key": ([], [["a", "msgpack", [4], 0, None]], b"\x91\x81\x90\x01"),
-    "a date out of range": ([], [["a", "msgpack", [11], 0, None]], b"\x91\xd7\xff" + b"\xff" * 8),
-    "a value of a type of its own": ([], [["a", "msgpack", [4], 0, None]], b"\x91\xd4\x07x"),
-    "a date": ([], [["a", "msgpack", [7], 0, None]], b"\x91\xd6\xff" + bytes(4)),
-    "text that is not UTF-8": ([], [["a", "msgpack", [3], 0, None]], b"\x91\xa1\xff"),
+    "offsets of nested rows": ([[1, 0]], [ONE], b"x"),
+    "a list": ([], [["a", "msgpack", [1], 0, None]], b"\x90"),
+    "a name that is not UTF-8": ([], [[msgspec.Raw(b"\xa1\xff"), *ONE[1:]]], b"x"),
     "a field too many": ([], [[*ONE, 7]], b"x"),
-    "a field too few": ([], [ONE[:-1]], b"x"),
     "an extent that is a float": ([], [["a", "int8", [1.0], 0, None]], b"x"),
     "a header that is a dict": ({}, {}, b""),
 }
@@ -241,27 +174,6 @@ def test_a_header_longer_than_the_payload_is_refused() -> None:
 def test_another_version_is_refused_by_its_number() -> None:
     with pytest.raises(CorruptPayload, match="version 2; expected version 1"):
         unpack(forged_header(b"\x02\x93\x91\x01\x90\x90"))
-
-
-def test_a_writer_that_dies_in_the_middle_leaves_nothing_that_unpacks() -> None:
-    class Dies(Exception):
-        pass
-
-    old = example()
-    memory = bytearray(packed_size(old))
-    pack_into(memory, old)
-
-    class Hostage(np.ndarray[Any, Any]):
-        """Values that cannot be copied."""
-
-        def __array_function__(self, *_: Any, **__: Any) -> Any:
-            raise Dies
-
-    values = np.zeros(8).view(Hostage)
-    with pytest.raises(Dies):
-        pack_into(memory, {"x": values})
-    with pytest.raises(CorruptPayload, match="magic"):
-        unpack(memory)
 
 
 def test_corruption_arrives_whole_from_another_process() -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from offbeat.messages.groups import Spooled
-from offbeat.transfer_queue.codec import Column
 from offbeat.transfer_queue.spool import (
     NotInSpool,
     SpoolWriter,
@@ -43,11 +42,9 @@ def writer(
     return SpoolWriter(directory, "environment-0", incarnation, segment_bytes=segment_bytes)
 
 
-def same(found: Mapping[str, Column], columns: Columns) -> bool:
+def same(found: Mapping[str, NDArray[np.generic]], columns: Columns) -> bool:
     return found.keys() == columns.keys() and all(
-        isinstance(values, np.ndarray)
-        and values.dtype == columns[name].dtype
-        and np.array_equal(values, columns[name])
+        values.dtype == columns[name].dtype and np.array_equal(values, columns[name])
         for name, values in found.items()
     )
 
