@@ -116,8 +116,6 @@ class AdapterTarget:
     So decoding is as fast as with the base alone.
     """
 
-    in_place = False
-
     def __init__(self, base: AdapterBase, manifest: Manifest) -> None:
         self._base, self._adapter = base, manifest.adapter
         self._arrived = dict[str, Tensor]()  # copies of the adapters of the open transfer

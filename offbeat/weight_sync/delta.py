@@ -210,7 +210,7 @@ def check_delta(epoch: int, delta: WeightDelta, chunks: tuple[Bytes, ...]) -> No
     Raises:
         TransferRefused: One is missing, or another one.
     """
-    arrived = Transaction("delta", in_place=False)
+    arrived = Transaction("delta")
     arrived.begin(epoch, delta.manifest, {})
     for index, chunk in enumerate(chunks):
         arrived.arrived(epoch, index, chunk.nbytes, xxhash.xxh3_128_hexdigest(chunk.data))

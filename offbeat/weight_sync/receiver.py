@@ -1,8 +1,7 @@
 """Receiver of weights: begin -> apply every chunk -> verify -> commit, or abort.
 
 ``Receiver`` is the same for every kind of engine: it drives the transaction and checks every chunk.
-Engines differ in their ``Target``: where the tensors go, and whether the old weights stay intact
-while new ones arrive.
+Engines differ in their ``Target``, which stages the tensors next to the served ones.
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
@@ -35,11 +34,6 @@ Named = Sequence[tuple[str, Tensor]]
 class Target(Protocol):
     """Weights of an engine that a receiver updates."""
 
-    @property
-    def in_place(self) -> bool:
-        """Return whether ``load`` overwrites the served weights, which then are a mixture of versions."""
-        ...
-
     def specs(self) -> TensorSpecs:
         """Return shape and wire dtype of every tensor that a transfer has to contain, by name."""
         ...
@@ -49,7 +43,7 @@ class Target(Protocol):
         ...
 
     def load(self, tensors: Named) -> None:
-        """Load these whole tensors, all of one chunk.
+        """Stage these whole tensors, all of one chunk. The served weights do not change.
 
         Views of memory that the sender may share: they are only read, and may be kept until
         ``commit`` or ``rollback``.
@@ -61,10 +55,7 @@ class Target(Protocol):
         ...
 
     def rollback(self) -> None:
-        """Undo an aborted transfer. Afterwards a whole one succeeds, whatever happened in this one.
-
-        A target that is not ``in_place`` is as before ``prepare``.
-        """
+        """Drop the staged tensors of an aborted transfer; the target is as before ``prepare``."""
         ...
 
 
@@ -102,7 +93,7 @@ class Receiver:
         self._manifest: Manifest | None = None  # manifest of the open transfer
         self._chunks: list[WeightChunk] = []
         self._pieces: list[list[tuple[str, Region]]] = []  # by chunk; empty: whole tensors
-        self.transaction = Transaction(name, in_place=target.in_place)
+        self.transaction = Transaction(name)
 
     def begin(self, epoch: int, manifest: Manifest) -> None:
         """Open a transfer; its tensors must be exactly those of the target.
@@ -159,15 +150,12 @@ class Receiver:
     def abort(self) -> None:
         """Abort the open transfer, if any. Idempotent."""
         if self.transaction.open:
-            self.transaction.aborting()
             self._target.rollback()
-            self.transaction.aborted()
+            self.transaction.abort()
 
 
 class ModuleTarget:
     """Target for a plain module: new weights are staged, and copied at the commit."""
-
-    in_place = False
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors: Mapping[str, Tensor] = dict(named_weights(module))

@@ -101,7 +101,7 @@ def joined_release(
         TransferRefused: The buckets are not those of the release with this digest, or do not cover
             every tensor once.
     """
-    transaction = Transaction("this process", in_place=False)
+    transaction = Transaction("this process")
     transaction.begin(1, manifest, {t.name: (t.shape, t.dtype) for t in manifest.tensors})
     for index, data in enumerate(buckets):
         transaction.arrived(1, index, data.nbytes, digest_of(data))

@@ -2,10 +2,8 @@
 
 ``Transaction`` checks its calls by the table ``MOVES``, which docs/weight-sync.md shows.
 
-*Staged* weights are written in one go at the commit: until then, and after an abort, the replica is
-what it was. Weights taken *in place* are a mixture from the first chunk on: such a replica takes
-chunks only while it is paused, and an abort leaves it STALE. Then nothing resumes it but a whole
-transfer of a newer epoch.
+Weights are staged and written at the commit. Until then, and after an abort, the replica serves its
+previous weights.
 
 The controller (``syncing.py``, ``engines.py``, ``fleet.py``) owns the set of replicas, their
 health, deadlines and retries; this is the state inside one engine.
@@ -28,9 +26,7 @@ class TransactionPhase(enum.StrEnum):
     PREPARED = "prepared"
     TRANSFERRING = "transferring"
     VERIFYING = "verifying"  # all chunks arrived, as they were sent
-    COMMITTED = "committed"  # serves the new version
-    ABORTING = "aborting"
-    STALE = "stale"  # a mixture of versions
+    COMMITTED = "committed"  # serves a version
 
 
 class TransactionEvent(enum.StrEnum):
@@ -41,7 +37,6 @@ class TransactionEvent(enum.StrEnum):
     VERIFY = "verify"
     COMMIT = "commit"
     ABORT = "abort"
-    ROLLED_BACK = "rolled back"
 
 
 class TransactionMove(NamedTuple):
@@ -53,27 +48,21 @@ class TransactionMove(NamedTuple):
     when: str = ""  # condition in words, where the event alone is ambiguous
 
 
-_REST: Final = frozenset(
-    {TransactionPhase.IDLE, TransactionPhase.COMMITTED, TransactionPhase.STALE}
-)
+_REST: Final = frozenset({TransactionPhase.IDLE, TransactionPhase.COMMITTED})
 _OPEN: Final = frozenset(
     {TransactionPhase.PREPARED, TransactionPhase.TRANSFERRING, TransactionPhase.VERIFYING}
 )
 _VERIFIED: Final = frozenset({TransactionPhase.VERIFYING})
-_ABORTING: Final = frozenset({TransactionPhase.ABORTING})
 _NEW: Final = "it never had weights of this run"
-_KEPT: Final = "its weights are those of a version"
-_TORN: Final = "its weights are a mixture"
+_KEPT: Final = "it serves a version"
 
 MOVES: Final = (
     TransactionMove(TransactionEvent.BEGIN, _REST, TransactionPhase.PREPARED),
     TransactionMove(TransactionEvent.CHUNK, _OPEN - _VERIFIED, TransactionPhase.TRANSFERRING),
     TransactionMove(TransactionEvent.VERIFY, _OPEN, TransactionPhase.VERIFYING),
     TransactionMove(TransactionEvent.COMMIT, _VERIFIED, TransactionPhase.COMMITTED),
-    TransactionMove(TransactionEvent.ABORT, _OPEN, TransactionPhase.ABORTING),
-    TransactionMove(TransactionEvent.ROLLED_BACK, _ABORTING, TransactionPhase.IDLE, _NEW),
-    TransactionMove(TransactionEvent.ROLLED_BACK, _ABORTING, TransactionPhase.COMMITTED, _KEPT),
-    TransactionMove(TransactionEvent.ROLLED_BACK, _ABORTING, TransactionPhase.STALE, _TORN),
+    TransactionMove(TransactionEvent.ABORT, _OPEN, TransactionPhase.IDLE, _NEW),
+    TransactionMove(TransactionEvent.ABORT, _OPEN, TransactionPhase.COMMITTED, _KEPT),
 )
 
 LEAVES: Final[Mapping[TransactionEvent, frozenset[TransactionPhase]]] = MappingProxyType({
@@ -107,13 +96,12 @@ class Transaction:
     A refused move leaves the transaction unchanged; the caller then aborts.
     """
 
-    def __init__(self, replica: str, *, in_place: bool) -> None:
-        self.replica, self.in_place = replica, in_place
+    def __init__(self, replica: str) -> None:
+        self.replica = replica
         self.phase = TransactionPhase.IDLE
         self.epoch = -1  # epoch of the newest transfer begun
         self.version: int | None = None  # served version; None: nothing that may be served
         self.digest = ""  # digest of the served release
-        self.paused = False
         self.dropped_late = 0  # chunks of a transfer that is not open
         self.dropped_twice = 0  # duplicate chunks
         self._manifest: Manifest | None = None
@@ -121,7 +109,6 @@ class Transaction:
         self._fitting: tuple[Manifest, TensorSpecs] | None = None
         self._got: list[str] = []  # digests of the chunks received
         self._release = ""  # digest of the verified release
-        self._torn = False  # whether the weights are a mixture, until a commit
 
     @property
     def open(self) -> bool:
@@ -167,29 +154,11 @@ class Transaction:
         self._manifest, self._got, self._release = manifest, [], ""
         self.phase = TransactionPhase.PREPARED
 
-    def pause(self) -> None:
-        """Record that the replica has stopped sampling."""
-        self.paused = True
-
-    def resume(self) -> None:
-        """Record that the replica samples again.
-
-        Raises:
-            IllegalTransactionMove: It would sample from a mixture.
-        """
-        is_written = self.open and self.phase is not TransactionPhase.PREPARED
-        is_written |= self.phase is TransactionPhase.ABORTING
-        if self._torn or (self.in_place and is_written):
-            problem = "its weights are a mixture until a whole transfer"
-            raise IllegalTransactionMove(self.replica, "resume", self.phase, problem)
-        self.paused = False
-
     def arrived(self, epoch: int, index: int, nbytes: int, digest: str) -> bool:
         """Record the arrival of a chunk. True: apply it; False: drop it, it is late or a duplicate.
 
         Raises:
             TransferRefused: Out of order, too many, or not what the manifest says.
-            IllegalTransactionMove: Weights are taken in place, and the replica is not paused.
         """
         manifest = self._manifest
         if epoch != self.epoch or not self.open or manifest is None:
@@ -209,9 +178,6 @@ class Transaction:
             names = _names_in(manifest, index)
             want = manifest.chunk_digests[index]
             raise TransferRefused(epoch, f"digest of chunk {index} ({names})", digest, want)
-        if self.in_place and not self.paused:
-            chunk, problem = TransactionEvent.CHUNK, "it has to be paused"
-            raise IllegalTransactionMove(self.replica, chunk, self.phase, problem)
         self._got.append(digest)
         self.phase = TransactionPhase.TRANSFERRING
         return True
@@ -248,27 +214,14 @@ class Transaction:
         """Record that the verified weights are served."""
         self._check(TransactionEvent.COMMIT)
         self.version, self.digest, self.phase = version, self._release, TransactionPhase.COMMITTED
-        self._torn = False
         self._close()
 
-    def aborting(self) -> None:
-        """Begin to abort the open transfer, whose changes the caller undoes. Idempotent."""
+    def abort(self) -> None:
+        """Record that the open transfer was given up and its staged weights dropped. Idempotent."""
         if self.open:
-            if self.in_place and self.phase is not TransactionPhase.PREPARED:
-                self.version, self.digest, self._torn = None, "", True
-            self.phase = TransactionPhase.ABORTING
-
-    def aborted(self) -> None:
-        """Record that the target has been rolled back; a target in place stays stale."""
-        if not self._allows(TransactionEvent.ROLLED_BACK):
-            return
-        self._close()
-        if self._torn:
-            self.phase = TransactionPhase.STALE
-        else:
-            self.phase = (
-                TransactionPhase.IDLE if self.version is None else TransactionPhase.COMMITTED
-            )
+            self._close()
+            served = self.version is not None
+            self.phase = TransactionPhase.COMMITTED if served else TransactionPhase.IDLE
 
     def _close(self) -> None:
         self._manifest, self._got, self._release = None, [], ""

@@ -29,8 +29,6 @@ TIMEOUTS = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=30.0)
 class ShardTarget:
     """One rank of an engine: a region of each tensor, in memory of its own."""
 
-    in_place = True
-
     def __init__(self, metas: Iterable[TensorMeta], regions: Mapping[str, Region]) -> None:
         self._specs = {each.name: (each.shape, each.dtype) for each in metas}
         self._regions = regions
@@ -103,7 +101,6 @@ def resharded(
         got = ReshardReceiver("engine", peers.rank).receive(route, 1, manifest)
         part = part_of_release(manifest, needed_by(route.buckets, peers.rank))
         receiver.begin(1, part)
-        receiver.transaction.pause()
         for index, data in enumerate(got.buckets):
             receiver.apply(1, index, data)
         receiver.verify(release_digest(part, part.chunk_digests))

@@ -225,7 +225,6 @@ class ReshardEnd:
         try:
             got = self.transport.receive(route, epoch, manifest, given_up, on_bucket)
             self.receiver.begin(epoch, manifest)
-            self.receiver.transaction.pause()
             for index, data in enumerate(got.buckets):
                 self.receiver.apply(epoch, index, data)
             self.receiver.verify(digest)

@@ -1,7 +1,6 @@
 """Every row of the failure table in docs/weight-sync.md, on plain modules.
 
-Twice: into weights that are staged beside the old ones, and into weights that are overwritten in
-place. After each of them a whole transfer restores exactly.
+After each of them the old weights are served, and a whole transfer is exact.
 """
 
 from collections.abc import Callable
@@ -10,12 +9,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from weight_models import InPlaceTarget, Model, equal, weights
+from weight_models import Model, equal, weights
 
 from offbeat.weight_sync.chunks import Bytes
 from offbeat.weight_sync.dtypes import WirePolicy
-from offbeat.weight_sync.errors import CoverageRefused, IllegalTransactionMove, TransferRefused
-from offbeat.weight_sync.receiver import ModuleReceiver, Named, Receiver
+from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
+from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget, Named, Receiver
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transaction import TransactionPhase
 from offbeat.weight_sync.transport import PublishedRelease
@@ -49,7 +48,6 @@ class Replica:
         receiver, (manifest, digest, chunks, *_) = self.receiver, published
         try:
             receiver.begin(epoch, manifest)
-            receiver.transaction.pause()
             for index, data in enumerate(chunks):
                 receiver.apply(epoch, index, changed(index, data))
             receiver.verify(digest)
@@ -57,7 +55,6 @@ class Replica:
         except BaseException:
             receiver.abort()
             raise
-        receiver.transaction.resume()
 
     def heals(self, epoch: int) -> None:
         """A full sync of a new epoch is exact, whatever happened before."""
@@ -65,33 +62,22 @@ class Replica:
         assert equal(weights(self.model), weights(SENT))
         assert self.receiver.transaction.version == epoch
 
-    def serves_nothing_mixed(self, before: dict[str, torch.Tensor], *, touched: bool) -> None:
-        """What it was, if staged or untouched; else nothing until a whole transfer."""
+    def serves_as_before(self, before: dict[str, torch.Tensor]) -> None:
         transaction = self.receiver.transaction
-        if transaction.in_place and touched:
-            assert (transaction.phase, transaction.version) == (TransactionPhase.STALE, None)
-            with pytest.raises(IllegalTransactionMove, match="mixture"):
-                transaction.resume()
-        else:
-            assert (transaction.phase, transaction.version) == (TransactionPhase.COMMITTED, 0)
-            assert equal(weights(self.model), before)
+        assert (transaction.phase, transaction.version) == (TransactionPhase.COMMITTED, 0)
+        assert equal(weights(self.model), before)
 
 
 def release(model: nn.Module = SENT, policy: WirePolicy | None = None) -> PublishedRelease:
     return ObjectStoreSender(ModuleSource(model, CHUNK_BYTES, policy)).publish(1)
 
 
-def replica(kind: str) -> Replica:
+@pytest.fixture
+def on() -> Replica:
     model = Model(2)
-    made = Receiver(InPlaceTarget(model), "g0") if kind == "in place" else ModuleReceiver(model)
-    first = Replica(model, made)
+    first = Replica(model, ModuleReceiver(model))
     first.take(0, release(Model(3)))
     return first
-
-
-@pytest.fixture(params=["staged", "in place"])
-def on(request: pytest.FixtureRequest) -> Replica:
-    return replica(request.param)
 
 
 @pytest.mark.parametrize("at", range(CHUNKS))
@@ -106,14 +92,14 @@ def test_a_transfer_that_stops_before_a_chunk(on: Replica, at: int) -> None:
 
     with pytest.raises(Died):
         on.take(1, release(), stops)
-    on.serves_nothing_mixed(before, touched=at > 0)
+    on.serves_as_before(before)
     on.heals(2)
 
 
 @pytest.mark.parametrize("at", range(CHUNKS))
 def test_a_target_that_raises_in_the_middle_of_a_chunk(at: int) -> None:
-    class Raises(InPlaceTarget):
-        calls, raises_at = 0, -1
+    class Raises(ModuleTarget):
+        calls, raises_at, rollbacks = 0, -1, 0
 
         def load(self, tensors: Named) -> None:
             self.calls += 1
@@ -122,14 +108,19 @@ def test_a_target_that_raises_in_the_middle_of_a_chunk(at: int) -> None:
                 raise Died
             super().load(tensors[1:])
 
+        def rollback(self) -> None:
+            self.rollbacks += 1
+            super().rollback()
+
     model = Model(2)
     target = Raises(model)
     on = Replica(model, Receiver(target, "g0"))
     on.take(0, release(Model(3)))
+    before = weights(model)
     target.calls, target.raises_at = 0, at
     with pytest.raises(Died):
         on.take(1, release())
-    on.serves_nothing_mixed({}, touched=True)
+    on.serves_as_before(before)
     assert target.rollbacks == 1
     target.raises_at = -1
     on.heals(2)
@@ -141,7 +132,7 @@ def test_a_tensor_is_missing(on: Replica) -> None:
     with pytest.raises(CoverageRefused) as refused:
         on.take(1, release(lacking))
     assert refused.value.missing == ("half.bias", "half.weight")
-    on.serves_nothing_mixed(before, touched=False)
+    on.serves_as_before(before)
     on.heals(2)
 
 
@@ -151,7 +142,7 @@ def test_a_tensor_is_unknown(on: Replica) -> None:
     with pytest.raises(CoverageRefused) as refused:
         on.take(1, release(extended))
     assert refused.value.unknown == ("extra.bias", "extra.weight")
-    on.serves_nothing_mixed(before, touched=False)
+    on.serves_as_before(before)
     on.heals(2)
 
 
@@ -159,7 +150,7 @@ def test_a_tensor_has_another_type(on: Replica) -> None:
     before = weights(on.model)
     with pytest.raises(TransferRefused, match=r"tensor 'empty' is .*'bfloat16'"):
         on.take(1, release(policy=WirePolicy("bfloat16")))
-    on.serves_nothing_mixed(before, touched=False)
+    on.serves_as_before(before)
     on.heals(2)
 
 
@@ -168,7 +159,7 @@ def test_a_tensor_has_another_shape(on: Replica) -> None:
     other.norm = nn.LayerNorm(6).double()
     with pytest.raises(TransferRefused, match=r"tensor 'norm.weight' is \(\(6,\)"):
         on.take(1, release(other))
-    on.serves_nothing_mixed(before, touched=False)
+    on.serves_as_before(before)
     on.heals(2)
 
 
@@ -183,7 +174,7 @@ def test_a_bit_is_flipped_on_the_way(on: Replica, at: int) -> None:
 
     with pytest.raises(TransferRefused, match=rf"digest of chunk {at} \("):
         on.take(1, release(), flipped)
-    on.serves_nothing_mixed(before, touched=at > 0)
+    on.serves_as_before(before)
     on.heals(2)
 
 
@@ -192,7 +183,7 @@ def test_chunks_come_in_another_order(on: Replica) -> None:
     swapped = (whole.handles[1], whole.handles[0], *whole.handles[2:])
     with pytest.raises(TransferRefused, match="of chunk 0"):
         on.take(1, whole._replace(handles=swapped))
-    on.serves_nothing_mixed(before, touched=False)
+    on.serves_as_before(before)
     on.heals(2)
 
 
@@ -200,7 +191,7 @@ def test_a_chunk_is_missing_at_the_end(on: Replica) -> None:
     before, whole = weights(on.model), release()
     with pytest.raises(TransferRefused, match=f"chunks received is {CHUNKS - 1}"):
         on.take(1, whole._replace(handles=whole.handles[:-1]))
-    on.serves_nothing_mixed(before, touched=True)
+    on.serves_as_before(before)
     on.heals(2)
 
 
@@ -208,7 +199,7 @@ def test_a_release_that_is_not_the_one_announced(on: Replica) -> None:
     before = weights(on.model)
     with pytest.raises(TransferRefused, match="digest is"):
         on.take(1, release()._replace(digest="another"))
-    on.serves_nothing_mixed(before, touched=True)
+    on.serves_as_before(before)
     on.heals(2)
 
 
@@ -216,7 +207,6 @@ def test_late_and_repeated_chunks_do_nothing_but_count(on: Replica) -> None:
     receiver, (manifest, digest, chunks, *_) = on.receiver, release()
     stray = release(Model(9)).handles
     receiver.begin(5, manifest)
-    receiver.transaction.pause()
     for index, data in enumerate(chunks):
         assert not receiver.apply(4, index, stray[index]), "of an epoch before"
         assert not receiver.apply(6, index, stray[index]), "of an epoch nobody has begun"
@@ -224,7 +214,6 @@ def test_late_and_repeated_chunks_do_nothing_but_count(on: Replica) -> None:
         assert not receiver.apply(5, index, stray[index]), "once more"
     receiver.verify(digest)
     receiver.commit(5)
-    receiver.transaction.resume()
     assert equal(weights(on.model), weights(SENT))
     counts = receiver.transaction.dropped_late, receiver.transaction.dropped_twice
     assert counts == (2 * CHUNKS, CHUNKS)
@@ -245,22 +234,18 @@ def test_an_ack_is_lost(on: Replica) -> None:
     on.heals(2)
 
 
-def test_an_engine_is_started_anew_in_the_middle() -> None:
-    """Its next incarnation knows of no transfer: what still travels is of none that it has begun."""
-    for kind in ("staged", "in place"):
-        old = replica(kind)
-        manifest, _, chunks, *_ = release()
-        old.receiver.begin(1, manifest)
-        old.receiver.transaction.pause()
-        old.receiver.apply(1, 0, chunks[0])
-        model = Model(2)
-        target = Receiver(InPlaceTarget(model)) if kind == "in place" else ModuleReceiver(model)
-        new = Replica(model, target)
-        assert not new.receiver.apply(1, 1, chunks[1])
-        assert (new.receiver.transaction.phase, new.receiver.transaction.version) == (
-            *(TransactionPhase.IDLE, None),
-        )
-        new.heals(2)
+def test_an_engine_is_started_anew_in_the_middle(on: Replica) -> None:
+    """Its next incarnation has begun no transfer, so it drops chunks that still travel."""
+    manifest, _, chunks, *_ = release()
+    on.receiver.begin(1, manifest)
+    on.receiver.apply(1, 0, chunks[0])
+    model = Model(2)
+    new = Replica(model, ModuleReceiver(model))
+    assert not new.receiver.apply(1, 1, chunks[1])
+    assert (new.receiver.transaction.phase, new.receiver.transaction.version) == (
+        *(TransactionPhase.IDLE, None),
+    )
+    new.heals(2)
 
 
 def test_an_older_transfer_is_not_begun_after_a_newer_one(on: Replica) -> None:
@@ -271,11 +256,11 @@ def test_an_older_transfer_is_not_begun_after_a_newer_one(on: Replica) -> None:
     on.heals(6)
 
 
-def test_weights_that_change_while_they_are_sent_are_sent_as_they_were() -> None:
-    model, served = Model(1), replica("staged")
+def test_weights_that_change_while_they_are_sent_are_sent_as_they_were(on: Replica) -> None:
+    model = Model(1)
     whole = release(model)
     with torch.no_grad():
         model.embed.weight.add_(1)
-    served.take(1, whole)
-    assert equal(weights(served.model), weights(SENT))
-    served.heals(2)
+    on.take(1, whole)
+    assert equal(weights(on.model), weights(SENT))
+    on.heals(2)

@@ -42,7 +42,6 @@ def release(of: Manifest) -> str:
 
 def taken(transaction: Transaction, epoch: int, chunks: int = 3) -> Transaction:
     transaction.begin(epoch, manifest(), SPECS)
-    transaction.pause()
     for index in range(chunks):
         nbytes = manifest().chunk_nbytes[index]
         assert transaction.arrived(epoch, index, nbytes, DIGESTS[index])
@@ -52,13 +51,11 @@ def taken(transaction: Transaction, epoch: int, chunks: int = 3) -> Transaction:
 def committed(transaction: Transaction, epoch: int, version: int) -> Transaction:
     taken(transaction, epoch).verify(release(manifest()))
     transaction.commit(version)
-    transaction.resume()
     return transaction
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_whole_transfer_is_served(in_place: bool) -> None:
-    replica = committed(Transaction("r", in_place=in_place), 1, 5)
+def test_a_whole_transfer_is_served() -> None:
+    replica = committed(Transaction("r"), 1, 5)
     assert (replica.phase, replica.version, replica.digest) == (
         *(TransactionPhase.COMMITTED, 5),
         release(manifest()),
@@ -67,7 +64,7 @@ def test_a_whole_transfer_is_served(in_place: bool) -> None:
 
 def test_missing_and_unknown_tensors_are_named_all_of_them() -> None:
     other = {"a": SPECS["a"], "x": ((1,), "float32"), "y": ((1,), "float32")}
-    replica = Transaction("r", in_place=True)
+    replica = Transaction("r")
     with pytest.raises(CoverageRefused) as refused:
         replica.begin(3, manifest(other), SPECS)
     assert (refused.value.missing, refused.value.unknown) == (("b", "c"), ("x", "y"))
@@ -78,7 +75,7 @@ def test_missing_and_unknown_tensors_are_named_all_of_them() -> None:
 def test_a_tensor_named_twice_is_refused() -> None:
     twice = plan([("a", (4,), "float32"), ("a", (4,), "float32")], 1)
     with pytest.raises(TransferRefused, match="tensors is 2, expected 1 names"):
-        Transaction("r", in_place=False).begin(1, twice, {"a": SPECS["a"]})
+        Transaction("r").begin(1, twice, {"a": SPECS["a"]})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +90,7 @@ def test_a_tensor_named_twice_is_refused() -> None:
 def test_what_is_not_the_next_chunk_as_sent_is_refused_when_it_comes(
     index: int, nbytes: int, digest: str, words: str
 ) -> None:
-    replica = taken(Transaction("r", in_place=False), 1, chunks=1)
+    replica = taken(Transaction("r"), 1, chunks=1)
     with pytest.raises(TransferRefused) as refused:
         replica.arrived(1, index, nbytes, digest)
     assert words in str(refused.value)
@@ -101,65 +98,47 @@ def test_what_is_not_the_next_chunk_as_sent_is_refused_when_it_comes(
 
 
 def test_late_and_repeated_chunks_are_dropped_and_counted() -> None:
-    replica = taken(Transaction("r", in_place=False), 4, chunks=2)
+    replica = taken(Transaction("r"), 4, chunks=2)
     for epoch in (3, 5, -1):
         assert not replica.arrived(epoch, 0, 16, "d0")
     for index in (0, 1):
         assert not replica.arrived(4, index, 16, "whatever")
     assert (replica.dropped_late, replica.dropped_twice, replica.expects) == (3, 2, 2)
-    replica.aborting()
-    replica.aborted()
+    replica.abort()
     assert not replica.arrived(4, 2, 64, "d2")
     assert replica.dropped_late == 4
 
 
 def test_a_commit_that_comes_twice_is_one() -> None:
-    replica = committed(Transaction("r", in_place=False), 1, 5)
+    replica = committed(Transaction("r"), 1, 5)
     assert not replica.may_commit(5)
     with pytest.raises(IllegalTransactionMove, match="nothing is verified"):
         replica.may_commit(6)
 
 
-def test_nothing_resumes_on_a_mixture_but_by_a_whole_transfer() -> None:
-    replica = committed(Transaction("r", in_place=True), 1, 5)
+def test_an_abort_keeps_the_served_version_and_its_epoch_is_not_used_again() -> None:
+    replica = committed(Transaction("r"), 1, 5)
     taken(replica, 2, chunks=1)
-    with pytest.raises(IllegalTransactionMove, match="mixture"):
-        replica.resume()
-    replica.aborting()
-    replica.aborted()
-    assert (replica.phase, replica.version) == (TransactionPhase.STALE, None)
-    with pytest.raises(IllegalTransactionMove, match="mixture"):
-        replica.resume()
+    replica.abort()
+    assert (replica.phase, replica.version) == (TransactionPhase.COMMITTED, 5)
+    assert replica.digest == release(manifest())
     with pytest.raises(TransferRefused):
         replica.begin(2, manifest(), SPECS)
-    committed(replica, 3, 6)
-    assert (replica.phase, replica.version, replica.paused) == (
-        TransactionPhase.COMMITTED,
-        6,
-        False,
-    )
-
-
-def test_in_place_a_chunk_is_taken_only_while_nothing_is_sampled() -> None:
-    replica = Transaction("r", in_place=True)
-    replica.begin(1, manifest(), SPECS)
-    with pytest.raises(IllegalTransactionMove, match="paused"):
-        replica.arrived(1, 0, 16, "d0")
+    assert committed(replica, 3, 6).version == 6
 
 
 class Machine(RuleBasedStateMachine):
-    """Anything in any order: what is served is always whole."""
+    """Anything in any order: what is served was verified, and an abort changes none of it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.replica = Transaction("r", in_place=True)
-        self.mixed = False  # the model: something was overwritten since the last commit
+        self.replica = Transaction("r")
+        self.served: int | None = None  # the model: version of the last commit
         self.epoch = 0
 
     @rule()
     def begin(self) -> None:
-        self.replica.aborting()
-        self.replica.aborted()
+        self.replica.abort()
         self.epoch += 1
         self.replica.begin(self.epoch, manifest(), SPECS)
 
@@ -167,45 +146,37 @@ class Machine(RuleBasedStateMachine):
     def chunk(self, epochs_ago: int, index: int, digest: str) -> None:
         nbytes = manifest().chunk_nbytes[min(index, 2)]
         try:
-            self.mixed |= self.replica.arrived(self.epoch - epochs_ago, index, nbytes, digest)
-        except (TransferRefused, IllegalTransactionMove):
-            assert index != self.replica.expects or not self.replica.paused or digest != f"d{index}"
+            self.replica.arrived(self.epoch - epochs_ago, index, nbytes, digest)
+        except TransferRefused:
+            assert index != self.replica.expects or digest != f"d{index}"
 
-    @precondition(lambda self: self.replica.open and self.replica.paused)
+    @precondition(lambda self: self.replica.open)
     @rule()
     def next_chunk(self) -> None:
         if (index := self.replica.expects) < 3:
             nbytes = manifest().chunk_nbytes[index]
-            self.mixed |= self.replica.arrived(self.epoch, index, nbytes, DIGESTS[index])
+            assert self.replica.arrived(self.epoch, index, nbytes, DIGESTS[index])
 
     @rule()
     def commit(self) -> None:
         try:
             self.replica.verify(release(manifest()))
             self.replica.commit(self.epoch)
-            self.mixed = False
+            self.served = self.epoch
         except (TransferRefused, IllegalTransactionMove):
             assert self.replica.expects < 3 or not self.replica.open
 
-    @rule(paused=st.booleans())
-    def pause(self, paused: bool) -> None:
-        try:
-            self.replica.pause() if paused else self.replica.resume()
-        except IllegalTransactionMove:
-            assert not paused
-
     @rule()
     def abort(self) -> None:
-        self.replica.aborting()
-        self.replica.aborted()
+        self.replica.abort()
 
     @invariant()
-    def nothing_is_sampled_from_a_mixture(self) -> None:
-        if self.mixed:
-            assert self.replica.paused
-            assert self.replica.phase is not TransactionPhase.COMMITTED
-        if not self.replica.open and self.mixed:
-            assert self.replica.version is None
+    def only_a_verified_release_is_served(self) -> None:
+        assert self.replica.version == self.served
+        assert self.replica.digest == ("" if self.served is None else release(manifest()))
+        if not self.replica.open:
+            resting = TransactionPhase.IDLE if self.served is None else TransactionPhase.COMMITTED
+            assert self.replica.phase is resting
 
 
 TestMachine = Machine.TestCase
@@ -213,7 +184,7 @@ TestMachine = Machine.TestCase
 
 @given(st.permutations(range(3)))
 def test_only_one_order_goes_through(order: list[int]) -> None:
-    replica = Transaction("r", in_place=False)
+    replica = Transaction("r")
     replica.begin(1, manifest(), SPECS)
     try:
         for index in order:
@@ -237,40 +208,27 @@ CALLS: dict[TransactionEvent, Callable[[Transaction], object]] = {
         release(manifest(SPECS if replica.expects else {}))
     ),
     TransactionEvent.COMMIT: lambda replica: replica.commit(6),
-    TransactionEvent.ABORT: lambda replica: replica.aborting(),
-    TransactionEvent.ROLLED_BACK: lambda replica: replica.aborted(),
+    TransactionEvent.ABORT: lambda replica: replica.abort(),
 }
 
 
 def at(phase: TransactionPhase) -> list[Transaction]:
-    """Replicas in place that are in a phase, in each way that an event tells apart."""
-    replica = Transaction("r", in_place=True)
+    """Replicas that are in a phase, in each way that an event tells apart."""
+    replica, served = Transaction("r"), committed(Transaction("r"), 1, 5)
     match phase:
         case TransactionPhase.IDLE:
             found = [replica]
         case TransactionPhase.PREPARED:
             replica.begin(1, manifest({}), {})
-            found = [replica, taken(Transaction("r", in_place=True), 1, chunks=0)]
+            found = [replica, taken(Transaction("r"), 1, chunks=0), taken(served, 2, chunks=0)]
         case TransactionPhase.TRANSFERRING:
-            found = [taken(replica, 1), taken(Transaction("r", in_place=True), 1, chunks=1)]
+            found = [taken(replica, 1), taken(Transaction("r"), 1, chunks=1), taken(served, 2)]
         case TransactionPhase.VERIFYING:
-            taken(replica, 1).verify(release(manifest()))
-            found = [replica]
-        case TransactionPhase.COMMITTED:
-            found = [committed(replica, 1, 5)]
-        case TransactionPhase.ABORTING:
-            served = committed(Transaction("r", in_place=True), 1, 5)
-            found = [
-                taken(replica, 1, chunks=0),
-                taken(served, 2, chunks=0),
-                taken(Transaction("r", in_place=True), 1, chunks=1),
-            ]
+            found = [taken(replica, 1), taken(served, 2)]
             for each in found:
-                each.aborting()
-        case TransactionPhase.STALE:
-            (_, _, torn) = at(TransactionPhase.ABORTING)
-            torn.aborted()
-            found = [torn]
+                each.verify(release(manifest()))
+        case TransactionPhase.COMMITTED:
+            found = [served]
     return found
 
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from weight_models import InPlaceTarget, Model, equal, weights
+from weight_models import Model, equal, weights
 
 from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import ALIGNMENT, Manifest, plan, release_digest
-from offbeat.weight_sync.receiver import ModuleReceiver, Receiver
+from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget, Receiver
 from offbeat.weight_sync.source import ModuleSource
 
 
@@ -56,7 +56,14 @@ def test_a_release_that_is_cut_differently_is_received_as_it_is_cut() -> None:
 
 
 def test_only_a_newer_epoch_makes_the_target_undo_an_open_transfer() -> None:
-    target, source = InPlaceTarget(Model(2)), ModuleSource(Model(1), 64)
+    class Counting(ModuleTarget):
+        rollbacks = 0
+
+        def rollback(self) -> None:
+            self.rollbacks += 1
+            super().rollback()
+
+    target, source = Counting(Model(2)), ModuleSource(Model(1), 64)
     receiver = Receiver(target)
     receiver.begin(2, source.manifest)
     for epoch in (1, 2):
@@ -68,7 +75,7 @@ def test_only_a_newer_epoch_makes_the_target_undo_an_open_transfer() -> None:
 
 
 def test_a_target_prepares_for_nothing_that_was_refused() -> None:
-    class Counting(InPlaceTarget):
+    class Counting(ModuleTarget):
         prepared = 0
 
         def prepare(self, manifest: Manifest) -> None:

@@ -1,12 +1,9 @@
-"""A small model with everything that makes a transfer difficult, and two kinds of targets."""
+"""A small model with everything that makes a transfer difficult."""
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.receiver import Named
-from offbeat.weight_sync.source import dtype_name, named_weights
-from offbeat.weight_sync.transaction import TensorSpecs
+from offbeat.weight_sync.source import named_weights
 
 
 class Model(nn.Module):
@@ -30,30 +27,3 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-class InPlaceTarget:
-    """As an engine that has no room for a second copy: what comes overwrites what is served."""
-
-    in_place = True
-
-    def __init__(self, module: nn.Module) -> None:
-        self._tensors = dict(named_weights(module))
-        self.rollbacks = 0
-
-    def specs(self) -> TensorSpecs:
-        return {name: (tuple(t.shape), dtype_name(t)) for name, t in self._tensors.items()}
-
-    def prepare(self, manifest: Manifest) -> None:
-        pass
-
-    def load(self, tensors: Named) -> None:
-        with torch.no_grad():
-            for name, tensor in tensors:
-                self._tensors[name].copy_(tensor)
-
-    def commit(self) -> None:
-        pass
-
-    def rollback(self) -> None:
-        self.rollbacks += 1

@@ -50,8 +50,6 @@ def packed(
 class RegionTarget:
     """Regions of tensors, as a receiver keeps them; everything else is ``UNREAD``."""
 
-    in_place = False
-
     def __init__(
         self, tensors: Mapping[str, Tensor], needs: Mapping[str, Sequence[Region]]
     ) -> None:

@@ -55,8 +55,6 @@ def test_whole_tensors_are_made_of_verified_buckets_alone() -> None:
 
 def test_a_loader_of_whole_tensors_refuses_regions() -> None:
     class WholeTarget:
-        in_place = False
-
         def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
             return {"w": ((7, 5), "float32")}
 
@@ -91,7 +89,7 @@ def test_regions_that_do_not_cover_a_tensor_once_are_refused_before_the_first_by
     manifest = two_ranks().manifest
     pieces = tuple(PieceSpec(0, region, 0, 0) for region in regions)
     wrong = msgspec.structs.replace(manifest, pieces=pieces)
-    transaction = Transaction("g0", in_place=False)
+    transaction = Transaction("g0")
     with pytest.raises(TransferRefused, match="tensor 'w'") as refused:
         transaction.begin(1, wrong, {"w": ((7, 5), "float32")})
     assert said in str(refused.value)

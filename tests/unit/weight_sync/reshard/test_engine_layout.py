@@ -182,11 +182,11 @@ def test_other_regions_than_the_boxes_of_a_rank_are_refused_before_the_first_byt
 ) -> None:
     manifest = one_rank(EngineLayout(("w",), ((("w", LEFT), ("w", RIGHT)),))).manifest
     specs, needed = {"w": ((4, 4), "float32")}, {"w": (LEFT, RIGHT)}
-    Transaction("g0", in_place=False).begin(1, manifest, specs, needed)
+    Transaction("g0").begin(1, manifest, specs, needed)
     pieces = tuple(PieceSpec(0, region, 0, 0) for region in regions)
     wrong = msgspec.structs.replace(manifest, pieces=pieces)
     with pytest.raises(TransferRefused, match=r"4 elements of \[0:2, 0:1\] and \[0:2, 3:4\] once"):
-        Transaction("g0", in_place=False).begin(1, wrong, specs, needed)
+        Transaction("g0").begin(1, wrong, specs, needed)
 
 
 def test_buckets_that_the_plan_has_for_no_such_receiver_come_from_the_least_loaded_holder() -> None:
