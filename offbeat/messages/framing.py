@@ -30,11 +30,6 @@ class FrameBuffer:
         self._length_of, self._header_bytes = length_of, header_bytes
         self._received = bytearray()
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether all bytes that were received have been returned."""
-        return not self._received
-
     def feed(self, data: bytes) -> None:
         """Append bytes as they were received."""
         self._received += data

@@ -82,11 +82,6 @@ class FrameReader:
         self._key = key
         self._buffer = FrameBuffer(key.body_length, HEADER_BYTES)
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether all bytes that were received have been returned."""
-        return self._buffer.is_empty
-
     def feed(self, data: bytes) -> None:
         self._buffer.feed(data)
 

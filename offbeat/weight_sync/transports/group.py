@@ -41,17 +41,15 @@ class GroupAddress(NamedTuple):
     store: Store
     rank: int
     client: SharedStore  # kept alive: ``store`` holds its C++ half only
-    plan_digest: str = ""  # plan by which this rank sends or receives
 
 
-def meet(route: Route, session: str, rank: int, plan_digest: str = "") -> GroupAddress:
+def meet(route: Route, session: str, rank: int) -> GroupAddress:
     """Return a rank's location in a session.
 
     Args:
         route: Address of the sender.
         session: Name of the transfer.
         rank: This rank; the sender is 0.
-        plan_digest: Digest of the plan that this rank goes by.
 
     Raises:
         BrokenLink: The sender has ended.
@@ -61,7 +59,7 @@ def meet(route: Route, session: str, rank: int, plan_digest: str = "") -> GroupA
         client = SharedStore(address, route.timeouts.slack_s)
     except RuntimeError as error:
         raise BrokenLink(_said(error)) from error
-    return GroupAddress(PrefixStore(session, client), rank, client, plan_digest)
+    return GroupAddress(PrefixStore(session, client), rank, client)
 
 
 class PendingMessage(NamedTuple):

@@ -1,33 +1,31 @@
 """Wire whose buckets stay where they are: handles of their memory travel, and receipts come back.
 
     sender                                     receiver
-    leaves port and token in the store
-    accepts whoever has the token         <--  token, digest of the plan
-    packs a bucket, hands out its handle  -->  opens it, copies it into memory of its own
-    may pack into that memory again       <--  receipt
+    leaves the handle in the store, a byte -->  opens it, copies it into memory of its own
+    may pack into that memory again        <--  a byte
+
+Handles are in the store because only holders of the run's key can read and write there. The bytes
+travel over gloo, which detects at once that the other end has closed.
 
 A sender that gives up on a receiver may pack into memory that is still being copied. What is copied
 then has another digest, and reaches no parameter.
 """
 
-import socket
 import threading
 import weakref
 from collections import defaultdict, deque
 from itertools import chain
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
+import torch
 from torch import Tensor
 
 from offbeat.weight_sync.chunks import BucketMemory
-from offbeat.weight_sync.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 from offbeat.weight_sync.transports.group import BrokenLink, GroupAddress
+from offbeat.weight_sync.transports.group_wire import tcp_wire
 from offbeat.weight_sync.transports.messages import DevicePlace, Route
-from offbeat.weight_sync.transports.peer_proof import PeerProof, accept_peer
 from offbeat.weight_sync.transports.wire import BucketLink
-
-_KEY: Final = "handles"  # of the sender's port and token in the store
 
 
 class HandleUnusable(Exception):
@@ -68,6 +66,7 @@ class HandleWire:
 
     def __init__(self, name: str, memory: SharableMemory) -> None:
         self.name, self._memory, self._pool = name, memory, _SharedPool(memory)
+        self._signals = tcp_wire()
 
     @property
     def place(self) -> DevicePlace:
@@ -98,7 +97,8 @@ class HandleWire:
         self._pool.release()
 
     def link(self, place: GroupAddress, route: Route, address: str) -> BucketLink:
-        return HandleLink(place, route, address, self._memory, self._pool)
+        signals = self._signals.link(place, route, address)
+        return HandleLink(signals, place, self._memory, self._pool)
 
 
 class _SharedPool:
@@ -149,49 +149,23 @@ class _SharedPool:
         self._handles.pop(owner.data_ptr(), None)
 
 
-class BucketHandle(msgspec.Struct, frozen=True, tag=True):
+class BucketHandle(msgspec.Struct, frozen=True):
     """A bucket that is ready to be copied."""
 
-    number: int
     nbytes: int
     handle: bytes
 
 
-class CopyReceipt(msgspec.Struct, frozen=True, tag=True):
-    """Notice that a bucket has been copied."""
-
-    number: int
-
-
-_decode: Final = msgspec.msgpack.Decoder[BucketHandle | CopyReceipt](
-    BucketHandle | CopyReceipt
-).decode
-
-
 class HandleLink:
-    """One end of a connection over which handles and receipts travel."""
+    """One end of a link: two signals for each bucket, that it is ready and that it was copied."""
 
     def __init__(
-        self,
-        place: GroupAddress,
-        route: Route,
-        address: str,
-        memory: SharableMemory,
-        pool: _SharedPool,
+        self, signals: BucketLink, place: GroupAddress, memory: SharableMemory, pool: _SharedPool
     ) -> None:
+        self._signals, self._place, self._is_sender = signals, place, place.rank == 0
         self._memory, self._pool = memory, pool
-        self._key, self._frames = route.key, FrameReader(route.key)
-        self._pending = deque[tuple[int, Tensor]]()
-        limit_s = route.timeouts.slack_s
-        try:
-            if place.rank == 0:
-                self._socket = _accepted(place, address, route.key, limit_s)
-            else:
-                self._socket = _connected(place, route, limit_s)
-        except OSError as error:
-            raise BrokenLink(f"no connection for handles: {error}") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._is_sender = place.rank == 0
+        # Tag, bucket, and the signal of the other end
+        self._pending = deque[tuple[int, Tensor, Tensor]]()
 
     @property
     def in_flight(self) -> int:
@@ -199,92 +173,65 @@ class HandleLink:
 
     def send(self, data: BucketMemory, tag: int) -> None:
         lent = _on_device(data)
-        self._post(BucketHandle(tag, lent.nbytes, self._pool.handle(lent)))
-        self._pending.append((tag, lent))
+        handle = msgspec.json.encode(BucketHandle(lent.nbytes, self._pool.handle(lent)))
+        try:
+            self._place.store.set(_key(tag), handle.decode())
+        except RuntimeError as error:
+            raise BrokenLink(f"the store has closed: {error}") from error
+        self._signals.send(_signal(), 2 * tag)
+        self._expect(lent, tag, 2 * tag + 1)
 
     def receive(self, into: BucketMemory, tag: int) -> None:
-        self._pending.append((tag, _on_device(into)))  # nothing to ask for: handles are handed out
+        self._expect(_on_device(into), tag, 2 * tag)
 
     def wait(self, timeout_s: float) -> BucketMemory:
-        message = self._next(timeout_s)
-        tag, tensor = self._pending[0]
-        if self._is_sender:
-            if message != CopyReceipt(tag):
-                raise BrokenLink(f"{message} is no receipt of message {tag}")
-        else:
-            self._copy(message, tag, tensor)
-            self._post(CopyReceipt(tag))
+        tag, tensor, signal = self._pending[0]
+        while self._signals.wait(timeout_s) is not signal:
+            pass  # a signal of this end, which was sent before
+        if not self._is_sender:
+            self._copy(tag, tensor)
+            self._signals.send(_signal(), 2 * tag + 1)
         self._pending.popleft()
         return tensor
 
     def finish(self, timeout_s: float) -> None:
         while self._pending:
             self.wait(timeout_s)
+        while self._signals.in_flight:
+            self._signals.wait(timeout_s)
 
     def close(self) -> None:
         self._pending.clear()
-        self._socket.close()
+        self._signals.close()
 
     def abort(self) -> None:
-        self.close()
+        self._pending.clear()
+        self._signals.abort()
 
-    def _copy(self, message: BucketHandle | CopyReceipt, tag: int, into: Tensor) -> None:
-        want = tag, into.nbytes
-        if not isinstance(message, BucketHandle) or (message.number, message.nbytes) != want:
-            raise BrokenLink(f"{message} is not the handle of message {tag}")
+    def _expect(self, bucket: Tensor, tag: int, number: int) -> None:
+        signal = _signal()
+        self._signals.receive(signal, number)
+        self._pending.append((tag, bucket, signal))
+
+    def _copy(self, tag: int, into: Tensor) -> None:
         try:
-            self._memory.copy(message.handle, into)
+            found = msgspec.json.decode(self._place.store.get(_key(tag)), type=BucketHandle)
+        except RuntimeError as error:
+            raise BrokenLink(f"the store has closed: {error}") from error
+        if found.nbytes != into.nbytes:
+            raise BrokenLink(f"bucket {tag} has {found.nbytes} bytes, expected {into.nbytes}")
+        try:
+            self._memory.copy(found.handle, into)
         except HandleUnusable as unusable:
             raise BrokenLink(str(unusable)) from unusable
 
-    def _post(self, message: BucketHandle | CopyReceipt) -> None:
-        try:
-            self._socket.sendall(self._key.frame(msgspec.msgpack.encode(message)))
-        except OSError as error:
-            raise BrokenLink(f"the other end has closed: {error}") from error
 
-    def _next(self, timeout_s: float) -> BucketHandle | CopyReceipt:
-        self._socket.settimeout(timeout_s)
-        try:
-            while (body := self._frames.next()) is None:
-                data = self._socket.recv(1 << 16)
-                if not data:
-                    raise BrokenLink("the other end has closed")
-                self._frames.feed(data)
-            return _decode(body)
-        except TimeoutError as error:
-            raise BrokenLink(f"the other end has not answered for {timeout_s:.3g} s") from error
-        except (OSError, ForeignFrame, msgspec.MsgspecError) as error:
-            raise BrokenLink(f"the other end has closed: {error}") from error
+def _key(tag: int) -> str:
+    return f"handle/{tag}"
 
 
-class _RendezvousInfo(msgspec.Struct, frozen=True):
-    """Port of the sender and token of a link, which its peer reads from the store."""
-
-    port: int
-    token: bytes
-
-
-def _accepted(place: GroupAddress, address: str, key: SharedKey, limit_s: float) -> socket.socket:
-    """Listen at a free port, leave it in the store with a token, and accept who has both."""
-    expected = PeerProof.fresh(place.plan_digest)
-    with socket.create_server((address, 0)) as listening:
-        info = _RendezvousInfo(listening.getsockname()[1], expected.token)
-        place.store.set(_KEY, msgspec.json.encode(info).decode())
-        return accept_peer(listening, key, expected, limit_s)
-
-
-def _connected(place: GroupAddress, route: Route, limit_s: float) -> socket.socket:
-    """Connect to the sender, and prove that this is the peer that it waits for."""
-    info = msgspec.json.decode(place.store.get(_KEY), type=_RendezvousInfo)
-    connection = socket.create_connection((route.host, info.port), timeout=limit_s)
-    proof = PeerProof(info.token, place.plan_digest)
-    try:
-        connection.sendall(route.key.frame(msgspec.msgpack.encode(proof)))
-    except OSError:
-        connection.close()
-        raise
-    return connection
+def _signal() -> Tensor:
+    return torch.ones(1, dtype=torch.uint8)
 
 
 def _on_device(data: BucketMemory) -> Tensor:

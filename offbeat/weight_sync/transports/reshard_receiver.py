@@ -223,7 +223,7 @@ class _Transfer:
             if answer.error:
                 kind = SenderGone if answer.gone else TransferFailed
                 raise kind(self._epoch, buckets[0], answer.error)
-            place = meet(route, session, 1, self._manifest.digest)
+            place = meet(route, session, 1)
             with opened(lambda: wire.link(place, route, control.address)) as link:
                 self._take(link, wire, sender, buckets)
         finally:

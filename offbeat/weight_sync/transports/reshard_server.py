@@ -164,7 +164,7 @@ class ReshardServer:
         """Send what one engine asked for; it notices by itself if this ends early."""
         about = {"member": join.member, "epoch": join.epoch}
         try:
-            place, route = meet(self.route, join.session, 0, join.layout), self.route
+            place, route = meet(self.route, join.session, 0), self.route
             with opened(lambda: self.wire.link(place, route, route.host)) as link:
                 self._send(link, join, release)
         except BrokenLink as broken:

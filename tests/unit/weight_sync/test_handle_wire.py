@@ -2,6 +2,8 @@
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +19,7 @@ from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.rendezvous.frames import SharedKey
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.transports.group import BrokenLink, meet
-from offbeat.weight_sync.transports.handle_wire import (
-    BucketHandle,
-    CopyReceipt,
-    HandleLink,
-    HandleUnusable,
-    HandleWire,
-)
+from offbeat.weight_sync.transports.handle_wire import HandleLink, HandleUnusable, HandleWire
 from offbeat.weight_sync.transports.messages import Route
 from offbeat.weight_sync.transports.reshard_receiver import ReceivedBuckets, ReshardReceiver
 from tests.support.wire_doubles import SharedMemory
@@ -156,7 +152,7 @@ def test_what_is_copied_after_the_sender_gave_up_reaches_no_parameter() -> None:
     memory.go.set()
     taking.join()
     assert isinstance(engine.outcome, TransferFailed)
-    assert "with digest" in str(engine.outcome) or "has closed" in str(engine.outcome)
+    assert "with digest" in str(engine.outcome) or "Connection" in str(engine.outcome)
     assert equal(weights(model), served)
     engine.take(bench.publish(3), 9)
     assert serves(model, bench)
@@ -204,40 +200,50 @@ class Links:
 
     def close(self) -> None:
         for each in (self.sender, self.receiver, self.store):
-            each.close()
+            with suppress(AttributeError):  # closed by the test
+                each.close()
 
 
-@pytest.mark.parametrize("message", [CopyReceipt(7), BucketHandle(0, 99, b"")])
-def test_a_message_out_of_turn_breaks_the_link(message: CopyReceipt | BucketHandle) -> None:
-    links = Links()
+@pytest.fixture
+def links() -> Iterator[Links]:
+    made = Links()
+    yield made
+    made.close()
+
+
+def test_buckets_arrive_in_order_and_the_sender_learns_of_each_copy(links: Links) -> None:
+    sent = [links.wire.memory_to_send(64).fill_(number) for number in range(3)]
+    into = [links.wire.memory_to_receive(64) for _ in sent]
+    for tag in (0, 1):
+        links.sender.send(sent[tag], tag)
+        links.receiver.receive(into[tag], tag)
+    assert links.receiver.wait(5.0) is into[0]
+    assert links.sender.wait(5.0) is sent[0]
+    links.sender.send(sent[2], 2)
+    links.receiver.receive(into[2], 2)
+    assert [links.sender.in_flight, links.receiver.in_flight] == [2, 2]
+    together(partial(links.sender.finish, 5.0), partial(links.receiver.finish, 5.0))
+    assert [each[0].item() for each in into] == [0, 1, 2]
+
+
+def test_a_bucket_of_another_size_breaks_the_link(links: Links) -> None:
     links.sender.send(links.wire.memory_to_send(64), 0)
-    links.receiver._post(message)  # noqa: SLF001
-    with pytest.raises(BrokenLink, match="is no receipt of message 0"):
-        links.sender.wait(5.0)
-    links.receiver.receive(links.wire.memory_to_receive(64), 1)
-    with pytest.raises(BrokenLink, match="is not the handle of message 1"):
+    links.receiver.receive(links.wire.memory_to_receive(32), 0)
+    with pytest.raises(BrokenLink, match="bucket 0 has 64 bytes, expected 32"):
         links.receiver.wait(5.0)
-    links.close()
 
 
-def test_a_silent_end_breaks_the_link_at_the_limit_and_a_closed_one_at_once() -> None:
-    links = Links()
+def test_a_silent_end_breaks_the_link_at_the_limit(links: Links) -> None:
     links.sender.send(links.wire.memory_to_send(64), 0)
-    with pytest.raises(BrokenLink, match=r"has not answered for 0\.01 s"):
+    with pytest.raises(BrokenLink, match="Timed out"):
         links.sender.wait(0.01)
-    links.receiver.close()
-    with pytest.raises(BrokenLink, match="has closed"):
-        links.sender.wait(60.0)
-    links.close()
 
 
-def test_a_process_without_the_key_breaks_the_link() -> None:
-    links = Links()
+def test_an_end_that_closes_breaks_the_link_at_once(links: Links) -> None:
     links.sender.send(links.wire.memory_to_send(64), 0)
-    links.receiver._socket.sendall(SharedKey.random().frame(b"x"))  # noqa: SLF001
-    with pytest.raises(BrokenLink, match="without the key"):
-        links.sender.wait(5.0)
-    links.close()
+    links.receiver.close()
+    with pytest.raises(BrokenLink, match="Connection"):
+        links.sender.wait(60.0)
 
 
 def test_memory_that_nothing_refers_to_leaves_no_file_open() -> None:
