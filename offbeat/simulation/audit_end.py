@@ -6,7 +6,8 @@ from typing import Final
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, WindowedConfig
-from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_evaluations import EvaluationAudit
+from offbeat.simulation.audit_findings import AuditTable, Findings
 from offbeat.simulation.audit_groups import (
     ADMITTED,
     IN_FLIGHT,
@@ -48,7 +49,7 @@ _STEP: Final = re.compile(r"\bstep \d+\b")
 _VERSION: Final = re.compile(r"\bversion \d+\b")
 
 
-class End:
+class End(AuditTable):
     """Last checks, after all events and records have been read."""
 
     def __init__(
@@ -57,11 +58,14 @@ class End:
         groups: AuditedGroups,
         steps: Steps,
         world: World,
+        evaluations: EvaluationAudit,
         rewards: AuditedRewards,
         findings: Findings,
     ) -> None:
+        super().__init__(findings)
         self._config, self._groups, self._steps = config, groups, steps
-        self._world, self._rewards, self._findings = world, rewards, findings
+        self._world, self._evaluations = world, evaluations
+        self._rewards = rewards
         self._restarts = EngineRestarts(config, world)
 
     def check(self) -> None:
@@ -72,21 +76,20 @@ class End:
             self._check_error(end)
         if ended is None:
             self._findings.current = None
-            self._findings.add("I9", "the episode has no end")
+            self._add("I9", "the episode has no end")
             return
         self._findings.current = ended
         self._check_outcome(ended)
         finished = ended.outcome == "finished"
         self._steps.check_end(finished=finished)
         self._steps.samples.check_reported()
-        self._steps.samples.check_end()
         if finished:
             self._check_sums()
             made = len(self._steps.stack)
-            self._world.evaluations.finished(made, ended.evaluations_failed)
+            self._evaluations.finished(made, ended.evaluations_failed)
 
     def _check_error(self, end: ControllerEnd) -> None:
-        add, cause = self._findings.add, end.cause
+        add, cause = self._add, end.cause
         if end.outcome != "failed":
             return
         if not cause or cause in OWN_MISTAKES or hasattr(builtins, cause):
@@ -116,7 +119,7 @@ class End:
         return waited and last is not None and end.at - last <= 2 * patience_s
 
     def _check_outcome(self, ended: Ended) -> None:
-        add = self._findings.add
+        add = self._add
         if ended.outcome not in OUTCOMES:
             add("I9", f"the episode ended {ended.outcome!r}")
         if ended.running:
@@ -131,7 +134,7 @@ class End:
 
     def _check_sums(self) -> None:
         """Check that a finished run has trained all groups it admitted."""
-        add, groups, steps = self._findings.add, self._groups, self._steps
+        add, groups, steps = self._add, self._groups, self._steps
         config, made = self._config, len(self._steps.stack)
         stopped, counts = STOPPED in self._world.faults, groups.counts
         stopped |= config.rollout.on_reward_budget_spent == "stop" and self._rewards.is_spent

@@ -12,8 +12,8 @@ from offbeat.controller.events import (
     Rewound,
     Served,
 )
-from offbeat.simulation.audit_findings import Findings
-from offbeat.simulation.audit_groups import AuditedGroup, AuditedGroups
+from offbeat.simulation.audit_findings import AuditTable, Findings
+from offbeat.simulation.audit_groups import AuditedGroups
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.faults import KINDS
 
@@ -21,33 +21,34 @@ HARMLESS: Final = frozenset(name for name, kind in KINDS.items() if kind.profile
 """Faults of the trainer, which cost no engine its process."""
 
 
-class AuditedEngines:
+class AuditedEngines(AuditTable):
     """Tracks which engines may be given work in this incarnation and lineage."""
 
     def __init__(self, groups: AuditedGroups, world: World, findings: Findings) -> None:
-        self._groups, self._world, self._findings = groups, world, findings
+        super().__init__(findings)
+        self._groups, self._world = groups, world
         self._served: dict[str, Served] = {}  # last ack by engine
         self._acked: set[tuple[str, str]] = set()  # engine incarnations that acked
         self._released: dict[int, str] = {}  # digest by version
         self._retired: set[str] = set()
 
-    def opened(self, event: Opened) -> None:
+    def on_opened(self, event: Opened) -> None:
         del event
         self._forget()
 
-    def rewound(self, event: Rewound) -> None:
+    def on_rewound(self, event: Rewound) -> None:
         self._forget()
         kept = {v: digest for v, digest in self._released.items() if v <= event.to_version}
         self._released = kept
 
-    def retired(self, event: Retired) -> None:
+    def on_retired(self, event: Retired) -> None:
         self._served.pop(event.engine, None)
         self._retired.add(event.engine)
 
-    def lost(self, event: EngineLost) -> None:
+    def on_lost(self, event: EngineLost) -> None:
         """Check that an engine is replaced for a fault that can have struck it."""
         if self._world.faults.keys() <= HARMLESS:
-            self._findings.add(
+            self._add(
                 "I17",
                 f"{event.engine} was given up although no fault had struck an engine: {event.reason}",
             )
@@ -56,38 +57,38 @@ class AuditedEngines:
         """Check that a controller that takes over knows every retired engine."""
         if unknown := self._world.retired - self._retired:
             names = ", ".join(sorted(unknown))
-            self._findings.add("I9", f"retired, and the journal does not know: {names}")
+            self._add("I9", f"retired, and the journal does not know: {names}")
 
     def _forget(self) -> None:
         """Forget what every engine served: it has to ack again before it is given work."""
         self._served.clear()
         self._acked.clear()
 
-    def released(self, event: Released) -> None:
+    def on_released(self, event: Released) -> None:
         if (event.version, event.digest) not in self._world.published:
-            self._findings.add(
+            self._add(
                 "I6",
                 f"version {event.version} is released with digest {event.digest}; the trainer "
                 "published none such",
             )
         if event.version > self._groups.version:
-            self._findings.add(
+            self._add(
                 "I5", f"version {event.version} is released at version {self._groups.version}"
             )
         self._released[event.version] = event.digest
 
-    def served(self, event: Served) -> None:
+    def on_served(self, event: Served) -> None:
         ack = event.engine, event.incarnation, event.epoch, event.version, event.digest
         if ack not in self._world.serves:
-            self._findings.add("I6", f"the ack {ack} is counted on; no such weights were served")
+            self._add("I6", f"the ack {ack} is counted on; no such weights were served")
         if self._released.get(event.version) != event.digest:
-            self._findings.add(
+            self._add(
                 "I6",
                 f"{event.engine} serves version {event.version} with digest {event.digest}; "
                 f"released was {self._released.get(event.version)}",
             )
         if (event.engine, event.incarnation, event.epoch) in self._world.computes_other:
-            self._findings.add(
+            self._add(
                 "I6", f"the ack {ack} is counted on; what the engine computes with is not that"
             )
         before = self._served.get(event.engine)
@@ -96,29 +97,30 @@ class AuditedEngines:
             and before.incarnation == event.incarnation
             and event.version < before.version
         ):
-            self._findings.add(
+            self._add(
                 "I5", f"{event.engine} went from version {before.version} back to {event.version}"
             )
         self._served[event.engine] = event
         self._acked.add((event.engine, event.incarnation))
 
-    def dispatched(self, event: Dispatched) -> None:
+    def on_dispatched(self, event: Dispatched) -> None:
         served = self._served.get(event.engine)
         if served is None:
-            self._findings.add(
+            self._add(
                 "I6",
                 f"group {event.prompt_index} goes to {event.engine}, which has acked nothing since this "
                 "controller or this lineage began",
             )
         elif served.version != event.version:
-            self._findings.add(
+            self._add(
                 "I6",
                 f"group {event.prompt_index} goes to {event.engine} as version {event.version}; it acked "
                 f"{served.version}",
             )
 
-    def committed(self, event: Committed, row: AuditedGroup) -> None:
-        receipt, add = event.receipt, self._findings.add
+    def on_committed(self, event: Committed) -> None:
+        receipt, add = event.receipt, self._add
+        row = self._groups.rows[receipt.prompt_index]
         name = f"group {receipt.prompt_index} attempt {receipt.attempt}"
         engine_process = receipt.engine, receipt.engine_incarnation
         answers = self._world.answers.get(

@@ -6,15 +6,17 @@ from collections.abc import Iterable
 from offbeat.config.mixture import evaluation_sets
 from offbeat.config.run import RunConfig
 from offbeat.messages.groups import VersionSpans
-from offbeat.simulation.audit_findings import Findings
-from offbeat.simulation.records import Evaluated, Scored
+from offbeat.simulation.audit_findings import AuditTable, Findings
+from offbeat.simulation.records import Evaluated, Fault, Scored
 
 
-class EvaluationAudit:
+class EvaluationAudit(AuditTable):
     """Compares what the controller recorded of evaluations with what workers had sampled."""
 
     def __init__(self, config: RunConfig, findings: Findings) -> None:
-        self._findings, self._config = findings, config
+        super().__init__(findings)
+        self._config = config
+        self._faulted = False
         self._recorded = set[int]()  # versions at which recorded evaluations were due
         self._wanted = {
             (name, place): each.samples
@@ -24,31 +26,35 @@ class EvaluationAudit:
         # Versions under which a prompt of a set was sampled, by set and prompt index
         self._versions: dict[tuple[str, int], set[int]] = {}
 
-    def scored(self, record: Scored, *, faulted: bool) -> None:
+    def on_fault(self, record: Fault) -> None:
+        del record
+        self._faulted = True
+
+    def on_scored(self, record: Scored) -> None:
         """Check that an engine pinned for an evaluation took no other weights, faults aside."""
         versions = _versions(record.spans)
-        if len(versions) > 1 and not faulted:
-            self._findings.add(
+        if len(versions) > 1 and not self._faulted:
+            self._add(
                 "I6", f"prompt {record.prompt_index} was scored under versions {sorted(versions)}"
             )
         if len(versions) == 1:
             place = record.eval_set, record.prompt_index
             self._versions.setdefault(place, set()).update(versions)
 
-    def evaluated(self, record: Evaluated) -> None:
+    def on_evaluated(self, record: Evaluated) -> None:
         """Check that an evaluation is of whole sets, all of them sampled under its version."""
         self._recorded.add(record.due)
         what, samples = f"the evaluation due at version {record.due}", Counter(record.samples)
         if samples != self._wanted:
             of = f"samples {dict(samples)}, and its sets are {self._wanted}"
-            self._findings.add("I6", f"{what} has {of}")
+            self._add("I6", f"{what} has {of}")
         for place in samples:
             under = self._versions.get(place, set())
             if record.version not in under:
                 of = f"version {record.version}, and {place} was sampled under {sorted(under)}"
-                self._findings.add("I6", f"{what} says {of}")
+                self._add("I6", f"{what} says {of}")
         if record.version < record.due:
-            self._findings.add("I6", f"{what} is of an older one: {record.version}")
+            self._add("I6", f"{what} is of an older one: {record.version}")
 
     def finished(self, version: int, failed: int) -> None:
         """Check that a finished run has the evaluation due last, or that its controller gave one up.
@@ -60,7 +66,7 @@ class EvaluationAudit:
         interval = self._config.eval.interval
         due = version - version % interval if interval else 0
         if self._wanted and due and due not in self._recorded and not failed:
-            self._findings.add("I6", f"version {due} was never scored; the run ended at {version}")
+            self._add("I6", f"version {due} was never scored; the run ended at {version}")
 
 
 def _versions(spans: Iterable[VersionSpans]) -> set[int]:

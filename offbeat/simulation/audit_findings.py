@@ -1,7 +1,8 @@
 """Violations of invariants, and where they were found."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 MOST_FINDINGS: Final = 10
 """Maximum number of violations kept per invariant: later ones follow from the first."""
@@ -35,3 +36,20 @@ class Findings:
         if count <= MOST_FINDINGS:
             where = f"{self.source} {self.index} {type(self.current).__name__}"
             self.violations.append(Violation(invariant, message, where))
+
+
+class AuditTable:
+    """Part of the auditor that reads some classes of events and records, each in order.
+
+    A method named ``on_...`` reads the class that its parameter is annotated with.
+    """
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings, self._add = findings, findings.add
+
+    def list_readers(self) -> Iterator[tuple[type[Any], Callable[[Any], None]]]:
+        """Yield each class that the table reads, and the method."""
+        for name in dir(self):
+            if name.startswith("on_"):
+                method = getattr(self, name)
+                yield next(iter(method.__annotations__.values())), method

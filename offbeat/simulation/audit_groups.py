@@ -23,7 +23,7 @@ from offbeat.controller.events import (
 )
 from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE
 from offbeat.messages.groups import Receipt
-from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_findings import AuditTable, Findings
 
 ADMITTED: Final = "admitted"
 IN_FLIGHT: Final = "in flight"
@@ -99,11 +99,12 @@ class AuditedGroup:
     step: int | None = None  # step that it is bound to
 
 
-class AuditedGroups:
+class AuditedGroups(AuditTable):
     """All groups that were ever admitted, with counts per place."""
 
     def __init__(self, config: RunConfig, prompts: int | None, findings: Findings) -> None:
-        self._config, self.prompts, self._findings = config, prompts, findings
+        super().__init__(findings)
+        self._config, self.prompts = config, prompts
         self.rows: dict[int, AuditedGroup] = {}
         self.drawn = 0
         self.counts: dict[str, int] = dict.fromkeys(PLACES, 0)
@@ -188,7 +189,7 @@ class AuditedGroups:
             self.counts[UNKNOWN] += 1
         if row.place not in places:
             invariant = "I2" if row.place == TRAINED else "I1"
-            self._findings.add(
+            self._add(
                 invariant,
                 f"group {prompt_index} is {row.place} (attempt {row.attempt}); {what} needs it "
                 f"{' or '.join(places)}",
@@ -197,18 +198,18 @@ class AuditedGroups:
 
     # --- moves -----------------------------------------------------------------------------------
 
-    def opened(self, event: Opened) -> None:
+    def on_opened(self, event: Opened) -> None:
         if event.incarnation <= self._incarnation:
-            self._findings.add(
+            self._add(
                 "I13",
                 f"incarnation {event.incarnation} opens after incarnation {self._incarnation}",
             )
         self._controllers += 1
         self._incarnation = event.incarnation
 
-    def admitted(self, event: Admitted) -> None:
+    def on_admitted(self, event: Admitted) -> None:
         if event.prompt_index != self.drawn:
-            self._findings.add(
+            self._add(
                 "I1", f"prompt index {event.prompt_index} was drawn; the next one is {self.drawn}"
             )
         if event.prompt_index in self.rows:
@@ -222,7 +223,7 @@ class AuditedGroups:
             return
         waiting = sum(row.brought_back and row.place == ADMITTED for row in self.rows.values())
         if self.outstanding - waiting > self._reach:
-            self._findings.add(
+            self._add(
                 "I8",
                 f"{self.outstanding} groups are outstanding, {waiting} of them wait since a rewind; "
                 f"the sampler's reach is {self._reach}",
@@ -234,15 +235,15 @@ class AuditedGroups:
             return
         room = self._config.groups_per_step - self.shrunk.get(step, 0)
         if self._bound_to[step] > room:
-            self._findings.add(
+            self._add(
                 "I3",
                 f"{self._bound_to[step]} groups are bound to step {step}; its batch has {room}",
             )
 
-    def dispatched(self, event: Dispatched) -> None:
+    def on_dispatched(self, event: Dispatched) -> None:
         row = self.expect("a dispatch", event.prompt_index, ADMITTED)
         if event.attempt != row.attempt + 1:
-            self._findings.add(
+            self._add(
                 "I1",
                 f"group {event.prompt_index} is dispatched as attempt {event.attempt}; the last one was "
                 f"{row.attempt}",
@@ -255,21 +256,19 @@ class AuditedGroups:
     def _check_permits(self) -> None:
         counts = self.counts
         if counts[IN_FLIGHT] > self._max_in_flight:
-            self._findings.add(
+            self._add(
                 "I8",
                 f"{counts[IN_FLIGHT]} groups are in flight; at most {self._max_in_flight} may be",
             )
         buffered = counts[IN_FLIGHT] + counts[READY] + counts[TRAINING]
         if buffered > self._capacity:
-            self._findings.add(
-                "I8", f"{buffered} groups fill the buffer; its capacity is {self._capacity}"
-            )
+            self._add("I8", f"{buffered} groups fill the buffer; its capacity is {self._capacity}")
 
-    def returned(self, event: Returned) -> None:
+    def on_returned(self, event: Returned) -> None:
         places = LEAVES_FROM[event.kind]
         row = self.expect(f"to be {event.kind}", event.prompt_index, *places)
         if event.attempt != row.attempt:
-            self._findings.add(
+            self._add(
                 "I1",
                 f"attempt {event.attempt} of group {event.prompt_index} returned; {row.attempt} was out",
             )
@@ -279,11 +278,11 @@ class AuditedGroups:
         row.failures += event.kind is ReturnKind.INFRASTRUCTURE
         self.move(event.prompt_index, ADMITTED).receipt = None
 
-    def committed(self, event: Committed) -> AuditedGroup:
+    def on_committed(self, event: Committed) -> None:
         receipt = event.receipt
         row = self.expect("a commit", receipt.prompt_index, IN_FLIGHT)
         if receipt.attempt != row.attempt or row.controller != self._controllers:
-            self._findings.add(
+            self._add(
                 "I1",
                 f"attempt {receipt.attempt} of group {receipt.prompt_index} was committed; attempt "
                 f"{row.attempt} of controller incarnation {row.controller} was out, and this is incarnation {self._controllers}",
@@ -291,21 +290,18 @@ class AuditedGroups:
         if receipt.samples != self._config.samples_per_group or not all(
             map(math.isfinite, receipt.rewards)
         ):
-            self._findings.add(
+            self._add(
                 "I11", f"group {receipt.prompt_index} was committed with rewards {receipt.rewards}"
             )
         versions = [version for sample in receipt.version_spans for version, _ in sample] or [-1]
         self.move(receipt.prompt_index, READY)
         row.receipt, row.oldest, row.newest = receipt, min(versions), max(versions)
-        return row
 
-    def dropped(self, event: Dropped) -> None:
+    def on_dropped(self, event: Dropped) -> None:
         row = self.expect("a drop", event.prompt_index, ADMITTED, IN_FLIGHT, READY)
         self.check_reason(event.prompt_index, event.label)
         if event.label == ENVIRONMENT_UNAVAILABLE:
-            self._findings.add(
-                "I3", f"an outage of the environments cost prompt {event.prompt_index}"
-            )
+            self._add("I3", f"an outage of the environments cost prompt {event.prompt_index}")
         match event.reason:
             case DropReason.STALE:
                 self._check_too_old("dropped as stale", event.prompt_index, row)
@@ -319,7 +315,7 @@ class AuditedGroups:
                 pass
         if event.shrinks:
             if event.reason in (DropReason.FILTERED, DropReason.STALE):
-                self._findings.add(
+                self._add(
                     "I3",
                     f"group {event.prompt_index} was filtered and its step {event.shrinks} shrunk",
                 )
@@ -329,14 +325,14 @@ class AuditedGroups:
 
     def _check_data_failed(self, prompt_index: int, row: AuditedGroup) -> None:
         if row.returned is ReturnKind.INFRASTRUCTURE:
-            self._findings.add(
+            self._add(
                 "I3", f"group {prompt_index} was dropped for its data; its infrastructure failed"
             )
 
     def _check_retries_spent(self, prompt_index: int, row: AuditedGroup) -> None:
         allowed = self._config.rollout.infrastructure_retries
         if row.failures <= allowed:
-            self._findings.add(
+            self._add(
                 "I3",
                 f"group {prompt_index} was dropped after {row.failures} infrastructure failures; "
                 f"rollout.infrastructure_retries is {allowed}",
@@ -344,16 +340,14 @@ class AuditedGroups:
 
     def check_reason(self, prompt_index: int, reason: str) -> None:
         if reason not in DROP_REASONS:
-            self._findings.add(
-                "I3", f"group {prompt_index} was dropped for {reason!r}: no known reason"
-            )
+            self._add("I3", f"group {prompt_index} was dropped for {reason!r}: no known reason")
 
     def check_age(self, prompt_index: int, row: AuditedGroup) -> None:
         """Check the age of a group whose tokens may be trained now."""
         if row.receipt is None:
             return
         if self.version - row.oldest > self._bound or row.newest > self.version:
-            self._findings.add(
+            self._add(
                 "I4",
                 f"group {prompt_index} has tokens of versions {row.oldest} to {row.newest}; the trainer "
                 f"is at {self.version}, max_staleness is {self._bound}",
@@ -361,7 +355,7 @@ class AuditedGroups:
 
     def _check_too_old(self, what: str, prompt_index: int, row: AuditedGroup) -> None:
         if self._evicts_stale_only and row.receipt and self.version - row.oldest <= self._bound:
-            self._findings.add(
+            self._add(
                 "I3",
                 f"group {prompt_index} of version {row.oldest} was {what} at version {self.version}: "
                 f"within max_staleness {self._bound}",

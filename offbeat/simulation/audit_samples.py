@@ -13,17 +13,10 @@ from typing import Final, NamedTuple, Self
 
 from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
-from offbeat.controller.events import StepApplied
+from offbeat.controller.events import Committed, StepApplied
 from offbeat.messages.groups import Receipt
-from offbeat.simulation.audit_findings import Findings
-from offbeat.simulation.audit_groups import (
-    ADMITTED,
-    DROPPED,
-    IN_FLIGHT,
-    READY,
-    TRAINING,
-    AuditedGroups,
-)
+from offbeat.simulation.audit_findings import AuditTable, Findings
+from offbeat.simulation.audit_groups import AuditedGroups
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.groups import media_bytes_of
 from offbeat.simulation.records import DrawnSamples, StepReported, TrainerApplied
@@ -32,30 +25,31 @@ _MASKED: Final = "masked"
 _ROUNDING: Final = 1e-6  # of a sum of advantages, or of a mean, which are of order one
 
 
-class AuditedSamples:
-    """Samples of every step that stands, and what became of all others."""
+class AuditedSamples(AuditTable):
+    """Compares the samples of receipts, steps and the trainer."""
 
     def __init__(
         self, config: RunConfig, groups: AuditedGroups, world: World, findings: Findings
     ) -> None:
-        self._config, self._groups, self._world, self._findings = config, groups, world, findings
-        self._steps: list[tuple[int, int]] = []  # valid and masked samples of versions 1, 2, ...
+        super().__init__(findings)
+        self._config, self._groups, self._world = config, groups, world
         # What may be reported of a version: it may have been made several times, after rewinds. Of
         # what the trainer made, because a report may outlive the controller's record of its step.
         self._recounts = defaultdict[int, list[SampleCounts]](list)
 
-    def committed(self, receipt: Receipt) -> None:
+    def on_committed(self, event: Committed) -> None:
         """Check what a receipt says of its samples."""
+        receipt = event.receipt
         masked = masked_samples(receipt)
         rollout, size = self._config.rollout, self._config.samples_per_group
         least = rollout.min_valid_samples or min(2, size)
         about = f"group {receipt.prompt_index} was committed with samples {masked} masked"
         if size - len(masked) < least:
-            self._findings.add("I18", f"{about}; {least} of {size} have to be valid")
+            self._add("I18", f"{about}; {least} of {size} have to be valid")
         if masked and on_failed_sample(self._config) == "fail_group":
-            self._findings.add("I18", f"{about}; a failed sample fails its group here")
+            self._add("I18", f"{about}; a failed sample fails its group here")
         if any(receipt.valid_tokens[sample] for sample in masked):
-            self._findings.add("I18", f"{about}; tokens to train: {receipt.valid_tokens}")
+            self._add("I18", f"{about}; tokens to train: {receipt.valid_tokens}")
         key = receipt.prompt_index, receipt.attempt, receipt.engine, receipt.engine_incarnation
         drawn = [each.samples for each in self._world.answers.get(key, ())]
         ones = (1,) * size
@@ -67,9 +61,9 @@ class AuditedSamples:
             media_bytes_of(receipt),
         )
         if drawn and says not in drawn:
-            self._findings.add("I18", f"{about}: {says}; its worker drew {drawn[-1]}")
+            self._add("I18", f"{about}: {says}; its worker drew {drawn[-1]}")
 
-    def applied(self, event: StepApplied) -> None:
+    def on_applied(self, event: StepApplied) -> None:
         """Count the samples of a step, and compare with what the journal says of it."""
         rows = self._groups.rows
         receipts = [
@@ -81,15 +75,11 @@ class AuditedSamples:
         valid = sum(len(receipt.rewards) for receipt in receipts) - masked
         has_all = len(receipts) == len(event.prompt_indices)  # else another invariant is broken
         if has_all and (event.samples, event.masked_samples) != (valid, masked):
-            self._findings.add(
+            self._add(
                 "I18",
                 f"step {event.step} counts {event.samples} samples and {event.masked_samples} masked "
                 f"ones; its receipts have {valid} and {masked}",
             )
-        self._steps.append((event.samples, event.masked_samples))
-
-    def rewound(self, to_version: int) -> None:
-        del self._steps[to_version:]
 
     def check_trained(self, record: TrainerApplied, receipts: dict[int, Receipt | None]) -> None:
         """Compare what the trainer got of each sample with the receipt of its group."""
@@ -110,51 +100,28 @@ class AuditedSamples:
                 continue
             about = f"group {prompt_index}, of which samples {masked} are masked"
             if masked != masked_samples(receipt):
-                self._findings.add("I18", f"{about}: its receipt says {masked_samples(receipt)}")
+                self._add("I18", f"{about}: its receipt says {masked_samples(receipt)}")
             if branches != (receipt.branches or (1,) * len(receipt.rewards)):
-                self._findings.add(
+                self._add(
                     "I18", f"{about}: {branches} rows trained; its receipt says {receipt.branches}"
                 )
             if media_bytes != media_bytes_of(receipt):
                 of_receipt = f"its receipt says {media_bytes_of(receipt)}"
-                self._findings.add(
-                    "I18", f"{about}: {media_bytes} bytes of pictures trained; {of_receipt}"
-                )
+                self._add("I18", f"{about}: {media_bytes} bytes of pictures trained; {of_receipt}")
             if any(advantages[sample] for sample in masked):
-                self._findings.add("I18", f"{about}, was trained with advantages {advantages}")
+                self._add("I18", f"{about}, was trained with advantages {advantages}")
             valid = [each for place, each in enumerate(advantages) if place not in masked]
             if abs(math.fsum(valid)) > _ROUNDING * len(valid):
-                self._findings.add(
-                    "I18", f"{about}: the advantages {valid} of the others do not cancel"
-                )
+                self._add("I18", f"{about}: the advantages {valid} of the others do not cancel")
 
     def check_reported(self) -> None:
         """Compare the metrics of every step with a recount of its samples."""
         for report in self._world.reported:
             recounts = self._recounts[report.version] if report.step == report.version else []
             if recounts and not any(counts.are_reported_by(report) for counts in recounts):
-                self._findings.add(
+                self._add(
                     "I18", f"{report} does not report the samples of its step: {recounts[-1]}"
                 )
-
-    def check_end(self) -> None:
-        """Check that every sample drawn was trained, masked or dropped, or is outstanding.
-
-        A group in two places, or in none, has been found by then: it breaks this sum as well.
-        """
-        if self._findings.violations:
-            return
-        size, counts, groups = self._config.samples_per_group, self._groups.counts, self._groups
-        trained = sum(valid for valid, _ in self._steps)
-        masked = sum(count for _, count in self._steps)
-        dropped = size * counts[DROPPED]
-        left = size * sum(counts[place] for place in (ADMITTED, IN_FLIGHT, READY, TRAINING))
-        if trained + masked + dropped + left != size * groups.drawn:
-            self._findings.add(
-                "I18",
-                f"{size * groups.drawn} samples were drawn; {trained} are trained, {masked} masked, "
-                f"{dropped} dropped and {left} outstanding",
-            )
 
 
 class SampleCounts(NamedTuple):

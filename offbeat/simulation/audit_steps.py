@@ -19,7 +19,7 @@ from offbeat.controller.events import (
     Unclaimed,
 )
 from offbeat.messages.groups import Receipt
-from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_findings import AuditTable, Findings
 from offbeat.simulation.audit_groups import (
     ADMITTED,
     DROPPED,
@@ -42,15 +42,20 @@ class Intent(NamedTuple):
     before: Trained
 
 
-class Steps:
+class Steps(AuditTable):
     """Optimizer steps according to the journal."""
 
     def __init__(
-        self, config: RunConfig, groups: AuditedGroups, world: World, findings: Findings
+        self,
+        config: RunConfig,
+        groups: AuditedGroups,
+        samples: AuditedSamples,
+        world: World,
+        findings: Findings,
     ) -> None:
+        super().__init__(findings)
         self._config, self._groups, self._world = config, groups, world
-        self._findings = findings
-        self.samples = AuditedSamples(config, groups, world, findings)
+        self.samples = samples
         self.open: tuple[int, int] | None = None  # step and attempt of the groups in training
         self.intent: tuple[int, int] | None = None  # step whose outcome is unknown
         self.stack: list[tuple[int, int]] = []  # step and attempt that led to versions 1, 2, ...
@@ -66,18 +71,18 @@ class Steps:
 
     # --- the journal -----------------------------------------------------------------------------
 
-    def claimed(self, event: Claimed) -> None:
-        findings, groups, key = self._findings, self._groups, (event.step, event.attempt)
+    def on_claimed(self, event: Claimed) -> None:
+        groups, key = self._groups, (event.step, event.attempt)
         if self._rewinding_to is not None:
-            findings.add("I7", f"step {event.step} begins in a rewind to {self._rewinding_to}")
+            self._add("I7", f"step {event.step} begins in a rewind to {self._rewinding_to}")
         if event.step != groups.version + 1:
-            findings.add(
+            self._add(
                 "I7", f"step {event.step} claims groups while the trainer is at {groups.version}"
             )
         if self.open is None and event.attempt <= self._last_attempt:
-            findings.add("I7", f"attempt {event.attempt} begins after attempt {self._last_attempt}")
+            self._add("I7", f"attempt {event.attempt} begins after attempt {self._last_attempt}")
         if self.open not in (None, key):
-            findings.add("I7", f"{key} claims groups while {self.open} is open")
+            self._add("I7", f"{key} claims groups while {self.open} is open")
         self.open, self._last_attempt = key, max(event.attempt, self._last_attempt)
         for prompt_index in event.prompt_indices:
             row = groups.expect("a claim", prompt_index, READY)
@@ -86,24 +91,24 @@ class Steps:
         self._training += event.prompt_indices
         room = self._config.groups_per_step - groups.shrunk.get(event.step, 0)
         if len(self._training) > room:
-            findings.add(
+            self._add(
                 "I3",
                 f"step {event.step} claims {len(self._training)} groups; it has room for {room}",
             )
 
-    def unclaimed(self, event: Unclaimed) -> None:
+    def on_unclaimed(self, event: Unclaimed) -> None:
         if (
             self.open is not None and self.open[0] != event.step
         ):  # a later incarnation has its own attempts
-            self._findings.add("I7", f"step {event.step} is aborted; open is {self.open}")
+            self._add("I7", f"step {event.step} is aborted; open is {self.open}")
         self._leave(READY)
 
-    def intended(self, event: StepIntent) -> None:
+    def on_intended(self, event: StepIntent) -> None:
         key = event.step, event.attempt
         self._is_open("is intended", *key)
         self._same_prompt_indices("intends", event.step, event.prompt_indices)
         if key in self._intents:
-            self._findings.add("I7", f"step {event.step} attempt {event.attempt} is intended twice")
+            self._add("I7", f"step {event.step} attempt {event.attempt} is intended twice")
         rows = self._groups.rows
         for prompt_index in self._training:
             self._groups.check_age(prompt_index, rows[prompt_index])
@@ -111,40 +116,36 @@ class Steps:
         self._intents[key] = Intent(event.prompt_indices, receipts, tuple(self.stack))
         self.intent = key
 
-    def applied(self, event: StepApplied) -> None:
-        findings, groups, key = self._findings, self._groups, (event.step, event.attempt)
+    def on_applied(self, event: StepApplied) -> None:
+        groups, key = self._groups, (event.step, event.attempt)
         if self.intent != key:
-            findings.add("I7", f"step {key} was applied; the last intent is {self.intent}")
+            self._add("I7", f"step {key} was applied; the last intent is {self.intent}")
         self._same_prompt_indices("applies", event.step, event.prompt_indices)
         if event.version != groups.version + 1 or event.step != event.version:
-            findings.add(
-                "I5",
-                f"step {event.step} made version {event.version} out of {groups.version}",
+            self._add(
+                "I5", f"step {event.step} made version {event.version} out of {groups.version}"
             )
         if event.frontier != groups.drawn:
-            findings.add(
-                "I1", f"the frontier is {event.frontier}; {groups.drawn} prompts were drawn"
-            )
+            self._add("I1", f"the frontier is {event.frontier}; {groups.drawn} prompts were drawn")
         self._check_applied_by_trainer(event)
         self._check_kept(event)
         self._check_size(event)
-        self.samples.applied(event)
         self._leave(TRAINED)
         self.stack.append(key)
         self._trained.append(event.prompt_indices)
         groups.version = len(self.stack)
 
-    def refused(self, event: StepRefused) -> None:
+    def on_refused(self, event: StepRefused) -> None:
         self._is_open("is refused", event.step, event.attempt)
         if (event.step, event.attempt) in self._world.steps:
-            self._findings.add(
+            self._add(
                 "I7",
                 f"step {event.step} attempt {event.attempt} was refused; the trainer applied it",
             )
         self._leave(DROPPED)
         self._groups.step_refused(event.step)
 
-    def rewound(self, event: Rewound) -> None:
+    def on_rewound(self, event: Rewound) -> None:
         groups = self._groups
         self._check_rewind(event)
         self.rewinds += event.lineage != self._lineage
@@ -155,7 +156,7 @@ class Steps:
                 groups.move(prompt_index, ADMITTED).receipt = None
         undone = [step.prompt_indices for step in event.undone]
         if undone != self._trained[event.to_version :]:
-            self._findings.add(
+            self._add(
                 "I1",
                 f"a rewind to version {event.to_version} undoes groups {undone}; trained since were "
                 f"{self._trained[event.to_version :]}",
@@ -167,39 +168,36 @@ class Steps:
                 groups.trained_again(prompt_index, step)
         del self.stack[event.to_version :], self._trained[event.to_version :]
         self.last_checkpoint = min(self.last_checkpoint, event.to_version)
-        self.samples.rewound(event.to_version)
         groups.rewound(len(self.stack))
         if self.short is not None and self.short[0] > groups.version:
             self.short = None
 
     def _check_rewind(self, event: Rewound) -> None:
-        findings, groups = self._findings, self._groups
+        groups = self._groups
         lineage = self._lineage + (self._rewinding_to is None)
         if event.to_version > groups.version or event.lineage != lineage:
-            findings.add(
+            self._add(
                 "I5",
                 f"version {groups.version} of lineage {self._lineage} is rewound to "
                 f"{event.to_version} of lineage {event.lineage}",
             )
         if event.target not in self._world.restored:
-            findings.add("I2", f"the trainer was never restored to version {event.target}")
+            self._add("I2", f"the trainer was never restored to version {event.target}")
         if event.target > event.to_version:
-            findings.add(
-                "I5", f"version {event.to_version} is below the {event.target} it is to be"
-            )
+            self._add("I5", f"version {event.to_version} is below the {event.target} it is to be")
         if groups.counts[IN_FLIGHT]:
-            findings.add("I1", f"{groups.counts[IN_FLIGHT]} groups are in flight over a rewind")
+            self._add("I1", f"{groups.counts[IN_FLIGHT]} groups are in flight over a rewind")
 
-    def checkpointed(self, event: Checkpointed) -> None:
+    def on_checkpointed(self, event: Checkpointed) -> None:
         self.last_checkpoint = event.version
         if (event.version, event.digest) not in self._world.written:
-            self._findings.add(
+            self._add(
                 "I12",
                 f"a checkpoint of version {event.version} with digest {event.digest} is counted on; "
                 "none was written",
             )
         if event.version > self._groups.version:
-            self._findings.add(
+            self._add(
                 "I12",
                 f"a checkpoint of version {event.version} is counted on at version "
                 f"{self._groups.version}",
@@ -213,11 +211,11 @@ class Steps:
 
     def _is_open(self, what: str, step: int, attempt: int) -> None:
         if self.open is not None and self.open != (step, attempt):
-            self._findings.add("I7", f"step {(step, attempt)} {what}; open is {self.open}")
+            self._add("I7", f"step {(step, attempt)} {what}; open is {self.open}")
 
     def _same_prompt_indices(self, what: str, step: int, prompt_indices: tuple[int, ...]) -> None:
         if list(prompt_indices) != self._training:
-            self._findings.add(
+            self._add(
                 "I1", f"step {step} {what} groups {prompt_indices}; it has claimed {self._training}"
             )
 
@@ -226,7 +224,7 @@ class Steps:
         if self.short is not None:
             # A batch bound to its step stays incomplete when no prompt is left to complete it.
             if not self._groups.source_is_empty:
-                self._findings.add("I3", f"{self.short[1]}, and another step followed")
+                self._add("I3", f"{self.short[1]}, and another step followed")
             self.short = None
         size, config = len(event.prompt_indices), self._config
         whole = config.groups_per_step - self._groups.shrunk.get(event.step, 0)
@@ -236,7 +234,7 @@ class Steps:
                 f"step {event.step} trained {size} groups instead of {whole}",
             )
         if whole < config.rollout.min_step_batch_fraction * config.groups_per_step:
-            self._findings.add(
+            self._add(
                 "I3", f"step {event.step} shrank to {whole} of {config.groups_per_step} groups"
             )
 
@@ -247,7 +245,7 @@ class Steps:
             return
         due = (event.version - 1) // interval * interval
         if self.last_checkpoint < due:
-            self._findings.add(
+            self._add(
                 "I12",
                 f"step {event.step} was trained and the checkpoint of version {due} was not made; the "
                 f"newest is of version {self.last_checkpoint}",
@@ -256,13 +254,13 @@ class Steps:
     def _check_applied_by_trainer(self, event: StepApplied) -> None:
         moment = self._world.steps.get((event.step, event.attempt))
         if moment is None or moment.record.version != event.version:
-            self._findings.add(
+            self._add(
                 "I2",
                 f"step {event.step} attempt {event.attempt} counts as version {event.version}; the "
                 "trainer never applied it",
             )
         elif sorted(moment.record.prompt_indices) != sorted(event.prompt_indices):
-            self._findings.add(
+            self._add(
                 "I2",
                 f"step {event.step} counts groups {event.prompt_indices} as trained; the trainer says "
                 f"{moment.record.prompt_indices}",
@@ -278,16 +276,16 @@ class Steps:
             findings.index, findings.current = moment.record_index, moment.record
             intent = self._intents.get(key)
             if intent is None:
-                findings.add("I7", f"step {key} was applied without a durable intent")
+                self._add("I7", f"step {key} was applied without a durable intent")
                 continue
             if sorted(intent.prompt_indices) != sorted(moment.record.prompt_indices):
-                findings.add(
+                self._add(
                     "I7",
                     f"step {key} was intended with groups {intent.prompt_indices}; the trainer applied "
                     f"{moment.record.prompt_indices}",
                 )
             if intent.before != moment.before:
-                findings.add("I2", f"step {key} began: {difference(moment.before, intent.before)}")
+                self._add("I2", f"step {key} began: {difference(moment.before, intent.before)}")
             self._check_minibatches(moment.record)
             self._check_samples(moment, intent)
             self.samples.check_trained(moment.record, intent.receipts)
@@ -300,14 +298,14 @@ class Steps:
         """
         trained, counted = self._world.steps_in_weights, tuple(self.stack)
         if finished and self._rewinding_to is not None:
-            self._findings.add("I5", f"a rewind to {self._rewinding_to} was never finished")
+            self._add("I5", f"a rewind to {self._rewinding_to} was never finished")
         if trained == counted or (finished and not trained and not self._config.checkpoint.final):
             return
         if not finished:
             unknown = (*counted, self.intent) if self.intent else counted
             if trained in (unknown, counted[: len(trained)]):
                 return  # the next controller would adopt the step or rewind
-        self._findings.add("I2", f"at the end {difference(trained, counted)}")
+        self._add("I2", f"at the end {difference(trained, counted)}")
 
     def _check_minibatches(self, record: TrainerApplied) -> None:
         """Check that each group is of one minibatch of about equal size, trained in every epoch."""
@@ -316,13 +314,13 @@ class Steps:
         parts = min(algorithm.minibatches, groups)
         is_even = len(sizes) == parts and max(sizes.values()) - min(sizes.values()) <= 1
         if sizes.total() != groups or not is_even or max(sizes) >= algorithm.minibatches:
-            self._findings.add(
+            self._add(
                 "I2",
                 f"step {record.step} trained {groups} groups in minibatches of {dict(sizes)}; the "
                 f"recipe divides them into {algorithm.minibatches}",
             )
         if record.epochs != algorithm.epochs:
-            self._findings.add(
+            self._add(
                 "I2",
                 f"step {record.step} trained its groups {record.epochs} times; the recipe says "
                 f"{algorithm.epochs}",
@@ -339,7 +337,7 @@ class Steps:
                 continue
             spans = receipt.version_spans
             if attempt != receipt.attempt or oldest != min(v for s in spans for v, _ in s):
-                self._findings.add(
+                self._add(
                     "I6",
                     f"group {prompt_index} was trained as attempt {attempt} of version {oldest}; its "
                     f"receipt is attempt {receipt.attempt} with {spans}",
@@ -359,7 +357,7 @@ class Steps:
             if answer.spans == receipt.version_spans
         ]
         if wrong and all(wrong):
-            self._findings.add("I6", f"group {receipt.prompt_index} was sampled from {wrong[-1]}")
+            self._add("I6", f"group {receipt.prompt_index} was sampled from {wrong[-1]}")
 
 
 def _other_weights(sampled: Mapping[int, str], trained: Sequence[str | None]) -> str:

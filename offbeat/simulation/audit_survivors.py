@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Final
 
 from offbeat.config.run import RunConfig
-from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_findings import AuditTable, Findings
 from offbeat.simulation.audit_workers import LASTING
 from offbeat.simulation.faults import MACHINES, POISON
 from offbeat.simulation.records import (
@@ -41,7 +41,7 @@ _WORK: Final = (
 )
 
 
-class Survivors:
+class Survivors(AuditTable):
     """Looks for spells in which nobody works although only one machine is lost, without the trainer.
 
     Spells that another fault may explain are left out, and machines with columns that the trainer
@@ -51,7 +51,8 @@ class Survivors:
     def __init__(
         self, config: RunConfig, records: Sequence[WorldRecord], findings: Findings
     ) -> None:
-        self._records, self._findings = records, findings
+        super().__init__(findings)
+        self._records = records
         generator, stub = config.generator, config.stub
         self._engines = {f"generator-{index}" for index in range(generator.engines)}
         self._workers = {each.worker for each in records if isinstance(each, WorkerStarted)}
@@ -72,7 +73,7 @@ class Survivors:
             since, until = max(pairwise(seen), key=lambda spell: spell[1] - spell[0])
             if until - since > self._quiet_s:
                 self._findings.current = lost
-                self._findings.add(
+                self._add(
                     "I24",
                     f"nobody worked from {since:.1f} to {until:.1f} s; {lost.machine} was lost at "
                     f"{lost.at:.1f} s with {', '.join(lost.actors)}, the others were well",

@@ -1,30 +1,24 @@
 """Environment workers that were lost, by the journal and by the workers' own records: I23."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Final
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import Dispatched, Joined, Opened, Returned, WorkerLost
 from offbeat.messages.failures import WORKER_LOST, Component
-from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_findings import AuditTable, Findings
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.faults import KINDS
-from offbeat.simulation.records import WorkerDied, WorkerStarted, WorldRecord
+from offbeat.simulation.records import WorkerDied, WorkerStarted
 
 
-class AuditedWorkers:
+class AuditedWorkers(AuditTable):
     """Processes of each worker that the journal counts on, and those that it says are lost."""
 
-    def __init__(self, records: Sequence[WorldRecord], findings: Findings) -> None:
-        self._findings = findings
+    def __init__(self, findings: Findings) -> None:
+        super().__init__(findings)
         self._started = defaultdict[str, set[str]](set)
         self._mortal = set[str]()  # workers of which a process died
-        for record in records:
-            if isinstance(record, WorkerStarted):
-                self._started[record.worker].add(record.process)
-            elif isinstance(record, WorkerDied):
-                self._mortal.add(record.worker)
         self._driver: str | None = None
         self._present = dict[str, str]()  # process of each worker that joined last
         self._lost = set[str]()
@@ -32,46 +26,52 @@ class AuditedWorkers:
         self._changed_at = 0  # the last of them that was about a worker
         self._dispatched_at = dict[int, int]()
 
-    def opened(self, event: Opened) -> None:
+    def on_started(self, record: WorkerStarted) -> None:
+        self._started[record.worker].add(record.process)
+
+    def on_died(self, record: WorkerDied) -> None:
+        self._mortal.add(record.worker)
+
+    def on_opened(self, event: Opened) -> None:
         if event.driver != self._driver:  # its workers are others
             self._present.clear()
             self._lost.clear()
         self._driver = event.driver
         self._dispatched_at.clear()
 
-    def lost(self, event: WorkerLost) -> None:
+    def on_lost(self, event: WorkerLost) -> None:
         """Check that a worker is lost once, and only if a process of it has died."""
         if event.worker not in self._mortal:
-            self._findings.add("I23", f"{event.worker} is said to be lost; it never died")
+            self._add("I23", f"{event.worker} is said to be lost; it never died")
         if event.worker in self._lost:
-            self._findings.add("I23", f"{event.worker} is lost twice, and was not back between")
+            self._add("I23", f"{event.worker} is lost twice, and was not back between")
         self._lost.add(event.worker)
         self._change()
 
-    def joined(self, event: Joined) -> None:
+    def on_joined(self, event: Joined) -> None:
         """Check that a process that joins is one, and that the loss of the one before is known."""
         if event.component is not Component.WORKER:
             return
         name, process = event.name, event.incarnation
         before = self._present.get(name)
         if process not in self._started[name]:
-            self._findings.add("I23", f"{process!r} joins as {name}; no such process was started")
+            self._add("I23", f"{process!r} joins as {name}; no such process was started")
         if before is not None and name not in self._lost:
-            self._findings.add("I23", f"{process} joins as {name}, and {before} was not lost")
+            self._add("I23", f"{process} joins as {name}, and {before} was not lost")
         self._present[name] = process
         self._lost.discard(name)
         self._change()
 
-    def dispatched(self, event: Dispatched) -> None:
+    def on_dispatched(self, event: Dispatched) -> None:
         self._moves += 1
         self._dispatched_at[event.prompt_index] = self._moves
 
-    def returned(self, event: Returned) -> None:
+    def on_returned(self, event: Returned) -> None:
         """Check that a group that was lost with its worker comes after the loss of a worker."""
         sent_at = self._dispatched_at.pop(event.prompt_index, 0)
         if event.reason != WORKER_LOST or self._lost or self._changed_at > sent_at:
             return
-        self._findings.add(
+        self._add(
             "I23",
             f"group {event.prompt_index} is lost with its worker, and since its dispatch no worker "
             "was lost or came back",

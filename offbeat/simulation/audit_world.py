@@ -5,15 +5,13 @@ weights that were never published, a step that was trained twice, a checkpoint t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from offbeat.config.limits import max_outstanding_groups
 from offbeat.config.run import RunConfig
 from offbeat.messages.groups import VersionSpans
-from offbeat.simulation.audit_evaluations import EvaluationAudit
-from offbeat.simulation.audit_fetches import AuditedFetches
-from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_findings import AuditTable, Findings
 from offbeat.simulation.faults import KINDS
 from offbeat.simulation.records import (
     CheckpointLatest,
@@ -26,7 +24,6 @@ from offbeat.simulation.records import (
     EngineComputesOther,
     EngineRetired,
     EngineServes,
-    Evaluated,
     Fault,
     FenceObeyed,
     Generated,
@@ -34,12 +31,10 @@ from offbeat.simulation.records import (
     PermitsUsed,
     PoisonTaken,
     ReleasePublished,
-    Scored,
     StepReported,
     TrainerApplied,
     TrainerRestored,
     TrainerStarted,
-    WorldRecord,
 )
 
 _MIB = 2**20
@@ -70,11 +65,12 @@ class AuditedStep(NamedTuple):
     digests: tuple[str | None, ...]
 
 
-class World:
+class World(AuditTable):
     """History of the run according to the actors' own records."""
 
     def __init__(self, config: RunConfig, findings: Findings) -> None:
-        self._config, self._findings = config, findings
+        super().__init__(findings)
+        self._config = config
         self.ended: Ended | None = None
         self.controller_ends: list[ControllerEnd] = []
         self.last_fault_at: float | None = None
@@ -98,8 +94,6 @@ class World:
         self.lost_payloads: set[tuple[int, int]] = set()
         # Such payloads by machine
         self._only_on: dict[str, set[tuple[int, int]]] = {}
-        self.evaluations = EvaluationAudit(config, findings)
-        self._fetches = AuditedFetches(config, findings)
         self._trainer_was_struck = False  # by a fault that may kill it
         # Digest by version, by engine and incarnation
         self._served: dict[tuple[str, str], dict[int, str]] = {}
@@ -119,93 +113,60 @@ class World:
         """Steps that the trainer's weights contain now."""
         return tuple(self._stack)
 
-    def read(self, records: Sequence[WorldRecord]) -> None:
-        """Read all records, in the order they were written."""
-        findings = self._findings
-        findings.source = "records"
-        handlers: dict[type[WorldRecord], Callable[[Any], None]] = {
-            Fault: self._fault,
-            ControllerStarted: self._controller_started,
-            ControllerEnd: self.controller_ends.append,
-            Closed: self._close,
-            Generated: self._generated,
-            MachineLost: self._machine_lost,
-            EngineRetired: self._engine_retired,
-            PoisonTaken: self._poison_taken,
-            Scored: self._scored,
-            Evaluated: self.evaluations.evaluated,
-            EngineComputesOther: self._takes_other,
-            EngineServes: self._serves,
-            **self._fetches.handlers,
-            TrainerStarted: self._trainer_started,
-            TrainerRestored: self._trainer_restored,
-            TrainerApplied: self._applied,
-            ReleasePublished: self._published,
-            CheckpointWritten: self._checkpoint_written,
-            CheckpointLatest: self._checkpoint_latest,
-            FenceObeyed: self._fence_obeyed,
-            PermitsUsed: self._permits,
-            StepReported: self.reported.append,
-            Ended: self._ended,
-        }
-        for findings.index, record in enumerate(records):
-            take = handlers.get(type(record))
-            if take is not None:
-                findings.current = record
-                take(record)
-
-    def _fault(self, record: Fault) -> None:
+    def on_fault(self, record: Fault) -> None:
         self.last_fault_at = record.at
         self.faults[record.kind] += 1
-        self._fetches.fault(record)
         self._trainer_was_struck |= record.kind not in HARMLESS_TO_TRAINER
 
-    def _machine_lost(self, record: MachineLost) -> None:
+    def on_machine_lost(self, record: MachineLost) -> None:
         self.lost_payloads |= self._only_on.pop(record.machine, set())
         self._trainer_was_struck |= "trainer" in record.actors
 
-    def _poison_taken(self, record: PoisonTaken) -> None:
+    def on_controller_ended(self, record: ControllerEnd) -> None:
+        self.controller_ends.append(record)
+
+    def on_reported(self, record: StepReported) -> None:
+        self.reported.append(record)
+
+    def on_poison_taken(self, record: PoisonTaken) -> None:
         self.poisoned.setdefault(record.prompt_index, set()).add(record.attempt)
 
-    def _engine_retired(self, record: EngineRetired) -> None:
+    def on_engine_retired(self, record: EngineRetired) -> None:
         self.retired.add(record.engine)
 
-    def _ended(self, record: Ended) -> None:
+    def on_ended(self, record: Ended) -> None:
         self.ended = record
-        self._fetches.check_end(record)
 
     # --- engines ---------------------------------------------------------------------------------
 
-    def _takes_other(self, record: EngineComputesOther) -> None:
+    def on_computes_other(self, record: EngineComputesOther) -> None:
         process = record.engine, record.incarnation
         self.computes_other.add((*process, record.epoch))
         self._other[*process, record.version] = record.epoch
 
-    def _serves(self, record: EngineServes) -> None:
+    def on_served(self, record: EngineServes) -> None:
         process = record.engine, record.incarnation
         if self._other.get((*process, record.version), record.epoch) != record.epoch:
             del self._other[*process, record.version]  # another transfer of it was correct
         lineage = self.published.get((record.version, record.digest))
         if lineage is None:
-            self._findings.add(
+            self._add(
                 "I6",
                 f"{record.engine} serves version {record.version} with digest {record.digest}, "
                 "which the trainer never published",
             )
         version, of_lineage = self._newest.get(process, (-1, 0))
         if record.version < version and lineage == of_lineage:
-            self._findings.add(
-                "I5", f"{record.engine} went from version {version} back to {record.version}"
-            )
+            self._add("I5", f"{record.engine} went from version {version} back to {record.version}")
         self._newest[process] = record.version, lineage or 0
         self._served.setdefault(process, {})[record.version] = record.digest
         self.serves.add((*process, record.epoch, record.version, record.digest))
 
-    def _generated(self, record: Generated) -> None:
+    def on_generated(self, record: Generated) -> None:
         served = self._served.get((record.engine, record.incarnation), {})
         digests = {version: served.get(version, "") for version in set(_versions(record.spans))}
         if not record.poison and "" in digests.values():
-            self._findings.add(
+            self._add(
                 "I6",
                 f"group {record.prompt_index} has tokens of versions {sorted(digests)}; "
                 f"{record.engine} incarnation {record.incarnation} had served {sorted(served)}",
@@ -215,16 +176,13 @@ class World:
             packed.add((record.prompt_index, record.attempt))
         wrong = [v for v in digests if (record.engine, record.incarnation, v) in self._other]
         if wrong:
-            self._findings.add(
+            self._add(
                 "I6",
                 f"group {record.prompt_index} has tokens of versions {wrong}, of which {record.engine} "
                 f"incarnation {record.incarnation} computes other weights than it took",
             )
         key = record.prompt_index, record.attempt, record.engine, record.incarnation
         self.answers.setdefault(key, []).append(SentGroup(record.spans, digests, record.samples))
-
-    def _scored(self, record: Scored) -> None:
-        self.evaluations.scored(record, faulted=self.last_fault_at is not None)
 
     # --- trainer ---------------------------------------------------------------------------------
 
@@ -233,14 +191,14 @@ class World:
         self._digests[version] = digest
         self._known.setdefault(version, set()).add(digest)
 
-    def _trainer_started(self, record: TrainerStarted) -> None:
+    def on_trainer_started(self, record: TrainerStarted) -> None:
         """Handle a lost trainer: its weights are gone.
 
         After the end of the run this affects the next controller only.
         """
         self._gone = True
         if record.incarnation > 1 and not (self._trainer_was_struck or self._closed):
-            self._findings.add("I17", "the trainer was replaced although no fault had struck it")
+            self._add("I17", "the trainer was replaced although no fault had struck it")
         if not self._closed:
             self._begin_empty()
 
@@ -249,10 +207,10 @@ class World:
         self._lineage += 1
         self._hold((), [], self._digests[:1])
 
-    def _close(self, record: Closed) -> None:
+    def on_closed(self, record: Closed) -> None:
         self._closed = self._closed or record.actor == "trainer"
 
-    def _controller_started(self, record: ControllerStarted) -> None:
+    def on_controller_started(self, record: ControllerStarted) -> None:
         del record
         self._closed = False
         if self._gone:
@@ -265,7 +223,7 @@ class World:
         self._stack, self._trained, self._digests = list(stack), trained[:], digests[:]
         self._in_weights = set[int]().union(*trained)
 
-    def _trainer_restored(self, record: TrainerRestored) -> None:
+    def on_trainer_restored(self, record: TrainerRestored) -> None:
         self._lineage += 1
         self.restored.add(record.version)
         saved = self._saved.get((record.version, record.digest))
@@ -273,7 +231,7 @@ class World:
             self._hold((), [], self._digests[:1])
             self._check_digest(0, record.digest)
         elif saved is None:
-            self._findings.add(
+            self._add(
                 "I12",
                 f"the trainer was restored to version {record.version} with digest "
                 f"{record.digest}, of which no checkpoint was written",
@@ -281,23 +239,23 @@ class World:
         else:
             self._hold(*saved)
 
-    def _applied(self, record: TrainerApplied) -> None:
-        findings, key = self._findings, (record.step, record.attempt)
+    def on_applied(self, record: TrainerApplied) -> None:
+        key = record.step, record.attempt
         if record.version != len(self._stack) + 1:
-            findings.add(
-                "I5", f"the trainer made version {record.version} out of {len(self._stack)}"
-            )
+            self._add("I5", f"the trainer made version {record.version} out of {len(self._stack)}")
         if key in self.steps:
-            findings.add("I7", f"step {record.step} attempt {record.attempt} was applied twice")
+            self._add("I7", f"step {record.step} attempt {record.attempt} was applied twice")
         prompt_indices = frozenset(record.prompt_indices)
         again = self._in_weights & prompt_indices
         if again or len(prompt_indices) < len(record.prompt_indices):
-            findings.add(
+            self._add(
                 "I2",
                 f"step {record.step} trains {sorted(again) or record.prompt_indices} once more",
             )
         self._check_content(record)
-        moment = AuditedStep(findings.index, record, self.steps_in_weights, tuple(self._digests))
+        moment = AuditedStep(
+            self._findings.index, record, self.steps_in_weights, tuple(self._digests)
+        )
         self.steps[key] = moment
         self._stack.append(key)
         self._trained.append(prompt_indices)
@@ -310,26 +268,24 @@ class World:
         before, bound = record.version - 1, self._config.sampler.max_staleness
         for prompt_index, poison in zip(record.prompt_indices, record.poison, strict=False):
             if poison:
-                self._findings.add(
-                    "I11", f"group {prompt_index} was trained although it is: {poison}"
-                )
+                self._add("I11", f"group {prompt_index} was trained although it is: {poison}")
         if record.oldest and before - min(record.oldest) > bound:
-            self._findings.add(
+            self._add(
                 "I4",
                 f"step {record.step} trained tokens of version {min(record.oldest)} at version "
                 f"{before}; max_staleness is {bound}",
             )
         if record.newest and max(record.newest) > before:
-            self._findings.add(
+            self._add(
                 "I4",
                 f"step {record.step} trained tokens of version {max(record.newest)}, which was not "
                 f"made before version {before}",
             )
 
-    def _published(self, record: ReleasePublished) -> None:
+    def on_published(self, record: ReleasePublished) -> None:
         version = len(self._stack)
         if record.version != version:
-            self._findings.add(
+            self._add(
                 "I6", f"version {record.version} was published while the trainer held {version}"
             )
         else:
@@ -339,16 +295,16 @@ class World:
     def _check_digest(self, version: int, digest: str) -> None:
         known = self._digests[version]
         if known is not None and known != digest:
-            self._findings.add(
+            self._add(
                 "I6", f"version {version} has digest {digest}; the trainer's weights have {known}"
             )
         self._learn(version, digest)
 
-    def _checkpoint_written(self, record: CheckpointWritten) -> None:
+    def on_checkpoint_written(self, record: CheckpointWritten) -> None:
         key = record.version, record.digest
         digest_now = self._digests[record.version] if record.version < len(self._digests) else None
         if record.digest not in self._known.get(record.version, ()):
-            self._findings.add(
+            self._add(
                 "I12",
                 f"a checkpoint of version {record.version} with digest {record.digest} was "
                 "written; the trainer never had such weights",
@@ -363,19 +319,16 @@ class World:
 
     # --- disk, fences, permits -------------------------------------------------------------------
 
-    def _checkpoint_latest(self, record: CheckpointLatest) -> None:
+    def on_checkpoint_latest(self, record: CheckpointLatest) -> None:
         if not record.verifies:
-            self._findings.add(
-                "I12", f"LATEST names version {record.version}, which does not verify"
-            )
+            self._add("I12", f"LATEST names version {record.version}, which does not verify")
 
-    def _fence_obeyed(self, record: FenceObeyed) -> None:
-        self._findings.add(
-            "I13",
-            f"{record.actor} obeyed incarnation {record.got}; it had seen {record.highest}",
+    def on_fence_obeyed(self, record: FenceObeyed) -> None:
+        self._add(
+            "I13", f"{record.actor} obeyed incarnation {record.got}; it had seen {record.highest}"
         )
 
-    def _permits(self, record: PermitsUsed) -> None:
+    def on_permits_used(self, record: PermitsUsed) -> None:
         config, reach = self._config, max_outstanding_groups(self._config)
         in_flight = config.rollout.max_in_flight or reach
         limits = (
@@ -392,7 +345,7 @@ class World:
         )
         for what, used, limit in limits:
             if used > limit:
-                self._findings.add("I8", f"{used} {what} at once; at most {limit} are allowed")
+                self._add("I8", f"{used} {what} at once; at most {limit} are allowed")
 
 
 def _versions(spans: Iterable[VersionSpans]) -> list[int]:

@@ -15,6 +15,7 @@ the samplers, so it does not repeat their mistakes.
         AuditedWorkers  workers that were lost         I23
         Survivors  work while a machine is lost        I24
 
+Each part is a table that names the classes it reads. All records are read before the journal.
 ``audit_aggregates`` holds I22 by itself, in some of the episodes.
 """
 
@@ -22,115 +23,108 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import reduce
 from math import gcd
-from typing import Any
+from typing import Any, Final
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import (
-    Admitted,
     AnyEvent,
-    Checkpointed,
-    Claimed,
     Committed,
-    Dispatched,
-    Dropped,
-    EngineLost,
-    Joined,
-    Opened,
-    Released,
-    Retired,
     Returned,
     ReturnKind,
-    RewardCallsMade,
-    Rewound,
-    Served,
     Spent,
-    StepApplied,
-    StepIntent,
-    StepRefused,
     TrainerReplaced,
-    Unclaimed,
-    WorkerLost,
 )
-from offbeat.messages.groups import Receipt
 from offbeat.simulation.audit_end import End
 from offbeat.simulation.audit_engines import AuditedEngines
-from offbeat.simulation.audit_findings import Findings, Violation
-from offbeat.simulation.audit_groups import IN_FLIGHT, AuditedGroups
+from offbeat.simulation.audit_evaluations import EvaluationAudit
+from offbeat.simulation.audit_fetches import AuditedFetches
+from offbeat.simulation.audit_findings import AuditTable, Findings, Violation
+from offbeat.simulation.audit_groups import AuditedGroups
 from offbeat.simulation.audit_rewards import AuditedRewards
+from offbeat.simulation.audit_samples import AuditedSamples
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_survivors import Survivors
 from offbeat.simulation.audit_workers import AuditedWorkers
 from offbeat.simulation.audit_world import World
-from offbeat.simulation.records import WorldRecord
+from offbeat.simulation.records import FenceRefused, WorldRecord
+
+__all__ = ["Violation", "audit"]
+
+_WITHOUT_RULE: Final = (FenceRefused, Spent, TrainerReplaced)
+"""Classes that no table reads."""
 
 
-class Environments:
+class Environments(AuditTable):
     """Environment of every committed prompt, and how many of a cycle each environment has."""
 
     def __init__(self, config: RunConfig, findings: Findings) -> None:
+        super().__init__(findings)
         weights = {name: each.weight for name, each in config.environments.items()} or {"": 1}
         divisor = reduce(gcd, weights.values())
         self._most = {name: weight // divisor for name, weight in weights.items()}
-        self._cycle, self._findings = sum(self._most.values()), findings
+        self._cycle = sum(self._most.values())
         self._known = dict[int, str]()
         self._counts = Counter[tuple[int, str]]()  # prompts by cycle and environment
 
-    def committed(self, receipt: Receipt) -> None:
+    def on_committed(self, event: Committed) -> None:
         """Check the environment of a group that was committed."""
-        index, name = receipt.prompt_index, receipt.environment
+        index, name = event.receipt.prompt_index, event.receipt.environment
         if name not in self._most:
-            self._findings.add("I19", f"group {index} is of environment {name!r}, which is none")
+            self._add("I19", f"group {index} is of environment {name!r}, which is none")
             return
         if index in self._known:  # committed before, by another attempt
             if self._known[index] != name:
                 text = f"prompt {index} was of {self._known[index]!r}, and is of {name!r} now"
-                self._findings.add("I19", text)
+                self._add("I19", text)
             return
         self._known[index] = name
         cycle = index // self._cycle
         self._counts[cycle, name] += 1
         if self._counts[cycle, name] > self._most[name]:
-            self._findings.add(
+            self._add(
                 "I19",
                 f"{self._counts[cycle, name]} of the {self._cycle} prompts from "
                 f"{cycle * self._cycle} on are of {name!r}; its weight is {self._most[name]}",
             )
 
 
-class Losses:
+class Losses(AuditTable):
     """Compares the payloads that the journal gives up with those that the actors lost: I17.
 
     Only groups whose payload was only on a dead machine may be rolled out again.
     """
 
-    def __init__(self, world: World, findings: Findings) -> None:
-        self._world, self._findings = world, findings
+    def __init__(self, groups: AuditedGroups, world: World, findings: Findings) -> None:
+        super().__init__(findings)
+        self._groups, self._world = groups, world
 
-    def returned_from_ready(self, event: Returned) -> None:
+    def on_returned(self, event: Returned) -> None:
         """Check a ready group that is rolled out again for a failure of the infrastructure.
 
         Nothing but the loss of its payload is such a failure. A group that a new controller returns
-        is of another kind: its payload may have died with the former controller.
+        is of another kind: its payload may have died with the former controller. Read before the
+        table of groups moves the group.
         """
-        if event.kind is not ReturnKind.INFRASTRUCTURE:
-            return
-        if (event.prompt_index, event.attempt) not in self._world.lost_payloads:
-            self._findings.add(
+        key = event.prompt_index, event.attempt
+        is_failure = event.kind is ReturnKind.INFRASTRUCTURE
+        if is_failure and self._groups.is_ready(key[0]) and key not in self._world.lost_payloads:
+            self._add(
                 "I17",
                 f"attempt {event.attempt} of group {event.prompt_index} is rolled out again as lost; no "
                 "machine was lost that alone held its payload",
             )
 
 
-class Poison:
+class Poison(AuditTable):
     """Counts the engines that were given a poison prompt, according to the workers' records."""
 
     def __init__(self, config: RunConfig, world: World, findings: Findings) -> None:
-        self._config, self._world, self._findings = config, world, findings
+        super().__init__(findings)
+        self._config, self._world = config, world
         # Attempts that ended for other reasons, by prompt index
         self._not_its_fault = Counter[int]()
 
-    def returned(self, event: Returned) -> None:
+    def on_returned(self, event: Returned) -> None:
         self._not_its_fault[event.prompt_index] += event.kind is not ReturnKind.INFRASTRUCTURE
 
     def check(self) -> None:
@@ -143,14 +137,11 @@ class Poison:
             allowed = self._config.rollout.infrastructure_retries + 1
             allowed += self._not_its_fault[prompt_index] + controllers
             if len(attempts) > allowed:
-                self._findings.add(
+                self._add(
                     "I3",
                     f"poison prompt {prompt_index} was given to engines {len(attempts)} times; its "
                     f"retries allow {allowed}",
                 )
-
-
-__all__ = ["Violation", "audit"]
 
 
 def audit(
@@ -170,97 +161,42 @@ def audit(
         prompts: Number of rows of the prompt source; None: endless, or unknown.
     """
     findings = Findings()
-    world = World(config, findings)
-    world.read(records)
+    world, fetches = World(config, findings), AuditedFetches(config, findings)
+    evaluations = EvaluationAudit(config, findings)
     groups = AuditedGroups(config, prompts, findings)
-    steps = Steps(config, groups, world, findings)
+    samples = AuditedSamples(config, groups, world, findings)
+    steps = Steps(config, groups, samples, world, findings)
     engines = AuditedEngines(groups, world, findings)
-    losses, poison = Losses(world, findings), Poison(config, world, findings)
-    environments = Environments(config, findings)
-    rewards, workers = AuditedRewards(config, records, findings), AuditedWorkers(records, findings)
-    _read_journal(
-        journals, groups, steps, engines, losses, poison, environments, rewards, workers, findings
-    )
+    poison = Poison(config, world, findings)
+    rewards = AuditedRewards(config, groups, findings)
+    before_moves = Losses(groups, world, findings), Environments(config, findings), samples
+    after_moves = steps, AuditedWorkers(findings), rewards, engines, poison
+    tables = world, fetches, evaluations, *before_moves, groups, *after_moves
+    _read("records", records, tables, findings)
+    _read("journal", journals, tables, findings)
     poison.check()
     engines.check_retired()
     steps.check_trainer()
     findings.source, findings.index = "end", len(records)
     rewards.check_end()
     Survivors(config, records, findings).check()
-    End(config, groups, steps, world, rewards, findings).check()
+    End(config, groups, steps, world, evaluations, rewards, findings).check()
     return findings.violations
 
 
-def _read_journal(  # noqa: PLR0913, PLR0917 - one reader for all tables
-    journals: Sequence[AnyEvent],
-    groups: AuditedGroups,
-    steps: Steps,
-    engines: AuditedEngines,
-    losses: Losses,
-    poison: Poison,
-    environments: Environments,
-    rewards: AuditedRewards,
-    workers: AuditedWorkers,
+def _read(
+    source: str,
+    events: Sequence[AnyEvent] | Sequence[WorldRecord],
+    tables: Sequence[AuditTable],
     findings: Findings,
 ) -> None:
-    def returned(event: Returned) -> None:
-        if groups.is_ready(event.prompt_index):
-            losses.returned_from_ready(event)
-        groups.returned(event)
-        rewards.returned(event)
-        workers.returned(event)
-        poison.returned(event)
-
-    def opened(event: Opened) -> None:
-        groups.opened(event)
-        workers.opened(event)
-        engines.opened(event)
-
-    def dispatched(event: Dispatched) -> None:
-        groups.dispatched(event)
-        workers.dispatched(event)
-        rewards.dispatched(groups.counts[IN_FLIGHT])
-        engines.dispatched(event)
-
-    def committed(event: Committed) -> None:
-        environments.committed(event.receipt)
-        steps.samples.committed(event.receipt)
-        engines.committed(event, groups.committed(event))
-
-    def rewound(event: Rewound) -> None:
-        steps.rewound(event)
-        engines.rewound(event)
-
-    handlers: dict[type[Any], Callable[[Any], None]] = {
-        Opened: opened,
-        Rewound: rewound,
-        Admitted: groups.admitted,
-        Dispatched: dispatched,
-        Returned: returned,
-        Committed: committed,
-        Claimed: steps.claimed,
-        Unclaimed: steps.unclaimed,
-        Dropped: groups.dropped,
-        StepIntent: steps.intended,
-        StepApplied: steps.applied,
-        StepRefused: steps.refused,
-        Checkpointed: steps.checkpointed,
-        Released: engines.released,
-        Served: engines.served,
-        Retired: engines.retired,
-        Joined: workers.joined,
-        EngineLost: engines.lost,
-        WorkerLost: workers.lost,
-        TrainerReplaced: _skip,
-        Spent: _skip,
-        RewardCallsMade: rewards.reported,
-    }
-    findings.source = "journal"
-    for findings.index, event in enumerate(journals):
+    """Hand each event or record to the tables that read its class, in the order of the tables."""
+    handlers: dict[type[Any], list[Callable[[Any], None]]] = {kind: [] for kind in _WITHOUT_RULE}
+    for table in tables:
+        for kind, handle in table.list_readers():
+            handlers.setdefault(kind, []).append(handle)
+    findings.source = source
+    for findings.index, event in enumerate(events):
         findings.current = event
-        handlers[type(event)](event)
-
-
-def _skip(event: AnyEvent) -> None:
-    """Ignore a cost record: it has no invariant."""
-    del event
+        for handle in handlers[type(event)]:
+            handle(event)

@@ -200,9 +200,9 @@ def test_half_of_the_episodes_with_encoder_ranks_strike_one_while_it_sends() -> 
 def audited(*records: FetchBegan | FetchEnded | EngineDied) -> list[str]:
     findings = Findings()
     fetches_ = AuditedFetches(BASE.model_copy(), findings)
-    for each in records:
-        fetches_.handlers[type(each)](each)
-    fetches_.check_end(Ended(1000.0, "finished", 0, (), 0))
+    readers = dict(fetches_.list_readers())
+    for each in (*records, Ended(1000.0, "finished", 0, (), 0)):
+        readers[type(each)](each)
     return [each.invariant for each in findings.violations]
 
 
