@@ -8,7 +8,7 @@ from offbeat.messages.failures import StaleFence
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.faults import FaultMoment
 from offbeat.simulation.network import DEATH_NOTICED_S, SimulatedCall
-from offbeat.simulation.processes import OUTSIDE, Process
+from offbeat.simulation.processes import OUTSIDE, Entry, Process
 from offbeat.simulation.records import FenceObeyed, FenceRefused
 
 START_S: Final = (0.5, 3.0)
@@ -33,9 +33,7 @@ class Actor:
         if self.is_retired or is_there:  # decided while this process was starting
             return
         if (wait_s := self.context.machines.replaced_in_s(self.name)) > 0.0:
-            self.context.loop.at(
-                self.context.loop.time() + wait_s, OUTSIDE, self._begin_incarnation
-            )
+            self.context.loop.run_in(wait_s, OUTSIDE, self._begin_incarnation)
             return
         self.incarnation_number += 1
         self.process = Process(f"{self.name} incarnation {self.incarnation_number}")
@@ -68,7 +66,7 @@ class Actor:
             return True
         late = self.context.faults.at(FaultMoment.BIRTH, self.name)
         start_s = self.context.rng.uniform(*(LATE_START_S if late else START_S))
-        loop.at(loop.time() + start_s, OUTSIDE, self._begin_incarnation)
+        loop.run_in(start_s, OUTSIDE, self._begin_incarnation)
         return True
 
     def retire(self) -> None:
@@ -80,16 +78,14 @@ class Actor:
         """Change the owner: the new driver starts a process under this name, retired or not."""
         was_retired, self.is_retired = self.is_retired, False
         if was_retired and not self.process.alive:
-            loop = self.context.loop
             start_s = self.context.rng.uniform(*START_S)
-            loop.at(loop.time() + start_s, OUTSIDE, self._begin_incarnation)
+            self.context.loop.run_in(start_s, OUTSIDE, self._begin_incarnation)
         else:
             self.die()
 
-    def later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
+    def later(self, delay_s: float, callback: Callable[..., object], *args: object) -> Entry:
         """Run the callback in this process later, if the process is still alive then."""
-        loop = self.context.loop
-        loop.at(loop.time() + delay_s, self.process, callback, *args)
+        return self.context.loop.run_in(delay_s, self.process, callback, *args)
 
     def check_fence(self, call: SimulatedCall) -> None:
         """Check the fence of a call.
@@ -101,10 +97,10 @@ class Actor:
         try:
             self._guard.check(call.fence)
         except StaleFence:
-            record(FenceRefused(self.context.loop.time(), self.name, got, self._highest))
+            record(FenceRefused, self.name, got, self._highest)
             raise
         if got < self._highest:
-            record(FenceObeyed(self.context.loop.time(), self.name, got, self._highest))
+            record(FenceObeyed, self.name, got, self._highest)
         elif got > self._highest:
             self._highest = got
             self.superseded(got)

@@ -121,7 +121,7 @@ class Cluster:
         """Start a new incarnation that continues from the journal."""
         simulated = SimulatedController(self._context, len(self.controllers) + 1, self.events)
         self.controllers.append(simulated)
-        self._context.record(ControllerStarted(self._loop.time(), simulated.incarnation))
+        self._context.record(ControllerStarted, simulated.incarnation)
         context = simulated.process.context
         self._loop.create_task(self._live(simulated), name="controller", context=context)
 
@@ -137,7 +137,7 @@ class Cluster:
             outcome, error, cause = "failed", str(bug), type(bug).__name__
         if simulated.process.alive:
             end = ControllerEnd(self._loop.time(), simulated.incarnation, outcome, error, cause)
-            self._context.record(end)
+            self._context.records.append(end)
             if not self.over.done():
                 self.over.set_result(end)
 
@@ -198,7 +198,7 @@ class Cluster:
         if not self._end_controller():
             return False
         delay_s = self._rng.uniform(*_REPLACED_S)
-        self._loop.at(self._loop.time() + delay_s, OUTSIDE, self.start_controller)
+        self._loop.run_in(delay_s, OUTSIDE, self.start_controller)
         return True
 
     def _end_controller(self) -> bool:
@@ -208,7 +208,7 @@ class Cluster:
         self._loop.kill(latest.process)
         latest.journal.cut(self._rng)
         self._context.lost_controllers.add(latest.incarnation)
-        self._context.record(ControllerEnd(self._loop.time(), latest.incarnation, "killed"))
+        self._context.record(ControllerEnd, latest.incarnation, "killed")
         return True
 
     # --- faults ----------------------------------------------------------------------------------
@@ -278,15 +278,14 @@ class Cluster:
 
     def _freeze(self, process: Process) -> None:
         self._loop.freeze(process)
-        thawed_at = self._loop.time() + self._rng.uniform(*_FROZEN_S)
-        self._loop.at(thawed_at, OUTSIDE, self._loop.thaw, process)
+        self._loop.run_in(self._rng.uniform(*_FROZEN_S), OUTSIDE, self._loop.thaw, process)
 
     def _freeze_controller(self) -> bool:
         process = self.latest.process
         if not process.alive:
             return False
         self._loop.freeze(process)
-        self._loop.at(self._loop.time() + _SILENT_S, OUTSIDE, self._kill_if_alive, process)
+        self._loop.run_in(_SILENT_S, OUTSIDE, self._kill_if_alive, process)
         return True
 
     def _kill_if_alive(self, process: Process) -> None:
@@ -304,7 +303,7 @@ class Cluster:
             actor.belong_to_another_driver()
         self._drivers += 1
         delay_s = 2 * self._rng.uniform(*_REPLACED_S)
-        self._loop.at(self._loop.time() + delay_s, OUTSIDE, self.start_controller)
+        self._loop.run_in(delay_s, OUTSIDE, self.start_controller)
         return True
 
     def _lose_machine(self, kind: str, machine: str) -> bool:
@@ -319,20 +318,20 @@ class Cluster:
         if not living or context.machines.is_gone(context.machines.memory_of(living[0].name)):
             return False
         noticed_s = self._rng.uniform(*self._rng.choice(MACHINE_NOTICED_S))
-        context.record(MachineLost(now, machine, tuple(names)))
+        context.record(MachineLost, machine, tuple(names))
         context.machines.die(machine, now + noticed_s)
         processes = [(actor, actor.process) for actor in living]
         for actor in living:
             context.network.partition(actor.name, now + noticed_s)
             if kind == "machine_lost":
                 actor.die(noticed_s + DEATH_NOTICED_S)
-        self._loop.at(now + noticed_s, OUTSIDE, self._give_up, machine, processes)
+        self._loop.run_in(noticed_s, OUTSIDE, self._give_up, machine, processes)
         return True
 
     def _give_up(self, machine: str, living: list[tuple[Actor, Process]]) -> None:
         """Replace a machine, except for processes that were replaced meanwhile."""
         names = tuple(self._context.machines.actors_on(machine))
-        self._context.record(MachineLost(self._loop.time(), machine, names))
+        self._context.record(MachineLost, machine, names)
         self._context.machines.replace(machine)
         for actor, process in living:
             if actor.process is process:

@@ -1,6 +1,8 @@
 """State shared by all fake actors of an episode."""
 
 import random
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec
 
 from offbeat.config.run import RunConfig
 from offbeat.simulation.disk import SimulatedDisk
@@ -11,6 +13,8 @@ from offbeat.simulation.network import SimulatedNetwork
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import WorldRecord
 from offbeat.simulation.source_layout import SourceLayout
+
+P = ParamSpec("P")
 
 
 class SimulationContext:
@@ -29,12 +33,20 @@ class SimulationContext:
         self.machines = machines or Machines(loop, {})
         self.config, self.loop, self.rng = config, loop, rng
         self.faults, self.network, self.records = faults, network, records
-        self.record = records.append
-        self.disk = SimulatedDisk(records, config.checkpoint.keep)
+        self.disk = SimulatedDisk(self.record, config.checkpoint.keep)
         self.out_of_service_until = 0.0  # of all environments
         self.poison: dict[int, str] = {}  # effect of poison prompts, by prompt index
         self.source_layout = SourceLayout()
         self.lost_controllers: set[int] = set()  # incarnations whose memory is lost
+
+    def record(
+        self,
+        kind: Callable[Concatenate[float, P], WorldRecord],
+        *fields: P.args,
+        **named: P.kwargs,
+    ) -> None:
+        """Write a record of this moment."""
+        self.records.append(kind(self.loop.time(), *fields, **named))
 
     def is_gone(self, payload: SimulatedPayload) -> bool:
         """Return whether the payload's owner died: a controller, or the machine that stored it."""

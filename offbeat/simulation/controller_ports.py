@@ -82,7 +82,7 @@ class Caller:
         calls = list[SimulatedCall]()
         for host, on_report in itertools.zip_longest(hosts, on_reports):
             self.asked_to_close.add(host.name)
-            self.context.record(Closed(self.context.loop.time(), host.name))
+            self.context.record(Closed, host.name)
             if host.process.alive:
                 call = self.context.network.send(self.process, host, "close", self.fence)
                 call.on_report = on_report
@@ -96,7 +96,7 @@ class Caller:
 
     def retire(self, host: Actor) -> None:
         if self.process.alive:
-            self.context.record(EngineRetired(self.context.loop.time(), host.name))
+            self.context.record(EngineRetired, host.name)
             host.retire()
 
 
@@ -185,8 +185,7 @@ class SimulatedRollouts:
         """Count after all events of this moment: a cancelled call leaves late."""
         if not self._looks:
             self._looks = True
-            loop = self._caller.context.loop
-            loop.at(loop.time() + 1e-9, self._caller.process, self._look)
+            self._caller.context.loop.run_in(1e-9, self._caller.process, self._look)
 
     def _look(self) -> None:
         self._looks = False
@@ -195,8 +194,7 @@ class SimulatedRollouts:
             first, second, third = map(max, now, peaks)
             self._peaks = first, second, third
             caller = self._caller
-            at = caller.context.loop.time()
-            caller.context.record(PermitsUsed(at, caller.fence.incarnation, *self._peaks))
+            caller.context.record(PermitsUsed, caller.fence.incarnation, *self._peaks)
 
     async def close(self) -> None:
         await self._caller.close(
@@ -290,7 +288,7 @@ class SimulatedJournal:
         if reached > self.durable:
             synced = loop.create_future()
             takes_s = 0.002 + self._context.network.latency()
-            loop.at(loop.time() + takes_s, self._process, self._synced, synced, reached)
+            loop.run_in(takes_s, self._process, self._synced, synced, reached)
             await synced
 
     async def steps_after(self, version: int) -> StepsAfter:
@@ -323,7 +321,7 @@ class SimulatedTelemetry:
             self._context.faults.at(FaultMoment.EMIT, "controller")
             self.emitted[version] = None
             reported = [metrics[f"rollout/{name}"] for name in _REPORTED]
-            self._context.record(StepReported(self._context.loop.time(), step, version, *reported))
+            self._context.record(StepReported, step, version, *reported)
 
 
 class SimulatedEvaluationLog:
@@ -339,8 +337,7 @@ class SimulatedEvaluationLog:
         if self._process.alive:
             self._context.disk.evaluations.add(evaluated.due)
             samples = tuple((each.set, each.prompt_index) for each in evaluated.samples)
-            at = self._context.loop.time()
-            self._context.record(Evaluated(at, evaluated.due, evaluated.version, samples))
+            self._context.record(Evaluated, evaluated.due, evaluated.version, samples)
 
 
 class SpooledPayloads:

@@ -1,12 +1,13 @@
 """The run directory, which survives every process and the whole cluster."""
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from offbeat.messages.groups import Spooled
 from offbeat.simulation.payloads import SimulatedPayload
-from offbeat.simulation.records import CheckpointLatest, CheckpointWritten, WorldRecord
+from offbeat.simulation.records import CheckpointLatest, CheckpointWritten
 
 INITIAL_DIGEST: Final = "untrained"
 
@@ -23,8 +24,9 @@ class SavedModel(msgspec.Struct, frozen=True):
 class SimulatedDisk:
     """Complete checkpoints, the name in LATEST, and spooled payloads."""
 
-    def __init__(self, records: list[WorldRecord], keep: int) -> None:
-        self._records, self._keep = records, keep
+    def __init__(self, record: Callable[..., None], keep: int) -> None:
+        """``record`` writes a record of a class with these fields."""
+        self._record, self._keep = record, keep
         self._checkpoints: dict[int, SavedModel] = {}
         self._latest = 0
         self.spooled: dict[Spooled, SimulatedPayload] = {}
@@ -39,25 +41,25 @@ class SimulatedDisk:
         self.spooled[place] = payload
         return place
 
-    def write(self, at_s: float, model: SavedModel) -> None:
+    def write(self, model: SavedModel) -> None:
         """Rename a checkpoint into place: it is complete from here on."""
         self._checkpoints[model.version] = model
-        self._records.append(CheckpointWritten(at_s, model.version, model.digest))
+        self._record(CheckpointWritten, model.version, model.digest)
 
-    def move_latest(self, at_s: float, version: int) -> None:
+    def move_latest(self, version: int) -> None:
         """Point LATEST to the checkpoint; remove the oldest beyond ``keep``."""
         self._latest = version
         for old in sorted(self._checkpoints)[: -self._keep]:
             if old != version:
                 del self._checkpoints[old]
-        self._record_latest(at_s)
+        self._record_latest()
 
     def newest(self, at_most: int) -> SavedModel | None:
         """Return the newest checkpoint of this version or older."""
         versions = [version for version in self._checkpoints if version <= at_most]
         return self._checkpoints[max(versions)] if versions else None
 
-    def abandon_after(self, at_s: float, version: int) -> None:
+    def abandon_after(self, version: int) -> None:
         """Set newer checkpoints aside.
 
         Their lineage is abandoned and their numbers will be reused.
@@ -65,10 +67,10 @@ class SimulatedDisk:
         newer = [each for each in self._checkpoints if each > version]
         if self._latest > version and version in self._checkpoints:
             self._latest = version
-            self._record_latest(at_s)
+            self._record_latest()
         for each in newer:
             del self._checkpoints[each]
 
-    def _record_latest(self, at_s: float) -> None:
+    def _record_latest(self) -> None:
         named = self._checkpoints.get(self._latest)
-        self._records.append(CheckpointLatest(at_s, self._latest, named is not None))
+        self._record(CheckpointLatest, self._latest, named is not None)

@@ -71,8 +71,7 @@ class FakeEngine(Actor):
         return f"{self.name}-incarnation-{self.incarnation_number}"
 
     def ended(self) -> None:
-        loop = self.context.loop
-        self.context.record(EngineDied(loop.time(), self.name, self.incarnation))
+        self.context.record(EngineDied, self.name, self.incarnation)
         for decoding in self._open:
             decoding.on_end(decoding, False)  # noqa: FBT003
         self._open.clear()
@@ -92,8 +91,7 @@ class FakeEngine(Actor):
         decoding = Decoding(lengths, seconds, now, on_end)
         self._open[decoding] = None
         if not self.wedged:
-            loop = self.context.loop
-            decoding.entry = loop.at(now + seconds, self.process, self._decoded, decoding)
+            decoding.entry = self.later(seconds, self._decoded, decoding)
         return decoding
 
     def wedge(self) -> None:
@@ -273,7 +271,7 @@ class FakeEngine(Actor):
         if kind:
             effective_digest = f"not {effective_digest}"
             self.context.record(
-                EngineComputesOther(now, self.name, self.incarnation, epoch, release.version)
+                EngineComputesOther, self.name, self.incarnation, epoch, release.version
             )
         try:
             gap = self._canary_gap(epoch, release, effective_digest)
@@ -284,7 +282,7 @@ class FakeEngine(Actor):
         self.version, self.digest, self.content = release.version, release.digest, content
         self.since.append((now, release.version))
         self.context.record(
-            EngineServes(now, self.name, self.incarnation, epoch, release.version, content)
+            EngineServes, self.name, self.incarnation, epoch, release.version, content
         )
         if self.flaps:
             self.later(FLAPS_AFTER_S, self.die)

@@ -226,7 +226,7 @@ class Faults:
 
     def _release(self, strike: PlannedFault) -> None:
         if strike.delay_s:
-            self._loop.at(self._loop.time() + strike.delay_s, OUTSIDE, self._arm, strike)
+            self._loop.run_in(strike.delay_s, OUTSIDE, self._arm, strike)
         else:
             self._arm(strike)
 

@@ -76,9 +76,8 @@ class SimulatedFetch:
 
     def start(self) -> None:
         """Ask the first ranks."""
-        now, release = self._context.loop.time(), self._release
-        began = (self._engine.name, self._incarnation, self._epoch)
-        self._context.record(FetchBegan(now, *began, release.version, release.digest))
+        release, began = self._release, (self._engine.name, self._incarnation, self._epoch)
+        self._context.record(FetchBegan, *began, release.version, release.digest)
         self._ask()
 
     def stop(self) -> None:
@@ -180,11 +179,8 @@ class SimulatedFetch:
         self._is_over = True
         buckets = range(len(self._ranks.plan.routes))
         contents = sorted({self._got.get(each, "missing") for each in buckets})
-        now, fetch = self._context.loop.time(), self._fetch
-        process = self._engine.name, self._incarnation
-        self._context.record(
-            FetchEnded(now, *process, self._epoch, problem, tuple(contents), fetch.resent)
-        )
+        ended = self._engine.name, self._incarnation, self._epoch
+        self._context.record(FetchEnded, *ended, problem, tuple(contents), self._fetch.resent)
         if problem != CANCELLED:
             content = contents[0] if len(contents) == 1 else f"torn: {contents}"
             self._on_end(self._failure(problem) if problem else None, content)

@@ -201,25 +201,12 @@ def with_failed_samples(
     masked = [count == tries for count in failed]
     fails = any(failed) and policy == "fail_group"
     if any(lost) and policy == "fail_group" and not fails:
-        return RolloutFailed(
-            FailureKind.INFRASTRUCTURE,
-            task.prompt_index,
-            task.attempt,
-            PROCESS_LOST,
-            "another episode ended the process",
-            Component.ENVIRONMENT,
-        )
+        return failure_of(task, PROCESS_LOST, "another episode ended the process")
     if fails or task.samples - sum(masked) < task.min_valid_samples:
         reason = "environment_raised" if fails else "too_few_valid_samples"
         by_model = SampleFailure.INFRASTRUCTURE not in kinds
-        return RolloutFailed(
-            FailureKind.DATA if fails or by_model else FailureKind.INFRASTRUCTURE,
-            task.prompt_index,
-            task.attempt,
-            reason,
-            f"{sum(failed)} failed tries",
-            Component.ENVIRONMENT,
-        )
+        kind = FailureKind.DATA if fails or by_model else FailureKind.INFRASTRUCTURE
+        return failure_of(task, reason, f"{sum(failed)} failed tries", kind=kind)
     return msgspec.structs.replace(
         receipt,
         rewards=_where(masked, 0.0, receipt.rewards),
@@ -231,6 +218,17 @@ def with_failed_samples(
             own + others - gone for own, others, gone in zip(failed, lost, masked, strict=True)
         ),
     )
+
+
+def failure_of(
+    task: RolloutTask,
+    reason: str,
+    detail: str,
+    source: Component = Component.ENVIRONMENT,
+    kind: FailureKind = FailureKind.INFRASTRUCTURE,
+) -> RolloutFailed:
+    """Return the failure of a group; a failure of the infrastructure may pass on a later attempt."""
+    return RolloutFailed(kind, task.prompt_index, task.attempt, reason, detail, source)
 
 
 def _where(masked: list[bool], value: T, values: tuple[T, ...]) -> tuple[T, ...]:

@@ -160,6 +160,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         heapq.heappush(self._timers, (when_s, self._count, entry))
         return entry
 
+    def run_in(
+        self, delay_s: float, process: Process, callback: Callable[..., object], *args: object
+    ) -> Entry:
+        """Run ``callback`` inside ``process`` after a time, unless the process is dead by then."""
+        return self.at(self._now + delay_s, process, callback, *args)
+
     def kill(self, process: Process) -> None:
         process.alive, process.frozen = False, False
         process.died_at = self._now

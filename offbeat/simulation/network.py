@@ -144,7 +144,7 @@ class SimulatedNetwork:
         """Cancel a call that is no longer awaited; the callee learns of that a little later."""
         if not call.answered and call.caller.alive:
             self._open[call.process].pop(call, None)
-            self._loop.at(self._loop.time() + self.latency(), call.process, _cancelled, call)
+            self._loop.run_in(self.latency(), call.process, _cancelled, call)
 
     def died(self, process: Process, noticed_in_s: float = DEATH_NOTICED_S) -> None:
         """Notify the callers of this process of its death, after so many seconds."""

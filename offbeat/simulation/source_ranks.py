@@ -104,8 +104,8 @@ class SourceRanks:
         self._context.loop.freeze(self.process)
 
     def _later(self, between_s: tuple[float, float], callback: Callable[[], None]) -> None:
-        loop = self._context.loop
-        loop.at(loop.time() + self._context.rng.uniform(*between_s), OUTSIDE, callback)
+        delay_s = self._context.rng.uniform(*between_s)
+        self._context.loop.run_in(delay_s, OUTSIDE, callback)
 
     def _end(self) -> None:
         if self._host.process is self.process:

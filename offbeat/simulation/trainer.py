@@ -86,7 +86,7 @@ class FakeTrainer(Actor):
         self._open: list[tuple[SimulatedPayload, tuple[float, ...]]] = []
         self._minibatches, self._loss = list[int](), LossSpec()
         self._chunks = 0
-        self.context.record(TrainerStarted(self.context.loop.time(), self.incarnation_number))
+        self.context.record(TrainerStarted, self.incarnation_number)
 
     # --- one call at a time ----------------------------------------------------------------------
 
@@ -159,8 +159,8 @@ class FakeTrainer(Actor):
             return self._step_call(call, kind)
         if method == "save_checkpoint":
             return self._checkpoint(args[0], kind)
-        if method == "save" and args[0] != self._version:
-            raise TrainStepFailed(0, args[0], TrainerCall.SAVE, f"it holds version {self._version}")
+        if method == "save":
+            self._check_holds(args[0], TrainerCall.SAVE)
         work: Mapping[str, Callable[..., object]] = {
             "state": self._state,
             "abort_train_step": self._abort,
@@ -246,25 +246,23 @@ class FakeTrainer(Actor):
         text = f"{self._digest}{content}"
         self._digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         self.context.record(
-            TrainerApplied(
-                at=self.context.loop.time(),
-                incarnation=self.incarnation_number,
-                step=key.step,
-                attempt=key.attempt,
-                version=self._version,
-                prompt_indices=tuple(payload.prompt_index for payload in groups),
-                attempts=tuple(payload.attempt for payload in groups),
-                oldest=tuple(payload.oldest for payload in groups),
-                newest=tuple(payload.newest for payload in groups),
-                poison=tuple(payload.poison for payload in groups),
-                digest=self._digest,
-                masked=tuple(payload.masked for payload in groups),
-                advantages=advantages,
-                branches=tuple(payload.branches for payload in groups),
-                media_bytes=tuple(payload.media_bytes for payload in groups),
-                minibatches=tuple(self._minibatches),
-                epochs=self._loss.epochs,
-            )
+            TrainerApplied,
+            incarnation=self.incarnation_number,
+            step=key.step,
+            attempt=key.attempt,
+            version=self._version,
+            prompt_indices=tuple(payload.prompt_index for payload in groups),
+            attempts=tuple(payload.attempt for payload in groups),
+            oldest=tuple(payload.oldest for payload in groups),
+            newest=tuple(payload.newest for payload in groups),
+            poison=tuple(payload.poison for payload in groups),
+            digest=self._digest,
+            masked=tuple(payload.masked for payload in groups),
+            advantages=advantages,
+            branches=tuple(payload.branches for payload in groups),
+            media_bytes=tuple(payload.media_bytes for payload in groups),
+            minibatches=tuple(self._minibatches),
+            epochs=self._loss.epochs,
         )
         self.context.faults.step(self._version)
         return StepResult(True, 0.5, 1.0, 1e-3, 100, 10, chunks, {}, "", self.step_s)  # noqa: FBT003
@@ -276,14 +274,8 @@ class FakeTrainer(Actor):
     # --- weights ---------------------------------------------------------------------------------
 
     def _publish(self, version: int) -> WeightRelease:
-        if version != self._version:
-            detail = f"it holds version {self._version}"
-            raise TrainStepFailed(0, version, TrainerCall.PUBLISH, detail)
-        self.context.record(
-            ReleasePublished(
-                self.context.loop.time(), self.incarnation_number, version, self._digest
-            )
-        )
+        self._check_holds(version, TrainerCall.PUBLISH)
+        self.context.record(ReleasePublished, self.incarnation_number, version, self._digest)
         canary = self._canary(version)
         if self.context.config.sync.ranks_send:
             release = self._offered(version, canary)
@@ -315,35 +307,33 @@ class FakeTrainer(Actor):
             return None
         return Canary((), *invented(self._digest), tolerance("float32"))
 
-    def _checkpoint(self, version: int, kind: str) -> Checkpoint:
+    def _check_holds(self, version: int, during: TrainerCall) -> None:
         if version != self._version:
-            raise TrainStepFailed(
-                0, version, TrainerCall.CHECKPOINT, f"it holds version {self._version}"
-            )
+            raise TrainStepFailed(0, version, during, f"it holds version {self._version}")
+
+    def _checkpoint(self, version: int, kind: str) -> Checkpoint:
+        self._check_holds(version, TrainerCall.CHECKPOINT)
         if self._steps.is_open:
             raise CheckpointFailed(0, version, "a step is open")
         if kind == "checkpoint_fails":
             raise CheckpointFailed(0, version, "no space left on device")
-        now = self.context.loop.time()
         model = SavedModel(version, self._digest, self._last_step, self._last_attempt)
-        self.context.disk.write(now, model)
+        self.context.disk.write(model)
         if kind == "checkpoint_untold":
             self.die()
         else:
-            self.context.disk.move_latest(now, version)
+            self.context.disk.move_latest(version)
         return Checkpoint(version, self._digest, _NBYTES)
 
     def _restore(self, at_most: int) -> TrainerState:
-        now, disk = self.context.loop.time(), self.context.disk
+        disk = self.context.disk
         model = disk.newest(at_most) or SavedModel(0, INITIAL_DIGEST, 0, 0)
-        disk.abandon_after(now, model.version)
+        disk.abandon_after(model.version)
         self._version, self._digest, self._base = model.version, model.digest, None
         self._last_step, self._last_attempt = model.step, model.attempt
         self._steps.close()
         self._open, self._chunks = [], 0
-        self.context.record(
-            TrainerRestored(now, self.incarnation_number, model.version, model.digest)
-        )
+        self.context.record(TrainerRestored, self.incarnation_number, model.version, model.digest)
         return self._state()
 
 

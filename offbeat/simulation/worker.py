@@ -22,6 +22,7 @@ from offbeat.simulation.groups import (
     Content,
     data_problem,
     drawn_samples,
+    failure_of,
     poisoned,
     receipt_of,
     with_failed_samples,
@@ -61,7 +62,7 @@ class FakeWorker(Actor):
     def born(self) -> None:
         self._open: dict[SimulatedCall, _Rollout] = {}
         self._reward_calls = 0
-        self.context.record(WorkerStarted(self.context.loop.time(), self.name, self.process.name))
+        self.context.record(WorkerStarted, self.name, self.process.name)
 
     def call_rewards(self, task: RolloutTask) -> None:
         """Make the calls that score a group; drawn only where the run has a budget of them."""
@@ -71,15 +72,13 @@ class FakeWorker(Actor):
         config = context.config
         most = max_reward_calls(config) * task.samples // config.samples_per_group
         self._reward_calls += context.rng.randint(min(task.samples, most), most)
-        context.record(
-            RewardsCalled(context.loop.time(), *self._report(), evaluation=task.evaluation)
-        )
+        context.record(RewardsCalled, *self._report(), evaluation=task.evaluation)
 
     def _report(self) -> Report:
         return self.process.name, self._reward_calls
 
     def ended(self) -> None:
-        self.context.record(WorkerDied(self.context.loop.time(), self.name, self.process.name))
+        self.context.record(WorkerDied, self.name, self.process.name)
         for rollout in self._open.values():
             rollout.leave_engine()
             rollout.deadline.cancel()
@@ -114,10 +113,9 @@ class FakeWorker(Actor):
         kind = "" if task.evaluation else self.context.poison.get(task.prompt_index, "")
         if not kind:
             return
-        loop = self.context.loop
-        self.context.record(PoisonTaken(loop.time(), task.prompt_index, task.attempt, task.engine))
+        self.context.record(PoisonTaken, task.prompt_index, task.attempt, task.engine)
         if kind == "prompt_kills":
-            loop.at(loop.time() + _DEADLY_AFTER_S, engine.process, engine.die)
+            engine.later(_DEADLY_AFTER_S, engine.die)
 
     def drop(self, call: SimulatedCall) -> None:
         """Drop a call that is no longer awaited."""
@@ -172,8 +170,7 @@ class _Rollout:
         self.seconds = worker.opened(call, self) / self.content.most_turns
         self.decoding: Decoding | None = None  # None: between two turns
         self.begin_turn()
-        loop = worker.context.loop
-        self.deadline = loop.at(loop.time() + task.deadline_s, worker.process, self.late)
+        self.deadline = worker.later(task.deadline_s, self.late)
 
     def begin_turn(self) -> None:
         """Have the engine decode a turn of every sample that has one more."""
@@ -209,12 +206,7 @@ class _Rollout:
         waits_for_engine = self.worker.is_held(call) and self.decoding is not None
         self.worker.drop(call)
         source = Component.ENGINE if waits_for_engine else Component.ENVIRONMENT
-        infrastructure = FailureKind.INFRASTRUCTURE
-        call.fail(
-            RolloutFailed(
-                infrastructure, task.prompt_index, task.attempt, "deadline", task.engine, source
-            )
-        )
+        call.fail(failure_of(task, "deadline", task.engine, source))
 
     def decoded(self, decoding: Decoding, complete: bool) -> None:  # noqa: FBT001 - of an engine
         """Handle the end of decoding, or of the engine.
@@ -226,22 +218,21 @@ class _Rollout:
         if not worker.is_held(call):
             return
         self.decoding = None
-        loop, task = worker.context.loop, content.task
-        now = loop.time()
+        task = content.task
         if complete:
             self._take(decoding)
             if self.turn < content.most_turns:
-                loop.at(now + TURN_S, worker.process, self.go_on)
+                worker.later(TURN_S, self.go_on)
                 return
             worker.close_call(call)
             worker.call_rewards(task)
             spans = tuple(map(tuple, self.spans))
             receipt = receipt_of(content, self.engine, spans)
-            loop.at(now + REWARD_S, worker.process, self.rewarded, receipt)
+            worker.later(REWARD_S, self.rewarded, receipt)
         else:
             worker.close_call(call)
-            failure = lost(task, "engine_lost")
-            loop.at(self.engine.process.noticed_at, worker.process, call.fail, failure)
+            failure, noticed_at = lost(task, "engine_lost"), self.engine.process.noticed_at
+            worker.context.loop.at(noticed_at, worker.process, call.fail, failure)
 
     def _take(self, decoding: Decoding) -> None:
         """Add the tokens of a turn to those of its samples."""
@@ -265,18 +256,11 @@ class _Rollout:
             return
         self.deadline.cancel()
         if context.loop.time() < context.out_of_service_until:
-            call.fail(unavailable(task))
+            call.fail(failure_of(task, ENVIRONMENT_UNAVAILABLE, "refused"))
             return
         if kind == "reward_raises":
-            call.fail(
-                RolloutFailed(
-                    FailureKind.DATA,
-                    task.prompt_index,
-                    task.attempt,
-                    data_problem(self.content),
-                    "ValueError",
-                )
-            )
+            problem = data_problem(self.content)
+            call.fail(failure_of(task, problem, "ValueError", kind=FailureKind.DATA))
             return
         oldest, newest = receipt.oldest_version, receipt.newest_version
         if share := self.worker.sample_failures:
@@ -294,11 +278,11 @@ class _Rollout:
         masked = tuple([sample for sample, gone in enumerate(samples.masked) if gone])
         if kind:
             receipt = poisoned(receipt, kind)
-        now, spans = context.loop.time(), receipt.version_spans
+        spans = receipt.version_spans
         made_by = receipt.engine, receipt.engine_incarnation
         if task.evaluation:
             context.record(
-                Scored(now, task.prompt_index, task.attempt, *made_by, spans, kind, task.eval_set)
+                Scored, task.prompt_index, task.attempt, *made_by, spans, kind, task.eval_set
             )
         memory = context.machines.memory_of(self.worker.name)
         payload = SimulatedPayload(
@@ -320,31 +304,17 @@ class _Rollout:
             receipt = msgspec.structs.replace(receipt, spooled=context.disk.spool(payload))
         if not task.evaluation:
             context.record(
-                Generated(
-                    now,
-                    task.prompt_index,
-                    task.attempt,
-                    *made_by,
-                    spans,
-                    samples,
-                    kind,
-                    memory.machine,
-                    spooled,
-                )
+                Generated,
+                task.prompt_index,
+                task.attempt,
+                *made_by,
+                spans,
+                samples,
+                kind,
+                memory.machine,
+                spooled,
             )
         call.answer((receipt, payload))
-
-
-def unavailable(task: RolloutTask) -> RolloutFailed:
-    """Return the failure of a group whose environment is out of service; a later retry may help."""
-    return RolloutFailed(
-        FailureKind.INFRASTRUCTURE,
-        task.prompt_index,
-        task.attempt,
-        ENVIRONMENT_UNAVAILABLE,
-        "refused",
-        Component.ENVIRONMENT,
-    )
 
 
 def refused(call: SimulatedCall, task: RolloutTask, engine: FakeEngine, incarnation: str) -> bool:
@@ -363,6 +333,4 @@ def refused(call: SimulatedCall, task: RolloutTask, engine: FakeEngine, incarnat
 
 def lost(task: RolloutTask, reason: str) -> RolloutFailed:
     """Return the failure of a group whose engine is lost; another engine may succeed."""
-    return RolloutFailed(
-        FailureKind.INFRASTRUCTURE, task.prompt_index, task.attempt, reason, task.engine
-    )
+    return failure_of(task, reason, task.engine, Component.ENGINE)
