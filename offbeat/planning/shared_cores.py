@@ -5,9 +5,9 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-_LEAST: Final = 1e-9  # seconds of work; less has ended
+LEAST: Final = 1e-9  # of work; less has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,88 @@ class CoreUse:
         return wall_s * (1 - self.engine_duty + self.engine_duty / (self.slowdown * pace))
 
 
-class SharedCores:
+@dataclass(eq=False)
+class Job:
+    """Work in parts that share a pace with all others."""
+
+    left: int  # parts that have not ended
+    done: "asyncio.Future[None]"
+
+
+class SharedPace:
+    """Parts of jobs that all progress at one pace, which depends on how many share it.
+
+    ``progress`` is the work that one part would have done since the start had it always been
+    running; a part ends once it has grown by its own work. So there is one timer for all parts.
+    """
+
+    def __init__(self) -> None:
+        self._progress, self._at_s, self._count = 0.0, 0.0, 0
+        self._ends = list[tuple[float, int, Job]]()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _unit_s(self) -> float:
+        """Return the seconds that each part takes for a unit of work; infinite if all wait."""
+        raise NotImplementedError
+
+    def _change(self, change: Callable[[], object]) -> None:
+        """Bring all parts up to now, change who shares the pace, and set the timer anew."""
+        raise NotImplementedError
+
+    async def _run(self, parts: int, start: Callable[[Job], object]) -> None:
+        """Start a job and wait for its end; remove it if the caller is cancelled."""
+        job = Job(parts, asyncio.get_running_loop().create_future())
+        self._change(lambda: start(job))
+        try:
+            await job.done
+        except asyncio.CancelledError:
+            self._change(lambda: self._remove(job))
+            raise
+
+    def _push(self, work: float, job: Job) -> None:
+        self._count += 1
+        heapq.heappush(self._ends, (self._progress + work, self._count, job))
+
+    def _remove(self, job: Job) -> None:
+        self._ends = [entry for entry in self._ends if entry[2] is not job]
+        heapq.heapify(self._ends)
+
+    def _settle(self) -> None:
+        """Bring the parts up to now, at the pace so far."""
+        now_s = asyncio.get_running_loop().time()
+        self._progress += (now_s - self._at_s) / self._unit_s()
+        self._at_s = now_s
+
+    def _end_parts(self) -> None:
+        while self._ends and self._ends[0][0] <= self._progress + LEAST:
+            _, _, job = heapq.heappop(self._ends)
+            job.left -= 1
+            if not job.left and not job.done.done():
+                job.done.set_result(None)
+
+    def _resume(self) -> None:
+        """Set the timer by the pace from now on."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ends and (unit_s := self._unit_s()) < math.inf:
+            left_s = max(0.0, self._ends[0][0] - self._progress) * unit_s
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(left_s, self._change, lambda: None)
+
+
+class SharedCores(SharedPace):
     """Processor sharing: a process that computes has a core, or an equal share of all of them.
 
     Without cores (``use`` is None) nothing slows anything.
     """
 
     def __init__(self, use: CoreUse | None) -> None:
+        super().__init__()
         self._cores = math.inf if use is None else use.cores
         self._others = 0.0 if use is None else use.others
         self._computing = dict[object, float]()  # processes that come and go: their use of a core
         self._on_change = list[tuple[Callable[[], None], Callable[[], None]]]()
-        self._progress, self._at_s, self._count = 0.0, 0.0, 0
-        self._ends = list[tuple[float, int, asyncio.Future[None]]]()
-        self._timer: Any = None
 
     @property
     def pace(self) -> float:
@@ -65,46 +133,17 @@ class SharedCores:
         if self._cores == math.inf or cpu_s <= 0:
             await asyncio.sleep(max(0.0, cpu_s))
             return
-        done = asyncio.get_running_loop().create_future()
-        self._settle()
-        self._count += 1
-        entry = (self._progress + cpu_s, self._count, done)
-        self._change(lambda: heapq.heappush(self._ends, entry))
-        try:
-            await done
-        except asyncio.CancelledError:
-            self._change(lambda: self._remove(entry))
-            raise
+        await self._run(1, lambda job: self._push(cpu_s, job))
 
-    def _remove(self, entry: tuple[float, int, "asyncio.Future[None]"]) -> None:
-        self._ends = [each for each in self._ends if each is not entry]
-        heapq.heapify(self._ends)
-
-    def _settle(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._progress += (now_s - self._at_s) * self.pace
-        self._at_s = now_s
+    def _unit_s(self) -> float:
+        return 1 / self.pace
 
     def _change(self, change: Callable[[], object]) -> None:
-        """Bring everything up to now, change who computes, and go on at the pace of then."""
         self._settle()
         for settle, _ in self._on_change:
             settle()
         change()
-        while self._ends and self._ends[0][0] <= self._progress + _LEAST:
-            _, _, done = heapq.heappop(self._ends)
-            if not done.done():
-                done.set_result(None)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._ends:
-            left_s = max(0.0, self._ends[0][0] - self._progress) / self.pace
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(left_s, self._change, _nothing)
+        self._end_parts()
+        self._resume()
         for _, resume in self._on_change:
             resume()
-
-
-def _nothing() -> None:
-    """Change nothing: only time has passed."""

@@ -8,12 +8,12 @@ journal     adds up what it is handed, as the journal of a run does
 # ruff: noqa: ARG002 - a port takes what it is handed, and these look at little of it
 
 import asyncio
-import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -32,13 +32,12 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
-from offbeat.planning.shared_cores import CoreUse, SharedCores
+from offbeat.planning.shared_cores import LEAST, CoreUse, Job, SharedCores, SharedPace
 
 FINISH_SHARE: Final = 0.1
 """Part of a step's time that does not depend on its groups: the optimizer, and what surrounds it."""
 
 _BEGAN: Final = 1.0  # the virtual clock's 0 as a time of day; 0 would mean that none is known
-_LEAST: Final = 1e-9  # of work: a sequence without any would end before it began
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +94,17 @@ class NoMetrics:
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None: ...
 
 
-class SharedEngine:
-    """Engine whose sequences share its pace.
-
-    ``progress`` is the work that one sequence would have done since the start had it always been
-    running; a sequence ends once it has grown by its own work. So an engine has one timer, however
-    many sequences it decodes.
-    """
+class SharedEngine(SharedPace):
+    """Engine whose sequences share its pace."""
 
     def __init__(self, name: str, costs: Costs, cores: SharedCores) -> None:
+        super().__init__()
         self.name, self.version = name, -1
         self._costs, self._cores = costs, cores
         cores.notify(self._settle, self._resume)
         self._served = [-1]  # versions, in the order they came
-        self._progress, self._at_s = 0.0, 0.0
-        self._ends = list[tuple[float, int, _Group]]()
-        self._waiting = deque[tuple[float, _Group]]()
-        self._running = self._count = self._loads = 0
-        self._timer: Any = None
+        self._waiting = deque[tuple[float, Job]]()
+        self._loads = 0
 
     async def state(self, fence: Fence) -> EngineState:
         return EngineState(self.name, "virtual", self.version, "", 0, 0, 0.0, 0)
@@ -139,13 +131,8 @@ class SharedEngine:
     async def decode(self, work: GroupWork) -> VersionSpans:
         """Decode the sequences of a group; return the versions they went through."""
         first = len(self._served) - 1
-        group = _Group(len(work.sequences), asyncio.get_running_loop().create_future())
-        self._change(lambda: self._waiting.extend((each, group) for each in work.sequences))
-        try:
-            await group.done
-        except asyncio.CancelledError:
-            self._change(lambda: self._remove(group))
-            raise
+        units = [max(each, LEAST) for each in work.sequences]
+        await self._run(len(units), lambda job: self._waiting.extend((each, job) for each in units))
         versions = self._served[first:]
         tokens = max(len(versions), work.response_tokens)
         bounds = [tokens * at // len(versions) for at in range(len(versions) + 1)]
@@ -160,65 +147,29 @@ class SharedEngine:
     def _count_load(self, change: int) -> None:
         self._loads += change
 
-    def _remove(self, group: "_Group") -> None:
-        running = sum(each is group for _, _, each in self._ends)
-        self._ends = [entry for entry in self._ends if entry[2] is not group]
-        heapq.heapify(self._ends)
-        self._waiting = deque(entry for entry in self._waiting if entry[1] is not group)
-        self._running -= running
+    def _remove(self, job: Job) -> None:
+        super()._remove(job)
+        self._waiting = deque(entry for entry in self._waiting if entry[1] is not job)
 
-    def _change(self, change: Callable[[], None]) -> None:
-        """Bring the sequences up to now, change something, and set the timer anew."""
+    def _change(self, change: Callable[[], object]) -> None:
         self._settle()
-        while self._ends and self._ends[0][0] <= self._progress + _LEAST:
-            _, _, group = heapq.heappop(self._ends)
-            self._running -= 1
-            group.left -= 1
-            if not group.left and not group.done.done():
-                group.done.set_result(None)
+        self._end_parts()
         change()
-        while self._waiting and (self._costs.slots is None or self._running < self._costs.slots):
-            work, group = self._waiting.popleft()
-            self._count += 1
-            self._running += 1
-            heapq.heappush(self._ends, (self._progress + max(work, _LEAST), self._count, group))
+        slots = math.inf if self._costs.slots is None else self._costs.slots
+        while self._waiting and len(self._ends) < slots:
+            self._push(*self._waiting.popleft())
         use = self._costs.core_use
         if use is not None:
-            decodes = bool(self._running and not self._loads)
+            decodes = bool(self._ends and not self._loads)
             self._cores.computes(self, use.engine_duty if decodes else 0.0)
         self._resume()
 
-    def _settle(self) -> None:
-        """Bring the sequences up to now, at the pace so far."""
-        now_s = asyncio.get_running_loop().time()
-        if self._running and not self._loads:
-            self._progress += (now_s - self._at_s) / self._pace_s()
-        self._at_s = now_s
-
-    def _resume(self) -> None:
-        """Set the timer by the pace from now on."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._ends and not self._loads:
-            left = max(0.0, self._ends[0][0] - self._progress)
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(left * self._pace_s(), self._change, _nothing)
-
-    def _pace_s(self) -> float:
-        measured_s = self._costs.alone + self._costs.shared * self._running
+    def _unit_s(self) -> float:
+        if self._loads or not self._ends:
+            return math.inf
+        measured_s = self._costs.alone + self._costs.shared * len(self._ends)
         use = self._costs.core_use
         return measured_s if use is None else use.decoding_s(measured_s, self._cores.pace)
-
-
-@dataclass(eq=False)
-class _Group:
-    left: int  # sequences that have not ended
-    done: "asyncio.Future[None]"
-
-
-def _nothing() -> None:
-    """Change nothing: only time has passed."""
 
 
 class VirtualRollouts:
