@@ -2,16 +2,7 @@
 
 from typing import Final
 
-from offbeat.controller.events import (
-    Committed,
-    Dispatched,
-    EngineLost,
-    Opened,
-    Released,
-    Retired,
-    Rewound,
-    Served,
-)
+from offbeat.controller import events
 from offbeat.simulation.audit_findings import AuditTable, Findings
 from offbeat.simulation.audit_groups import AuditedGroups
 from offbeat.simulation.audit_world import World
@@ -27,25 +18,25 @@ class AuditedEngines(AuditTable):
     def __init__(self, groups: AuditedGroups, world: World, findings: Findings) -> None:
         super().__init__(findings)
         self._groups, self._world = groups, world
-        self._served: dict[str, Served] = {}  # last ack by engine
+        self._served: dict[str, events.Served] = {}  # last ack by engine
         self._acked: set[tuple[str, str]] = set()  # engine incarnations that acked
         self._released: dict[int, str] = {}  # digest by version
         self._retired: set[str] = set()
 
-    def on_opened(self, event: Opened) -> None:
+    def on_opened(self, event: events.Opened) -> None:
         del event
         self._forget()
 
-    def on_rewound(self, event: Rewound) -> None:
+    def on_rewound(self, event: events.Rewound) -> None:
         self._forget()
         kept = {v: digest for v, digest in self._released.items() if v <= event.to_version}
         self._released = kept
 
-    def on_retired(self, event: Retired) -> None:
+    def on_retired(self, event: events.Retired) -> None:
         self._served.pop(event.engine, None)
         self._retired.add(event.engine)
 
-    def on_lost(self, event: EngineLost) -> None:
+    def on_lost(self, event: events.EngineLost) -> None:
         """Check that an engine is replaced for a fault that can have struck it."""
         if self._world.faults.keys() <= HARMLESS:
             self._add(
@@ -64,7 +55,7 @@ class AuditedEngines(AuditTable):
         self._served.clear()
         self._acked.clear()
 
-    def on_released(self, event: Released) -> None:
+    def on_released(self, event: events.Released) -> None:
         if (event.version, event.digest) not in self._world.published:
             self._add(
                 "I6",
@@ -77,7 +68,7 @@ class AuditedEngines(AuditTable):
             )
         self._released[event.version] = event.digest
 
-    def on_served(self, event: Served) -> None:
+    def on_served(self, event: events.Served) -> None:
         ack = event.engine, event.incarnation, event.epoch, event.version, event.digest
         if ack not in self._world.serves:
             self._add("I6", f"the ack {ack} is counted on; no such weights were served")
@@ -103,7 +94,7 @@ class AuditedEngines(AuditTable):
         self._served[event.engine] = event
         self._acked.add((event.engine, event.incarnation))
 
-    def on_dispatched(self, event: Dispatched) -> None:
+    def on_dispatched(self, event: events.Dispatched) -> None:
         served = self._served.get(event.engine)
         if served is None:
             self._add(
@@ -118,7 +109,7 @@ class AuditedEngines(AuditTable):
                 f"{served.version}",
             )
 
-    def on_committed(self, event: Committed) -> None:
+    def on_committed(self, event: events.Committed) -> None:
         receipt, add = event.receipt, self._add
         row = self._groups.rows[receipt.prompt_index]
         name = f"group {receipt.prompt_index} attempt {receipt.attempt}"

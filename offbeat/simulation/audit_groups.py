@@ -11,16 +11,7 @@ from typing import Final
 from offbeat.config.limits import max_outstanding_groups
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig
-from offbeat.controller.events import (
-    Admitted,
-    Committed,
-    Dispatched,
-    Dropped,
-    DropReason,
-    Opened,
-    Returned,
-    ReturnKind,
-)
+from offbeat.controller import events
 from offbeat.messages.failures import ENVIRONMENT_UNAVAILABLE
 from offbeat.messages.groups import Receipt
 from offbeat.simulation.audit_findings import AuditTable, Findings
@@ -36,12 +27,12 @@ ENDLESS: Final = 2**63
 PLACES: Final = (ADMITTED, IN_FLIGHT, READY, TRAINING, TRAINED, DROPPED, UNKNOWN)
 
 LEAVES_FROM: Final = {
-    ReturnKind.INFRASTRUCTURE: (IN_FLIGHT, READY),  # READY: its payload died with a machine
-    ReturnKind.DATA: (IN_FLIGHT,),
-    ReturnKind.OUTAGE: (IN_FLIGHT,),  # not a failure of the group
-    ReturnKind.CANCELLED: (IN_FLIGHT,),
-    ReturnKind.EVICTED: (READY,),
-    ReturnKind.RECOVERED: (IN_FLIGHT, READY),
+    events.ReturnKind.INFRASTRUCTURE: (IN_FLIGHT, READY),  # READY: its payload died with a machine
+    events.ReturnKind.DATA: (IN_FLIGHT,),
+    events.ReturnKind.OUTAGE: (IN_FLIGHT,),  # not a failure of the group
+    events.ReturnKind.CANCELLED: (IN_FLIGHT,),
+    events.ReturnKind.EVICTED: (READY,),
+    events.ReturnKind.RECOVERED: (IN_FLIGHT, READY),
 }
 """Places from which a group returns to be rolled out again, by kind."""
 
@@ -94,7 +85,7 @@ class AuditedGroup:
     oldest: int = -1  # version of its oldest token
     newest: int = -1
     brought_back: bool = False  # by a rewind, and not dispatched since then
-    returned: ReturnKind | None = None  # kind of its last return
+    returned: events.ReturnKind | None = None  # kind of its last return
     failures: int = 0  # returns of kind infrastructure
     step: int | None = None  # step that it is bound to
 
@@ -198,7 +189,7 @@ class AuditedGroups(AuditTable):
 
     # --- moves -----------------------------------------------------------------------------------
 
-    def on_opened(self, event: Opened) -> None:
+    def on_opened(self, event: events.Opened) -> None:
         if event.incarnation <= self._incarnation:
             self._add(
                 "I13",
@@ -207,7 +198,7 @@ class AuditedGroups(AuditTable):
         self._controllers += 1
         self._incarnation = event.incarnation
 
-    def on_admitted(self, event: Admitted) -> None:
+    def on_admitted(self, event: events.Admitted) -> None:
         if event.prompt_index != self.drawn:
             self._add(
                 "I1", f"prompt index {event.prompt_index} was drawn; the next one is {self.drawn}"
@@ -240,7 +231,7 @@ class AuditedGroups(AuditTable):
                 f"{self._bound_to[step]} groups are bound to step {step}; its batch has {room}",
             )
 
-    def on_dispatched(self, event: Dispatched) -> None:
+    def on_dispatched(self, event: events.Dispatched) -> None:
         row = self.expect("a dispatch", event.prompt_index, ADMITTED)
         if event.attempt != row.attempt + 1:
             self._add(
@@ -264,7 +255,7 @@ class AuditedGroups(AuditTable):
         if buffered > self._capacity:
             self._add("I8", f"{buffered} groups fill the buffer; its capacity is {self._capacity}")
 
-    def on_returned(self, event: Returned) -> None:
+    def on_returned(self, event: events.Returned) -> None:
         places = LEAVES_FROM[event.kind]
         row = self.expect(f"to be {event.kind}", event.prompt_index, *places)
         if event.attempt != row.attempt:
@@ -272,13 +263,13 @@ class AuditedGroups(AuditTable):
                 "I1",
                 f"attempt {event.attempt} of group {event.prompt_index} returned; {row.attempt} was out",
             )
-        if event.kind is ReturnKind.EVICTED:
+        if event.kind is events.ReturnKind.EVICTED:
             self._check_too_old("evicted", event.prompt_index, row)
         row.returned = event.kind
-        row.failures += event.kind is ReturnKind.INFRASTRUCTURE
+        row.failures += event.kind is events.ReturnKind.INFRASTRUCTURE
         self.move(event.prompt_index, ADMITTED).receipt = None
 
-    def on_committed(self, event: Committed) -> None:
+    def on_committed(self, event: events.Committed) -> None:
         receipt = event.receipt
         row = self.expect("a commit", receipt.prompt_index, IN_FLIGHT)
         if receipt.attempt != row.attempt or row.controller != self._controllers:
@@ -297,24 +288,24 @@ class AuditedGroups(AuditTable):
         self.move(receipt.prompt_index, READY)
         row.receipt, row.oldest, row.newest = receipt, min(versions), max(versions)
 
-    def on_dropped(self, event: Dropped) -> None:
+    def on_dropped(self, event: events.Dropped) -> None:
         row = self.expect("a drop", event.prompt_index, ADMITTED, IN_FLIGHT, READY)
         self.check_reason(event.prompt_index, event.label)
         if event.label == ENVIRONMENT_UNAVAILABLE:
             self._add("I3", f"an outage of the environments cost prompt {event.prompt_index}")
         match event.reason:
-            case DropReason.STALE:
+            case events.DropReason.STALE:
                 self._check_too_old("dropped as stale", event.prompt_index, row)
-            case DropReason.INFRASTRUCTURE:
+            case events.DropReason.INFRASTRUCTURE:
                 self._check_retries_spent(event.prompt_index, row)
                 self.failed_infrastructure += 1
-            case DropReason.DATA:
+            case events.DropReason.DATA:
                 self._check_data_failed(event.prompt_index, row)
                 self.failed += 1
-            case DropReason.FILTERED | DropReason.STEP_NOT_APPLIED:
+            case events.DropReason.FILTERED | events.DropReason.STEP_NOT_APPLIED:
                 pass
         if event.shrinks:
-            if event.reason in (DropReason.FILTERED, DropReason.STALE):
+            if event.reason in (events.DropReason.FILTERED, events.DropReason.STALE):
                 self._add(
                     "I3",
                     f"group {event.prompt_index} was filtered and its step {event.shrinks} shrunk",
@@ -324,7 +315,7 @@ class AuditedGroups(AuditTable):
         self.move(event.prompt_index, DROPPED).receipt = None
 
     def _check_data_failed(self, prompt_index: int, row: AuditedGroup) -> None:
-        if row.returned is ReturnKind.INFRASTRUCTURE:
+        if row.returned is events.ReturnKind.INFRASTRUCTURE:
             self._add(
                 "I3", f"group {prompt_index} was dropped for its data; its infrastructure failed"
             )

@@ -9,15 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from offbeat.config.run import RunConfig
-from offbeat.controller.events import (
-    Checkpointed,
-    Claimed,
-    Rewound,
-    StepApplied,
-    StepIntent,
-    StepRefused,
-    Unclaimed,
-)
+from offbeat.controller import events
 from offbeat.messages.groups import Receipt
 from offbeat.simulation.audit_findings import AuditTable, Findings
 from offbeat.simulation.audit_groups import (
@@ -71,7 +63,7 @@ class Steps(AuditTable):
 
     # --- the journal -----------------------------------------------------------------------------
 
-    def on_claimed(self, event: Claimed) -> None:
+    def on_claimed(self, event: events.Claimed) -> None:
         groups, key = self._groups, (event.step, event.attempt)
         if self._rewinding_to is not None:
             self._add("I7", f"step {event.step} begins in a rewind to {self._rewinding_to}")
@@ -96,14 +88,14 @@ class Steps(AuditTable):
                 f"step {event.step} claims {len(self._training)} groups; it has room for {room}",
             )
 
-    def on_unclaimed(self, event: Unclaimed) -> None:
+    def on_unclaimed(self, event: events.Unclaimed) -> None:
         if (
             self.open is not None and self.open[0] != event.step
         ):  # a later incarnation has its own attempts
             self._add("I7", f"step {event.step} is aborted; open is {self.open}")
         self._leave(READY)
 
-    def on_intended(self, event: StepIntent) -> None:
+    def on_intended(self, event: events.StepIntent) -> None:
         key = event.step, event.attempt
         self._is_open("is intended", *key)
         self._same_prompt_indices("intends", event.step, event.prompt_indices)
@@ -116,7 +108,7 @@ class Steps(AuditTable):
         self._intents[key] = Intent(event.prompt_indices, receipts, tuple(self.stack))
         self.intent = key
 
-    def on_applied(self, event: StepApplied) -> None:
+    def on_applied(self, event: events.StepApplied) -> None:
         groups, key = self._groups, (event.step, event.attempt)
         if self.intent != key:
             self._add("I7", f"step {key} was applied; the last intent is {self.intent}")
@@ -135,7 +127,7 @@ class Steps(AuditTable):
         self._trained.append(event.prompt_indices)
         groups.version = len(self.stack)
 
-    def on_refused(self, event: StepRefused) -> None:
+    def on_refused(self, event: events.StepRefused) -> None:
         self._is_open("is refused", event.step, event.attempt)
         if (event.step, event.attempt) in self._world.steps:
             self._add(
@@ -145,7 +137,7 @@ class Steps(AuditTable):
         self._leave(DROPPED)
         self._groups.step_refused(event.step)
 
-    def on_rewound(self, event: Rewound) -> None:
+    def on_rewound(self, event: events.Rewound) -> None:
         groups = self._groups
         self._check_rewind(event)
         self.rewinds += event.lineage != self._lineage
@@ -172,7 +164,7 @@ class Steps(AuditTable):
         if self.short is not None and self.short[0] > groups.version:
             self.short = None
 
-    def _check_rewind(self, event: Rewound) -> None:
+    def _check_rewind(self, event: events.Rewound) -> None:
         groups = self._groups
         lineage = self._lineage + (self._rewinding_to is None)
         if event.to_version > groups.version or event.lineage != lineage:
@@ -188,7 +180,7 @@ class Steps(AuditTable):
         if groups.counts[IN_FLIGHT]:
             self._add("I1", f"{groups.counts[IN_FLIGHT]} groups are in flight over a rewind")
 
-    def on_checkpointed(self, event: Checkpointed) -> None:
+    def on_checkpointed(self, event: events.Checkpointed) -> None:
         self.last_checkpoint = event.version
         if (event.version, event.digest) not in self._world.written:
             self._add(
@@ -219,7 +211,7 @@ class Steps(AuditTable):
                 "I1", f"step {step} {what} groups {prompt_indices}; it has claimed {self._training}"
             )
 
-    def _check_size(self, event: StepApplied) -> None:
+    def _check_size(self, event: events.StepApplied) -> None:
         """Check that every step is whole, except the one that ends the data."""
         if self.short is not None:
             # A batch bound to its step stays incomplete when no prompt is left to complete it.
@@ -238,7 +230,7 @@ class Steps(AuditTable):
                 "I3", f"step {event.step} shrank to {whole} of {config.groups_per_step} groups"
             )
 
-    def _check_kept(self, event: StepApplied) -> None:
+    def _check_kept(self, event: events.StepApplied) -> None:
         """Check that the checkpoint which was due before this step was made, whoever died over it."""
         interval = self._config.checkpoint.interval
         if not interval or "checkpoint_fails" in self._world.faults:
@@ -251,7 +243,7 @@ class Steps(AuditTable):
                 f"newest is of version {self.last_checkpoint}",
             )
 
-    def _check_applied_by_trainer(self, event: StepApplied) -> None:
+    def _check_applied_by_trainer(self, event: events.StepApplied) -> None:
         moment = self._world.steps.get((event.step, event.attempt))
         if moment is None or moment.record.version != event.version:
             self._add(

@@ -6,23 +6,10 @@ from itertools import pairwise
 from typing import Final
 
 from offbeat.config.run import RunConfig
+from offbeat.simulation import records
 from offbeat.simulation.audit_findings import AuditTable, Findings
 from offbeat.simulation.audit_workers import LASTING
 from offbeat.simulation.faults import MACHINES, POISON
-from offbeat.simulation.records import (
-    CheckpointWritten,
-    Ended,
-    EngineServes,
-    Fault,
-    Generated,
-    MachineLost,
-    ReleasePublished,
-    Scored,
-    TrainerApplied,
-    TrainerRestored,
-    WorkerStarted,
-    WorldRecord,
-)
 
 _SLACK_S: Final = 20.0
 """Seconds that a run may be quiet beyond the time to give an engine up."""
@@ -31,13 +18,13 @@ _SLOWEST_SIGMAS: Final = 5.0
 _OTHERS_S: Final = 150.0
 """Seconds for which another fault may explain that a run is quiet: the longest deadline, and more."""
 _WORK: Final = (
-    CheckpointWritten,
-    EngineServes,
-    Generated,
-    ReleasePublished,
-    Scored,
-    TrainerApplied,
-    TrainerRestored,
+    records.CheckpointWritten,
+    records.EngineServes,
+    records.Generated,
+    records.ReleasePublished,
+    records.Scored,
+    records.TrainerApplied,
+    records.TrainerRestored,
 )
 
 
@@ -49,19 +36,19 @@ class Survivors(AuditTable):
     """
 
     def __init__(
-        self, config: RunConfig, records: Sequence[WorldRecord], findings: Findings
+        self, config: RunConfig, history: Sequence[records.WorldRecord], findings: Findings
     ) -> None:
         super().__init__(findings)
-        self._records = records
+        self._records = history
         generator, stub = config.generator, config.stub
         self._engines = {f"generator-{index}" for index in range(generator.engines)}
-        self._workers = {each.worker for each in records if isinstance(each, WorkerStarted)}
+        self._workers = {each.worker for each in history if isinstance(each, records.WorkerStarted)}
         self._quiet_s = (
             generator.probe_interval_s
             + generator.probe_strikes * generator.probe_deadline_s
             + max(_SLACK_S, stub.median_rollout_s * math.exp(_SLOWEST_SIGMAS * stub.tail_sigma))
         )
-        ends = [each.at for each in records if isinstance(each, Ended)]
+        ends = [each.at for each in history if isinstance(each, records.Ended)]
         self._ended_at = ends[0] if ends else 0.0
 
     def check(self) -> None:
@@ -79,18 +66,18 @@ class Survivors(AuditTable):
                     f"{lost.at:.1f} s with {', '.join(lost.actors)}, the others were well",
                 )
 
-    def find_eligible(self) -> Iterator[tuple[MachineLost, float]]:
+    def find_eligible(self) -> Iterator[tuple[records.MachineLost, float]]:
         """Yield each loss that lasts long enough to be judged, and when it was known."""
         for lost, given_up_at in self._losses():
             end = min(given_up_at, self._ended_at)
             if end - lost.at > self._quiet_s and self._is_alone(lost, end):
                 yield lost, end
 
-    def _losses(self) -> Iterator[tuple[MachineLost, float]]:
+    def _losses(self) -> Iterator[tuple[records.MachineLost, float]]:
         """Yield each machine that is lost, and when that was known."""
-        open_ = dict[str, MachineLost]()
+        open_ = dict[str, records.MachineLost]()
         for record in self._records:
-            if isinstance(record, MachineLost):
+            if isinstance(record, records.MachineLost):
                 lost = open_.pop(record.machine, None)
                 if lost is None:
                     open_[record.machine] = record
@@ -99,33 +86,35 @@ class Survivors(AuditTable):
         for lost in open_.values():
             yield lost, self._ended_at
 
-    def _is_alone(self, lost: MachineLost, end: float) -> bool:
+    def _is_alone(self, lost: records.MachineLost, end: float) -> bool:
         """Return whether all that is needed is well, and no other fault explains a quiet spell."""
         gone = set(lost.actors)
         if "trainer" in gone or not (self._engines - gone and self._workers - gone):
             return False
         if self._holds_columns(lost):
             return False
-        faults = [each for each in self._records if isinstance(each, Fault) and each.at < end]
+        faults = [
+            each for each in self._records if isinstance(each, records.Fault) and each.at < end
+        ]
         others = [each for each in faults if each.kind not in MACHINES or each.at != lost.at]
         lasting = LASTING.union(POISON)
         return not any(each.kind in lasting or each.at > lost.at - _OTHERS_S for each in others)
 
-    def _holds_columns(self, lost: MachineLost) -> bool:
+    def _holds_columns(self, lost: records.MachineLost) -> bool:
         """Return whether the machine had columns of a group that was not trained yet."""
         held = set[tuple[int, int]]()
         for record in self._records:
             if record is lost:
                 break
-            if isinstance(record, Generated) and record.machine == lost.machine:
+            if isinstance(record, records.Generated) and record.machine == lost.machine:
                 held.add((record.prompt_index, record.attempt))
-            elif isinstance(record, TrainerApplied):
+            elif isinstance(record, records.TrainerApplied):
                 held.difference_update(zip(record.prompt_indices, record.attempts, strict=True))
         return bool(held)
 
     @staticmethod
-    def _is_work(record: WorldRecord, gone: set[str]) -> bool:
+    def _is_work(record: records.WorldRecord, gone: set[str]) -> bool:
         """Return whether the record is of work of an actor that is not lost."""
-        if isinstance(record, Generated | Scored | EngineServes):
+        if isinstance(record, records.Generated | records.Scored | records.EngineServes):
             return record.engine not in gone
         return isinstance(record, _WORK)

@@ -11,31 +11,9 @@ from typing import Any, Final, NamedTuple
 from offbeat.config.limits import max_outstanding_groups
 from offbeat.config.run import RunConfig
 from offbeat.messages.groups import VersionSpans
+from offbeat.simulation import records
 from offbeat.simulation.audit_findings import AuditTable, Findings
 from offbeat.simulation.faults import KINDS
-from offbeat.simulation.records import (
-    CheckpointLatest,
-    CheckpointWritten,
-    Closed,
-    ControllerEnd,
-    ControllerStarted,
-    DrawnSamples,
-    Ended,
-    EngineComputesOther,
-    EngineRetired,
-    EngineServes,
-    Fault,
-    FenceObeyed,
-    Generated,
-    MachineLost,
-    PermitsUsed,
-    PoisonTaken,
-    ReleasePublished,
-    StepReported,
-    TrainerApplied,
-    TrainerRestored,
-    TrainerStarted,
-)
 
 _MIB = 2**20
 HARMLESS_TO_TRAINER: Final = frozenset(
@@ -52,14 +30,14 @@ class SentGroup(NamedTuple):
 
     spans: tuple[VersionSpans, ...]
     digests: dict[int, str]  # digest of the served weights by version
-    samples: DrawnSamples
+    samples: records.DrawnSamples
 
 
 class AuditedStep(NamedTuple):
     """One optimizer step according to the trainer."""
 
     record_index: int
-    record: TrainerApplied
+    record: records.TrainerApplied
     before: Trained
     # Digests of versions 0, 1, ... before the step; None: never reported
     digests: tuple[str | None, ...]
@@ -71,12 +49,12 @@ class World(AuditTable):
     def __init__(self, config: RunConfig, findings: Findings) -> None:
         super().__init__(findings)
         self._config = config
-        self.ended: Ended | None = None
-        self.controller_ends: list[ControllerEnd] = []
+        self.ended: records.Ended | None = None
+        self.controller_ends: list[records.ControllerEnd] = []
         self.last_fault_at: float | None = None
         self.faults = Counter[str]()  # that fired, by kind
         self.answers: dict[tuple[int, int, str, str], list[SentGroup]] = {}
-        self.reported: list[StepReported] = []
+        self.reported: list[records.StepReported] = []
         self.serves: set[tuple[str, str, int, int, str]] = set()
         # (engine, incarnation, epoch) of loads with other results
         self.computes_other: set[tuple[str, str, int]] = set()
@@ -113,38 +91,38 @@ class World(AuditTable):
         """Steps that the trainer's weights contain now."""
         return tuple(self._stack)
 
-    def on_fault(self, record: Fault) -> None:
+    def on_fault(self, record: records.Fault) -> None:
         self.last_fault_at = record.at
         self.faults[record.kind] += 1
         self._trainer_was_struck |= record.kind not in HARMLESS_TO_TRAINER
 
-    def on_machine_lost(self, record: MachineLost) -> None:
+    def on_machine_lost(self, record: records.MachineLost) -> None:
         self.lost_payloads |= self._only_on.pop(record.machine, set())
         self._trainer_was_struck |= "trainer" in record.actors
 
-    def on_controller_ended(self, record: ControllerEnd) -> None:
+    def on_controller_ended(self, record: records.ControllerEnd) -> None:
         self.controller_ends.append(record)
 
-    def on_reported(self, record: StepReported) -> None:
+    def on_reported(self, record: records.StepReported) -> None:
         self.reported.append(record)
 
-    def on_poison_taken(self, record: PoisonTaken) -> None:
+    def on_poison_taken(self, record: records.PoisonTaken) -> None:
         self.poisoned.setdefault(record.prompt_index, set()).add(record.attempt)
 
-    def on_engine_retired(self, record: EngineRetired) -> None:
+    def on_engine_retired(self, record: records.EngineRetired) -> None:
         self.retired.add(record.engine)
 
-    def on_ended(self, record: Ended) -> None:
+    def on_ended(self, record: records.Ended) -> None:
         self.ended = record
 
     # --- engines ---------------------------------------------------------------------------------
 
-    def on_computes_other(self, record: EngineComputesOther) -> None:
+    def on_computes_other(self, record: records.EngineComputesOther) -> None:
         process = record.engine, record.incarnation
         self.computes_other.add((*process, record.epoch))
         self._other[*process, record.version] = record.epoch
 
-    def on_served(self, record: EngineServes) -> None:
+    def on_served(self, record: records.EngineServes) -> None:
         process = record.engine, record.incarnation
         if self._other.get((*process, record.version), record.epoch) != record.epoch:
             del self._other[*process, record.version]  # another transfer of it was correct
@@ -162,7 +140,7 @@ class World(AuditTable):
         self._served.setdefault(process, {})[record.version] = record.digest
         self.serves.add((*process, record.epoch, record.version, record.digest))
 
-    def on_generated(self, record: Generated) -> None:
+    def on_generated(self, record: records.Generated) -> None:
         served = self._served.get((record.engine, record.incarnation), {})
         digests = {version: served.get(version, "") for version in set(_versions(record.spans))}
         if not record.poison and "" in digests.values():
@@ -191,7 +169,7 @@ class World(AuditTable):
         self._digests[version] = digest
         self._known.setdefault(version, set()).add(digest)
 
-    def on_trainer_started(self, record: TrainerStarted) -> None:
+    def on_trainer_started(self, record: records.TrainerStarted) -> None:
         """Handle a lost trainer: its weights are gone.
 
         After the end of the run this affects the next controller only.
@@ -207,10 +185,10 @@ class World(AuditTable):
         self._lineage += 1
         self._hold((), [], self._digests[:1])
 
-    def on_closed(self, record: Closed) -> None:
+    def on_closed(self, record: records.Closed) -> None:
         self._closed = self._closed or record.actor == "trainer"
 
-    def on_controller_started(self, record: ControllerStarted) -> None:
+    def on_controller_started(self, record: records.ControllerStarted) -> None:
         del record
         self._closed = False
         if self._gone:
@@ -223,7 +201,7 @@ class World(AuditTable):
         self._stack, self._trained, self._digests = list(stack), trained[:], digests[:]
         self._in_weights = set[int]().union(*trained)
 
-    def on_trainer_restored(self, record: TrainerRestored) -> None:
+    def on_trainer_restored(self, record: records.TrainerRestored) -> None:
         self._lineage += 1
         self.restored.add(record.version)
         saved = self._saved.get((record.version, record.digest))
@@ -239,7 +217,7 @@ class World(AuditTable):
         else:
             self._hold(*saved)
 
-    def on_applied(self, record: TrainerApplied) -> None:
+    def on_applied(self, record: records.TrainerApplied) -> None:
         key = record.step, record.attempt
         if record.version != len(self._stack) + 1:
             self._add("I5", f"the trainer made version {record.version} out of {len(self._stack)}")
@@ -263,7 +241,7 @@ class World(AuditTable):
         self._digests.append(None)
         self._learn(len(self._stack), record.digest)
 
-    def _check_content(self, record: TrainerApplied) -> None:
+    def _check_content(self, record: records.TrainerApplied) -> None:
         """Check the groups' content against their payloads."""
         before, bound = record.version - 1, self._config.sampler.max_staleness
         for prompt_index, poison in zip(record.prompt_indices, record.poison, strict=False):
@@ -282,7 +260,7 @@ class World(AuditTable):
                 f"made before version {before}",
             )
 
-    def on_published(self, record: ReleasePublished) -> None:
+    def on_published(self, record: records.ReleasePublished) -> None:
         version = len(self._stack)
         if record.version != version:
             self._add(
@@ -300,7 +278,7 @@ class World(AuditTable):
             )
         self._learn(version, digest)
 
-    def on_checkpoint_written(self, record: CheckpointWritten) -> None:
+    def on_checkpoint_written(self, record: records.CheckpointWritten) -> None:
         key = record.version, record.digest
         digest_now = self._digests[record.version] if record.version < len(self._digests) else None
         if record.digest not in self._known.get(record.version, ()):
@@ -319,16 +297,16 @@ class World(AuditTable):
 
     # --- disk, fences, permits -------------------------------------------------------------------
 
-    def on_checkpoint_latest(self, record: CheckpointLatest) -> None:
+    def on_checkpoint_latest(self, record: records.CheckpointLatest) -> None:
         if not record.verifies:
             self._add("I12", f"LATEST names version {record.version}, which does not verify")
 
-    def on_fence_obeyed(self, record: FenceObeyed) -> None:
+    def on_fence_obeyed(self, record: records.FenceObeyed) -> None:
         self._add(
             "I13", f"{record.actor} obeyed incarnation {record.got}; it had seen {record.highest}"
         )
 
-    def on_permits_used(self, record: PermitsUsed) -> None:
+    def on_permits_used(self, record: records.PermitsUsed) -> None:
         config, reach = self._config, max_outstanding_groups(self._config)
         in_flight = config.rollout.max_in_flight or reach
         limits = (

@@ -9,28 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from offbeat.controller.events import (
-    Admitted,
-    AnyEvent,
-    Claimed,
-    Committed,
-    Dispatched,
-    Dropped,
-    EngineLost,
-    Joined,
-    Opened,
-    Released,
-    Retired,
-    Returned,
-    Rewound,
-    Served,
-    Spent,
-    StepApplied,
-    StepRefused,
-    TrainerReplaced,
-    Unclaimed,
-    WorkerLost,
-)
+from offbeat.controller import events
+from offbeat.controller.events import AnyEvent
 
 _Interval = tuple[float, float]
 
@@ -68,17 +48,18 @@ class PlainSums:
         self._step_since: float | None = None
         self._release_since: float | None = None
 
-    def part(self, events: Sequence[AnyEvent]) -> PlainPart:
+    def part(self, journal: Sequence[AnyEvent]) -> PlainPart:
         """Count the records of the next part."""
-        first_s = events[0].unix_s if self._now is None else self._now
-        part = PlainPart(len(events), first_s, first_s)
+        first_s = journal[0].unix_s if self._now is None else self._now
+        part = PlainPart(len(journal), first_s, first_s)
         groups, rare = list[int](), list[str]()
         steps, syncs, engines = list[_Interval](), list[_Interval](), dict[str, list[_Interval]]()
-        for event in events:
+        for event in journal:
             before = first_s if self._now is None else self._now
             now = max(before, event.unix_s)
             self._gaps.append(now - before)
-            if not isinstance(event, Opened):  # between two controllers nothing is known to work
+            # Between two controllers nothing is known to work.
+            if not isinstance(event, events.Opened):
                 for engine in set(self._engine_of.values()):
                     engines.setdefault(engine, []).append((before, now))
             groups += _named(event)
@@ -101,24 +82,25 @@ class PlainSums:
 
     def _is_rare(self, event: AnyEvent) -> bool:
         """Return whether a page shows the record by itself: processes, rewinds, engines that return."""
-        if isinstance(event, EngineLost):
+        if isinstance(event, events.EngineLost):
             self._lost.add(event.engine)
-        if isinstance(event, Served):
+        if isinstance(event, events.Served):
             is_back = event.engine in self._lost
             self._lost.discard(event.engine)
             return is_back
-        processes = Joined | EngineLost | WorkerLost | Retired | TrainerReplaced
-        return isinstance(event, Opened | Rewound | processes)
+        replaced = events.Joined | events.Retired | events.TrainerReplaced
+        lost = events.EngineLost | events.WorkerLost
+        return isinstance(event, events.Opened | events.Rewound | replaced | lost)
 
     def _roll_out(self, event: AnyEvent) -> None:
         match event:
-            case Dispatched():
+            case events.Dispatched():
                 self._engine_of[event.prompt_index] = event.engine
-            case Committed():
+            case events.Committed():
                 self._engine_of.pop(event.receipt.prompt_index, None)
-            case Returned() | Dropped():
+            case events.Returned() | events.Dropped():
                 self._engine_of.pop(event.prompt_index, None)
-            case Opened():
+            case events.Opened():
                 self._engine_of.clear()
             case _:
                 pass
@@ -127,25 +109,26 @@ class PlainSums:
         self, event: AnyEvent, before: float, now: float, part: PlainPart, steps: list[_Interval]
     ) -> None:
         """Count the steps, the time in which one was open, and what was attributed."""
-        ends = isinstance(event, StepApplied | StepRefused | Unclaimed | TrainerReplaced | Opened)
+        undone = events.StepRefused | events.Unclaimed | events.TrainerReplaced
+        ends = isinstance(event, events.StepApplied | events.Opened | undone)
         if self._step_since is not None and ends:
-            steps.append((self._step_since, before if isinstance(event, Opened) else now))
+            steps.append((self._step_since, before if isinstance(event, events.Opened) else now))
             self._step_since = None
         match event:
-            case Claimed():
+            case events.Claimed():
                 self._step_since = now if self._step_since is None else self._step_since
-            case StepApplied():
+            case events.StepApplied():
                 pause_s = max(self._gaps) if self._is_serving else math.nan
                 self.steps[event.version] = _row(event, now, pause_s)
                 self._version, self._gaps = event.version, []
-            case Opened():
+            case events.Opened():
                 self._is_serving, self._gaps = False, []
-            case Rewound():
+            case events.Rewound():
                 known = part.undone_to
                 part.undone_to = min(event.to_version, event.to_version if known is None else known)
                 self._version = event.to_version
                 self.steps = {at: row for at, row in self.steps.items() if at <= event.to_version}
-            case Spent():
+            case events.Spent():
                 _add(part.trainer_s, event.trainer)
                 _add(part.engine_s, event.engines)
             case _:
@@ -154,21 +137,21 @@ class PlainSums:
     def _sync(self, event: AnyEvent, now: float, syncs: list[_Interval]) -> None:
         """Count the time from a release to the last engine that serves the version it is of."""
         match event:
-            case Released():
+            case events.Released():
                 self._release_since = now
-            case Served():
+            case events.Served():
                 self._is_serving = True
                 self._served.add(event.engine)
                 if self._release_since is not None and event.version == self._version:
                     syncs.append((self._release_since, now))
                     self._release_since = now
-            case Opened():
+            case events.Opened():
                 self._release_since = None
             case _:
                 pass
 
 
-def _row(event: StepApplied, now: float, pause_s: float) -> dict[str, float]:
+def _row(event: events.StepApplied, now: float, pause_s: float) -> dict[str, float]:
     ages = [(behind, samples) for behind, samples in event.staleness if samples > 0]
     summed = sum(behind * samples for behind, samples in ages)
     return {
@@ -187,13 +170,13 @@ def _row(event: StepApplied, now: float, pause_s: float) -> dict[str, float]:
 def _named(event: AnyEvent) -> list[int]:
     """Return the groups whose place the record changes by name."""
     match event:
-        case Admitted() | Dispatched() | Returned() | Dropped():
+        case events.Admitted() | events.Dispatched() | events.Returned() | events.Dropped():
             return [event.prompt_index]
-        case Committed():
+        case events.Committed():
             return [event.receipt.prompt_index]
-        case StepApplied():
+        case events.StepApplied():
             return list(event.prompt_indices)
-        case Rewound():
+        case events.Rewound():
             return [index for step in event.undone for index in step.prompt_indices]
         case _:
             return []
