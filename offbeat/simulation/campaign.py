@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.pool import Pool
 from typing import Final
 
@@ -41,31 +42,31 @@ class FailedEpisode(msgspec.Struct, frozen=True):
     fired: list[str]
 
 
-class CampaignTotals(msgspec.Struct):
+@dataclass
+class CampaignTotals:
     """Totals over several episodes."""
 
-    episodes: int = 0
-    events: list[int] = []  # callbacks per episode; msgspec copies the default for each instance
-    outcomes: dict[str, int] = {}
-    fired: dict[str, int] = {}  # number by fault kind
-    reached: dict[str, int] = {}  # number of episodes that reached each failpoint
-    struck: dict[str, int] = {}  # number of faults by failpoint
-    findings: list[FailedEpisode] = []
+    events: list[int] = field(default_factory=list[int])  # callbacks per episode
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    fired: Counter[str] = field(default_factory=Counter[str])  # by fault kind
+    # Episodes that reached each failpoint, and faults by failpoint
+    reached: Counter[str] = field(default_factory=Counter[str])
+    struck: Counter[str] = field(default_factory=Counter[str])
+    findings: list[FailedEpisode] = field(default_factory=list[FailedEpisode])
     cpu_s: float = 0.0
 
+    @property
+    def episodes(self) -> int:
+        return len(self.events)
+
     def add(self, other: "CampaignTotals") -> None:
-        self.episodes += other.episodes
         self.events += other.events
         self.findings += other.findings
         self.cpu_s += other.cpu_s
-        for mine, more in (
-            (self.outcomes, other.outcomes),
-            (self.fired, other.fired),
-            (self.reached, other.reached),
-            (self.struck, other.struck),
-        ):
-            for name, count in more.items():
-                mine[name] = mine.get(name, 0) + count
+        self.outcomes += other.outcomes
+        self.fired += other.fired
+        self.reached += other.reached
+        self.struck += other.struck
 
 
 class EpisodeBatch(msgspec.Struct, frozen=True):
@@ -148,7 +149,11 @@ def run_job(job: EpisodeBatch) -> CampaignTotals:
 
 def _play(tally: CampaignTotals, base: RunConfig, job: EpisodeBatch, seed: int) -> None:
     result = run_episode(seed, base, profile=job.profile, planned_faults=job.planned_faults)
-    _count(tally, result)
+    tally.events.append(result.events)
+    tally.outcomes[result.outcome] += 1
+    tally.fired.update(result.fired)
+    tally.reached.update(result.failpoints)
+    tally.struck.update(result.struck)
     violations = violations_of(result)
     if seed % REPLAYED_EVERY == 0:
         again = run_episode(seed, base, profile=job.profile, planned_faults=job.planned_faults)
@@ -175,15 +180,3 @@ def violations_of(result: EpisodeResult) -> list[str]:
 def last_events(result: EpisodeResult, count: int) -> list[str]:
     """Return the last journal events and actor records, one per line."""
     return [repr(each) for each in (*result.journal[-count:], *result.records[-count:])]
-
-
-def _count(tally: CampaignTotals, result: EpisodeResult) -> None:
-    tally.episodes += 1
-    tally.events.append(result.events)
-    tally.outcomes[result.outcome] = tally.outcomes.get(result.outcome, 0) + 1
-    for kind, times in Counter(result.fired).items():
-        tally.fired[kind] = tally.fired.get(kind, 0) + times
-    for point in result.failpoints:
-        tally.reached[point] = tally.reached.get(point, 0) + 1
-    for point in result.struck:
-        tally.struck[point] = tally.struck.get(point, 0) + 1

@@ -146,7 +146,7 @@ def _finding_text(finding: FailedEpisode, replay: str) -> str:
 
 
 def _summary(tally: CampaignTotals, wall_s: float) -> str:
-    fired = sum(tally.fired.values())
+    fired = tally.fired.total()
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(tally.outcomes.items()))
     return (
         f"{tally.episodes} episodes in {wall_s:.1f} s: {tally.episodes / wall_s:.1f} episodes/s, "
@@ -160,11 +160,10 @@ def _coverage(tally: CampaignTotals, faults: str) -> str:
     """Format the faults fired and failpoints reached, one per line; missing ones are marked."""
     kinds = [name for name, kind in KINDS.items() if faults in ("all", kind.profile)]
     lines = ["fault                  fired"]
-    lines += [_counted(name, tally.fired.get(name, 0)) for name in kinds]
+    lines += [_counted(name, tally.fired[name]) for name in kinds]
     lines += ["failpoint              episodes"]
     lines += [
-        _counted(point, tally.reached.get(point, 0))
-        + f", struck {tally.struck.get(point, 0)} times"
+        f"{_counted(point, tally.reached[point])}, struck {tally.struck[point]} times"
         for point in Failpoint
     ]
     return "\n".join(lines) + "\n"

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from offbeat.messages.failures import (
     CanaryFailed,
     OffbeatError,
@@ -29,21 +31,14 @@ FLAPS_AFTER_S: Final = 0.3
 """Seconds from an ack to the death of an engine that cannot stay up."""
 
 
-class Decoding:
+class Decoding(msgspec.Struct, eq=False):
     """One group in an engine. ``on_end`` is called with True for all tokens, False if it died."""
 
-    __slots__ = ("entry", "lengths", "on_end", "seconds", "started_at")
-
-    def __init__(
-        self,
-        lengths: tuple[int, ...],
-        seconds: float,
-        started_at: float,
-        on_end: "Callable[[Decoding, bool], None]",
-    ) -> None:
-        self.lengths, self.seconds, self.started_at = lengths, seconds, started_at
-        self.on_end = on_end
-        self.entry: Entry | None = None
+    lengths: tuple[int, ...]
+    seconds: float
+    started_at: float
+    on_end: "Callable[[Decoding, bool], None]"
+    entry: Entry | None = None
 
 
 class FakeEngine(Actor):
@@ -302,12 +297,11 @@ class FakeEngine(Actor):
         )
         if said == "ack_lost":
             call.answered = True
-            return
-        if said == "ack_doubled":
-            self.context.network.answer(call, ack, None, 1.0)
-        call.answer(ack) if said != "ack_doubled" else self.context.network.answer(
-            call, ack, None, 0.0
-        )
+        elif said == "ack_doubled":
+            for after_s in (1.0, 0.0):
+                self.context.network.answer(call, ack, None, after_s)
+        else:
+            call.answer(ack)
 
 
 def _memory_of(release: WeightRelease) -> MachineMemory | None:

@@ -60,17 +60,6 @@ class Content:
     many branches, each of which is a first prompt and the turns that follow it.
     """
 
-    __slots__ = (
-        "branches",
-        "lengths",
-        "longest",
-        "media_bytes",
-        "most_turns",
-        "rewards",
-        "task",
-        "turns",
-    )
-
     def __init__(
         self, task: RolloutTask, config: RunConfig, *, several_turns: bool = False
     ) -> None:

@@ -168,7 +168,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def kill(self, process: Process) -> None:
         process.alive, process.frozen = False, False
-        process.died_at = self._now
         process.parked.clear()
         process.starting.clear()
 

@@ -7,38 +7,28 @@ of each callback before it runs.
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Final, final
+from typing import Any, Final
 
 import msgspec
 
 
-@final
-class Process:
+class Process(msgspec.Struct, eq=False):
     """One incarnation of a process.
 
     After a kill, none of its callbacks ever runs again: no ``finally``, no cancellation. While it
     is frozen, they wait.
     """
 
-    __slots__ = (
-        "alive",
-        "context",
-        "died_at",
-        "frozen",
-        "name",
-        "noticed_at",
-        "parked",
-        "starting",
-    )
+    name: str
+    alive: bool = True
+    frozen: bool = False
+    noticed_at: float = 0.0  # when its callers learn of its death
+    parked: "list[Entry | Process]" = []  # callbacks that came due while it was frozen
+    # First steps of its tasks, in order
+    starting: "deque[Entry]" = msgspec.field(default_factory=deque)
+    context: Context = msgspec.field(default_factory=copy_context)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.alive, self.frozen = True, False
-        self.died_at = 0.0
-        self.noticed_at = 0.0  # when its callers learn of its death
-        self.parked: list[Entry | Process] = []  # callbacks that came due while it was frozen
-        self.starting: deque[Entry] = deque()  # first steps of its tasks, in order
-        self.context: Context = copy_context()
+    def __post_init__(self) -> None:
         self.context.run(PROCESS.set, self)
 
     def __repr__(self) -> str:

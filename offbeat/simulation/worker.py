@@ -147,19 +147,6 @@ class FakeWorker(Actor):
 class _Rollout:
     """One group in transit through an engine."""
 
-    __slots__ = (
-        "call",
-        "content",
-        "deadline",
-        "decoding",
-        "engine",
-        "incarnation",
-        "seconds",
-        "spans",
-        "turn",
-        "worker",
-    )
-
     def __init__(
         self, worker: FakeWorker, call: SimulatedCall, task: RolloutTask, engine: FakeEngine
     ) -> None:
