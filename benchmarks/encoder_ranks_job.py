@@ -173,10 +173,10 @@ def _trainer_of(
         return
     from megatron.core import parallel_state  # noqa: PLC0415 -- an extra
 
+    from offbeat.trainers.grid.layout import side_grid  # noqa: PLC0415
     from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- needs the extra
     from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer  # noqa: PLC0415
     from offbeat.trainers.megatron_grid.language import MegatronLanguageTrainer  # noqa: PLC0415
-    from offbeat.trainers.megatron_grid.layout import side_grid  # noqa: PLC0415
 
     config = MegatronTrainerConfig(**sizes)
     is_encoder = side_grid(config).side_of(peers.rank) is Side.TOWER

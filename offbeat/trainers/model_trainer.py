@@ -8,6 +8,7 @@ chunks or assigned to ranks, and ``train`` is the same step in one call.
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -25,7 +26,13 @@ from offbeat.config.sections.loss import LossConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.training import ChunkResult, StepResult
-from offbeat.trainers.backend import Advantages, LogprobColumns, TrainerBackend, logged_failure
+from offbeat.trainers.backend import (
+    Advantages,
+    LogprobColumns,
+    TopLogprobs,
+    TrainerBackend,
+    logged_failure,
+)
 from offbeat.trainers.batches.inputs import loss_tokens
 from offbeat.trainers.batches.packing import Batch, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
@@ -154,6 +161,12 @@ class ModelTrainer(TrainerBackend):
             for group, part in enumerate(np.split(values, batch.ends[:-1]) if batch else ()):
                 columns[group][name] = part
         return columns
+
+    def top_logprobs(
+        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
+    ) -> TopLogprobs:
+        with self._quantized_matrices() if quantized else nullcontext():
+            return self._top_logprobs(prompts, count)
 
     def current_digest(self) -> str:
         """Return the digest like the base class; all ranks compute it if one of them has to."""
@@ -362,6 +375,18 @@ class ModelTrainer(TrainerBackend):
         self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
     ) -> NDArray[np.float32]:
         """Return [count] log-probabilities under the policy or the reference; see ``name``."""
+
+    @abstractmethod
+    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        """Return ``top_logprobs`` by the weights as they are."""
+
+    @abstractmethod
+    def _quantized_matrices(self) -> AbstractContextManager[None]:
+        """Return a context in which quantized matrices have the values that engines compute with."""
+
+    @abstractmethod
+    def _model_of(self, name: str) -> object:
+        """Return what computes a column of logprobs. All ranks load it together at the first call."""
 
     @abstractmethod
     def _begin_gradients(self) -> None:

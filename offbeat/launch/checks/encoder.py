@@ -87,10 +87,9 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
     if trainer.backend == "stub" or trainer.encoder is None:
         return
     from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.grid.layout import Side, torch_grid
-    from offbeat.trainers.megatron_grid.layout import side_grid
+    from offbeat.trainers.grid.layout import Side, side_grid
 
-    grid = side_grid(trainer) if trainer.backend == "megatron" else torch_grid(trainer)
+    grid = side_grid(trainer)
     try:
         model = _model(config)
         sides = (

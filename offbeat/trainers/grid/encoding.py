@@ -3,9 +3,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -101,15 +101,7 @@ class EncodingTrainer(ExchangingTrainer):
     """Trainer of one rank of the vision tower, for the groups of its lanes."""
 
     _mesh: RankMesh  # of the encoder ranks
-
-    @abstractmethod
-    def _tower_of(self, name: str) -> PreTrainedModel:
-        """Return the tower of the model whose logprobs a column holds."""
-
-    @property
-    @abstractmethod
-    def _max_tokens(self) -> int | None:
-        """Return the most tokens of media that the tower computes at once; None: no bound."""
+    _max_tokens: int | None  # of media that the tower computes at once; None: no bound
 
     @property
     def _is_sender(self) -> bool:
@@ -140,19 +132,13 @@ class EncodingTrainer(ExchangingTrainer):
         )
         for name, wanted in ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference)):
             if wanted:
-                self._encode(self._tower_of(name), media, trained=False)
+                self._encode(name, media, trained=False)
         return [{} for _ in range(len(chunk))]
 
-    def top_logprobs(
-        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
-    ) -> TopLogprobs:
-        del count, quantized  # the tower is not quantized
-        asked = canary_media(self._rules, prompts)
-        self._encode(
-            self._tower_of(POLICY_LOGPROBS),
-            [each for each in asked if each is not None],
-            trained=False,
-        )
+    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        del count
+        asked = [each for each in canary_media(self.media_rules, prompts) if each is not None]
+        self._encode(POLICY_LOGPROBS, asked, trained=False)
         return (), ()
 
     def _read(
@@ -166,9 +152,7 @@ class EncodingTrainer(ExchangingTrainer):
         self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
     ) -> ChunkResult:
         del advantages, sums
-        self._encode(
-            self._tower_of(POLICY_LOGPROBS), self._read_media(chunk), trained=self._trains_tower
-        )
+        self._encode(POLICY_LOGPROBS, self._read_media(chunk), trained=self._trains_tower)
         return ChunkResult(0, 0, 0, compute_s=0.0)
 
     def _read_media(self, chunk: TensorDictBase) -> list[Media]:
@@ -181,21 +165,22 @@ class EncodingTrainer(ExchangingTrainer):
         """Return the media of the groups that a forward pass of their lane reads."""
         found = list[Media]()
         for place, group in enumerate(read_groups(chunk)):
-            media = check_media(place, group, self._rules)
+            media = check_media(place, group, self.media_rules)
             if media is not None and (not only_trained or np.any(group[LOSS_MASK])):
                 found.append(media)
         return found
 
-    def _encode(self, model: PreTrainedModel, media: Sequence[Media], *, trained: bool) -> None:
-        """Encode media for the lanes that name them, and add the gradients that they send back.
+    def _encode(self, name: str, media: Sequence[Media], *, trained: bool) -> None:
+        """Encode media by the model of a column for the lanes that name them; add their gradients.
 
         All ranks of the world take part. Encoder ranks run the tower together, one without media
         on noise.
         """
+        model = cast("PreTrainedModel", self._model_of(name))
         named = self._named_by_lanes([])
         if not any(named):
             return
-        lanes = self._grid.lanes_of(self.peers.rank)
+        lanes = self._grid.shares_of(self.peers.rank)
         (batch, own), count = run_and_reduce_max(
             self.peers, "the media", lambda: self._microbatches(media, named)
         )
@@ -203,7 +188,7 @@ class EncodingTrainer(ExchangingTrainer):
         def encode(media: Media, has_graph: bool) -> Tensor:  # noqa: FBT001 -- its one flag
             return self._features(model, media, has_graph=has_graph)
 
-        passes = TowerPasses(own, count, example(self._rules), encode)
+        passes = TowerPasses(own, count, example(self.media_rules), encode)
         with settled(model):
             made = self._pass_on_all_ranks("the tower", lambda: passes.forward(trained=trained))
             parts = self._parts(batch, made)
@@ -226,18 +211,18 @@ class EncodingTrainer(ExchangingTrainer):
     ) -> tuple[tuple[MergedMedia, list[Media]], int]:
         """Return the media that this rank's lanes named, with their microbatches, and how many."""
         rank = self.peers.rank
-        batch = matched(rank, [named[lane] for lane in self._grid.lanes_of(rank)], media)
+        batch = matched(rank, [named[lane] for lane in self._grid.shares_of(rank)], media)
         if not batch.media:
             return (batch, []), 0
-        whole = self._rules.merge(batch.media)
-        cut = [whole] if self._max_tokens is None else self._rules.cut(whole, self._max_tokens)
+        whole = self.media_rules.merge(batch.media)
+        cut = [whole] if self._max_tokens is None else self.media_rules.cut(whole, self._max_tokens)
         return (batch, cut), len(cut)
 
     def _features(self, model: PreTrainedModel, media: Media, *, has_graph: bool) -> Tensor:
         """Return the features [blocks, F, H] of media, which the tower computes at once."""
         with torch.set_grad_enabled(has_graph):
-            made = stacked(self._rules.encode(model, (media,)))
-        wanted = self._rules.count_features(media)
+            made = stacked(self.media_rules.encode(model, (media,)))
+        wanted = self.media_rules.count_features(media)
         if made.shape[1] != wanted:
             raise FeaturesMismatch(type(model).__name__, made.shape[1], wanted)
         return made
@@ -246,7 +231,7 @@ class EncodingTrainer(ExchangingTrainer):
         """Return the features of each lane, which are none for a lane without media."""
         counts, media = list[int](), iter(batch.media)
         for prompts in batch.counts:
-            counts.append(sum(self._rules.count_features(next(media)) for _ in range(prompts)))
+            counts.append(sum(self.media_rules.count_features(next(media)) for _ in range(prompts)))
         parts: tuple[Tensor, ...] = torch.split(made, counts, dim=1)
         return list(parts)
 
@@ -260,7 +245,7 @@ class EncodingTrainer(ExchangingTrainer):
         """
         gradient, wrong = torch.zeros_like(made), list[BridgeMismatch]()
         at = 0
-        for lane, part in zip(self._grid.lanes_of(self.peers.rank), parts, strict=True):
+        for lane, part in zip(self._grid.shares_of(self.peers.rank), parts, strict=True):
             blocks, count, hidden = part.shape
             if count and self._is_sender:
                 due = replace(

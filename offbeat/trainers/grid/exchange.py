@@ -1,6 +1,5 @@
 """Base of the trainers of both sides of a grid, of any backend: rounds of messages about media."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -8,10 +7,10 @@ import msgspec
 import torch
 
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 from offbeat.messages.training import StepResult
-from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.grid.bridge import Bridge, Header, Kind, Traffic
-from offbeat.trainers.grid.layout import Grid
+from offbeat.trainers.grid.layout import Grid, side_grid
 from offbeat.trainers.grid.provenance import list_digest
 from offbeat.trainers.grid.tower_plan import SETTING
 from offbeat.trainers.model_trainer import ModelTrainer
@@ -29,10 +28,12 @@ class ExchangingTrainer(ModelTrainer):
     _grid: Grid
     _bridge: Bridge
     _exchanges: int  # of this world so far; aborted ones count
+    _trains_tower: bool  # whether gradients of features are sent back
 
-    def _join_grid(self, grid: Grid, rank: int, device: torch.device) -> None:
-        """Take a place in a grid, before the first exchange."""
-        self._grid, self._bridge, self._exchanges = grid, Bridge(rank, device), 0
+    def _join_grid(self, trainer: TorchTrainerConfig | MegatronTrainerConfig) -> None:
+        """Find this rank's place in the grid, before the first exchange."""
+        self._grid, self._exchanges = side_grid(trainer), 0
+        self._bridge = Bridge(self.peers.rank, torch.device(trainer.device))
 
     def _prove_cut_sides(self, model: str, prove: Callable[[], tuple[float, str]]) -> None:
         """Prove what the ranks of both sides have cut. All of them call it together.
@@ -46,16 +47,6 @@ class ExchangingTrainer(ModelTrainer):
         """
         apart = run_on_all_ranks(self.peers, "the proof of the cut", prove)
         check_copies(model, apart, self.peers, f"trainer.tensor_parallel or {SETTING}")
-
-    @property
-    @abstractmethod
-    def _rules(self) -> MediaRules:
-        """Return how the model reads media."""
-
-    @property
-    @abstractmethod
-    def _trains_tower(self) -> bool:
-        """Return whether gradients of features are sent back."""
 
     def _begin(self, loss: LossSpec) -> None:
         self._bridge.traffic = Traffic()
@@ -97,7 +88,7 @@ class ExchangingTrainer(ModelTrainer):
         """Return the digests of the media that each lane reads; begin an exchange."""
         self._exchanges += 1
         named = self.peers.all_gather(list(digests), _NAMES)
-        return [named[self._grid.receiver_of(lane)] for lane in range(self._grid.lanes)]
+        return [named[self._grid.receiver_of(lane)] for lane in range(self._grid.data)]
 
     def _header(self, kind: Kind, lane: int, named: Sequence[Sequence[str]]) -> Header:
         """Return the header of a lane's message, without the shape and dtype of its values."""

@@ -9,12 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.messages.media import Media
+from offbeat.multimodal.canaries import canary_media
 from offbeat.multimodal.passes import Features
+from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
-from offbeat.trainers.grid.bridge import Kind, gradient_dtype
+from offbeat.trainers.grid.bridge import Kind, gradient_dtype, shared_values
 from offbeat.trainers.grid.exchange import ExchangingTrainer
 from offbeat.trainers.grid.provenance import digest_of, media_read
 from offbeat.trainers.model_trainer import LossOf
@@ -58,6 +62,20 @@ class LaneTrainer(ExchangingTrainer):
     """Trainer of one rank of the language model, which computes no tower."""
 
     _received: LaneFeatures | None  # of the open exchange; None outside of one
+    _lane_group: dist.ProcessGroup | None
+    """The ranks of a lane that read the same features; None: this rank reads alone, or none."""
+
+    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        asked = canary_media(self.media_rules, prompts)
+        with self._exchanged([each for each in asked if each is not None], trained=False):
+            return super()._top_logprobs(prompts, count)
+
+    def _logprobs(
+        self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
+    ) -> NDArray[np.float32]:
+        self._model_of(name)  # loaded before the exchange, on all ranks
+        with self._exchanged(media_read(microbatches), trained=False):
+            return super()._logprobs(name, count, microbatches, temperature)
 
     @contextmanager
     def _exchanged(self, media: Sequence[Media], *, trained: bool) -> Generator[bool]:
@@ -67,7 +85,7 @@ class LaneTrainer(ExchangingTrainer):
         the passes have to end on all ranks before they are.
         """
         self._use(None)
-        counts = {digest_of(each): self._rules.count_features(each) for each in media}
+        counts = {digest_of(each): self.media_rules.count_features(each) for each in media}
         named = self._named_by_lanes(list(counts))
         if not any(named):
             yield False
@@ -105,7 +123,7 @@ class LaneTrainer(ExchangingTrainer):
     def _is_receiver(self) -> bool:
         """Return whether this rank exchanges messages for its lane."""
         rank = self.peers.rank
-        return rank == self._grid.receiver_of(self._grid.lane_of(rank))
+        return rank == self._grid.receiver_of(self._grid.share_of(rank))
 
     def _use(self, received: LaneFeatures | None) -> None:
         """Let passes read these features; None: passes that follow read no pictures."""
@@ -120,19 +138,21 @@ class LaneTrainer(ExchangingTrainer):
         """
         if not counts or not self._is_receiver:
             return None
-        lane = self._grid.lane_of(self.peers.rank)
+        lane = self._grid.share_of(self.peers.rank)
         due = replace(self._header(Kind.FEATURES, lane, named), features=sum(counts.values()))
         return self._bridge.receive(due, self._grid.encoder_of(lane))
 
     def _shared(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:
         """Return the features that this rank reads, of those that its lane has received."""
-        del counts
-        return values
+        if not counts or self._lane_group is None:
+            return values
+        receiver = self._grid.receiver_of(self._grid.share_of(self.peers.rank))
+        return shared_values(values, receiver, self._lane_group, self._device)
 
     def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
         """Send the gradients [blocks, F, H] of the features of this rank's lane, if it is to."""
         if not self._is_receiver:
             return
-        lane = self._grid.lane_of(self.peers.rank)
+        lane = self._grid.share_of(self.peers.rank)
         header = self._header(Kind.GRADIENTS, lane, named)
         self._bridge.send(header, gradient, self._grid.encoder_of(lane))

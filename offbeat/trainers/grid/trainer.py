@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
+from offbeat.config.limits import encoder_tokens
 from offbeat.model_proof.rope import freeze_rope
-from offbeat.multimodal.rules import MediaRules, media_rules
+from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.grid.exchange import ExchangingTrainer
-from offbeat.trainers.grid.layout import Side, torch_grid
+from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import Inventory, inventory_of, keep_side, no_features
 from offbeat.trainers.grid.tower_plan import plans_of
 from offbeat.trainers.grid.tower_proof import NOT_APART, example_features, prove_tower
@@ -43,11 +44,12 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
     """
 
     def _prepare(self) -> None:
-        trainer, rank = self._config, self.peers.rank
-        grid = torch_grid(trainer)
-        self._join_grid(grid, rank, torch.device(trainer.device))
-        self._side = grid.side_of(rank)
-        self._mesh = self._axes = side_mesh(trainer.device, grid, self.peers.timeout_s)
+        trainer = self._config
+        self._join_grid(trainer)
+        self._side = self._grid.side_of(self.peers.rank)
+        self._mesh = self._axes = side_mesh(trainer.device, self._grid, self.peers.timeout_s)
+        self._lane_group = None if self._mesh.tensor is None else self._mesh.tensor.get_group()
+        self._max_tokens = encoder_tokens(trainer)
         self._inventory: Inventory | None = None  # of the model that is trained
 
     @property
@@ -68,14 +70,6 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
     @property
     def vocabulary(self) -> int:
         return self._planner.vocabulary
-
-    @property
-    def _trains_tower(self) -> bool:
-        return self.inventory.is_trained(Side.TOWER)
-
-    @property
-    def _rules(self) -> MediaRules:
-        return media_rules(self._model.config)
 
     # --- the cut -----------------------------------------------------------------------------------
 
@@ -108,6 +102,7 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
         device = self._config.device
         # The reference is a copy of the model that is trained, and has its names
         inventory = self._inventory = self._inventory or inventory_of(model)
+        self._trains_tower = inventory.is_trained(Side.TOWER)
         plan = plans_of(model, self._grid)[
             self._side
         ]  # of both sides: all ranks refuse a model together
@@ -148,7 +143,7 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
 
     def _prove_tower(self, _: Witness) -> tuple[float, str]:
         return prove_tower(
-            self._model, self._rules, self._example_features, self._dtype, self._mesh
+            self._model, self.media_rules, self._example_features, self._dtype, self._mesh
         )
 
     # --- weights and state -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ A rank receives its data-parallel share of the groups; ranks of one replica rece
 # megatron-core has no types.
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -115,7 +115,7 @@ class MegatronTrainer(BoxedTrainer):
         self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
     ) -> NDArray[np.float32]:
         """Compute log-probabilities like the base class; equal on all ranks of a replica."""
-        forward = self._forward if name == POLICY_LOGPROBS else self._reference
+        forward = self._model_of(name)
         values = torch.zeros(count, dtype=torch.float32, device=self._device)
 
         def keep(packed: PackedRows, logprobs_N: Tensor, _: Tensor) -> Tensor:
@@ -131,16 +131,16 @@ class MegatronTrainer(BoxedTrainer):
         return values.cpu().numpy()
 
     @torch.no_grad()
-    def top_logprobs(
-        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
-    ) -> TopLogprobs:
+    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
         canaries = canary_rows(prompts, self.media_rules)
         (rows,) = aligned([canaries], self.transformer, self.layout)
-        rounded = self._quantized_matrices() if quantized else nullcontext()
-        with rounded, self._no_message_unread():
+        with self._no_message_unread():
             logits_PV = self._forward.logits(rows)
         kept = None if logits_PV is None else largest_logprobs(logits_PV, count)
         return self._of_last_stage(kept)
+
+    def _model_of(self, name: str) -> Forward:
+        return self._forward if name == POLICY_LOGPROBS else self._reference
 
     # --- weights in and out ----------------------------------------------------------------------
 

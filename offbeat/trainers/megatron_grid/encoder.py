@@ -4,7 +4,6 @@
 # torch declares some functions without types.
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
@@ -20,7 +19,6 @@ from offbeat.config.limits import encoder_tokens
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import model_without_memory
-from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import shared_values
@@ -34,7 +32,6 @@ from offbeat.trainers.megatron.groups import start_groups
 from offbeat.trainers.megatron.hf_files import load_boxes
 from offbeat.trainers.megatron.mapping import TOWER, TensorBox
 from offbeat.trainers.megatron.tower import unfilled_tower
-from offbeat.trainers.megatron_grid.layout import side_grid
 from offbeat.trainers.megatron_grid.optimizer import TowerOptimizer
 from offbeat.trainers.megatron_grid.sides import architecture_with_tower
 from offbeat.trainers.model_trainer import LossOf
@@ -91,7 +88,10 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         self._config = trainer
         self.architecture = architecture_with_tower(model_path)
         self.frozen = frozen_weights(model_path, trainer.freeze)
-        grid, rank = side_grid(trainer), self.peers.rank
+        self._trains_tower = not self.frozen.is_whole_tower
+        self._max_tokens = encoder_tokens(trainer)
+        self._join_grid(trainer)
+        grid = self._grid
         # Meanwhile the first rank checks the files.
         self._plan = run_on_all_ranks(
             self.peers, "its start", lambda: self._planned(grid.encoder_tensor)
@@ -100,7 +100,6 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         # their mesh alone, and finds the mesh of an earlier world in this process by its group's number.
         self._mesh = side_mesh(trainer.device, grid, self.peers.timeout_s)
         start_groups(trainer, self.peers)
-        self._join_grid(grid, rank, torch.device(trainer.device))
         self._tower = self._build(trained=True)
         self._meet(self._tower.boxes)
         if grid.encoder_tensor > 1:
@@ -117,20 +116,12 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
 
     # --- passes ------------------------------------------------------------------------------------
 
-    def top_logprobs(
-        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
-    ) -> TopLogprobs:
-        rounded = self._quantized_matrices() if quantized else nullcontext()
-        with rounded:  # the language ranks gather matrices with all ranks
-            super().top_logprobs(prompts, count)
+    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        super()._top_logprobs(prompts, count)
         return self._of_last_stage(None)
 
-    def _tower_of(self, name: str) -> PreTrainedModel:
+    def _model_of(self, name: str) -> PreTrainedModel:
         return self._tower.model if name == POLICY_LOGPROBS else self._reference.model
-
-    @property
-    def _max_tokens(self) -> int | None:
-        return encoder_tokens(self._config)
 
     @cached_property
     def _reference(self) -> _Tower:
@@ -197,10 +188,10 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
                 TensorBox(name, each.shape, each, name, each) for name, each in regions.items()
             ]
             load_boxes(parameters, boxes, self.model_path, self._file_names)
-        made = None if whole is None else example_features(whole, self._rules)
+        made = None if whole is None else example_features(whole, self.media_rules)
         sender, group = self._grid.sender_of(self.peers.rank), tensor.get_group()
         want = shared_values(made, sender, group, self._device)
-        return prove_tower(self._tower.model, self._rules, want, self._dtype, self._mesh)
+        return prove_tower(self._tower.model, self.media_rules, want, self._dtype, self._mesh)
 
     @torch.no_grad()
     def _fill(self, tower: _Tower) -> None:
@@ -241,14 +232,6 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
     @property
     def _device(self) -> torch.device:
         return torch.device(self._config.device)
-
-    @property
-    def _rules(self) -> MediaRules:
-        return self.architecture.media_rules
-
-    @property
-    def _trains_tower(self) -> bool:
-        return not self.frozen.is_whole_tower
 
 
 def _never(what: str) -> NoReturn:

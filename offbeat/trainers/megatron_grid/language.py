@@ -5,29 +5,19 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
 
 import msgspec
-import numpy as np
-import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
-from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.media import Media
-from offbeat.multimodal.canaries import canary_media
 from offbeat.multimodal.passes import Features
-from offbeat.multimodal.rules import MediaRules
-from offbeat.trainers.backend import TopLogprobs
-from offbeat.trainers.batches.packing import PackedRows
-from offbeat.trainers.grid.bridge import shared_values
 from offbeat.trainers.grid.lane import LaneTrainer
-from offbeat.trainers.grid.layout import Side
-from offbeat.trainers.grid.provenance import media_read
+from offbeat.trainers.grid.layout import Side, side_grid
 from offbeat.trainers.grid.tower_proof import NOT_APART
 from offbeat.trainers.grid.weights import side_mesh
 from offbeat.trainers.megatron.architecture import Architecture
@@ -38,12 +28,10 @@ from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.megatron.tower import FeatureSource
 from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
-from offbeat.trainers.megatron_grid.layout import side_grid
 from offbeat.trainers.megatron_grid.sides import architecture_with_tower
 from offbeat.trainers.ranks.assembly import trainer_of
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 
 _FLOAT: Final = msgspec.msgpack.Decoder(float)
 
@@ -61,12 +49,14 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
         return replace(architecture_with_tower(self.model_path), tower=())
 
     def _start_groups(self) -> ParallelLayout:
-        grid = side_grid(self._config)
+        self._join_grid(self._config)
         # Encoder ranks need it, and every rank of the world takes part in making it.
-        side_mesh(self._config.device, grid, self.peers.timeout_s)
-        self._join_grid(grid, self.peers.rank, torch.device(self._config.device))
+        side_mesh(self._config.device, self._grid, self.peers.timeout_s)
         self._use(None)
-        return super()._start_groups()
+        self._trains_tower = not self.frozen.is_whole_tower
+        layout = super()._start_groups()
+        self._lane_group = embedding_ranks_group() if layout.is_first_stage else None
+        return layout
 
     def _meet(self, boxes: Sequence[TensorBox]) -> None:
         super()._meet(boxes)
@@ -76,33 +66,6 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
     def _features_by(self, model: GPTModel) -> FeatureSource | None:
         del model
         return self._received_features if self.layout.is_first_stage else None
-
-    @property
-    def _rules(self) -> MediaRules:
-        return self.architecture.media_rules
-
-    @property
-    def _trains_tower(self) -> bool:
-        return not self.frozen.is_whole_tower
-
-    # --- passes ------------------------------------------------------------------------------------
-
-    def top_logprobs(
-        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
-    ) -> TopLogprobs:
-        asked = canary_media(self._rules, prompts)
-        rounded = self._quantized_matrices() if quantized else nullcontext()
-        # All ranks gather what they round before lanes exchange a message
-        with rounded, self._exchanged([each for each in asked if each is not None], trained=False):
-            return super().top_logprobs(prompts, count)
-
-    def _logprobs(
-        self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
-    ) -> NDArray[np.float32]:
-        if name != POLICY_LOGPROBS:
-            _ = self._reference  # loaded before the exchange, on all ranks
-        with self._exchanged(media_read(microbatches), trained=False):
-            return super()._logprobs(name, count, microbatches, temperature)
 
     def _whole_norm(self, norm: float, denominator: float) -> float:
         """Return the norm over both sides, by the formula of the tower's optimizer."""
@@ -115,12 +78,6 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
     def _received_features(self, media: tuple[Media, ...]) -> Features:
         assert self._received is not None  # noqa: S101 -- named before the pass
         return self._received.of(media)
-
-    def _shared(self, counts: dict[str, int], values: Tensor | None) -> Tensor | None:
-        if not counts or not self.layout.is_first_stage:
-            return None
-        receiver = self._grid.receiver_of(self._grid.lane_of(self.peers.rank))
-        return shared_values(values, receiver, embedding_ranks_group(), self._device)
 
     def _send_back(self, gradient: Tensor, named: Sequence[Sequence[str]]) -> None:
         self._sum_over_lane(gradient)

@@ -7,7 +7,7 @@ half of the mistakes that can be made here.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from offbeat.config.limits import encoder_of, trainer_replicas
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TrainerConfig
@@ -87,7 +87,7 @@ class Replicas:
     encoder_tensor: int = 1  # encoder ranks of such a set that divide its matrices
 
     @classmethod
-    def of(cls, trainer: TrainerConfig) -> "Replicas":
+    def of(cls, trainer: TrainerConfig) -> Self:
         """Return the replicas of a recipe's trainer."""
         data, encoder = trainer_replicas(trainer), encoder_of(trainer)
         encoders = 0 if encoder is None else encoder.data_parallel
@@ -107,20 +107,21 @@ class Replicas:
     @property
     def ranks(self) -> int:
         """Return the number of ranks of the whole world."""
-        return self._language_ranks + self.encoders * self.encoder_tensor
+        return self.language_ranks + self.encoders * self.encoder_tensor
 
     @property
-    def _language_ranks(self) -> int:
-        return self.data * self._neighbours * self.pipeline
+    def language_ranks(self) -> int:
+        """Return the number of ranks of the language model."""
+        return self.data * self.neighbours * self.pipeline
 
     @property
-    def _neighbours(self) -> int:
+    def neighbours(self) -> int:
         """Return the number of ranks of one replica in one stage; their numbers are consecutive."""
         return self.tensor * self.context
 
     def share_of(self, rank: int) -> int:
         """Return the index of the data share that a rank of the language model trains."""
-        return rank // self._neighbours % self.data
+        return rank // self.neighbours % self.data
 
     def shares_of(self, rank: int) -> tuple[int, ...]:
         """Return the indices of the data shares whose groups ``rank`` gets, in their order.
@@ -129,14 +130,14 @@ class Replicas:
         ``data / encoders`` of them, from ``e * data / encoders`` on: they encode the pictures of their
         groups.
         """
-        if rank < self._language_ranks:
+        if rank < self.language_ranks:
             return (self.share_of(rank),)
-        encoder = (rank - self._language_ranks) // self.encoder_tensor
+        encoder = (rank - self.language_ranks) // self.encoder_tensor
         lanes = self.data // self.encoders
         return tuple(range(encoder * lanes, (encoder + 1) * lanes))
 
     @property
     def leaders(self) -> tuple[int, ...]:
         """Return one rank per replica, in order of the shares; it replies for the replica."""
-        first_of_last_stage = (self.pipeline - 1) * self.data * self._neighbours
-        return tuple(first_of_last_stage + share * self._neighbours for share in range(self.data))
+        first_of_last_stage = (self.pipeline - 1) * self.data * self.neighbours
+        return tuple(first_of_last_stage + share * self.neighbours for share in range(self.data))

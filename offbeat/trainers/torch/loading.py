@@ -16,13 +16,12 @@ from offbeat.model_proof.plain import attend_by
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.model_trainer import ModelTrainer
-from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
+from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.freezing import freeze
 from offbeat.trainers.torch.model import load_model, vocabulary
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
 from offbeat.trainers.torch.rank_mesh import RankMesh, rank_mesh
 from offbeat.trainers.torch.sharding import ShardedWeights, Weights
-from offbeat.trainers.torch.split_attention import register_split_attention
 from offbeat.trainers.torch.spreading import fill_like, make_room, shell_of, spread
 from offbeat.trainers.torch.tensor_parallel import divide, tensor_plan
 
@@ -32,36 +31,11 @@ _PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 class ReloadableTrainer(ModelTrainer):
     """A trainer that loads its model, again when it is reset, and once more as the reference."""
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        *,
-        trainer: TorchTrainerConfig,
-        model: ModelConfig,
-        total_steps: int,
-        max_model_len: int,
-        seed: int,
-        peers: Peers | None,
-    ) -> None:
-        """Load nothing yet; the arguments are those of ``TorchTrainer``."""
-        super().__init__(
-            model_path,
-            optimizer=trainer.optimizer,
-            model=model,
-            total_steps=total_steps,
-            seed=seed,
-            peers=peers,
-        )
-        torch.manual_seed(seed)
-        register_split_attention()
-        self._config, self._model_config = trainer, model
-        self._max_model_len = max_model_len
-        self._attention: str | None = None  # None: chosen by transformers
-        self._axes: RankMesh | None = None  # None: the model is not cut by these, or not yet
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Prepare what loading needs of the ranks, whose settings are known; nothing by default."""
+    _config: TorchTrainerConfig
+    _model_config: ModelConfig
+    _max_model_len: int
+    _attention: str | None = None  # None: chosen by transformers
+    _axes: RankMesh | None = None  # None: the model is not cut by these, or not yet
 
     def _read_model(self, during: str) -> PreTrainedModel | None:
         """Return the whole model of the files on rank 0; None on the others."""

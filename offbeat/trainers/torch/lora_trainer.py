@@ -127,9 +127,7 @@ class LoraTrainer(TorchTrainer):
         """Return the whole model with the adapters added."""
         return MergedWeights(self._weights, self.adapter)
 
-    def top_logprobs(
-        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
-    ) -> TopLogprobs:
+    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
         """Return those of the weights that engines serve. All ranks call it together.
 
         In 16 bits these are the rounded sums of matrices and adapters, which differ by more than
@@ -139,7 +137,7 @@ class LoraTrainer(TorchTrainer):
         is_rounded = self._dtype.itemsize < torch.float32.itemsize
         served = merged_matrices(self._model, self.adapter.scaling)
         with served if is_rounded else nullcontext():
-            return super().top_logprobs(prompts, count, quantized=quantized)
+            return super()._top_logprobs(prompts, count)
 
     def save(self, directory: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
         """Write the merged model as ``TorchTrainer`` does, and in it ``adapter/`` for PEFT."""

@@ -58,6 +58,7 @@ from offbeat.trainers.torch.routing import ModelRouting, check_routers
 from offbeat.trainers.torch.saving import save_model
 from offbeat.trainers.torch.sharded_state import load_shards, save_shards, saved_names
 from offbeat.trainers.torch.sharding import Weights, settle, settled
+from offbeat.trainers.torch.split_attention import register_split_attention
 from offbeat.trainers.torch.tensor_proof import check_same_rows, prove_copies
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
@@ -99,13 +100,17 @@ class TorchTrainer(ReloadableTrainer):
         """
         super().__init__(
             model_path,
-            trainer=trainer,
+            optimizer=trainer.optimizer,
             model=model,
             total_steps=total_steps,
-            max_model_len=max_model_len,
             seed=seed,
             peers=peers,
         )
+        torch.manual_seed(seed)
+        register_split_attention()
+        self._config, self._model_config = trainer, model
+        self._max_model_len = max_model_len
+        self._prepare()
         # Source of the features of media; None: the model's own encoder
         self._features_of: FeaturesOf | None = None
         whole = self._read_model("its start")
@@ -138,6 +143,9 @@ class TorchTrainer(ReloadableTrainer):
         self._rng_at_begin = torch.get_rng_state()  # of torch's CPU generator, at begin of a step
         self.initial_digest = self._digest_of_initial()
 
+    def _prepare(self) -> None:
+        """Prepare what loading needs of the ranks, whose settings are known; nothing by default."""
+
     @property
     def vocabulary(self) -> int:
         return vocabulary(self._model)
@@ -146,12 +154,11 @@ class TorchTrainer(ReloadableTrainer):
     def media_rules(self) -> MediaRules:
         return media_rules(self._model.config)
 
-    def top_logprobs(
-        self, prompts: Sequence[Sequence[int]], count: int, *, quantized: bool = False
-    ) -> TopLogprobs:
-        rounded = quantized_matrices(self._model) if quantized else nullcontext()
-        with rounded:
-            return top_logprobs(self._model, prompts, count, self._features_of)
+    def _top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        return top_logprobs(self._model, prompts, count, self._features_of)
+
+    def _quantized_matrices(self) -> AbstractContextManager[None]:
+        return quantized_matrices(self._model)
 
     # --- weights in and out ----------------------------------------------------------------------
 

@@ -96,6 +96,6 @@ def assert_ranks_hold_what_check_says(
     language = largest_rank(architecture, layout, dtype, sharded=False, frozen=names)
     assert largest(held[: cut.ranks]) == language
     if encoders:
-        grid = Grid(cut.data, encoders, cut.tensor, cut.pipeline)
+        grid = Grid(cut.data, cut.tensor, cut.pipeline, encoders=encoders)
         given = inventory_of(model), grid, Side.TOWER, getattr(torch, dtype)
         assert largest(held[cut.ranks :]) == largest_of_side(*given, references=references)

@@ -24,14 +24,13 @@ from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.multimodal.canaries import canary_prompts
 from offbeat.trainers.grid.bridge import gradient_dtype
-from offbeat.trainers.grid.layout import Side
+from offbeat.trainers.grid.layout import Side, side_grid
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.trainers.megatron.mapping import TOWER
 from offbeat.trainers.megatron.parts import BackendParts
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
 from offbeat.trainers.megatron_grid.language import MegatronLanguageTrainer
-from offbeat.trainers.megatron_grid.layout import side_grid
 from offbeat.trainers.ranks.dispatch import Replicas
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.sharding import own

@@ -16,7 +16,6 @@ from world import COLLECTIVE_S
 from offbeat.images.pictures import Pictures
 from offbeat.messages.fences import StepKey
 from offbeat.trainers.grid.bridge import FIELDS, Bridge, Header, Kind
-from offbeat.trainers.grid.layout import Grid
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 
 
@@ -50,15 +49,15 @@ class TrustingBridge(Bridge):
 
 
 class RepeatsItself(ExactEncoder):
-    def _join_grid(self, grid: Grid, rank: int, device: torch.device) -> None:
-        super()._join_grid(grid, rank, device)
-        self._bridge = RepeatingBridge(rank, device)
+    def _join_grid(self, trainer: Any) -> None:
+        super()._join_grid(trainer)
+        self._bridge = RepeatingBridge(self.peers.rank, torch.device(trainer.device))
 
 
 class TrustsTheNextMessage(ExactLanguage):
-    def _join_grid(self, grid: Grid, rank: int, device: torch.device) -> None:
-        super()._join_grid(grid, rank, device)
-        self._bridge = TrustingBridge(rank, device)
+    def _join_grid(self, trainer: Any) -> None:
+        super()._join_grid(trainer)
+        self._bridge = TrustingBridge(self.peers.rank, torch.device(trainer.device))
 
 
 class MergesByShape(ExactEncoder):

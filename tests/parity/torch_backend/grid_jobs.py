@@ -64,7 +64,7 @@ class CountsOneLane(ExactEncoder):
     """Divides the tower's gradients by the tokens of one lane."""
 
     def _apply(self, denominator: float, rate: float) -> Any:
-        return super()._apply(denominator / self._grid.lanes, rate)
+        return super()._apply(denominator / self._grid.data, rate)
 
 
 class DealsAsLanes(ExactEncoder):

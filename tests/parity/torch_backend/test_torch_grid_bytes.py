@@ -60,7 +60,7 @@ def test_ranks_hold_the_regions_that_a_plan_declares_and_the_bytes_that_check_sa
             name: found for name, found in placed.items() if found
         }
     inventory = inventory_of(model_without_memory(models[family], trust_remote_code=False))
-    grid = Grid(lanes, encoders)
+    grid = Grid(lanes, encoders=encoders)
     for side in Side:
         largest = max((seen[rank][1] for rank in grid.ranks_of(side)), key=lambda each: each.total)
         assert largest_of_side(inventory, grid, side, torch.float32) == largest
@@ -76,7 +76,7 @@ def test_weights_of_16_bits_have_wide_masters_unless_they_are_frozen(
     model = model_without_memory(path, trust_remote_code=False)
     for each in frozen_parameters(model, frozen):
         each.requires_grad = False
-    grid, inventory = Grid(1, 1), inventory_of(model)
+    grid, inventory = Grid(encoders=1), inventory_of(model)
     for side, (_, held) in zip(Side, seen, strict=True):
         said = largest_of_side(inventory, grid, side, torch.bfloat16, references=int(reference))
         assert said == held

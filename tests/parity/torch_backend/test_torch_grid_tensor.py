@@ -202,9 +202,9 @@ def test_masters_of_16_bits_a_reference_and_frozen_weights_are_divided_too(
 def grid_of(lanes: int, encoders: int, cut: Cut) -> Grid:
     return Grid(
         lanes,
-        encoders,
+        cut.tensor,
+        encoders=encoders,
         encoder_tensor=cut.encoder_tensor,
-        embedding_ranks=cut.tensor,
         dtensor_ranks=cut.tensor,
     )
 

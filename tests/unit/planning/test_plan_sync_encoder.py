@@ -71,7 +71,7 @@ def test_ranks_hold_and_send_the_bytes_of_their_side(
     senders = ModelGrid(shards=lanes, encoders=encoders)
     layouts = SyncLayouts(tmp_path, WirePolicy("float32"), senders, ModelGrid(), 8, PIECE)
     plan, report = plan_of(layouts)
-    held = held_by_ranks(tmp_path, family, Grid(lanes, encoders))
+    held = held_by_ranks(tmp_path, family, Grid(lanes, encoders=encoders))
     assert report.bytes.held == held
     assert report.bytes.sent == held  # each part has one holder, and one machine needs it
     assert report.bytes.busiest == max(held)

@@ -20,7 +20,6 @@ from offbeat.trainers.grid.errors import AbsentModule, BridgeMismatch, Provenanc
 from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.provenance import digest_of, list_digest, matched
 from offbeat.trainers.grid.sides import inventory_of, keep_side
-from offbeat.trainers.ranks.dispatch import Replicas
 from tests.support.image_text_models import MODELS, make, patched, pictures
 from tests.support.pictures import features
 
@@ -31,17 +30,16 @@ FAMILIES = sorted(MODELS)
 def test_every_lane_has_one_encoder_which_gets_its_share_and_no_other(
     encoders: int, each: int
 ) -> None:
-    grid, world = Grid(encoders * each, encoders), Replicas(encoders * each, encoders=encoders)
-    assert world.ranks == grid.ranks
-    assert [world.shares_of(lane) for lane in grid.ranks_of(Side.LANGUAGE)] == [
-        (lane,) for lane in range(grid.lanes)
+    grid = Grid(encoders * each, encoders=encoders)
+    assert grid.ranks == encoders * each + encoders
+    assert [grid.shares_of(lane) for lane in grid.ranks_of(Side.LANGUAGE)] == [
+        (lane,) for lane in range(grid.data)
     ]
-    served = [lane for rank in grid.ranks_of(Side.TOWER) for lane in grid.lanes_of(rank)]
-    assert served == list(range(grid.lanes))
+    served = [lane for rank in grid.ranks_of(Side.TOWER) for lane in grid.shares_of(rank)]
+    assert served == list(range(grid.data))
     for rank in grid.ranks_of(Side.TOWER):
-        assert world.shares_of(rank) == grid.lanes_of(rank)
-        assert {grid.encoder_of(lane) for lane in grid.lanes_of(rank)} == {rank}
-    assert world.leaders == grid.ranks_of(Side.LANGUAGE)
+        assert {grid.encoder_of(lane) for lane in grid.shares_of(rank)} == {rank}
+    assert grid.leaders == grid.ranks_of(Side.LANGUAGE)
 
 
 @given(
@@ -54,17 +52,17 @@ def test_ranks_that_share_matrices_get_the_same_groups_and_the_first_of_them_exc
     encoders: int, each: int, tensor: int, embedding: int
 ) -> None:
     lanes = encoders * each
-    grid = Grid(lanes, encoders, encoder_tensor=tensor, embedding_ranks=embedding)
-    world = Replicas(lanes, embedding, encoders=encoders, encoder_tensor=tensor)
-    assert world.ranks == grid.ranks == lanes * embedding + encoders * tensor
+    grid = Grid(lanes, embedding, encoders=encoders, encoder_tensor=tensor)
+    assert grid.ranks == lanes * embedding + encoders * tensor
     towers = grid.ranks_of(Side.TOWER)
     for first in towers[::tensor]:
         alike = range(first, first + tensor)
         assert {grid.sender_of(rank) for rank in alike} == {first}
-        assert {grid.lanes_of(rank) for rank in alike} == {grid.lanes_of(first)}
-        assert {world.shares_of(rank) for rank in alike} == {grid.lanes_of(first)}
-        assert {grid.encoder_of(lane) for lane in grid.lanes_of(first)} == {first}
-    assert [lane for rank in towers[::tensor] for lane in grid.lanes_of(rank)] == list(range(lanes))
+        assert {grid.shares_of(rank) for rank in alike} == {grid.shares_of(first)}
+        assert {grid.encoder_of(lane) for lane in grid.shares_of(first)} == {first}
+    assert [lane for rank in towers[::tensor] for lane in grid.shares_of(rank)] == list(
+        range(lanes)
+    )
 
 
 def test_pictures_reach_the_lane_that_names_them_in_its_order() -> None:
