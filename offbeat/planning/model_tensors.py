@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedModel
 from offbeat.messages.failures import OffbeatError
 from offbeat.multimodal.auto_class import auto_class_of
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.expert_names import metas_apart
+from offbeat.trainers.expert_names import APART
 from offbeat.trainers.grid.tower_plan import tower_division
 from offbeat.trainers.torch.tensor_parallel import (
     RECIPE_NAMES,
@@ -90,7 +90,7 @@ def model_tensors(
     )
     tensors = [
         DeclaredTensor(each.name, each.shape, ITEMSIZE[each.dtype])
-        for each in wire_metas(metas_apart(metas), wire)
+        for each in wire_metas(APART.metas(metas), wire)
     ]
     text = config.get_text_config(decoder=True)
     sizes = _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)

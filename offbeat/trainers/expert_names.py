@@ -23,6 +23,7 @@ from torch import Tensor
 from offbeat.messages.failures import OffbeatError
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, Shape
+from offbeat.weight_sync.source import dtype_name
 
 Meta = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of a tensor."""
@@ -44,22 +45,6 @@ class UnjoinedExperts(OffbeatError):
         return f"the experts {self.experts} cannot be joined: one has no {self.matrix}, others have"
 
 
-def metas_together(metas: Iterable[Meta]) -> Iterator[Meta]:
-    """Yield name, shape and dtype of each tensor that ``named_together`` yields."""
-    for experts, group in groupby(metas, key=lambda meta: _experts_of(meta[0])):
-        if not experts:
-            yield from group
-            continue
-        shapes = {_place(name): (shape, dtype) for name, shape, dtype in group}
-        count, is_gated = _form(experts, shapes)
-        (columns, hidden), dtype = shapes["up", 0]
-        if is_gated:
-            yield f"{experts}.gate_up_proj", (count, 2 * columns, hidden), dtype
-        else:
-            yield f"{experts}.up_proj", (count, columns, hidden), dtype
-        yield f"{experts}.down_proj", (count, hidden, columns), dtype
-
-
 def named_together(named: Iterable[Named]) -> Iterator[Named]:
     """Yield tensors with the experts of each layer fused into two: [E, 2I, H] and [E, H, I]."""
     for experts, group in groupby(named, key=lambda each: _experts_of(each[0])):
@@ -77,20 +62,6 @@ def named_together(named: Iterable[Named]) -> Iterator[Named]:
         yield f"{experts}.down_proj", torch.stack([matrices["down", each] for each in numbers])
 
 
-def metas_apart(metas: Iterable[Meta]) -> Iterator[Meta]:
-    """Yield name, shape and dtype of each tensor that ``named_apart`` yields."""
-    for name, shape, dtype in metas:
-        found = _TOGETHER.fullmatch(name)
-        if found is None or len(shape) != _TOGETHER_AXES:
-            yield name, shape, dtype
-            continue
-        experts, rows, columns = shape
-        for number in range(experts):
-            for kind in _KINDS[found[2]]:
-                part = rows // len(_KINDS[found[2]])
-                yield f"{found[1]}.{number}.{kind}_proj.weight", (part, columns), dtype
-
-
 def named_apart(named: Iterable[Named]) -> Iterator[Named]:
     """Yield tensors with the matrices of each expert as tensors of their own ([I, H], [H, I])."""
     for name, tensor in named:
@@ -106,12 +77,20 @@ def named_apart(named: Iterable[Named]) -> Iterator[Named]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """A naming of experts: its conversion of names and shapes, of the tensors, and of their regions."""
+    """A naming of experts: its conversion of the tensors, and of their regions."""
 
-    metas: Callable[[Iterable[Meta]], Iterator[Meta]]
     named: Callable[[Iterable[Named]], Iterator[Named]]
     regions: Callable[[Iterable[TensorRegion], Mapping[str, Shape]], Iterator[TensorRegion]]
     """(regions under the trainer's names, whole shapes by those names) -> under these names."""
+
+    def metas(self, metas: Iterable[Meta]) -> Iterator[Meta]:
+        """Yield name, shape and dtype of each tensor that ``named`` yields."""
+        without_memory = (
+            (name, torch.empty(shape, dtype=getattr(torch, dtype), device="meta"))
+            for name, shape, dtype in metas
+        )
+        for name, tensor in self.named(without_memory):
+            yield name, tuple(tensor.shape), dtype_name(tensor)
 
 
 def regions_as_they_are(
@@ -162,9 +141,9 @@ def regions_together(
         yield TensorRegion(f"{experts}.{name}_proj", region, each.values[None])
 
 
-AS_THEY_ARE: Final = ExpertNames(iter, iter, regions_as_they_are)
-APART: Final = ExpertNames(metas_apart, named_apart, regions_apart)
-TOGETHER: Final = ExpertNames(metas_together, named_together, regions_together)
+AS_THEY_ARE: Final = ExpertNames(iter, regions_as_they_are)
+APART: Final = ExpertNames(named_apart, regions_apart)
+TOGETHER: Final = ExpertNames(named_together, regions_together)
 
 _KINDS: Final = {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)}
 

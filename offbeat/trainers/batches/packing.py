@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.media import Media
-from offbeat.multimodal.placing import PlacedMedia, RowSpan, placed
+from offbeat.multimodal.canaries import canary_media
+from offbeat.multimodal.placing import PlacedMedia, RowSpan, placed, placed_by_row
 from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.batches.fitness import check_layout, check_media, check_placeholders
 from offbeat.transfer_queue.schema import (
@@ -150,6 +151,13 @@ def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
         source_N=nothing_N,
         one_branch_a_row=True,
     )
+
+
+def canary_rows(prompts: Sequence[Sequence[int]], rules: MediaRules) -> PackedRows:
+    """Return canary prompts as one row each; those with placeholders have the medium of canaries."""
+    rows = rows_of(prompts)
+    media = canary_media(rules, prompts)
+    return replace(rows, media=placed_by_row(rules, prompts, media, rows.positions_RT))
 
 
 def flatten(

@@ -11,15 +11,13 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedConfig
 
-from offbeat.model_proof.plain import HALF
 from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.grid.bridge import gradient_dtype
 from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.sides import Inventory
 from offbeat.trainers.rank_bytes import RankBytes
-from offbeat.trainers.torch.tensor_parallel import cut_axis
+from offbeat.trainers.torch.rank_bytes import sharded_bytes
 
-_MOMENTS = 2
 _WHOLE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -47,26 +45,21 @@ def largest_of_side(
         plan: Kind of division by module name of the side's matrices, where its ranks divide any.
     """
     tensor = grid.tensor_ranks_of(side)
-    data = len(grid.ranks_of(side)) // tensor
     buffers = {each.name: each for each in inventory.buffers if each.side is side}
-    whole = sum(prod(each.shape) * each.dtype.itemsize for each in buffers.values())
-    trained_names = {name for name, each in inventory.trained if each is side}
-    trained = frozen = 0
-    for each in inventory.weights:
-        if each.side is not side or each.name in buffers:
-            continue
-        shape = list(each.shape)
-        if (axis := cut_axis(plan, each.name, len(shape))) is not None:
-            shape[axis] = -(-shape[axis] // tensor)
-        elements = -(-shape[0] // data) * prod(shape[1:])
-        if each.name in trained_names:
-            trained += elements
-        else:
-            frozen += elements
-    wide = torch.float32.itemsize if dtype in HALF else dtype.itemsize
-    held = trained * wide + frozen * dtype.itemsize + whole
-    copies = references * ((trained + frozen) * dtype.itemsize + whole)
-    return RankBytes(held + copies, trained * wide, trained * wide * _MOMENTS)
+    trained = {name for name, each in inventory.trained if each is side}
+    return sharded_bytes(
+        (
+            (each.name, each.shape, each.name in trained)
+            for each in inventory.weights
+            if each.side is side and each.name not in buffers
+        ),
+        sum(prod(each.shape) * each.dtype.itemsize for each in buffers.values()),
+        dtype,
+        data=len(grid.ranks_of(side)) // tensor,
+        tensor=tensor,
+        plan=plan,
+        references=references,
+    )
 
 
 class BridgeBytes(NamedTuple):

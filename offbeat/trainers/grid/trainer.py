@@ -13,22 +13,19 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from offbeat.config.limits import encoder_tokens
-from offbeat.model_proof.rope import freeze_rope
 from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.grid.exchange import ExchangingTrainer
 from offbeat.trainers.grid.layout import Side
 from offbeat.trainers.grid.sides import Inventory, inventory_of, keep_side, no_features
 from offbeat.trainers.grid.tower_plan import plans_of
 from offbeat.trainers.grid.tower_proof import NOT_APART, example_features, prove_tower
-from offbeat.trainers.grid.weights import GridWeights, side_mesh, spread_sides
+from offbeat.trainers.grid.weights import GridWeights, side_mesh
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.forward import packed_logprobs
 from offbeat.trainers.torch.optimizer import STEPS
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_sharding
-from offbeat.trainers.torch.sharding import ShardedWeights, Weights, class_name, settle
+from offbeat.trainers.torch.sharding import Weights, class_name, settle
 from offbeat.trainers.torch.split_step import TorchTrainer
-from offbeat.trainers.torch.spreading import make_room
-from offbeat.trainers.torch.tensor_parallel import divide
 from offbeat.trainers.torch.tensor_proof import copies_gap
 
 _SHAPE: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
@@ -98,34 +95,16 @@ class GridTrainer(ExchangingTrainer, TorchTrainer):
         dist.broadcast(made, src=0)
         return made
 
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        device = self._config.device
+    def _sharded(self, model: PreTrainedModel) -> Weights:
         # The reference is a copy of the model that is trained, and has its names
         inventory = self._inventory = self._inventory or inventory_of(model)
         self._trains_tower = inventory.is_trained(Side.TOWER)
-        plan = plans_of(model, self._grid)[
-            self._side
-        ]  # of both sides: all ranks refuse a model together
+        plans = plans_of(model, self._grid)  # of both sides: all ranks refuse a model together
         keep_side(model, self._side)
-
-        def divided(cut: PreTrainedModel) -> None:
-            if self._mesh.tensor is not None:
-                divide(cut, self._mesh.tensor, plan)
-
-        held = ShardedWeights(model, self._mesh.data, lambda cut: make_room(cut, device), divided)
+        held = self._sharded_over(self._mesh, model, plans[self._side])
         if self._side is Side.TOWER:
             register_fsdp_forward_method(model, "get_image_features")
-        weights = GridWeights(inventory, held, self._grid, self.peers.rank)
-        self._spread(whole, model, weights)
-        freeze_rope(model, self._max_model_len)
-        torch.manual_seed(self._seed)
-        return weights
-
-    def _spread(
-        self, whole: PreTrainedModel | None, model: PreTrainedModel, weights: Weights
-    ) -> None:
-        device = torch.device(self._config.device)
-        spread_sides(whole, model, weights, self.inventory, device)
+        return GridWeights(inventory, held, self._grid, self.peers.rank)
 
     def _prove_cut(self, witness: Witness) -> None:
         prove = self._prove_tower if self._side is Side.TOWER else self._prove_language

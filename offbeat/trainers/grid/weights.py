@@ -9,14 +9,11 @@ from typing import Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from offbeat.trainers.grid.layout import Grid, Side
 from offbeat.trainers.grid.sides import Inventory
 from offbeat.trainers.torch.rank_mesh import RankMesh, mesh_of_side
-from offbeat.trainers.torch.sharding import Weights, own, part_of
-from offbeat.trainers.torch.spreading import from_first
-from offbeat.weight_sync.source import named_weights
+from offbeat.trainers.torch.sharding import Weights, own
 
 _FIRST: Final = 0
 
@@ -68,6 +65,10 @@ class GridWeights(Weights):
         for each in self._inventory.weights:
             yield each.name, each.shape, str(each.dtype).removeprefix("torch.")
 
+    def buffers(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+        for each in self._inventory.buffers:
+            yield each.name, each.shape, each.dtype
+
     def fill(self, values: Mapping[str, Tensor]) -> None:
         """Copy whole weights into this rank's parts."""
         self._held.fill(values)
@@ -75,34 +76,3 @@ class GridWeights(Weights):
     @property
     def _device(self) -> torch.device:
         return own(next(iter(self.local_tensors().values()))).device
-
-
-@torch.no_grad()
-def spread_sides(
-    source: PreTrainedModel | None,
-    model: PreTrainedModel,
-    weights: Weights,
-    inventory: Inventory,
-    device: torch.device,
-) -> None:
-    """Fill this rank's part of its side. All ranks call it together, and drop what they do not hold.
-
-    Args:
-        source: The whole model, on rank 0; None on the others.
-        model: The side that this rank holds, sharded and allocated.
-        weights: Weights of ``model``.
-        inventory: Tensors of the whole model.
-        device: Where the ranks' collectives take tensors from.
-    """
-    given = {} if source is None else dict(named_weights(source))
-    parts = weights.local_tensors()
-    for each in inventory.weights:
-        whole = from_first(given.get(each.name), each.shape, each.dtype, device)
-        if each.name in parts:
-            own(parts[each.name]).copy_(part_of(whole, parts[each.name]))
-    given = {} if source is None else dict(source.named_buffers())
-    parts = dict(model.named_buffers())
-    for each in inventory.buffers:
-        whole = from_first(given.get(each.name), each.shape, each.dtype, device)
-        if each.name in parts:
-            parts[each.name].copy_(whole)

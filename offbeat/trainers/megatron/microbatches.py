@@ -13,9 +13,6 @@ import torch.distributed as dist
 from megatron.core.transformer import TransformerConfig
 from torch.distributed import ProcessGroup
 
-from offbeat.multimodal.canaries import canary_media
-from offbeat.multimodal.placing import placed_by_row
-from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.batches.packing import PADDING, Ints, PackedRows, rows_of
 from offbeat.trainers.megatron.groups import expert_group, layout_group
 from offbeat.trainers.megatron.layout import ParallelLayout
@@ -53,13 +50,6 @@ def aligned(
         shape = (rows, tokens) if gathers else (own_rows, own_tokens)
         even.append(_padded(each, *shape, multiple))
     return even
-
-
-def canary_rows(prompts: Sequence[Sequence[int]], rules: MediaRules) -> PackedRows:
-    """Return canary prompts as one row each; those with placeholders have the medium of canaries."""
-    rows = rows_of(prompts)
-    media = canary_media(rules, prompts)
-    return replace(rows, media=placed_by_row(rules, prompts, media, rows.positions_RT))
 
 
 def _most(values: Sequence[int], group: ProcessGroup) -> list[int]:

@@ -25,7 +25,7 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import check_files
 from offbeat.trainers.backend import TopLogprobs
-from offbeat.trainers.batches.packing import PackedRows
+from offbeat.trainers.batches.packing import PackedRows, canary_rows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.expert_load import ExpertLoad
 from offbeat.trainers.megatron.architecture import (
@@ -42,7 +42,7 @@ from offbeat.trainers.megatron.groups import layout_group, pipeline_group, start
 from offbeat.trainers.megatron.hf_files import load_boxes
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TOWER, TensorBox, boxes_of
-from offbeat.trainers.megatron.microbatches import aligned, canary_rows
+from offbeat.trainers.megatron.microbatches import aligned
 from offbeat.trainers.megatron.model import (
     build_model,
     in_data_parallel,

@@ -211,11 +211,9 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         model = unfilled_tower(self.model_path, self._dtype).requires_grad_(trained)
         freeze_weights(model, self.frozen.names)
 
-        def divided(cut: PreTrainedModel) -> None:
-            if self._mesh.tensor is not None:
-                divide(cut, self._mesh.tensor, self._plan)
-
-        held = ShardedWeights(model, self._mesh.data, divide=divided).local_tensors()
+        held = ShardedWeights(
+            model, self._mesh.data, divide=lambda cut: divide(cut, self._mesh.tensor, self._plan)
+        ).local_tensors()
         register_fsdp_forward_method(model, "get_image_features")
         boxes = [
             TensorBox(name, tuple(each.shape), region, f"{TOWER}{name}", Region.whole(region.shape))

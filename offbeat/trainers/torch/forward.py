@@ -11,17 +11,15 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from offbeat.multimodal.canaries import canary_media
 from offbeat.multimodal.passes import FeaturesOf, additive_mask, media_arguments, write_media
-from offbeat.multimodal.placing import blank, placed_by_row
+from offbeat.multimodal.placing import blank
 from offbeat.multimodal.rules import media_rules
-from offbeat.trainers.batches.packing import PackedRows, visible_in
+from offbeat.trainers.batches.packing import PackedRows, canary_rows, visible_in
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.chunked_head import OfLogits, chunk_places, chunked_head
 from offbeat.trainers.torch.logprobs import (
@@ -149,26 +147,17 @@ def top_logprobs(
 
     A prompt with placeholders has the medium of canaries. ``features_of``: as of ``packed_logprobs``.
     """
-    tokens_RT = torch.tensor(prompts, device=model.device)
-    rows, tokens = tokens_RT.shape
-    rules = media_rules(model.config)
-    positions_RT = np.tile(np.arange(tokens), (rows, 1))
-    media = placed_by_row(rules, prompts, canary_media(rules, prompts), positions_RT)
-    further = media_arguments(
-        model, media, lambda: np.tile(np.tri(tokens, dtype=np.bool_), (rows, 1, 1)), model.dtype
-    )
-    last_U = torch.arange(1, rows + 1, device=model.device) * tokens - 1
+    rules, head = media_rules(model.config), output_head(model)
+    rows = canary_rows(prompts, rules)
+    last_U = torch.from_numpy(rows.predicts_U).to(model.device)
     try:
-        with (
-            _only_places(output_head(model), last_U),
-            write_media(model, rules, media, features_of),
-        ):
-            logits_UV = model(input_ids=tokens_RT, use_cache=False, **further).logits
+        with _only_places(head, last_U), write_media(model, rules, rows.media, features_of):
+            logits_UV = _logits(model, rows, None)
     except BaseException:
         settle(model, failed=True)
         raise
     settle(model)
-    return largest_logprobs(logits_UV, count, share_of(output_head(model)))
+    return largest_logprobs(logits_UV, count, share_of(head))
 
 
 def output_head(model: PreTrainedModel) -> nn.Module:

@@ -3,6 +3,7 @@
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, cast
 
@@ -77,27 +78,31 @@ class ReloadableTrainer(ModelTrainer):
         """Keep the model whole on one rank, or shard it over several and fill each rank's part."""
         if self.peers.size == 1:
             return Weights(model)
-        device = self._config.device
-        if self._axes is None:
-            tensor = self._config.tensor_parallel
-            self._axes = rank_mesh(device, self.peers.size, tensor, self.peers.timeout_s)
-        axes = self._axes
-
-        def divided(cut: PreTrainedModel) -> None:
-            if axes.tensor is not None:
-                divide(cut, axes.tensor, tensor_plan(cut, axes.tensor.size()))
-
-        weights = ShardedWeights(model, axes.data, lambda cut: make_room(cut, device), divided)
-        self._spread(whole, model, weights)
+        weights = self._sharded(model)
+        spread(whole, model, weights, torch.device(self._config.device))
         freeze_rope(model, self._max_model_len)
         torch.manual_seed(self._seed)  # only rank 0 may have drawn weights that the files lack
         return weights
 
-    def _spread(
-        self, whole: PreTrainedModel | None, model: PreTrainedModel, weights: Weights
-    ) -> None:
-        """Fill this rank's part of a model from the whole one on rank 0. All ranks call it together."""
-        spread(whole, model, weights)
+    def _sharded(self, model: PreTrainedModel) -> Weights:
+        """Shard a model without memory, and allocate this rank's part. All ranks call it together."""
+        if self._axes is None:
+            ranks, tensor = self.peers.size, self._config.tensor_parallel
+            self._axes = rank_mesh(self._config.device, ranks, tensor, self.peers.timeout_s)
+        mesh = self._axes.tensor
+        plan = {} if mesh is None else tensor_plan(model, mesh.size())
+        return self._sharded_over(self._axes, model, plan)
+
+    def _sharded_over(
+        self, axes: RankMesh, model: PreTrainedModel, plan: Mapping[str, str]
+    ) -> ShardedWeights:
+        """Shard as ``_sharded`` over these axes, whose tensor ranks divide matrices by a plan."""
+        return ShardedWeights(
+            model,
+            axes.data,
+            lambda cut: make_room(cut, self._config.device),
+            lambda cut: divide(cut, axes.tensor, plan),
+        )
 
     def _load_teacher(self, path: str, shared_prompt: bool) -> PreTrainedModel:  # noqa: FBT001
         """Load a frozen model of another directory, exact in the rows of the trained one.

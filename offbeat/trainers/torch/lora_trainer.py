@@ -4,16 +4,15 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types, and peft is an extra.
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.lora import LoraConfig
@@ -34,9 +33,10 @@ from offbeat.trainers.torch.lora import (
     without_adapters,
 )
 from offbeat.trainers.torch.proof import Witness
+from offbeat.trainers.torch.quantized_pass import exchanged_weights, whole_of
 from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.saving import save_model
-from offbeat.trainers.torch.sharding import Weights, cut_like, local_region, own
+from offbeat.trainers.torch.sharding import Weights, own
 from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
@@ -49,56 +49,20 @@ from offbeat.weight_sync.served import loaded_digest
 def merged_matrices(model: PreTrainedModel, scaling: float) -> Generator[None]:
     """Compute inside the block with ``W + scaling * B A``, rounded once to the dtype of ``W``.
 
-    The matrix of a module is exchanged when the pass reaches it, after its ranks have gathered it, and
-    is what it was when it has left: one module's is there twice at a time. Without gradients. All
-    ranks enter it together.
+    Without gradients. All ranks enter it together.
     """
-    handles = [
-        handle
-        for path in adapted_modules(model)
-        for handle in _Exchange(model, path, scaling).hooks()
-    ]
-    try:
-        with without_adapters(model):
-            yield
-    finally:
-        for each in handles:
-            each.remove()
 
+    def exchange(path: str) -> tuple[nn.Module, nn.Module, str, Callable[[Tensor], Tensor]]:
+        first, second = (model.get_submodule(side_of(path, side)) for side in "AB")
 
-class _Exchange:
-    """Exchanges the matrix of an adapted module for the sum while the module computes."""
+        def make(whole: Tensor) -> Tensor:
+            sides = (whole_of(each.get_parameter("weight")) for each in (first, second))
+            return merged(whole, *sides, scaling)
 
-    def __init__(self, model: nn.Module, path: str, scaling: float) -> None:
-        self._module = model.get_submodule(path)
-        self._base: Any = model.get_submodule(base_of(model, path))
-        self._first: Any = model.get_submodule(side_of(path, "A"))
-        self._second: Any = model.get_submodule(side_of(path, "B"))
-        self._scaling = scaling
-        self._kept: nn.Parameter | None = None
+        return model.get_submodule(path), model.get_submodule(base_of(model, path)), "weight", make
 
-    def hooks(self) -> list[torch.utils.hooks.RemovableHandle]:
-        return [
-            self._module.register_forward_pre_hook(self._add),
-            self._module.register_forward_hook(self._put_back, always_call=True),
-        ]
-
-    def _add(self, *_: object) -> None:
-        weight = self._base.weight
-        sides = _whole(self._first.weight), _whole(self._second.weight)
-        made = merged(_whole(weight), *sides, self._scaling)
-        if isinstance(weight, DTensor):
-            made = cut_like(made[local_region(weight).slices].contiguous(), weight)
-        self._kept = weight
-        self._base.weight = nn.Parameter(made, requires_grad=False)
-
-    def _put_back(self, *_: object) -> None:
-        if self._kept is not None:
-            self._base.weight, self._kept = self._kept, None
-
-
-def _whole(weight: Tensor) -> Tensor:
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+    with exchanged_weights(map(exchange, adapted_modules(model))), without_adapters(model):
+        yield
 
 
 _DIGEST: Final = msgspec.msgpack.Decoder(str)

@@ -4,14 +4,15 @@
 # pyright: reportUnknownVariableType=false
 # torch declares some functions without types.
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
-from offbeat.trainers.expert_names import metas_apart, named_apart
+from offbeat.trainers.expert_names import APART, named_apart
 from offbeat.trainers.torch.sharding import cut_like, local_region
 from offbeat.weight_sync.precision import is_quantized
 from offbeat.weight_sync.quantize import rounded
@@ -20,7 +21,7 @@ from offbeat.weight_sync.region import Shape
 
 def has_quantized(name: str, shape: Shape) -> bool:
     """Return whether releases quantize a weight, or matrices of experts that it joins."""
-    metas = metas_apart([(name, shape, "")])
+    metas = APART.metas([(name, shape, "float32")])
     return any(is_quantized(each, part) for each, part, _ in metas)
 
 
@@ -37,20 +38,33 @@ def as_quantized(name: str, weight: Tensor) -> Tensor:
     return made
 
 
-@contextmanager
-def quantized_matrices(model: nn.Module) -> Generator[None]:
-    """Compute inside the block as engines do that hold quantized matrices.
+def quantized_matrices(model: nn.Module) -> AbstractContextManager[None]:
+    """Return a context in which a model computes as engines do that hold quantized matrices.
 
-    The matrices of a module are rounded when the pass reaches it, after its ranks have gathered them,
-    and are what they were when it has left: one module's are there twice at a time. Without gradients.
-    All ranks enter it together.
+    Without gradients. All ranks enter it together.
     """
-    handles = [
-        handle
+    return exchanged_weights(
+        (module, module, key, partial(as_quantized, f"{prefix}.{key}"))
         for prefix, module in model.named_modules()
-        if (names := _quantized_in(prefix, module))
-        for handle in _Exchange(module, prefix, names).hooks()
-    ]
+        for key, each in module.named_parameters(recurse=False)
+        if has_quantized(f"{prefix}.{key}", tuple(each.shape))
+    )
+
+
+@contextmanager
+def exchanged_weights(
+    exchanges: Iterable[tuple[nn.Module, nn.Module, str, Callable[[Tensor], Tensor]]],
+) -> Generator[None]:
+    """Exchange weights inside the block for others while the modules that read them compute.
+
+    A weight is exchanged when the pass reaches its module, after its ranks have gathered it, and
+    put back when the pass has left: one module's are there twice at a time.
+
+    Args:
+        exchanges: The module that computes, the one that holds the weight, the weight's name there, and
+            a function of the whole weight.
+    """
+    handles = [handle for each in exchanges for handle in _exchange(*each)]
     try:
         yield
     finally:
@@ -58,39 +72,29 @@ def quantized_matrices(model: nn.Module) -> Generator[None]:
             each.remove()
 
 
-def _quantized_in(prefix: str, module: nn.Module) -> list[str]:
-    own = module.named_parameters(recurse=False)
-    return [key for key, each in own if has_quantized(f"{prefix}.{key}", tuple(each.shape))]
+def _exchange(
+    computes: nn.Module, holds: nn.Module, name: str, make: Callable[[Tensor], Tensor]
+) -> list[RemovableHandle]:
+    kept = list[Tensor]()
+
+    def exchange(*_: object) -> None:
+        weight = holds.get_parameter(name)
+        made = make(whole_of(weight))
+        if isinstance(weight, DTensor):  # this rank's part may end inside a block of one scale
+            made = cut_like(made[local_region(weight).slices].contiguous(), weight)
+        kept.append(weight)
+        setattr(holds, name, nn.Parameter(made, requires_grad=False))
+
+    def put_back(*_: object) -> None:
+        if kept:
+            setattr(holds, name, kept.pop())
+
+    return [
+        computes.register_forward_pre_hook(exchange),
+        computes.register_forward_hook(put_back, always_call=True),
+    ]
 
 
-class _Exchange:
-    """Exchanges some parameters of a module for rounded ones while it computes."""
-
-    def __init__(self, module: nn.Module, prefix: str, names: Sequence[str]) -> None:
-        self._module, self._prefix, self._names = module, prefix, names
-        self._kept = dict[str, Tensor]()
-
-    def hooks(self) -> list[torch.utils.hooks.RemovableHandle]:
-        return [
-            self._module.register_forward_pre_hook(self._round),
-            self._module.register_forward_hook(self._put_back, always_call=True),
-        ]
-
-    def _round(self, *_: object) -> None:
-        for key in self._names:
-            weight = self._module.get_parameter(key)
-            made = _rounded(f"{self._prefix}.{key}", weight)
-            self._kept[key] = weight
-            setattr(self._module, key, nn.Parameter(made, requires_grad=False))
-
-    def _put_back(self, *_: object) -> None:
-        while self._kept:
-            setattr(self._module, *self._kept.popitem())
-
-
-def _rounded(name: str, weight: Tensor) -> Tensor:
-    if not isinstance(weight, DTensor):
-        return as_quantized(name, weight)
-    # A rank's part may end inside a block, whose scale depends on all of it
-    whole = as_quantized(name, weight.full_tensor())
-    return cut_like(whole[local_region(weight).slices].contiguous(), weight)
+def whole_of(weight: Tensor) -> Tensor:
+    """Return a whole weight, gathered if it is sharded."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight

@@ -3,7 +3,7 @@
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from math import prod
 
 import torch
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from offbeat.model_proof.plain import HALF
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.torch.tensor_parallel import cut_axis, tensor_plan
+from offbeat.weight_sync.region import Shape
 
 _MOMENTS = 2
 
@@ -44,18 +45,45 @@ def largest_rank(
     """
     plan = tensor_plan(model, tensor) if tensor > 1 else {}
     still = {id(each) for each in frozen}
+    weights = [(n, tuple(p.shape), id(p) not in still) for n, p in model.named_parameters()]
+    buffers = sum(each.nbytes for each in model.buffers())
+    return sharded_bytes(
+        weights, buffers, dtype, data=data, tensor=tensor, plan=plan, references=references
+    )
+
+
+def sharded_bytes(
+    weights: Iterable[tuple[str, Shape, bool]],
+    buffers: int,
+    dtype: torch.dtype,
+    *,
+    data: int,
+    tensor: int,
+    plan: Mapping[str, str],
+    references: int = 0,
+) -> RankBytes:
+    """Return the bytes of the rank that holds most, as ``largest_rank`` does.
+
+    Args:
+        weights: Name and shape of each, and whether it is trained.
+        buffers: Bytes of all buffers.
+        dtype: Of the weights that passes compute with.
+        data: Number of data-parallel ranks.
+        tensor: Number of tensor-parallel ranks.
+        plan: Kind of division by module name of the matrices that tensor ranks divide.
+        references: Frozen copies of the model beside it.
+    """
     trained = others = 0
-    for name, each in model.named_parameters():
-        shape, axis = list(each.shape), cut_axis(plan, name, each.ndim)
+    for name, whole, is_trained in weights:
+        shape, axis = list(whole), cut_axis(plan, name, len(whole))
         if axis is not None:
             shape[axis] = -(-shape[axis] // tensor)
         elements = -(-shape[0] // data) * prod(shape[1:])
-        if id(each) in still:
-            others += elements
-        else:
+        if is_trained:
             trained += elements
+        else:
+            others += elements
     wide = torch.float32.itemsize if dtype in HALF else dtype.itemsize
-    buffers = sum(each.nbytes for each in model.buffers())
     held = trained * wide + others * dtype.itemsize + buffers
     copies = references * ((trained + others) * dtype.itemsize + buffers)
     return RankBytes(held + copies, trained * wide, trained * wide * _MOMENTS)

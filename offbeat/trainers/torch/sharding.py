@@ -134,6 +134,11 @@ class Weights:
         for name, each in named_weights(self._model):
             yield name, tuple(each.shape), dtype_name(each)
 
+    def buffers(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+        """Yield name, shape and dtype of each buffer of the whole model."""
+        for name, each in self._model.named_buffers():
+            yield name, tuple(each.shape), each.dtype
+
     @torch.no_grad()
     def fill(self, values: Mapping[str, Tensor]) -> None:
         """Copy whole weights into this rank's parts."""

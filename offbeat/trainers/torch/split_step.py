@@ -59,6 +59,7 @@ from offbeat.trainers.torch.saving import save_model
 from offbeat.trainers.torch.sharded_state import load_shards, save_shards, saved_names
 from offbeat.trainers.torch.sharding import Weights, settle, settled
 from offbeat.trainers.torch.split_attention import register_split_attention
+from offbeat.trainers.torch.spreading import spread
 from offbeat.trainers.torch.tensor_proof import check_same_rows, prove_copies
 from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
@@ -249,7 +250,7 @@ class TorchTrainer(ReloadableTrainer):
         torch.manual_seed(self._seed)
         whole = self._read_model("reset")
         if self.peers.size > 1:
-            self._spread(whole, self._model, self._weights)
+            spread(whole, self._model, self._weights, self._device)
             torch.manual_seed(self._seed)
         elif whole is not None:
             self._weights.fill(dict(Weights(whole).named()))

@@ -45,23 +45,29 @@ def make_room(model: PreTrainedModel, device: str) -> None:
 
 
 @torch.no_grad()
-def spread(source: PreTrainedModel | None, model: PreTrainedModel, weights: Weights) -> None:
-    """Fill the weights and buffers of a sharded model. All ranks call it together.
+def spread(
+    source: PreTrainedModel | None, model: PreTrainedModel, weights: Weights, device: torch.device
+) -> None:
+    """Fill this rank's weights and buffers of a sharded model. All ranks call it together.
 
     Args:
         source: The whole model, on rank 0; None on the others.
         model: Sharded, with this rank's part allocated.
         weights: Weights of ``model``.
+        device: Device of the ranks' collectives.
     """
     given = {} if source is None else dict(named_weights(source))
-    dtypes = {name: dtype for name, _, dtype in weights.metas()}
-    for name, each in weights.local_tensors().items():
-        dtype = getattr(torch, dtypes[name])
-        whole = from_first(given.get(name), tuple(each.shape), dtype, own(each).device)
-        own(each).copy_(part_of(whole, each))
+    parts = weights.local_tensors()
+    for name, shape, dtype in weights.metas():
+        whole = from_first(given.get(name), shape, getattr(torch, dtype), device)
+        if name in parts:
+            own(parts[name]).copy_(part_of(whole, parts[name]))
     given = {} if source is None else dict(source.named_buffers())
-    for name, each in model.named_buffers():
-        each.copy_(from_first(given.get(name), tuple(each.shape), each.dtype, each.device))
+    buffers = dict(model.named_buffers())
+    for name, shape, dtype in weights.buffers():
+        whole = from_first(given.get(name), shape, dtype, device)
+        if name in buffers:
+            buffers[name].copy_(whole)
 
 
 def fill_like(source: PreTrainedModel, model: PreTrainedModel) -> None:

@@ -147,7 +147,7 @@ def cut_axis(plan: Mapping[str, str], weight: str, axes: int) -> int | None:
     return 1 if kind in (ROWS, SPLIT) and axes > 1 else None
 
 
-def divide(model: PreTrainedModel, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
+def divide(model: PreTrainedModel, mesh: DeviceMesh | None, plan: Mapping[str, str]) -> None:
     """Divide the matrices of a plan over the ranks of a mesh, in place. All of its ranks call it.
 
     Divided matrices become DTensors. What goes into a pair of ``COLUMNS`` and ``ROWS``, and what comes
@@ -156,9 +156,11 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh, plan: Mapping[str, str]) ->
 
     Args:
         model: Its weights are without memory, or whole and equal on all ranks.
-        mesh: The tensor ranks.
+        mesh: The tensor ranks; None: there is one, and nothing is divided.
         plan: Kind of division by module name, as ``tensor_plan`` returns it.
     """
+    if mesh is None:
+        return
     is_trained = {name: each.requires_grad for name, each in model.named_parameters()}
     rows = [name for name, kind in plan.items() if kind == VOCABULARY]
     styles = {name: _style(kind) for name, kind in plan.items() if kind != VOCABULARY}

@@ -20,6 +20,7 @@ from offbeat.trainers.expert_names import (
 )
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, part_of
+from offbeat.weight_sync.source import dtype_name
 
 SIZES = {
     "vocab_size": 20,
@@ -35,7 +36,7 @@ SIZES = {
 
 
 def metas_of(named: list[tuple[str, Tensor]]) -> list[Meta]:
-    return [(name, tuple(each.shape), str(each.dtype)) for name, each in named]
+    return [(name, tuple(each.shape), dtype_name(each)) for name, each in named]
 
 
 def by_name(module: nn.Module) -> list[tuple[str, Tensor]]:

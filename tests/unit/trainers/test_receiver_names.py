@@ -92,7 +92,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 def metas_of(named: Iterator[tuple[str, Tensor]]) -> list[Meta]:
-    return [(name, tuple(each.shape), str(each.dtype)) for name, each in named]
+    return [(name, tuple(each.shape), dtype_name(each)) for name, each in named]
 
 
 def in_files(path: Path) -> dict[str, Tensor]:
