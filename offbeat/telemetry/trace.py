@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from offbeat.telemetry.spool import Pause
-from offbeat.telemetry.trace_events import Event, Place, TraceEvents, end_event
+from offbeat.telemetry.trace_events import Place, TraceEvents, metadata
 from offbeat.telemetry.trace_json import TraceJson
 
 log = structlog.stdlib.get_logger()
@@ -155,12 +155,12 @@ class TraceFile:
 
     def _encode(self, events: TraceEvents) -> None:
         while self._spool and self._batch_spans < _BATCH:
-            spooled = self._spool.popleft()
+            lane, name, start_s, end_s, facts = self._spool.popleft()
             if self._file.events + len(self._batch) >= self._max_events:
                 self._left_out += 1
                 continue
             try:
-                for event in _made(events, spooled):
+                for event in events.create(lane, name, start_s, end_s, facts):
                     self._batch.append(msgspec.json.encode(event))
             except (TypeError, ValueError, OverflowError):
                 self._left_out += 1
@@ -169,13 +169,6 @@ class TraceFile:
 
     def _end(self) -> None:
         if self._events is not None:
-            left_out = self._refused + self._left_out
-            self._file.append([msgspec.json.encode(end_event(left_out))])
+            end = metadata("offbeat.end", left_out=self.tally.left_out)
+            self._file.append([msgspec.json.encode(end)])
             self._file.close()
-
-
-def _made(events: TraceEvents, spooled: _Spooled) -> Iterator[Event]:
-    lane, name, start_s, end_s, facts = spooled
-    if end_s is None:
-        return events.mark(lane, name, start_s, facts)
-    return events.span(lane, name, start_s, end_s, facts)

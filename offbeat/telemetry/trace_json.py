@@ -1,12 +1,13 @@
 """JSON array of trace events on disk that grows by one line per event."""
 
-import os
 from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+
+from offbeat.telemetry.trace_events import metadata
 
 _BEGIN: Final = "offbeat.begin"
 _MARK: Final = f'"name":"{_BEGIN}"'.encode()
@@ -15,7 +16,7 @@ _MARK: Final = f'"name":"{_BEGIN}"'.encode()
 class TraceJson:
     """Appends events; the partial line of a write that raised is cut off by the next one.
 
-    The file is ``[``, then one event per line, each but the last with a comma, then ``]``. So it
+    The file is ``[``, then one event per line, each but the first after a comma, then ``]``. So it
     can be read at any moment, and continued after a crash.
     """
 
@@ -37,13 +38,17 @@ class TraceJson:
             OSError: The file cannot be opened.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        incarnation, began_unix_s = self._found(unix_s)
-        file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+")
-        file.truncate(self._end)
-        self._file = file
+        self.path.touch()
+        try:
+            incarnation, began_unix_s = self._scan()
+        except (msgspec.DecodeError, KeyError, TypeError):
+            if self.path.stat().st_size:
+                self.path.rename(self.path.with_name(f"{self.path.name}.unreadable"))
+            self._end = self.events = 0
+            incarnation, began_unix_s = 0, unix_s
+        self._file = FileIO(self.path, "a")
         facts = {"incarnation": incarnation, "unix_s": unix_s, "began_unix_s": began_unix_s}
-        begin = {"name": _BEGIN, "ph": "M", "ts": 0, "pid": 0, "tid": 0, "args": facts}
-        self.append([msgspec.json.encode(begin)])
+        self.append([msgspec.json.encode(metadata(_BEGIN, **facts))])
         return incarnation, began_unix_s
 
     def append(self, events: Sequence[bytes]) -> None:
@@ -53,7 +58,7 @@ class TraceJson:
             OSError: The write failed.
         """
         if events:
-            self._write((b",\n" if self._end else b"[\n") + b",\n".join(events))
+            self._write((b"," if self._end else b"[\n") + b"\n,".join(events) + b"\n")
             self.events += len(events)
 
     def close(self) -> None:
@@ -63,7 +68,7 @@ class TraceJson:
             OSError: The write failed.
         """
         if self._file is not None:
-            self._write(b"\n]\n")
+            self._write(b"]\n")
             self._file.close()
             self._file = None
 
@@ -71,44 +76,22 @@ class TraceJson:
         if self._file is None:
             raise ValueError(f"{self.path} is not open")
         self._file.truncate(self._end)
-        self._file.seek(self._end)
         rest = memoryview(content)
         while rest:
             rest = rest[self._file.write(rest) or 0 :]
         self._end += len(content)
 
-    def _found(self, unix_s: float) -> tuple[int, float]:
+    def _scan(self) -> tuple[int, float]:
         """Return the result of ``open``; record where the last whole event ends."""
-        self._end = self.events = 0
-        if not self.path.exists():
-            return 0, unix_s
-        try:
-            return self._scanned()
-        except (msgspec.DecodeError, KeyError, TypeError):
-            if self.path.stat().st_size:
-                self.path.rename(self.path.with_name(f"{self.path.name}.unreadable"))
-            self._end = self.events = 0
-            return 0, unix_s
-
-    def _scanned(self) -> tuple[int, float]:
-        incarnations, first = 0, b""
+        incarnations, self.events, first = 0, 0, b""
         with self.path.open("rb") as file:
-            position = len(file.readline())  # the line of [
+            self._end = len(file.readline())  # the line of [
             for line in file:
-                event = line.rstrip(b"\n").removesuffix(b",")
-                if not (line.endswith(b"},\n") or _is_event(event)):
+                if not line.endswith(b"}\n"):
                     break  # the end of the array, or a torn event
-                first = first or event
+                first = first or line
                 incarnations += _MARK in line
                 self.events += 1
-                self._end = position + len(event)
-                position += len(line)
+                self._end += len(line)
         begin: dict[str, Any] = msgspec.json.decode(first, type=dict[str, Any])
         return incarnations, float(begin["args"]["began_unix_s"])
-
-
-def _is_event(line: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(line), dict)
-    except msgspec.DecodeError:
-        return False
