@@ -11,8 +11,8 @@ from offbeat.controller.events import AnyEvent, Checkpointed, Opened, Rewound, S
 from offbeat.controller.history import History
 from offbeat.controller.journal import JournalCorrupt, differing_aggregates, recover
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.run_summary import folded_summary
 from offbeat.controller.table_snapshot import GroupRecord
-from offbeat.messages.failures import Component
 from offbeat.messages.text import cut, printable
 from offbeat.runs.directory import SUMMARY
 from offbeat.runs.past_run import clock_time, folded, journal_of
@@ -207,20 +207,13 @@ class _Story:
             self.incarnations[-1].ended_unix_s = event.unix_s
 
     def expected(self) -> dict[str, Any]:
-        """Return the expected content of a summary at the end of the last incarnation."""
-        tally = self.history.tally
-        return {
-            **_expected(self.ledger),
-            "restarts": tally.restarts.get(Component.ENGINE, 0),
-            "worker_restarts": tally.restarts.get(Component.WORKER, 0),
-            "trainer_restarts": tally.restarts.get(Component.TRAINER, 0),
-            "engines_retired": sorted(tally.retired),
-            "worker_losses": tally.worker_losses,
-            "workers_lost": sorted(tally.lost_workers),
-            "rewinds": self.ledger.lineage,
-            "controller_incarnations": len(self.incarnations),
-            "resumes": self.history.resumes,
-        }
+        """Return the expected figures of a summary at the end of the last incarnation."""
+        run_id = self.ledger.run_id
+        summary = folded_summary(
+            self.ledger, self.history, run_id=run_id, name="", steps_asked=0, outcome="aborted", error=None
+        )  # fmt: skip
+        # The ledger may have applied the event that opens the next incarnation.
+        return _figures(summary) | {"controller_incarnations": len(self.incarnations)}
 
 
 # --- two folds -----------------------------------------------------------------------------------
@@ -245,9 +238,12 @@ def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
 
 def _was_once(journal: Path, recovered: Ledger, wanted: Mapping[str, Any]) -> bool:
     """Return whether the two agreed at some event: a live run has continued since."""
-    ledger, expected = Ledger(), _expected(recovered)
+    ledger, counts = Ledger(), recovered.counts()
     return any(
-        _expected(ledger) == expected and _state(ledger) == wanted for _ in folded(journal, ledger)
+        ledger.trainer_version == recovered.trainer_version
+        and ledger.counts() == counts
+        and _state(ledger) == wanted
+        for _ in folded(journal, ledger)
     )
 
 
@@ -262,6 +258,11 @@ def _state(ledger: Ledger) -> dict[str, Any]:
 
 # --- the summary ---------------------------------------------------------------------------------
 
+_COMPARED: Final = (
+    *("run_id", "trainer_version", "weights_digest"),
+    *("restarts", "worker_restarts", "trainer_restarts", "engines_retired"),
+    *("worker_losses", "workers_lost", "rewinds", "controller_incarnations", "resumes"),
+)
 _Agreement = Literal["agrees", "differs", "of an earlier incarnation", "not written"]
 
 
@@ -275,24 +276,7 @@ def _compared_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, 
         return "differs", "", [f"{SUMMARY} cannot be read: {error}"]
     why = summary.error or (summary.ended_by and f"ended by {summary.ended_by}")
     ended = f"{summary.outcome}: {why}" if why else summary.outcome
-    said = {
-        "run_id": summary.run_id,
-        "trainer_version": summary.trainer_version,
-        "weights_digest": summary.weights_digest,
-        "restarts": summary.restarts,
-        "worker_restarts": summary.worker_restarts,
-        "trainer_restarts": summary.trainer_restarts,
-        "engines_retired": sorted(summary.engines_retired),
-        "worker_losses": summary.worker_losses,
-        "workers_lost": sorted(summary.workers_lost),
-        "rewinds": summary.rewinds,
-        "controller_incarnations": summary.controller_incarnations,
-        "resumes": summary.resumes,
-        **{
-            f"groups.{name}": value
-            for name, value in msgspec.structs.asdict(summary.groups).items()
-        },
-    }
+    said = _figures(summary)
     found = story.expected()
     if said == found:
         return "agrees", ended, []
@@ -306,15 +290,12 @@ def _compared_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, 
     return "differs", ended, differences
 
 
-def _expected(ledger: Ledger) -> dict[str, Any]:
-    """Return the part of a summary that follows from the ledger."""
-    counts = {f"groups.{place}": count for place, count in ledger.counts().items()}
-    return {
-        "run_id": ledger.run_id,
-        "trainer_version": ledger.trainer_version,
-        "weights_digest": ledger.digest,
-        **counts,
-        "groups.dropped": dict(ledger.totals.dropped),
+def _figures(summary: Summary) -> dict[str, Any]:
+    """Return the figures of a summary that the journal alone determines."""
+    whole = msgspec.structs.asdict(summary)
+    groups = msgspec.structs.asdict(summary.groups)
+    return {name: whole[name] for name in _COMPARED} | {
+        f"groups.{name}": value for name, value in groups.items()
     }
 
 
