@@ -4,6 +4,7 @@ Totals of the run are read from the aggregates beside the snapshots; events are 
 stretches that a reader asks for. So all readers agree, at a cost that hardly grows.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -78,10 +79,10 @@ class RunJournal:
         """Return the state before the first event of a part; None if no snapshot has it."""
         return self._read.state_before(position)
 
-    def undone_to(self, after: int) -> int | None:
-        """Return to which version the parts after a position rewind at most; None: to none."""
-        found = [each.undone_to for each in self.aggregates[after + 1 :]]
-        return min((each for each in found if each is not None), default=None)
+    def undone_to(self, after: int) -> float:
+        """Return to which version the parts after a position rewind at most; infinity: to none."""
+        found = (each.undone_to for each in self.aggregates[after + 1 :])
+        return min((each for each in found if each is not None), default=math.inf)
 
     def parts_about(self, prompt_index: int) -> range:
         """Return the parts from the first to the last that name a group; empty if none can."""

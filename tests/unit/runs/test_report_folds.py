@@ -433,9 +433,10 @@ def test_a_row_has_what_the_receipt_says_and_a_rewind_takes_the_step_back(tmp_pa
     record = run.ledger.record
     run.ledger.record = lambda event: (rows.take(event), record(event))[1]
     run.train(run.ready(2))
-    assert list(rows.step) == [1, 1]
-    assert (rows.reward[0], rows.spread[0], rows.tokens[0]) == (0.5, 0.5, 7.0)
-    assert (rows.oldest[0], rows.span[0], rows.attempts[0]) == (0, 1, 1)
+    assert [row.step for row in rows.rows] == [1, 1]
+    first = rows.rows[0]
+    assert (first.reward, first.spread, first.tokens) == (0.5, 0.5, 7.0)
+    assert (first.oldest, first.span, first.attempts) == (0, 1, 1)
     rows.take(
         Rewound(
             0,
@@ -444,7 +445,7 @@ def test_a_row_has_what_the_receipt_says_and_a_rewind_takes_the_step_back(tmp_pa
             (UndoneStep(1, (0,), (1,), has_target_step=False, batch_deficit=0, staleness=()),),
         )
     )
-    assert list(rows.step) == [0, 1]
+    assert [row.step for row in rows.rows] == [0, 1]
     run.close()
 
 
