@@ -10,20 +10,9 @@ Spans = Sequence[tuple[float, float]]
 
 
 def covered_shares(spans: Spans, end_s: float, intervals: int) -> Floats:
-    """Return the share of each interval of ``[0, end_s]`` that disjoint spans cover."""
-    edges = np.linspace(0.0, end_s, intervals + 1)
-    if not spans or end_s <= 0:
-        return np.zeros(intervals)
-    starts, ends = np.array(spans, dtype=np.float64).T
-    covered = np.diff(_time_since(np.sort(starts), edges) - _time_since(np.sort(ends), edges))
-    return np.clip(covered * intervals / end_s, 0.0, 1.0)
-
-
-def _time_since(moments: Floats, edges: Floats) -> Floats:
-    """Return at each edge the sum of the times since the moments before it."""
-    before = np.searchsorted(moments, edges)
-    sums = np.concatenate(([0.0], np.cumsum(moments)))
-    return edges * before - sums[before]
+    """Return the share of each interval of ``[0, end_s]`` that disjoint, ascending spans cover."""
+    pieces = [(start, end, end - start, np.array([end - start])) for start, end in spans]
+    return np.clip(per_interval(pieces, end_s, intervals) * intervals / (end_s or 1.0), 0.0, 1.0)
 
 
 def merged(spans: Spans, gap_s: float = 0.0) -> list[tuple[float, float]]:
@@ -37,7 +26,7 @@ def merged(spans: Spans, gap_s: float = 0.0) -> list[tuple[float, float]]:
     return union
 
 
-BinnedSeconds = tuple[float, float, float, NDArray[np.float32]]
+BinnedSeconds = tuple[float, float, float, NDArray[np.floating]]
 """Bins of one stretch of time: where it begins and ends, the width of a bin, seconds per bin."""
 
 

@@ -118,9 +118,9 @@ class Timeline:
         self._down = defaultdict[str, list[tuple[float, float]]](list)
         self._lost = dict[str, Incident]()
         self._processes = dict[str, str]()
-        self._incarnations = list[list[float]]()
-        self._workers = defaultdict[str, list[tuple[float, float]]](list)  # when each was up
-        self._up_since = dict[str, float]()  # of each worker that is up
+        self._up = defaultdict[str, list[tuple[float, float]]](list)
+        """When each controller and worker was up, before it ended."""
+        self._up_since = dict[str, float]()  # of the controller and the workers that are up
         self._driver = ""
         self._is_resumed = False  # in the newest incarnation
         for part in parts:
@@ -144,16 +144,10 @@ class Timeline:
             case Served():
                 self._back(event.engine, at_s)
             case EngineLost():
-                self._gone(
-                    event.engine,
-                    self._incident(at_s, IncidentKind.ENGINE_LOST, event.engine, event.reason),
-                )
+                self._gone(event.engine, at_s, IncidentKind.ENGINE_LOST, event.reason)
             case WorkerLost():
-                self._worker_ended(event.worker, at_s)
-                self._gone(
-                    event.worker,
-                    self._incident(at_s, IncidentKind.WORKER_LOST, event.worker, event.reason),
-                )
+                self._end_uptime(event.worker, at_s)
+                self._gone(event.worker, at_s, IncidentKind.WORKER_LOST, event.reason)
             case Retired():
                 lost = self._lost.get(event.engine)
                 if lost is not None:
@@ -164,7 +158,7 @@ class Timeline:
                 self._trainer_lost(event, at_s)
             case Rewound():
                 detail = f"to version {event.target}: {event.reason}"
-                self._add(self._incident(at_s, IncidentKind.REWOUND, TRAINER, detail))
+                self._add(at_s, IncidentKind.REWOUND, TRAINER, detail)
             case Joined():
                 self._joined(event, at_s)
             case _:
@@ -178,13 +172,12 @@ class Timeline:
         """
         lost_s = at_s
         if event.found:
-            began_s = self._incarnations[-1][0] if self._incarnations else 0.0
+            began_s = self._up_since.get(CONTROLLER, 0.0)
             is_known = any(end_s >= began_s for _, end_s in self._down[TRAINER])
             if self._is_resumed or is_known:
                 return
             lost_s = self._down[CONTROLLER][-1][0] if self._down[CONTROLLER] else began_s
-        kind = IncidentKind.TRAINER_LOST
-        self._gone(TRAINER, self._incident(lost_s, kind, TRAINER, event.reason))
+        self._gone(TRAINER, lost_s, IncidentKind.TRAINER_LOST, event.reason)
         if event.found:
             self._back(TRAINER, at_s)
 
@@ -197,41 +190,38 @@ class Timeline:
             is_known = event.name in self._lost or before in {None, event.incarnation}
             if not is_known:  # a journal that has no record of lost workers
                 detail = "another process answers under its name"
-                replaced = IncidentKind.WORKER_REPLACED
-                self._add(self._incident(at_s, replaced, event.name, detail))
+                self._add(at_s, IncidentKind.WORKER_REPLACED, event.name, detail)
             self._back(event.name, at_s)
             self._up_since.setdefault(event.name, at_s)
 
-    def _worker_ended(self, worker: str, at_s: float) -> None:
-        since_s = self._up_since.pop(worker, None)
+    def _end_uptime(self, who: str, at_s: float) -> None:
+        since_s = self._up_since.pop(who, None)
         if since_s is not None:
-            self._workers[worker].append((since_s, at_s))
+            self._up[who].append((since_s, at_s))
 
     def _opened(self, event: Opened, ended_s: float, at_s: float) -> None:
         """Begin an incarnation; ``ended_s`` is when the one before wrote its last record."""
-        if self._incarnations:
-            self._incarnations[-1][1] = ended_s
+        if CONTROLLER in self._up_since:
+            self._end_uptime(CONTROLLER, ended_s)
             resumed = self._is_resumed = event.driver != self._driver
             kind = IncidentKind.RESUMED if resumed else IncidentKind.CONTROLLER_LOST
             detail = f"incarnation {event.incarnation} took over"
-            self._add(Incident(ended_s, self._version, kind, CONTROLLER, detail, at_s))
+            self._add(ended_s, kind, CONTROLLER, detail, back_s=at_s)
             self._down[CONTROLLER].append((ended_s, at_s))
             if resumed:
                 self._processes.clear()
                 for worker in list(self._up_since):
-                    self._worker_ended(worker, ended_s)
+                    self._end_uptime(worker, ended_s)
                 for who in list(self._lost):
                     self._back(who, at_s)
-        self._incarnations.append([at_s, at_s])
+        self._up_since[CONTROLLER] = at_s
         self._driver = event.driver
 
-    def _incident(self, at_s: float, kind: IncidentKind, who: str, detail: str) -> Incident:
-        return Incident(at_s, self._version, kind, who, detail)
-
-    def _gone(self, who: str, incident: Incident) -> None:
-        if who not in self._lost:  # a second loss before it was back is part of the first
-            self._lost[who] = incident
-        self._add(incident)
+    def _gone(self, who: str, at_s: float, kind: IncidentKind, detail: str) -> None:
+        incident = self._add(at_s, kind, who, detail)
+        self._lost.setdefault(
+            who, incident
+        )  # a second loss before it was back is part of the first
 
     def _back(self, who: str, at_s: float) -> None:
         incident = self._lost.pop(who, None)
@@ -239,10 +229,14 @@ class Timeline:
             incident.back_s = at_s
             self._down[who].append((incident.at_s, at_s))
 
-    def _add(self, incident: Incident) -> None:
-        incident.detail = incident.detail[:_LONGEST_DETAIL]
+    def _add(
+        self, at_s: float, kind: IncidentKind, who: str, detail: str, back_s: float | None = None
+    ) -> Incident:
+        detail = detail[:_LONGEST_DETAIL]
+        incident = Incident(at_s, self._version, kind, who, detail, back_s)
         self._newest.append(incident)
-        self.counts[incident.what] += 1
+        self.counts[kind] += 1
+        return incident
 
     def _quiet_spells(self) -> list[Incident]:
         """Return the quiet spells, but those that the loss of a trainer or a controller explains."""
@@ -299,22 +293,24 @@ class Timeline:
         A worker is as busy as a controller: always while it is up, for no record names the worker
         of a group.
         """
-        if self._incarnations:
-            self._incarnations[-1][1] = self.end_s
-        up = merged([(start, end) for start, end in self._incarnations])
         busy = {
-            CONTROLLER: covered_shares(up, self.end_s, INTERVALS),
+            CONTROLLER: self._uptime(CONTROLLER),
             TRAINER: self._shares([part.trainer_busy for part in self._parts], INTERVALS),
             SYNC: self._shares([part.sync_busy for part in self._parts], INTERVALS),
         }
         for engine in self.engines:
             bins = [part.engine_busy.get(engine, b"") for part in self._parts]
             busy[engine] = self._shares(bins, INTERVALS)
-        for worker in sorted({*self._workers, *self._up_since}):
-            since_s = self._up_since.get(worker, self.end_s)
-            up = merged([*self._workers[worker], (since_s, self.end_s)])
-            busy[worker] = covered_shares(up, self.end_s, INTERVALS)
+        for worker in sorted({*self._up, *self._up_since} - {CONTROLLER}):
+            busy[worker] = self._uptime(worker)
         return [UptimeLane(name, share, self._spans_down(name)) for name, share in busy.items()]
+
+    def _uptime(self, who: str) -> Floats:
+        """Return the share of each interval in which a controller or worker was up."""
+        since_s = self._up_since.get(who, self.end_s)
+        return covered_shares(
+            merged([*self._up[who], (since_s, self.end_s)]), self.end_s, INTERVALS
+        )
 
     def attribution(self) -> dict[str, dict[str, Floats]]:
         """Return for trainer and engines the share of each interval by category.
