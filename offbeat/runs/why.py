@@ -150,11 +150,10 @@ class GroupHistories:
         """
         self._ledger = ledger
         self._workers = _LostWorkers()
-        workers = self._workers
         self._builders = {
-            each: _GroupHistoryBuilder(each, ledger, driver, workers) for each in prompt_indices
+            each: _GroupHistoryBuilder(each, ledger, driver, self._workers)
+            for each in prompt_indices
         }
-        self._moments = {each: list[GroupEvent]() for each in self._builders}
         self._version, self._until_unix_s = ledger.trainer_version, 0.0
         self.has_media = False
         """Whether the prompt of one of the groups has media, as far as an attempt was committed."""
@@ -163,9 +162,10 @@ class GroupHistories:
         """Add the next event, which is the journal's ``number``-th."""
         self._workers.take(event)
         for prompt_index in self._about(event):
-            self._moments[prompt_index] += (
+            builder = self._builders[prompt_index]
+            builder.moments += (
                 GroupEvent(number, event.unix_s, self._version, *described)
-                for described in self._builders[prompt_index].describe(event)
+                for described in builder.describe(event)
             )
         self._version, self._until_unix_s = self._ledger.trainer_version, event.unix_s
 
@@ -174,7 +174,7 @@ class GroupHistories:
         return GroupHistory(
             run_id=self._ledger.run_id,
             group=group_id(prompt_index),
-            moments=self._moments[prompt_index],
+            moments=self._builders[prompt_index].moments,
             now=self._builders[prompt_index].now(),
             until_unix_s=self._until_unix_s,
         )
@@ -240,6 +240,7 @@ class _GroupHistoryBuilder:
         self, prompt_index: int, ledger: Ledger, driver: str, workers: _LostWorkers
     ) -> None:
         self.prompt_index, self._ledger = prompt_index, ledger
+        self.moments = list[GroupEvent]()
         self._was: Place | None = None
         self._driver, self._workers = driver, workers
         self._sent_at = 0  # events about workers before its last dispatch
@@ -256,12 +257,21 @@ class _GroupHistoryBuilder:
         return self.prompt_index not in self._ledger.groups and not self._trained_in
 
     def describe(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
-        """Yield short and full descriptions of what the applied event meant for the group."""
+        """Yield short and full descriptions of what the applied event meant for the group.
+
+        An event that names groups names this one.
+        """
         group = self._ledger.groups.get(self.prompt_index)
         was, self._was = self._was, None if group is None else group.place
         match event:
-            case Claimed() | StepIntent() | StepApplied():
-                yield from self._step(event)
+            case Claimed():
+                yield "claimed", _at_step(event)
+            case StepIntent():
+                yield "to be applied", f"{_at_step(event)}: recorded before the call to the trainer"
+            case StepApplied():
+                self._trained_in = event.version
+                self._ended = f"trained in step {event.step}, which made version {event.version}"
+                yield "trained", f"{_at_step(event)}, which made version {event.version}"
             case StepRefused() if was is Place.TRAINING:
                 self._ended = f"dropped: step {event.step} was not applied ({event.reason})"
                 yield "dropped", f"step {event.step} was not applied: {event.reason}"
@@ -285,41 +295,27 @@ class _GroupHistoryBuilder:
 
     def _own(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
         match event:
-            case Admitted(prompt_index=self.prompt_index):
+            case Admitted():
                 step = event.target_step
                 yield "drawn", "for any step" if step is None else f"for step {step}"
-            case Dispatched(prompt_index=self.prompt_index):
+            case Dispatched():
                 self._sent_at = self._workers.events
                 detail = f"attempt {event.attempt} to {event.engine}, which serves version "
                 yield "dispatched", f"{detail}{event.version}"
-            case Returned(prompt_index=self.prompt_index):
+            case Returned():
                 is_with_it = event.reason == WORKER_LOST
                 lost = self._workers.since(self._sent_at) if is_with_it else ()
                 detail = f"attempt {event.attempt}: {event.kind}, {event.reason}"
                 yield "returned", "; ".join([detail, *lost])
-            case Committed() if event.receipt.prompt_index == self.prompt_index:
+            case Committed():
                 yield "committed", _received(event.receipt)
-            case Dropped(prompt_index=self.prompt_index):
+            case Dropped():
                 how = "filtered out" if event.reason is DropReason.FILTERED else "dropped"
                 shrinks = f"; step {event.shrinks} goes without it" if event.shrinks else ""
                 self._ended = f"{how}: {event.label}"
                 yield how, f"{event.label}{shrinks}"
             case _:
                 pass
-
-    def _step(self, event: Claimed | StepIntent | StepApplied) -> Iterator[tuple[str, str]]:
-        if self.prompt_index not in event.prompt_indices:
-            return
-        at = f"step {event.step}, {_step_attempt(event.attempt)}"
-        match event:
-            case Claimed():
-                yield "claimed", at
-            case StepIntent():
-                yield "to be applied", f"{at}: recorded before the call to the trainer"
-            case StepApplied():
-                self._trained_in = event.version
-                self._ended = f"trained in step {event.step}, which made version {event.version}"
-                yield "trained", f"{at}, which made version {event.version}"
 
     def _rewound(self, event: Rewound, was: Place | None) -> Iterator[tuple[str, str]]:
         """Describe a rewind.
@@ -334,6 +330,10 @@ class _GroupHistoryBuilder:
             yield "rewound", f"{back}; it has tokens of an abandoned version"
         elif was is Place.TRAINING:
             yield "rewound", f"{back}; its step was open"
+
+
+def _at_step(event: Claimed | StepIntent | StepApplied) -> str:
+    return f"step {event.step}, {_step_attempt(event.attempt)}"
 
 
 def _step_attempt(attempt: int) -> str:
