@@ -3,19 +3,17 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from offbeat.runs.page_files import METRICS
 from offbeat.runs.report.limits import LINE_BYTES, regular_bytes
-from offbeat.runs.report.metrics_file import ValidRecords, with_evaluation
+from offbeat.runs.report.metrics_file import ValidRecords, decoded, whole_lines, with_evaluation
 from offbeat.runs.report.steps import AppliedSteps
 from offbeat.runs.run_journal import RunJournal
 from offbeat.telemetry.records import MetricRecord, decode_line
-
-_METRICS: Final = "metrics.jsonl"
 
 
 class StepRecords:
@@ -35,7 +33,7 @@ class StepRecords:
             NotARun, JournalCorrupt, JournalVersion: As ``RunJournal``.
             NoRegularFile: ``metrics.jsonl`` is no file.
         """
-        self._path = run_dir / _METRICS
+        self._path = run_dir / METRICS
         journal = RunJournal(run_dir)
         self.run_id = journal.ledger.run_id
         self.unreadable_lines = 0
@@ -47,9 +45,13 @@ class StepRecords:
         names = dict.fromkeys(name for name, each in self._own.items() if np.isfinite(each).any())
         if self._path.exists():
             regular_bytes(self._path)
-            for offset, record in self._records():
-                self._standing.take(record, offset)
-                names |= dict.fromkeys(record.metrics)
+            for offset, line in whole_lines(self._path):
+                record = decoded(line)
+                if record is None:
+                    self.unreadable_lines += 1
+                else:
+                    self._standing.take(record, offset)
+                    names |= dict.fromkeys(record.metrics)
         self.names = tuple(sorted(names))
         """Every metric that a step has."""
 
@@ -76,17 +78,6 @@ class StepRecords:
             return None
         file.seek(offset)
         return decode_line(file.readline(LINE_BYTES))
-
-    def _records(self) -> Iterator[tuple[int, MetricRecord]]:
-        offset = 0
-        with self._path.open("rb") as file:
-            while line := file.readline(LINE_BYTES):
-                try:
-                    if line.endswith(b"\n"):  # else torn: the run is writing it
-                        yield offset, decode_line(line)
-                except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
-                    self.unreadable_lines += 1
-                offset += len(line)
 
     def _from_journal(self, number: int) -> MetricRecord:
         version = self._versions[number]

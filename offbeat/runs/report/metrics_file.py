@@ -82,27 +82,37 @@ def read_metrics_file(path: Path) -> MetricsFile:
         return found
     found.sampled = nbytes > METRICS_BYTES
     records, valid = list[MetricRecord](), ValidRecords()
-    for line in _sampled_lines(path, nbytes) if found.sampled else _lines(path):
-        try:
-            record = decode_line(line)
-        except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
+    for _, line in _sampled_lines(path, nbytes) if found.sampled else whole_lines(path):
+        record = decoded(line)
+        if record is None:
             found.unreadable += 1
-            continue
-        valid.take(record, len(records))
-        records.append(record)
+        else:
+            valid.take(record, len(records))
+            records.append(record)
     found.steps = {version: records[place] for version, place in valid.steps.items()}
     found.evaluations = {version: records[place] for version, place in valid.evaluations.items()}
     return found
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def decoded(line: bytes) -> MetricRecord | None:
+    """Return the record of a line; None if it has none."""
+    try:
+        return decode_line(line)
+    except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
+        return None
+
+
+def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield each line with its offset, except a torn one, which the run is writing."""
+    offset = 0
     with path.open("rb") as file:
         while line := file.readline(LINE_BYTES):
-            if line.endswith(b"\n"):  # else torn: the run is writing it
-                yield line
+            if line.endswith(b"\n"):
+                yield offset, line
+            offset += len(line)
 
 
-def _sampled_lines(path: Path, nbytes: int) -> Iterator[bytes]:
+def _sampled_lines(path: Path, nbytes: int) -> Iterator[tuple[int, bytes]]:
     """Yield lines at equal distances, and as many with evaluations, in the order of the file.
 
     A run has an evaluation per hundreds of steps: lines at equal distances would leave almost all
@@ -119,7 +129,7 @@ def _sampled_lines(path: Path, nbytes: int) -> Iterator[bytes]:
             file.seek(begin)
             line = file.readline(LINE_BYTES)
             if line.endswith(b"\n"):
-                yield line
+                yield begin, line
 
 
 def _evenly(offsets: list[int]) -> set[int]:

@@ -7,14 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
+from offbeat.runs.page_files import METRICS
 from offbeat.runs.report.limits import LINE_BYTES, NoRegularFile, regular_bytes
-from offbeat.runs.report.metrics_file import with_evaluation
-from offbeat.telemetry.records import EVALUATION_MARK, MetricRecord, decode_line
+from offbeat.runs.report.metrics_file import decoded, with_evaluation
+from offbeat.telemetry.records import EVALUATION_MARK, MetricRecord
 
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
-_METRICS: Final = "metrics.jsonl"
 
 
 def last_record(run_dir: Path) -> MetricRecord | None:
@@ -24,24 +22,17 @@ def last_record(run_dir: Path) -> MetricRecord | None:
     None before the first. So the scores of an evaluation stay until the next one.
     """
     try:
-        regular_bytes(run_dir / _METRICS)
-        with (run_dir / _METRICS).open("rb") as file:
+        regular_bytes(run_dir / METRICS)
+        with (run_dir / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - LINE_BYTES))
             lines = file.read(LINE_BYTES).split(b"\n")
     except (OSError, NoRegularFile):
         return None
     whole = lines[-2::-1]  # newest first; after the last newline stands a torn record
-    step = next((line for line in whole if EVALUATION_MARK not in line), None)
-    scores = next((line for line in whole if EVALUATION_MARK in line), None)
-    records = [record for line in (step, scores) if (record := _decoded(line)) is not None]
+    step = next((line for line in whole if EVALUATION_MARK not in line), b"")
+    scores = next((line for line in whole if EVALUATION_MARK in line), b"")
+    records = [record for line in (step, scores) if (record := decoded(line)) is not None]
     return with_evaluation(records[0], records[-1]) if records else None
-
-
-def _decoded(line: bytes | None) -> MetricRecord | None:
-    try:
-        return None if line is None else decode_line(line)
-    except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
-        return None
 
 
 def exposition(records: Iterable[tuple[str, MetricRecord]]) -> str:
