@@ -35,14 +35,12 @@ class Progress:
 
     def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
         self._state, self._clock = state, clock
-        self._before = History()  # of the incarnations before this one
-        self._samples = self._tokens = 0  # trained, over all incarnations
-        self._masked_samples = 0  # of the groups trained
+        # Counts of all incarnations; times of those before this one
+        self._past = History()
         self._pauses_s, self._transfers_s = Reservoir(), Reservoir()  # of syncs
         self._sync_bytes = 0  # of the last sync
         self._started_at = clock()
         self._ended_at: float | None = None
-        self._first_step_s: float | None = None
         self._last: StepMetricsBuilder | None = None
         self._verdict = ""
         self._has_rewards = state.config.environment.name != "demonstrations"
@@ -51,25 +49,22 @@ class Progress:
 
     def go_on_from(self, before: History) -> None:
         """Continue from the history of earlier incarnations."""
-        self._before = before
-        self._samples, self._tokens = before.samples, before.tokens
-        self._masked_samples = before.masked_samples
-        self._first_step_s = before.first_step_s
+        self._past = msgspec.structs.replace(before)
         self._state.tally = before.tally
 
     def taken_over(self, receipts: Sequence[Receipt]) -> None:
         """Count a former controller's last step, whose end is not in its journal."""
-        self._samples += sum(len(receipt.valid_rewards) for receipt in receipts)
-        self._masked_samples += sum(receipt.masked_samples for receipt in receipts)
-        self._tokens += sum(receipt.tokens for receipt in receipts)
+        self._past.samples += sum(len(receipt.valid_rewards) for receipt in receipts)
+        self._past.masked_samples += sum(receipt.masked_samples for receipt in receipts)
+        self._past.tokens += sum(receipt.tokens for receipt in receipts)
 
     def ended(self) -> None:
         self._ended_at = self._clock()
 
     def step_done(self, measures: StepMetricsBuilder) -> dict[str, float]:
         """Add one step, its weight sync included; return the utilization metrics."""
-        if self._first_step_s is None:
-            self._first_step_s = self._wall_s()
+        if self._past.first_step_s is None:
+            self._past.first_step_s = self._wall_s()
         self._last = measures
         if measures.sync is not None:
             self._pauses_s.add(measures.sync.pause_s)
@@ -99,6 +94,7 @@ class Progress:
         state, ledger, last = self._state, self._state.ledger, self._last
         shares = self._state.observer.times.shares()
         seen = {} if last is None else last.metrics()
+        serving_s = self._serving_s()
         staleness_max = seen.get("off_policy/staleness_max")
         return Status(
             step=ledger.trainer_version,
@@ -113,7 +109,7 @@ class Progress:
             in_flight=ledger.in_flight,
             trainer_busy=shares[0].get(TrainerTime.COMPUTE),
             generator_busy=shares[1].get(GeneratorTime.COMPUTE),
-            samples_per_s=self._rate(self._samples),
+            samples_per_s=self._past.samples / serving_s if serving_s > 0 else None,
             verdict=self._verdict,
             waiting_for=self._waiting_for(),
             waits=state.waits.named(),
@@ -171,13 +167,9 @@ class Progress:
     def _history(self) -> History:
         """Return times and rates of all incarnations, this one up to now."""
         return msgspec.structs.replace(
-            self._before,
+            self._past,
             wall_s=self._wall_s(),
             serving_s=self._serving_s(),
-            samples=self._samples,
-            masked_samples=self._masked_samples,
-            tokens=self._tokens,
-            first_step_s=self._first_step_s,
             tally=self._state.tally,
         )
 
@@ -196,17 +188,12 @@ class Progress:
 
     def _wall_s(self) -> float:
         """Return the wall time of all incarnations."""
-        return self._before.wall_s + self._now() - self._started_at
+        return self._past.wall_s + self._now() - self._started_at
 
     def _serving_s(self) -> float:
         """Return the time in which an incarnation has served weights."""
         since = self._state.lifecycle.running_since
-        return self._before.serving_s + (0.0 if since is None else self._now() - since)
-
-    def _rate(self, count: int) -> float | None:
-        """Return ``count`` per second in which an incarnation has served weights."""
-        serving_s = self._serving_s()
-        return count / serving_s if serving_s > 0 else None
+        return self._past.serving_s + (0.0 if since is None else self._now() - since)
 
 
 def _last_steps() -> deque[float]:
