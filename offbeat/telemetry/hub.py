@@ -1,5 +1,6 @@
 """Entry point for measurements: passes each record to the spool of every sink."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -8,7 +9,7 @@ import structlog
 from offbeat.telemetry.metrics import METRICS, declared_name, undeclared
 from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.sinks import Sink
-from offbeat.telemetry.spool import Backoff, Pause, SinkCounts, SinkWriter
+from offbeat.telemetry.spool import Pause, SinkCounts, SinkWriter
 
 log = structlog.stdlib.get_logger()
 
@@ -28,15 +29,10 @@ class Telemetry:
         sinks: Sequence[Sink],
         *,
         capacity: int = SPOOLED_RECORDS,
-        backoff: Backoff | None = None,
-        pause: Pause | None = None,
+        pause: Pause = threading.Event.wait,
         now: Callable[[], float] = time.time,
     ) -> None:
-        options = {} if pause is None else {"pause": pause}
-        self._writers = [
-            SinkWriter(sink, capacity=capacity, backoff=backoff or Backoff(), **options)
-            for sink in sinks
-        ]
+        self._writers = [SinkWriter(sink, capacity=capacity, pause=pause) for sink in sinks]
         self._now = now
         self._reported = set[str]()
         self._closed = False

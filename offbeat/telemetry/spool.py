@@ -3,7 +3,7 @@
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, ParamSpec
 
 import msgspec
@@ -20,19 +20,6 @@ Pause = Callable[[threading.Event, float], object]
 P = ParamSpec("P")
 _FIRST_PAUSE_S: Final = 0.5  # after the first write of a sink that failed
 _LONGEST_PAUSE_S: Final = 30.0  # after many
-
-
-class Backoff(msgspec.Struct, frozen=True):
-    """Pauses between two attempts of a call that raised: doubling up to a maximum."""
-
-    first_s: float = _FIRST_PAUSE_S
-    longest_s: float = _LONGEST_PAUSE_S
-
-    def pauses_s(self) -> Iterator[float]:
-        pause_s = self.first_s
-        while True:
-            yield min(pause_s, self.longest_s)
-            pause_s *= 2
 
 
 class SinkCounts(msgspec.Struct, frozen=True):
@@ -58,11 +45,9 @@ class SinkWriter:
         sink: Sink,
         *,
         capacity: int,
-        backoff: Backoff,
         pause: Pause = threading.Event.wait,
     ) -> None:
-        self._sink, self._capacity = sink, capacity
-        self._backoff, self._pause = backoff, pause
+        self._sink, self._capacity, self._pause = sink, capacity, pause
         self._queue = queue.SimpleQueue[MetricRecord | None]()
         self._finishing = threading.Event()
         # A thread that hangs in a sink must not keep the process alive.
@@ -134,8 +119,8 @@ class SinkWriter:
 
     def _persist(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Repeat the call until it succeeds; False if it failed and the run is over."""
-        failures_before = self._failures
-        for pause_s in self._backoff.pauses_s():
+        failures_before, pause_s = self._failures, _FIRST_PAUSE_S
+        while True:
             try:
                 call(*args, **kwargs)
             except SinkUnusable:
@@ -147,6 +132,7 @@ class SinkWriter:
                 if self._finishing.is_set():
                     return False
                 self._pause(self._finishing, pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
                 break
         if self._failures > failures_before:

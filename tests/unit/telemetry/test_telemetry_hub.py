@@ -15,7 +15,7 @@ from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.records import read_metrics
 from offbeat.telemetry.sinks import SinkUnusable
-from offbeat.telemetry.spool import Backoff, SinkCounts
+from offbeat.telemetry.spool import SinkCounts
 
 DOWN = ConnectionError("down")
 
@@ -68,8 +68,8 @@ def test_a_record_does_not_change_when_the_caller_reuses_its_dict() -> None:
 
 def test_a_sink_that_raises_is_tried_again_later_and_later() -> None:
     sink, pauses = FakeSink(), CountedPauses()
-    sink.raises = [DOWN] * 5
-    telemetry = Telemetry([sink], backoff=Backoff(first_s=1, longest_s=5), pause=pauses)
+    sink.raises = [DOWN] * 8
+    telemetry = Telemetry([sink], pause=pauses)
     sink.gate.clear()
     telemetry.start()
     emit_steps(telemetry, 1, 3)
@@ -77,8 +77,8 @@ def test_a_sink_that_raises_is_tried_again_later_and_later() -> None:
     sink.gate.set()
     sink.wait_for(3)
     telemetry.close(30)
-    assert pauses.asked_s == [1, 2, 4, 5, 5]
-    assert telemetry.tallies() == (SinkCounts("fake", 3, 3, 0, 0, 5),)
+    assert pauses.asked_s == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert telemetry.tallies() == (SinkCounts("fake", 3, 3, 0, 0, 8),)
 
 
 def test_a_sink_that_cannot_open_yet_is_back_filled_in_order() -> None:
