@@ -12,7 +12,7 @@ from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_w
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.run_summary import folded_summary
 from offbeat.runs.directory import JOURNAL, SUMMARY
-from offbeat.telemetry.summary import GroupCounts, Summary
+from offbeat.telemetry.summary import Summary
 
 log = structlog.stdlib.get_logger()
 Outcome = Literal["aborted", "failed"]
@@ -23,7 +23,8 @@ def last_summary(
 ) -> Summary:
     """Return the summary that the controller wrote; else write and return the best one without it.
 
-    A damaged summary or journal is named in the error and does not hide how the run ended.
+    The journal has all of it but the syncs. A damaged summary or journal is named in the error and
+    does not hide how the run ended.
     """
     path = run_dir / SUMMARY
     try:
@@ -32,53 +33,15 @@ def last_summary(
         pass
     except (msgspec.DecodeError, OSError) as damage:
         log.error("summary.unreadable", error=str(damage))  # noqa: TRY400
+    journal, ledger, history = run_dir / JOURNAL, Ledger(), History()
     try:
-        summary = journalled_summary(run_dir / JOURNAL, config, run_id, outcome, error)
+        if journal.exists():
+            ledger, history = recover_with_history(journal)
     except (JournalCorrupt, JournalVersion, OSError) as damage:
         log.error("journal.unreadable", error=str(damage))  # noqa: TRY400
-        summary = _without_journal(config, run_id, outcome, error, damage)
-    try:
-        summary.write(path)
-    except OSError as failure:  # a full disk: the display still shows how the run ended
-        log.error("summary.not_written", error=str(failure))  # noqa: TRY400
-    return summary
-
-
-def _without_journal(
-    config: RunConfig, run_id: str, outcome: Outcome, error: str, damage: Exception
-) -> Summary:
-    """Return a summary without counts, and the reason."""
-    reason = str(damage)
-    return Summary(
-        run_id=run_id,
-        name=config.name,
-        outcome=outcome,
-        error=error if reason in error else f"{error}; nothing is counted here: {reason}",
-        steps=0,
-        steps_asked=config.steps,
-        trainer_version=0,
-        groups=GroupCounts(),
-        wall_s=0.0,
-    )
-
-
-def journalled_summary(
-    journal: Path,
-    config: RunConfig,
-    run_id: str,
-    outcome: Outcome,
-    error: str,
-) -> Summary:
-    """Return the summary that the journal allows; it does not contain the syncs.
-
-    Raises:
-        JournalCorrupt: A file of the journal is damaged.
-        JournalVersion: Another version of offbeat wrote it.
-    """
-    ledger, history = Ledger(), History()
-    if journal.exists():
-        ledger, history = recover_with_history(journal)
-    return folded_summary(
+        if str(damage) not in error:
+            error = f"{error}; nothing is counted here: {damage}"
+    summary = folded_summary(
         ledger,
         history,
         run_id=run_id,
@@ -87,3 +50,8 @@ def journalled_summary(
         outcome=outcome,
         error=error,
     )
+    try:
+        summary.write(path)
+    except OSError as failure:  # a full disk: the display still shows how the run ended
+        log.error("summary.not_written", error=str(failure))  # noqa: TRY400
+    return summary

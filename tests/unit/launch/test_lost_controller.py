@@ -7,10 +7,10 @@ import pytest
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import DropReason
-from offbeat.controller.journal import JournalCorrupt
+from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.launch.screen import HeartbeatTimeout
 from offbeat.messages.failures import DeadlineExceeded
-from offbeat.runs.unfinished import journalled_summary, last_summary
+from offbeat.runs.unfinished import last_summary
 from offbeat.telemetry.summary import Summary
 from tests.support.recorded_runs import RecordedRun
 
@@ -55,7 +55,7 @@ def test_of_a_controller_that_died_untold_the_journal_tells_what_it_can(tmp_path
     run.train(run.ready(2))
     run.ledger.drop(run.ledger.admit(None), DropReason.DATA, "reward_nan")
     run.close()
-    told = journalled_summary(tmp_path / "journal", CONFIG, "tiny-1", "failed", "it was killed")
+    told = last_summary(tmp_path, CONFIG, "tiny-1", "failed", "it was killed")
     assert (told.outcome, told.error) == ("failed", "it was killed")
     assert (told.steps, told.steps_asked, told.groups.dropped) == (1, 10, {"reward_nan": 1})
     assert (told.reward_last, told.staleness_histogram) == (0.5, {0: 4})
@@ -64,7 +64,7 @@ def test_of_a_controller_that_died_untold_the_journal_tells_what_it_can(tmp_path
 
 
 def test_of_a_run_that_never_had_a_controller_there_is_a_summary_too(tmp_path: Path) -> None:
-    told = journalled_summary(tmp_path / "journal", CONFIG, "tiny-1", "failed", "no room")
+    told = last_summary(tmp_path, CONFIG, "tiny-1", "failed", "no room")
     assert (told.steps, told.wall_s, told.controller_incarnations) == (0, 0, 1)
 
 
@@ -91,7 +91,7 @@ def test_a_damage_that_ended_the_run_is_told_once(tmp_path: Path) -> None:
     segment = next((tmp_path / "journal").glob("events-*.bin"))
     segment.write_bytes(b"?" * 100)
     with pytest.raises(JournalCorrupt) as damage:
-        journalled_summary(tmp_path / "journal", CONFIG, "tiny-1", "failed", "")
+        recover(tmp_path / "journal")
     problem = f"JournalCorrupt: {damage.value}"
     assert last_summary(tmp_path, CONFIG, "tiny-1", "failed", problem).error == problem
 
