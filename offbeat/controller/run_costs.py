@@ -17,7 +17,7 @@ from offbeat.controller.events import (
     WorkerLost,
 )
 from offbeat.messages.failures import Component
-from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fractions, verdict
+from offbeat.telemetry.time_accounting import serving_shares, verdict
 
 _FORMER_KEPT: Final = 64  # former processes of workers whose calls are remembered one by one
 
@@ -107,10 +107,7 @@ class RunCosts(msgspec.Struct):
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the shares of trainer and engines without their starts; each sums to 1."""
-        trainer, engines = dict(self.trainer_s), dict(self.engine_s)
-        trainer.pop(TrainerTime.STARTING, None)
-        engines.pop(GeneratorTime.STARTING, None)
-        return fractions(trainer), fractions(engines)
+        return serving_shares(self.trainer_s, self.engine_s)
 
     def verdict(self) -> str:
         """Return the bottleneck of the run."""

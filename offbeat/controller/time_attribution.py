@@ -19,7 +19,7 @@ from offbeat.telemetry.time_accounting import (
     StepTimes,
     TimeAccount,
     TrainerTime,
-    fractions,
+    serving_shares,
 )
 
 _OUT = GeneratorTime.COMPUTE  # until an engine says how long it decoded: groups are out
@@ -227,10 +227,7 @@ class TimeAttribution:
 
         Each sums to 1.
         """
-        trainer, engines = self.trainer_seconds(), self.engine_seconds()
-        trainer.pop(TrainerTime.STARTING, None)
-        engines.pop(GeneratorTime.STARTING, None)
-        return fractions(trainer), fractions(engines)
+        return serving_shares(self.trainer_seconds(), self.engine_seconds())
 
 
 def _unattributed(seconds: Mapping[str, float], elapsed_s: float) -> dict[str, float]:

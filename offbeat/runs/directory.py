@@ -153,7 +153,7 @@ def reopen_run_dir(
         inputs = _changed_inputs(config, known, before, changed_code=changed_code)
         wanted = yaml.safe_load(content)
         _check_fixed(before, wanted, directory, inputs)
-        notices = tuple(_notices(dict(_leaves(before)), dict(_leaves(wanted))))
+        notices = tuple(_notices(dict(leaves(before)), dict(leaves(wanted))))
         _check_journal(directory)
         _check_unfinished(config, directory)
         (directory / JOURNAL).mkdir(exist_ok=True)
@@ -187,7 +187,7 @@ def _check_journal(directory: Path) -> None:
 def _check_unfinished(config: RunConfig, directory: Path) -> None:
     """Check that steps are left; otherwise a finished run keeps its summary."""
     path = directory / SUMMARY
-    summary = dict(_leaves(yaml.safe_load(path.read_bytes()))) if path.exists() else {}
+    summary = dict(leaves(yaml.safe_load(path.read_bytes()))) if path.exists() else {}
     done = summary.get("steps")
     if summary.get("outcome") == "finished" and isinstance(done, int) and done >= config.steps:
         problem = f"its run has finished step {done}, and steps={config.steps}"
@@ -276,7 +276,7 @@ def _commits(
     key: str, path: str, now: Mapping[str, str], before: Mapping[str, str], recipe: object
 ) -> str:
     """Return which commits on the hub the prompts are of, now and before; empty unless both are."""
-    was = before.get(str(dict(_leaves(recipe)).get(key)))
+    was = before.get(str(dict(leaves(recipe)).get(key)))
     is_now = now.get(path)
     return f": commit {is_now}, and the run began with commit {was}" if was and is_now else ""
 
@@ -290,7 +290,7 @@ def _other_code(before: str, here: Path) -> str:
 
 def _still_named(known: Mapping[str, str], before: object, config: RunConfig) -> dict[str, str]:
     """Return the digests of inputs with the same name as before, for those that cannot be read."""
-    was, now = dict(_leaves(before)), dict(_leaves(config.model_dump()))
+    was, now = dict(leaves(before)), dict(leaves(config.model_dump()))
     keys = (*prompt_paths(config), MODEL, *targets(config))
     same = {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}
     paths = prompt_paths(config).values()
@@ -312,7 +312,7 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
 
     Prompts may have moved, if their content is the same.
     """
-    was, wanted = dict(_leaves(before)), dict(_leaves(now))
+    was, wanted = dict(leaves(before)), dict(leaves(now))
     keys = [key for key in dict.fromkeys([*wanted, *was]) if _is_fixed(key)]
     changed = [
         f"{key} is {wanted.get(key)!r}, the run has {was.get(key)!r}"
@@ -377,10 +377,10 @@ def _own_key(key: str) -> str:
     return below.partition(".")[2] if section == SECTION and below else key
 
 
-def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+def leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yield every value with its dotted key."""
     if isinstance(tree, dict):
         for key, value in cast("dict[str, object]", tree).items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
+            yield from leaves(value, f"{prefix}.{key}" if prefix else key)
     else:
         yield prefix, tree

@@ -165,6 +165,16 @@ def fractions(seconds: Mapping[str, float]) -> dict[str, float]:
     )
 
 
+def serving_shares(
+    trainer: Mapping[str, float], engines: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the shares of trainer and engines without their starts; each sums to 1."""
+    return (
+        fractions({k: v for k, v in trainer.items() if k != TrainerTime.STARTING}),
+        fractions({k: v for k, v in engines.items() if k != GeneratorTime.STARTING}),
+    )
+
+
 def verdict(
     trainer: Mapping[str, float],
     generators: Mapping[str, float],

@@ -8,14 +8,15 @@ repeats another one, or collections in collections. No run writes either, so bot
 anything is built of them.
 """
 
-from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from yaml.composer import ComposerError
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.runs.directory import leaves
 from offbeat.runs.report.limits import CONFIG_BYTES, CONFIG_DEPTH, CONFIG_KEYS, read_limited
 
 
@@ -48,9 +49,7 @@ def recipe_values(path: Path) -> dict[str, object]:
         yaml.YAMLError: It is no YAML, or a tree that no run writes.
     """
     tree: object = yaml.load(read_limited(path, CONFIG_BYTES), _PlainLoader)  # noqa: S506 -- a SafeLoader
-    found = dict[str, object]()
-    _flatten(tree, "", found)
-    return found
+    return dict(islice(leaves(tree), CONFIG_KEYS))
 
 
 def readable_values(path: Path) -> dict[str, object]:
@@ -59,14 +58,3 @@ def readable_values(path: Path) -> dict[str, object]:
         return recipe_values(path)
     except (OSError, OffbeatError, yaml.YAMLError, UnicodeDecodeError):
         return {}
-
-
-def _flatten(tree: object, prefix: str, found: dict[str, object]) -> None:
-    """Write the leaves of a tree by dotted key, as many as a recipe could have."""
-    if isinstance(tree, dict):
-        for key, value in cast("Mapping[Any, object]", tree).items():
-            if len(found) >= CONFIG_KEYS:
-                return
-            _flatten(value, f"{prefix}.{key}" if prefix else str(key), found)
-    else:
-        found[prefix] = tree
