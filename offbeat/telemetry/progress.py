@@ -117,26 +117,20 @@ def panel(status: Status) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     done = status.step / status.steps if status.steps else 0.0
-    table.add_row(
-        "step", Text.assemble((bar(done, _BAR), "green"), f" {status.step}/{status.steps}")
-    )
-    table.add_row(
-        "reward",
-        Text.assemble(
-            (sparkline(status.reward_recent), "green"), f" {_number(status.reward, '.3f')}"
-        ),
-    )
-    table.add_row(
-        "staleness",
-        f"mean {_number(status.staleness_mean, '.2f')}  max {_number(status.staleness_max, 'd')}",
-    )
-    table.add_row("groups", f"{status.ready} ready  {status.in_flight} in flight")
-    table.add_row(
-        "busy",
-        f"trainer {_percent(status.trainer_busy)}  generators {_percent(status.generator_busy)}",
-    )
-    table.add_row("speed", f"{_number(status.samples_per_s, ',.0f')} samples/s")
-    table.add_row("state", Text(_state(status)))
+    recent, reward = sparkline(status.reward_recent), _number(status.reward, ".3f")
+    mean, most = _number(status.staleness_mean, ".2f"), _number(status.staleness_max, "d")
+    trainer, engines = _percent(status.trainer_busy), _percent(status.generator_busy)
+    rows = {
+        "step": Text.assemble((bar(done, _BAR), "green"), f" {status.step}/{status.steps}"),
+        "reward": Text.assemble((recent, "green"), f" {reward}"),
+        "staleness": f"mean {mean}  max {most}",
+        "groups": f"{status.ready} ready  {status.in_flight} in flight",
+        "busy": f"trainer {trainer}  generators {engines}",
+        "speed": f"{_number(status.samples_per_s, ',.0f')} samples/s",
+        "state": Text(_state(status)),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
     return table
 
 

@@ -42,3 +42,9 @@ class SinkUnusable(OffbeatError):
 
     def __str__(self) -> str:
         return f"nothing is written to {self.sink}: {self.reason}. {self.fix}"
+
+
+def not_installed(sink: str, error: ImportError, instead: str = "") -> SinkUnusable:
+    """Return the error of a sink whose package cannot be imported."""
+    fix = f"Install it with: pip install 'offbeat[{sink}]'{instead}"
+    return SinkUnusable(sink, f"it cannot be imported ({error})", fix)

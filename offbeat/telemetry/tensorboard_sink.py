@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.telemetry.records import MetricRecord, is_evaluation
-from offbeat.telemetry.sinks import SinkUnusable
+from offbeat.telemetry.sinks import not_installed
 
 _FORMAT: Final = "brain.Event:2"
 """Version from which on TensorBoard discards what a restarted writer repeats."""
@@ -44,10 +44,7 @@ class TensorBoardSink:
         try:
             from tensorboard.compat.proto import event_pb2  # noqa: PLC0415  an optional extra
         except ImportError as error:
-            raise SinkUnusable(
-                "tensorboard", f"it cannot be imported ({error})",
-                "Install it with: pip install 'offbeat[tensorboard]'",
-            ) from error  # fmt: skip
+            raise not_installed("tensorboard", error) from error
         self._folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads files in the order of their names.
         path = self._folder / f"events.out.tfevents.{time.time_ns()}.offbeat"

@@ -12,7 +12,7 @@ import structlog
 
 from offbeat.config.sections.wandb import WandbConfig
 from offbeat.telemetry.records import MetricRecord, is_evaluation
-from offbeat.telemetry.sinks import SinkUnusable
+from offbeat.telemetry.sinks import SinkUnusable, not_installed
 
 if TYPE_CHECKING:
     from wandb import Run, Settings
@@ -71,10 +71,7 @@ class WandbSink:
         try:
             import wandb  # noqa: PLC0415  seconds, and an optional extra: only in the sink's thread
         except ImportError as error:
-            raise SinkUnusable(
-                "wandb", f"it cannot be imported ({error})",
-                "Install it with: pip install 'offbeat[wandb]', or set wandb.mode=disabled",
-            ) from error  # fmt: skip
+            raise not_installed("wandb", error, ", or set wandb.mode=disabled") from error
         self._run_dir.mkdir(parents=True, exist_ok=True)
         if self._mode == "online":
             try:

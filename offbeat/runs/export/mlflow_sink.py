@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from offbeat.telemetry.records import MetricRecord
-from offbeat.telemetry.sinks import SinkUnusable
+from offbeat.telemetry.sinks import SinkUnusable, not_installed
 
 _PER_REQUEST: Final = 1000
 """Metrics that MLflow takes at once."""
@@ -51,10 +51,7 @@ class MlflowSink:
             from mlflow.exceptions import MlflowException  # noqa: PLC0415
             from mlflow.tracking import MlflowClient  # noqa: PLC0415
         except ImportError as error:
-            raise SinkUnusable(
-                "mlflow", f"it cannot be imported ({error})",
-                "Install it with: pip install 'offbeat[mlflow]'",
-            ) from error  # fmt: skip
+            raise not_installed("mlflow", error) from error
         try:
             self._client = MlflowClient(tracking_uri=self._uri)
             experiment = self._client.get_experiment_by_name(EXPERIMENT)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import yaml
@@ -33,6 +33,7 @@ from offbeat.runs.why import GroupHistories, GroupHistory
 from offbeat.telemetry.status_file import STATUS_FILE, StatusRecord
 from offbeat.telemetry.summary import Summary
 
+T = TypeVar("T")
 RECORDS: Final = 400_000
 """Number of events above which a journal is read in stretches only; a group has three or four."""
 _UNREADABLE: Final = (OSError, FileTooLarge, NoRegularFile)
@@ -102,13 +103,8 @@ class RunStory:
 
     def _ended(self) -> tuple[State, Summary]:
         """Return how the run ended: by its summary, if that is of the last controller."""
-        try:
-            written = Summary.from_json(read_limited(self.run_dir / SUMMARY, SUMMARY_BYTES))
-        except FileNotFoundError:
-            pass
-        except (*_UNREADABLE, msgspec.DecodeError) as error:
-            self.problems.append(f"{SUMMARY} cannot be read: {error}")
-        else:
+        written = self._decoded(SUMMARY, SUMMARY_BYTES, Summary)
+        if written is not None:
             there, counted = self.ledger.trainer_version, written.trainer_version
             if counted > there:
                 self.problems.append(
@@ -132,16 +128,21 @@ class RunStory:
 
     def _read_status(self) -> StatusRecord | None:
         """Return what the run does now; None where nothing says that it is alive."""
-        try:
-            content = read_limited(self.run_dir / STATUS_FILE, STATUS_BYTES)
-            record = msgspec.json.decode(content, type=StatusRecord)
-        except FileNotFoundError:
-            return None
-        except (*_UNREADABLE, msgspec.DecodeError) as error:
-            self.problems.append(f"{STATUS_FILE} cannot be read: {error}")
+        record = self._decoded(STATUS_FILE, STATUS_BYTES, StatusRecord)
+        if record is None:
             return None
         is_own = record.run_id == self.ledger.run_id
         return record if is_own and record.is_fresh(self._clock()) else None
+
+    def _decoded(self, name: str, limit: int, kind: type[T]) -> T | None:
+        """Decode a JSON file of the run; None if it is missing, or a problem."""
+        try:
+            return msgspec.json.decode(read_limited(self.run_dir / name, limit), type=kind)
+        except FileNotFoundError:
+            pass
+        except (*_UNREADABLE, msgspec.DecodeError) as error:
+            self.problems.append(f"{name} cannot be read: {error}")
+        return None
 
     def _note(self, metrics: MetricsFile) -> None:
         if metrics.problem:
