@@ -2,7 +2,7 @@
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -23,6 +23,12 @@ OverridesArgument = Annotated[
 
 
 _CLOSE: Final = 0.8
+
+
+def refuse(problem: object, exit_code: int = REFUSED) -> NoReturn:
+    """Print a problem on standard error, and end the command."""
+    typer.echo(printable_lines(str(problem)), err=True)
+    raise typer.Exit(exit_code)
 
 
 class RecipeCommand(TyperCommand):
@@ -47,8 +53,7 @@ class RecipeCommand(TyperCommand):
                 f"No such option: {name}. Settings of a recipe stand behind it, without dashes: {setting}. "
                 f"Options: {ctx.command_path} --help"
             )
-            typer.echo(printable_lines(line), err=True)
-            raise typer.Exit(REFUSED)
+            refuse(line)
         return super().parse_args(ctx, args)
 
 

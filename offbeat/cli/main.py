@@ -6,17 +6,18 @@ Exit codes: 0 finished, 1 failed run, 2 bad usage or configuration.
 import io
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from offbeat import __version__
-from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand
+from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand, refuse
 from offbeat.cli.planning import planning_app
 from offbeat.cli.reading import reading_app
 from offbeat.launch.bounded_call import exit_behind_blocked_calls
-from offbeat.messages.exit_codes import REFUSED
+from offbeat.messages.exit_codes import FAILED, REFUSED
 from offbeat.messages.text import printable_lines
 
 app = typer.Typer(
@@ -101,26 +102,21 @@ def train(
 ) -> None:
     """Train: one run on real actors."""
     if resume is not None and run_dir is not None:
-        typer.echo(f"--resume {resume} and --run-dir {run_dir}: give one of them.", err=True)
-        raise typer.Exit(REFUSED)
+        refuse(f"--resume {resume} and --run-dir {run_dir}: give one of them.")
     if resume is not None and recipe is not None and "=" in str(recipe) and not recipe.exists():
         recipe, overrides = None, [str(recipe), *(overrides or [])]  # an override, no recipe
     if recipe is None:
         if resume is None:
-            typer.echo("Name a RECIPE, as in: offbeat train recipes/quickstart.yaml", err=True)
-            raise typer.Exit(REFUSED)
+            refuse("Name a RECIPE, as in: offbeat train recipes/quickstart.yaml")
         recipe = resume / "config.yaml"
         if not recipe.exists():
-            typer.echo(f"{resume} holds no run to resume: it has no config.yaml.", err=True)
-            raise typer.Exit(REFUSED)
+            refuse(f"{resume} holds no run to resume: it has no config.yaml.")
     elsewhere = [each for each in overrides or () if each.partition("=")[0].strip() == "run_dir"]
     if resume is not None and elsewhere:
-        typer.echo(
+        refuse(
             f"--resume {resume} goes on in that directory, and {elsewhere[-1]} names another. Leave "
-            "run_dir out, or start a new run without --resume.",
-            err=True,
+            "run_dir out, or start a new run without --resume."
         )
-        raise typer.Exit(REFUSED)
     _launch(recipe, overrides, run_dir, dry_run=False, resume=resume, changed_code=changed_code)
 
 
@@ -177,8 +173,7 @@ def evaluate(
         if not dry_run:
             check_can_evaluate(loaded.config)
     except NothingToEvaluate as error:
-        typer.echo(printable_lines(str(error)), err=True)
-        raise typer.Exit(REFUSED) from error
+        refuse(error)
 
     from offbeat.launch.launch import launch
 
@@ -199,8 +194,7 @@ def init(
     from offbeat.cli.starter import Starter, write_starter
 
     if not folder:  # as of a variable that is not set; it is not the working directory
-        typer.echo('DIRECTORY is "". Name one, or leave it out: offbeat init', err=True)
-        raise typer.Exit(REFUSED)
+        refuse('DIRECTORY is "". Name one, or leave it out: offbeat init')
     write_starter(Path(folder), Starter.AGENT if agent else Starter.REWARD)
 
 
@@ -278,11 +272,19 @@ def simulate(
 
     loaded = read_or_exit(recipe, overrides, dry_run=True)
 
-    from offbeat.cli.simulate import simulate_recipe
+    from offbeat.simulation.cli import simulate as simulated
 
-    raise SystemExit(
-        simulate_recipe(loaded, recipe, overrides or (), seeds, seed, base, faults, schedule)
+    exit_code = simulated(
+        loaded.config,
+        recipe=(str(recipe), *(overrides or ())),
+        seeds=seeds,
+        seed=seed,
+        base=base,
+        faults=faults,
+        schedule=schedule,
+        write=partial(typer.echo, nl=False),
     )
+    raise SystemExit(exit_code)
 
 
 @app.command()
@@ -300,20 +302,17 @@ def control(
     from offbeat.runs.directory import RunDirUnusable
 
     if command not in COMMANDS:
-        typer.echo(f"{command}: no such command. Use one of {', '.join(COMMANDS)}.", err=True)
-        raise typer.Exit(REFUSED)
+        refuse(f"{command}: no such command. Use one of {', '.join(COMMANDS)}.")
     try:
         left = leave(run, command)
     except RunDirUnusable as error:
-        typer.echo(printable_lines(str(error)), err=True)
-        raise typer.Exit(REFUSED) from error
+        refuse(error)
     if not was_taken(left, within_s=wait_s):
-        typer.echo(
+        refuse(
             f"{run}: nobody took {command} within {wait_s:g} s, so it is withdrawn. Is the run alive? "
             f"If not: offbeat train --resume {run}",
-            err=True,
+            FAILED,
         )
-        raise typer.Exit(1)
     typer.echo(f"{run}: {command}")
 
 
@@ -339,9 +338,15 @@ def verify_weights(
     ] = 60.0,
 ) -> None:
     """Find the first weight that differs, and the leg: export, wire, load. 1: one differs."""
-    from offbeat.cli.verify_weights import verify_weights_exit_code
+    from offbeat.cli.verify_weights import legs_or_exit
 
-    raise typer.Exit(verify_weights_exit_code(what, against, engine=engine, wait_s=wait_s))
+    legs = legs_or_exit(what, against, engine=engine, wait_s=wait_s)
+    for each in legs:
+        typer.echo(printable_lines(str(each)), err=not each.is_equal)
+    if any(each.difference is not None for each in legs):
+        raise typer.Exit(FAILED)
+    if any(each.was_asked and not each.is_equal for each in legs):
+        raise typer.Exit(REFUSED)
 
 
 @config_app.command("explain")
@@ -356,8 +361,7 @@ def config_explain(
     try:
         typer.echo(explain(key))
     except NoSuchKey as error:
-        typer.echo(printable_lines(str(error)), err=True)
-        raise typer.Exit(REFUSED) from error
+        refuse(error)
 
 
 @config_app.command("show", cls=RecipeCommand)

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import typer
-
+from offbeat.cli.arguments import refuse
 from offbeat.cli.recipes import read_or_exit
-from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable_lines
 from offbeat.planning.grid_text import parse_grid
@@ -56,11 +54,9 @@ def plan_or_exit(
         }
         side = refused.where.partition(",")[0]
         found = refused.named({} if recipe is None else of_recipe.get(side, {}))
-        typer.echo(printable_lines(str(found)), err=True)
-        raise typer.Exit(REFUSED) from None
+        refuse(found)
     except OffbeatError as error:
-        typer.echo(printable_lines(str(error)), err=True)
-        raise typer.Exit(REFUSED) from None
+        refuse(error)
     return report.to_json() if as_json else printable_lines(report.to_text())
 
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand
+from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand, refuse
+from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.text import printable_lines
 
 planning_app = typer.Typer(rich_markup_mode=None)
@@ -78,18 +79,19 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Predict what other settings would do to the speed of a run, from its own times."""
-    from offbeat.cli.plan import plan_or_exit as predicted_or_exit
+    from offbeat.planning.run_plan import plan_run
+    from offbeat.runs.past_run import error_in_one_line
 
-    text = predicted_or_exit(
-        run,
-        overrides or [],
-        length_scale,
-        length_spread,
-        cores=cores,
-        others=others,
-        as_json=as_json,
-    )
-    typer.echo(text if as_json else printable_lines(text), nl=False)
+    with error_in_one_line():
+        planned = plan_run(
+            run,
+            overrides or [],
+            length_scale=length_scale,
+            length_spread=length_spread,
+            cores=cores,
+            others=others,
+        )
+    typer.echo(planned.to_json() if as_json else printable_lines(planned.to_text()), nl=False)
 
 
 @planning_app.command(cls=RecipeCommand)
@@ -121,20 +123,43 @@ def sweep(  # noqa: PLR0917 -- the options of a command line
         typer.Option("--out", help="File of results; an interrupted sweep goes on with it."),
     ] = None,
 ) -> None:
-    """Measure the trainer at several settings on fabricated groups, without engines."""
-    from offbeat.cli.sweep import sweep_or_exit
+    """Measure the trainer at several settings on fabricated groups, without engines.
 
-    sweep_or_exit(
-        recipe,
-        overrides or [],
-        over or [],
-        lengths,
-        steps,
-        memory_mib,
-        deadline_s,
-        out,
-        largest=largest,
-    )
+    Exit code 1: no point could be measured.
+    """
+    from offbeat.cli.recipes import read_or_exit
+
+    loaded = read_or_exit(recipe, overrides)
+
+    from offbeat.config.loader import resolve_run_dir
+    from offbeat.planning.fabricated import LengthLaw, UnusableLengths
+    from offbeat.planning.sweep import SweepRequest
+    from offbeat.planning.sweep import sweep as swept
+    from offbeat.planning.sweep_points import SweepPoint, UnusableSweep, table
+
+    def say(point: SweepPoint) -> None:
+        what = f"{point.step_s:.3g} s/step" if point.outcome == "ok" else point.outcome
+        line = f"{' '.join(point.settings) or 'the recipe'}: {what}"
+        typer.echo(printable_lines(line), err=True)
+
+    try:
+        request = SweepRequest(
+            recipe,
+            tuple(overrides or ()),
+            tuple(over or ()),
+            LengthLaw.parse(lengths),
+            steps,
+            memory_mib,
+            deadline_s,
+            largest,
+        )
+        file = out or resolve_run_dir(loaded.config).with_suffix(".sweep.jsonl")
+        points = swept(request, loaded, file, say)
+    except (UnusableSweep, UnusableLengths) as error:
+        refuse(error)
+    typer.echo(printable_lines(f"\n{table(points)}\n{file}"))
+    if all(point.outcome != "ok" for point in points):
+        raise typer.Exit(FAILED)
 
 
 @planning_app.command()
@@ -161,7 +186,7 @@ def stage(
 
     Every file is compared with its checksum. Exit code 1: a node lacks the model.
     """
-    from offbeat.cli.stage import stage_exit_code
+    from offbeat.cli.stage import stage_or_exit
 
     removed = [*(others or []), *(["--part", part] if part else [])]
-    raise typer.Exit(stage_exit_code(model, removed, target, stall_timeout_s))
+    stage_or_exit(model, removed, target, stall_timeout_s)

@@ -1,10 +1,11 @@
 """The commands that read run directories: of runs that go on, ended or were killed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
+from offbeat.cli.arguments import refuse
 from offbeat.messages.text import printable_lines
 
 reading_app = typer.Typer(rich_markup_mode=None)
@@ -99,9 +100,25 @@ def export(
     ] = "steps",
 ) -> None:
     """Copy a run's metrics into another tool's format, from the run directory alone."""
-    from offbeat.cli.export import export_or_exit
+    from offbeat.runs.export.exporting import TOOLS, Tool
+    from offbeat.runs.export.exporting import export as exported
+    from offbeat.runs.past_run import error_in_one_line
 
-    export_or_exit(run, to, output, x_axis)
+    if to not in TOOLS:
+        refuse(f"--to {to}: no such format. Use one of {', '.join(TOOLS)}.")
+    if x_axis not in {"steps", "samples"}:
+        refuse(f"--x-axis {x_axis}: no such axis. Use steps or samples.")
+    if x_axis == "samples" and to != "tensorboard":
+        refuse(f"--x-axis samples is of --to tensorboard; --to {to} has steps.")
+    with error_in_one_line():
+        written = exported(run, cast("Tool", to), output, in_samples=x_axis == "samples")
+    typer.echo(f"{written.where}  {written.steps:,} steps of {written.metrics} metrics")
+    if written.unreadable_lines:
+        typer.echo(
+            f"left out: {written.unreadable_lines} lines of metrics.jsonl that are no records"
+        )
+    if written.look:
+        typer.echo(f"look at it: {written.look}")
 
 
 @reading_app.command()

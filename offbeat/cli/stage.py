@@ -5,17 +5,18 @@ from pathlib import Path
 
 import typer
 
+from offbeat.cli.arguments import refuse
 from offbeat.launch.hub_snapshot import FORM, CannotStage, HubSnapshot, hub_name, list_snapshot
-from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
+from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable_lines
 
 
-def stage_exit_code(what: str, others: list[str], target: Path, stall_timeout_s: float) -> int:
+def stage_or_exit(what: str, others: list[str], target: Path, stall_timeout_s: float) -> None:
     """Download a model and print a line per node.
 
-    Returns:
-        0 if every node has the model, 1 if one lacks it, 2 if nothing was downloaded.
+    Raises:
+        typer.Exit: With 1 if a node lacks the model, with 2 if nothing was downloaded.
     """
     try:
         snapshot = _snapshot(what, others, target)
@@ -23,14 +24,10 @@ def stage_exit_code(what: str, others: list[str], target: Path, stall_timeout_s:
         _say(f"{files} files, {snapshot.nbytes:,} bytes, commit {snapshot.commit}")
         failures = _stage(snapshot, target, stall_timeout_s)
     except OffbeatError as error:
-        typer.echo(printable_lines(str(error)), err=True)
-        return REFUSED
-    for node, failure in failures.items():
-        typer.echo(printable_lines(f"{node}: {failure}"), err=True)
+        refuse(error)
     if failures:
-        return FAILED
+        refuse("\n".join(f"{node}: {failure}" for node, failure in failures.items()), FAILED)
     typer.echo(f"Every node has the model. In a recipe: model.path={target}")
-    return FINISHED
 
 
 def _snapshot(what: str, others: list[str], target: Path) -> HubSnapshot:

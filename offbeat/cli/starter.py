@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 import typer
 
-from offbeat.messages.exit_codes import REFUSED
+from offbeat.cli.arguments import refuse
 from offbeat.messages.text import list_names
 
 _RENAMED: Final = {"gitignore": ".gitignore"}
@@ -44,14 +44,12 @@ def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
         taken = [name for name in content if os.path.lexists(folder / name)]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        _refuse(folder, error)
+        _cannot_write(folder, error)
     if taken:
-        typer.echo(
+        refuse(
             f"{folder} has {list_names(taken, _MOST_NAMED)} already, and nothing is replaced. "
-            "Name another directory: offbeat init DIRECTORY",
-            err=True,
+            "Name another directory: offbeat init DIRECTORY"
         )
-        raise typer.Exit(REFUSED)
     try:
         for name, source in content.items():
             target = folder / name
@@ -59,17 +57,15 @@ def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
             with target.open("xb") as file:
                 file.write(source.read_bytes())
     except OSError as error:
-        _refuse(folder, error)
+        _cannot_write(folder, error)
     typer.echo(_next_steps(folder, len(content), starter))
 
 
-def _refuse(folder: Path, error: OSError) -> NoReturn:
-    typer.echo(
+def _cannot_write(folder: Path, error: OSError) -> NoReturn:
+    refuse(
         f"{folder} cannot be written: {error.strerror}: {error.filename}. "
-        "Name another directory: offbeat init DIRECTORY",
-        err=True,
+        "Name another directory: offbeat init DIRECTORY"
     )
-    raise typer.Exit(REFUSED) from error
 
 
 def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
