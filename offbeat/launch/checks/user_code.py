@@ -4,9 +4,9 @@ import ast
 import difflib
 import importlib.util
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeGuard
+from typing import Final
 
 from offbeat.config.crosschecks_rollouts import call_keys_set
 from offbeat.config.graders import GRADERS
@@ -39,54 +39,39 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
-    """Check that the module of the environment can be found and parsed, without running it."""
+    """Check that the modules of the environment can be found and parsed, without running them."""
     environment = config.environment
-    for key, (_, each) in zip(environment.targets, environment.rewards.items(), strict=False):
-        if each.target in GRADERS:
-            yield _installed("environment", each.target)
-        else:
-            section = key.removesuffix(".target")
-            source, finding = _parsed(
-                section, each.target, each.options, working_dir, environment.name
-            )
-            yield finding
-            if source is not None:
-                yield from _one_sample_per_call(section, source, each.target)
-    if environment.target is None or environment.rewards:
-        return
-    if environment.target in GRADERS:
-        yield _installed("environment", environment.target)
-        return
-    source, finding = _parsed(
-        "environment", environment.target, environment.options, working_dir, environment.name
-    )
-    yield finding
-    if source is not None:
-        name = environment.target.partition(":")[2]
-        if environment.max_turns == 1:
-            yield from _one_turn(source, name)
-        if environment.name == "function":
-            yield from _one_sample_per_call("environment", source, environment.target)
-        yield from _one_call_at_a_time(config, source, name)
+    options = [each.options for each in environment.rewards.values()] or [environment.options]
+    for (key, target), given in zip(environment.targets.items(), options, strict=False):
+        if target in GRADERS:
+            yield _installed(target)
+            continue
+        section = key.removesuffix(".target")
+        node, finding = _read(section, target, given, working_dir, environment.name)
+        yield finding
+        yield from _one_sample_per_call(config, section, node)
+        if not environment.rewards:
+            yield from _one_turn(config, node)
+            yield from _one_call_at_a_time(config, node)
 
 
 def check_sampler(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
     """Check that the module of a custom sampler can be found and parsed, without running it."""
     sampler = config.sampler
     if isinstance(sampler, CustomSamplerConfig):
-        yield _parsed("sampler", sampler.target, sampler.options, working_dir)[1]
+        yield _read("sampler", sampler.target, sampler.options, working_dir)[1]
 
 
-def _parsed(
+def _read(
     section: str,
     target: str,
     options: Collection[str],
     working_dir: Path,
     environment: str = "",
-) -> tuple[Path | None, Finding]:
-    """Return the source of a target, None unless it can be used, and the finding about it.
+) -> tuple[ast.stmt | None, Finding]:
+    """Return the statement that defines a target, None if unknown, and the finding about it.
 
-    ``environment`` is the name of the environment that calls it, of which two give it arguments.
+    ``environment`` is the name of the environment that calls it. Two environments pass arguments.
     """
     module, _, name = target.partition(":")
     source = find_module(module, working_dir)
@@ -94,45 +79,66 @@ def _parsed(
         seen = f"{section}.target={target}: no module {module} from {working_dir}"
         fix = "Start offbeat in the directory that holds it, or install it."
         return None, error(section, seen, fix)
-    problem = _unusable(source, name, options, environment) or _starts_run(source)
+    node, problem, absent = None, "", ""
+    if source.suffix == ".py":
+        try:
+            body = ast.parse(source.read_bytes()).body
+        except SyntaxError as broken:
+            problem = f"{broken.msg}, in line {broken.lineno}"
+        except (OSError, ValueError) as broken:
+            problem = f"it cannot be read: {broken}"
+        else:
+            node = next((each for each in body if _defines(each, name)), None)
+            problem = _problem(body, node, name, options, environment) or _starts_run(body)
+            absent = _absent_import(body, working_dir)
     if problem:
         return None, error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
-    if absent := _absent_import(source, working_dir):
+    if absent:
+        extra = f": pip install 'offbeat[{_EXTRAS[absent]}]'" if absent in _EXTRAS else ""
         seen = f"{section}.target={target}: {source.name} imports {absent}, which is not installed"
-        fix = f"Install it in the environment that runs offbeat{_by_extra(absent)}."
-        return None, error(section, seen, fix)
-    return source, ok(section, f"module {module} is found")
+        return None, error(
+            section, seen, f"Install it in the environment that runs offbeat{extra}."
+        )
+    return node, ok(section, f"module {module} is found")
 
 
-def _one_sample_per_call(section: str, source: Path, target: str) -> Iterator[Finding]:
-    """Warn of a reward whose arguments are named as those of TRL, which are lists."""
-    name = target.partition(":")[2]
-    if source.suffix != ".py":
+def _one_sample_per_call(
+    config: RunConfig, section: str, node: ast.stmt | None
+) -> Iterator[Finding]:
+    """Warn of a reward whose arguments have the names of TRL's, which are lists."""
+    if config.environment.name != "function" or not isinstance(node, _Function):
         return
-    for node in ast.parse(source.read_bytes()).body:
-        if _is_function(node, name) and _BATCHED & {
-            each.arg for each in node.args.args[:_GIVEN_COUNT]
-        }:
-            yield warning(
-                section,
-                f"{name}() in line {node.lineno} is written for prompts and completions of a batch; it is "
-                "called once per response, with its row and its text",
-                f"Write def {name}(prompt, response), and return one number.",
-            )
+    if _BATCHED & {each.arg for each in node.args.args[:_GIVEN_COUNT]}:
+        yield warning(
+            section,
+            f"{node.name}() in line {node.lineno} is written for prompts and completions of a batch; it is "
+            "called once per response, with its row and its text",
+            f"Write def {node.name}(prompt, response), and return one number.",
+        )
 
 
-def _one_call_at_a_time(config: RunConfig, source: Path, name: str) -> Iterator[Finding]:
-    """Warn of limits for the calls of an async reward where the function is not async."""
+def _one_call_at_a_time(config: RunConfig, node: ast.stmt | None) -> Iterator[Finding]:
+    """Warn of limits for the calls of an async reward if the function is not async."""
     unused = call_keys_set(config.environment)
-    if not unused or source.suffix != ".py":
-        return
-    body = ast.parse(source.read_bytes()).body
-    if any(isinstance(node, ast.FunctionDef) and _is_function(node, name) for node in body):
+    if unused and isinstance(node, ast.FunctionDef):
         yield warning(
             "environment",
-            f"{name} is not async: its samples are scored one after the other, and "
+            f"{node.name} is not async: its samples are scored one after the other, and "
             f"{', '.join(unused)} is not used",
-            f"Write async def {name}, or leave the keys out.",
+            f"Write async def {node.name}, or leave the keys out.",
+        )
+
+
+def _one_turn(config: RunConfig, node: ast.stmt | None) -> Iterator[Finding]:
+    """Warn of a subclass of ``MultiTurn`` if every episode ends after one turn."""
+    if config.environment.max_turns != 1 or not isinstance(node, ast.ClassDef):
+        return
+    if "MultiTurn" in {ast.unparse(base).rpartition(".")[2] for base in node.bases}:
+        yield warning(
+            "environment",
+            f"{node.name} is a MultiTurn environment and environment.max_turns is 1: each "
+            "episode ends after its first response",
+            "Set environment.max_turns to the number of model calls an episode may take.",
         )
 
 
@@ -161,32 +167,16 @@ def check_command(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
         yield ok("environment", f"program {name} is found")
 
 
-def _installed(section: str, name: str) -> Finding:
+def _installed(name: str) -> Finding:
     """Check that the package of a grader can be imported."""
     grader = GRADERS[name]
     if grader.package and importlib.util.find_spec(grader.package) is None:
         return error(
-            section,
-            f"{section}.target={name} needs the package {grader.package}, which is not installed",
+            "environment",
+            f"environment.target={name} needs the package {grader.package}, which is not installed",
             f"Install it: pip install 'offbeat[{grader.extra}]'.",
         )
-    return ok(section, f"{name} is installed")
-
-
-def _one_turn(source: Path, name: str) -> Iterator[Finding]:
-    """Warn of a class that is written as ``MultiTurn`` where every episode ends after one turn."""
-    if source.suffix != ".py":
-        return
-    for node in ast.parse(source.read_bytes()).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
-            if "MultiTurn" in bases:
-                yield warning(
-                    "environment",
-                    f"{name} is a MultiTurn environment and environment.max_turns is 1: each "
-                    "episode ends after its first response",
-                    "Set environment.max_turns to the number of model calls an episode may take.",
-                )
+    return ok("environment", f"{name} is installed")
 
 
 def check_secrets(config: RunConfig) -> Iterator[Finding]:
@@ -196,132 +186,80 @@ def check_secrets(config: RunConfig) -> Iterator[Finding]:
         yield error("secrets", seen, f"Give it again: {key}=...")
 
 
-def _unusable(source: Path, name: str, options: Collection[str], environment: str) -> str:
+def _problem(
+    body: Sequence[ast.stmt],
+    node: ast.stmt | None,
+    name: str,
+    options: Collection[str],
+    environment: str,
+) -> str:
     """Return why ``name`` in this source cannot be called with ``options``; empty if it may be."""
-    if source.suffix != ".py":
+    if isinstance(node, _Function):
+        return _call_problem(node, options, environment)
+    if isinstance(node, ast.Assign):
+        return f"{name} in line {node.lineno} is a constant, and cannot be called"
+    # A name may be bound by any statement, even as in globals()["reward"]; * stands for all.
+    texts = (text for top in body for each in ast.walk(top) for _, text in ast.iter_fields(each))
+    named = {text.partition(".")[0] for text in texts if isinstance(text, str)}
+    if named & {name, "*"}:
         return ""
-    try:
-        tree = ast.parse(source.read_bytes())
-    except SyntaxError as broken:
-        return f"{broken.msg}, in line {broken.lineno}"
-    except (OSError, ValueError) as broken:
-        return f"it cannot be read: {broken}"
-    for node in tree.body:
-        if _is_function(node, name):
-            return _signature_problem(node, options, environment) or _unknown_option(node, options)
-        if _is_constant(node, name):
-            return f"{name} in line {node.lineno} is a constant, and cannot be called"
-    return _missing_name_problem(tree, name)
-
-
-def _starts_run(source: Path) -> str:
-    """Return that an import of the source calls ``run_recipe``; empty if it does not."""
-    for node in ast.parse(source.read_bytes()).body if source.suffix == ".py" else ():
-        if isinstance(node, _Function | ast.ClassDef | ast.If):
-            continue
-        for call in ast.walk(node):
-            if isinstance(call, ast.Call) and "run_recipe" in _names(call.func):
-                return f"line {call.lineno} starts a run when it is imported. {MAIN_GUARD}"
-    return ""
-
-
-def _missing_name_problem(tree: ast.Module, name: str) -> str:
-    """Return that nothing in a module is called ``name``; ``""`` if something may be."""
-    by_star = any(
-        isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)
-    )
-    if by_star or any(name in _names(node) for node in ast.walk(tree)):
-        return ""
-    near = difflib.get_close_matches(name, (n for node in tree.body for n in _names(node)), n=1)
+    defined = (each.name for each in body if isinstance(each, _Function | ast.ClassDef))
+    near = difflib.get_close_matches(name, defined, n=1)
     return f"nothing in it is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _names(node: ast.AST) -> tuple[str, ...]:
-    """Return the names that a node may bind, without those below it."""
-    match node:
-        case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-            return (name,)
-        case ast.ClassDef(name=name) | ast.Constant(value=str(name)):
-            return (name,)  # a constant as in globals()["reward"]
-        case ast.keyword(arg=str(name)):
-            return (name,)
-        case ast.Attribute(attr=name):
-            return (name,)  # as in sys.modules[__name__].reward = f
-        case ast.alias(name=name, asname=other):
-            return (other or name.partition(".")[0],)
-        case _:
-            return ()
+def _defines(node: ast.stmt, name: str) -> bool:
+    """Return whether a statement defines ``name`` as a function, a class or a constant.
 
-
-def _by_extra(package: str) -> str:
-    extra = _EXTRAS.get(package)
-    return "" if extra is None else f": pip install 'offbeat[{extra}]'"
-
-
-def _absent_import(source: Path, working_dir: Path) -> str:
-    """Return a package that the source imports when it is loaded and that is not there, or ``""``.
-
-    Imports under a condition, or in a function, may never happen.
+    A decorator may return any function.
     """
-    if source.suffix != ".py":
-        return ""
-    for node in ast.parse(source.read_bytes()).body:
-        modules = list[str | None]()
-        if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            modules = [node.module]
-        for module in modules:
-            package = (module or "").partition(".")[0]
-            if find_module(package, working_dir) is None:
-                return package
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+        return any(isinstance(each, ast.Name) and each.id == name for each in node.targets)
+    if isinstance(node, _Function):
+        return node.name == name and not node.decorator_list
+    return isinstance(node, ast.ClassDef) and node.name == name
+
+
+def _starts_run(body: Sequence[ast.stmt]) -> str:
+    """Return that an import of the source calls ``run_recipe``; empty if it does not."""
+    top = (node for node in body if not isinstance(node, _Function | ast.ClassDef | ast.If))
+    for call in (each for node in top for each in ast.walk(node) if isinstance(each, ast.Call)):
+        if ast.unparse(call.func).rpartition(".")[2] == "run_recipe":
+            return f"line {call.lineno} starts a run when it is imported. {MAIN_GUARD}"
     return ""
 
 
-def _is_function(node: ast.stmt, name: str) -> TypeGuard[_Function]:
-    """Return whether a statement may define a function of this name.
+def _absent_import(body: Sequence[ast.stmt], working_dir: Path) -> str:
+    """Return a package that the source imports when it is loaded and that is missing, or ``""``.
 
-    A decorator allows any options.
+    Imports under a condition, or in a function, may never happen.
     """
-    return isinstance(node, _Function) and node.name == name and not node.decorator_list
+    modules = list[str | None]()
+    for node in body:
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules.append(node.module)
+    packages = ((module or "").partition(".")[0] for module in modules)
+    return next((each for each in packages if find_module(each, working_dir) is None), "")
 
 
-def _is_constant(node: ast.stmt, name: str) -> bool:
-    return (
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Constant)
-        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
-    )
-
-
-def _signature_problem(function: _Function, options: Collection[str], environment: str) -> str:
-    """Return why a function cannot be called as ``f(task, client, **options)``, or with row and response."""
-    if environment not in _ARGUMENTS_BY_ENVIRONMENT:
-        return ""
+def _call_problem(function: _Function, options: Collection[str], environment: str) -> str:
+    """Return why a function cannot be called with its two arguments, if it gets them, and ``options``."""
     here, takes = f"{function.name}() in line {function.lineno}", function.args
-    if environment == "agent" and not isinstance(function, ast.AsyncFunctionDef):
-        return f"{here} is not async: write async def {function.name}(task, client)"
-    positional = [*takes.posonlyargs, *takes.args]
-    if len(positional) < _GIVEN_COUNT and takes.vararg is None:
-        return f"{here} takes {len(positional)} arguments; {_ARGUMENTS_BY_ENVIRONMENT[environment]}"
-    required = positional[_GIVEN_COUNT : len(positional) - len(takes.defaults)]
-    required += [
-        each
-        for each, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True)
-        if default is None
-    ]
-    missing = [each.arg for each in required if each.arg not in options]
-    if not missing:
-        return ""
-    return f"{here} needs {missing[0]!r}: add it to its options; {_ARGUMENTS_BY_ENVIRONMENT[environment]}"
-
-
-def _unknown_option(function: _Function, options: Iterable[str]) -> str:
-    takes = function.args
+    if given := _ARGUMENTS_BY_ENVIRONMENT.get(environment):
+        if environment == "agent" and not isinstance(function, ast.AsyncFunctionDef):
+            return f"{here} is not async: write async def {function.name}(task, client)"
+        positional = [*takes.posonlyargs, *takes.args]
+        if len(positional) < _GIVEN_COUNT and takes.vararg is None:
+            return f"{here} takes {len(positional)} arguments; {given}"
+        required = positional[_GIVEN_COUNT : len(positional) - len(takes.defaults)]
+        keywords = zip(takes.kwonlyargs, takes.kw_defaults, strict=True)
+        required += [each for each, default in keywords if default is None]
+        if missing := [each.arg for each in required if each.arg not in options]:
+            return f"{here} needs {missing[0]!r}: add it to its options; {given}"
     names = {each.arg for each in (*takes.args, *takes.kwonlyargs)}
     unknown = [key for key in options if key not in names]
-    if takes.kwarg is not None or not unknown:
-        return ""
-    return (
-        f"{function.name}() in line {function.lineno} takes no {unknown[0]!r}, which options name"
-    )
+    if takes.kwarg is None and unknown:
+        return f"{here} takes no {unknown[0]!r}, which options name"
+    return ""
