@@ -24,7 +24,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError
 from offbeat.messages.text import list_names
 from offbeat.multimodal.auto_class import auto_class_of
 
@@ -34,84 +34,20 @@ _FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _log = structlog.stdlib.get_logger()
 
 
-class WeightsMismatch(OffbeatError):
+class WeightsMismatch(FixableError):
     """The weight files of a directory are not those of the model that its config describes."""
 
-    path: str
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     reshaped: tuple[str, ...]
 
-    @property
-    def problem(self) -> str:
-        """Return the problem, without the path and the fix."""
-        parts = (
-            (self.missing, "lack {} of the model ({})"),
-            (self.unexpected, "hold {} that the model has no place for ({})"),
-            (self.reshaped, "hold {} in another shape than the model ({})"),
-        )
-        problems = [
-            said.format(_count(names), list_names(names, _NAMED)) for names, said in parts if names
-        ]
-        return f"the weight files {' and '.join(problems)}"
 
-    @property
-    def fix(self) -> str:
-        """Return the fix."""
-        return "Bring config.json and weight files of one model together: copy or download it again"
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}. {self.fix}"
-
-
-class WeightsUntied(OffbeatError):
+class WeightsUntied(FixableError):
     """``config.json`` ties two tensors that the weight files hold with different values."""
 
-    path: str
-    tensor: str
-    tied_to: str
 
-    @property
-    def problem(self) -> str:
-        """Return the problem, without the path and the fix."""
-        return (
-            f"config.json ties {self.tensor} to {self.tied_to}, and the weight files hold other "
-            "values for each"
-        )
-
-    @property
-    def fix(self) -> str:
-        """Return the fix."""
-        return (
-            "Set tie_word_embeddings to false in config.json, or take "
-            f"{self.tensor} out of the weight files"
-        )
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}. {self.fix}"
-
-
-class WeightsNotFinite(OffbeatError):
+class WeightsNotFinite(FixableError):
     """A tensor of a model holds values that are NaN or infinite."""
-
-    path: str
-    tensor: str
-    count: int
-    size: int
-    dtype: str
-
-    @property
-    def problem(self) -> str:
-        """Return the problem, without the path and the fix."""
-        return f"{self.count} of the {self.size} values of {self.tensor} are not finite in {self.dtype}"
-
-    @property
-    def fix(self) -> str:
-        """Return the fix."""
-        return "Copy or download the model again, or take an earlier checkpoint of it"
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}. {self.fix}"
 
 
 def load_causal_lm(
@@ -141,7 +77,7 @@ def load_causal_lm(
     _refuse(path, info)
     support_float64(model)
     for tensor, source in _apart(model):
-        raise WeightsUntied(str(path), tensor, source)
+        raise _untied(path, tensor, source)
     for name, tensor in model.state_dict().items():
         check_finite(path, name, tensor)
     if problem := generation_config_problem(path):
@@ -223,7 +159,7 @@ def check_headers(path: str | Path, model: PreTrainedModel) -> None:
     _refuse(path, info.to_dict())
     for tensor, source in _apart(model):
         if not _hold_equal(files, tensor, source):
-            raise WeightsUntied(str(path), tensor, source)
+            raise _untied(path, tensor, source)
 
 
 def check_values(path: str | Path, most_bytes: int) -> tuple[int, int]:
@@ -261,7 +197,9 @@ def check_finite(path: str | Path, name: str, tensor: Tensor) -> None:
         return
     count = int(tensor.isfinite().logical_not().sum())
     dtype = str(tensor.dtype).removeprefix("torch.")
-    raise WeightsNotFinite(str(path), name, count, tensor.numel(), dtype)
+    problem = f"{count} of the {tensor.numel()} values of {name} are not finite in {dtype}"
+    fix = "Copy or download the model again, or take an earlier checkpoint of it"
+    raise WeightsNotFinite(str(path), problem, fix)
 
 
 def _is_finite(part: Tensor) -> bool:
@@ -306,8 +244,33 @@ def _parts(opened: Any, name: str) -> Iterator[Tensor]:  # noqa: ANN401 -- safet
 def _refuse(path: str | Path, info: dict[str, Any]) -> None:
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     reshaped = sorted(each[0] for each in info["mismatched_keys"])
-    if missing or unexpected or reshaped:
-        raise WeightsMismatch(str(path), tuple(missing), tuple(unexpected), tuple(reshaped))
+    parts = (
+        (missing, "lack {} of the model ({})"),
+        (unexpected, "hold {} that the model has no place for ({})"),
+        (reshaped, "hold {} in another shape than the model ({})"),
+    )
+    problems = [
+        said.format(_count(names), list_names(names, _NAMED)) for names, said in parts if names
+    ]
+    if problems:
+        raise WeightsMismatch(
+            str(path),
+            f"the weight files {' and '.join(problems)}",
+            "Bring config.json and weight files of one model together: copy or download it again",
+            tuple(missing),
+            tuple(unexpected),
+            tuple(reshaped),
+        )
+
+
+def _untied(path: str | Path, tensor: str, tied_to: str) -> WeightsUntied:
+    problem = (
+        f"config.json ties {tensor} to {tied_to}, and the weight files hold other values for each"
+    )
+    fix = (
+        f"Set tie_word_embeddings to false in config.json, or take {tensor} out of the weight files"
+    )
+    return WeightsUntied(str(path), problem, fix)
 
 
 def _count(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from offbeat.actors.environment_parts import load_tokenizer
 from offbeat.config.run import RunConfig
 from offbeat.endpoint.bridges import bridge_renderer, make_bridge
 from offbeat.endpoint.chat import ChatMessage, Tools
@@ -32,14 +33,8 @@ def check_agent(config: RunConfig) -> Iterator[Finding]:
     environment = config.environment
     if not environment.is_agent:
         return
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            config.model.path,
-            local_files_only=True,
-            trust_remote_code=config.model.trust_remote_code,
-        )
+        tokenizer = load_tokenizer(config)
     except (OSError, ValueError):
         return  # reported by the checks of the model
     try:

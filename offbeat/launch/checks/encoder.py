@@ -12,6 +12,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import MEDIA_LIMIT
 from offbeat.launch.checks.finding import Finding, error, size
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
+from offbeat.launch.checks.model_proof import unfilled_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -88,19 +89,17 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
         return
     from offbeat.trainers.errors import UntrainableModel
     from offbeat.trainers.grid.layout import Side, side_grid
+    from offbeat.trainers.grid.sides import inventory_of
+    from offbeat.trainers.grid.tower_plan import plans_of
 
     grid = side_grid(trainer)
+    if (model := _marked_model(config)) is None:
+        return
     try:
-        model = _model(config)
-        sides = (
-            None
-            if model is None
-            else _Sides.of(model, grid, has_experts=trainer.backend == "megatron")
-        )
+        inventory = inventory_of(model, has_experts=trainer.backend == "megatron")
+        sides = _Sides(model.config, grid, inventory, plans_of(model, grid))
     except UntrainableModel as refused:
         yield error(_MODEL, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
-        return
-    if sides is None:
         return
     for side in Side:
         if trainer.backend == "torch" or side is Side.TOWER:
@@ -115,36 +114,23 @@ class _Sides(NamedTuple):
     inventory: "Inventory"
     plans: dict["Side", dict[str, str]]  # how ranks of either divide matrices
 
-    @classmethod
-    def of(cls, model: "PreTrainedModel", grid: "Grid", *, has_experts: bool) -> "_Sides":
-        """Raise ``UntrainableModel`` for a model without a tower that can be held apart, or divided so."""
-        from offbeat.trainers.grid.sides import inventory_of
-        from offbeat.trainers.grid.tower_plan import plans_of
 
-        inventory = inventory_of(model, has_experts=has_experts)
-        return cls(model.config, grid, inventory, plans_of(model, grid))
+def _marked_model(config: RunConfig) -> "PreTrainedModel | None":
+    """Return the model without memory, with frozen weights marked.
 
-
-def _model(config: RunConfig) -> "PreTrainedModel | None":
-    """Return the model without memory; None if ``check_model_proof`` says what is wrong with it."""
-    from offbeat.model_proof.loading import model_without_memory
+    None if it reads no media, or if ``check_model_proof`` says what is wrong with it.
+    """
     from offbeat.multimodal.rules import media_rules
     from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.freezing import frozen_parameters
+    from offbeat.trainers.torch.freezing import freeze
 
-    path, trust = config.model.path, config.model.trust_remote_code
-    try:
-        model = model_without_memory(path, trust_remote_code=trust)
-    except (OSError, ValueError, KeyError):
-        return None
-    if not media_rules(model.config).reads_media:
+    model = unfilled_model(config)
+    if model is None or not media_rules(model.config).reads_media:
         return None
     try:
-        frozen = frozen_parameters(model, freeze_patterns(config))
+        freeze(model, freeze_patterns(config))
     except UntrainableModel:
         return None
-    for each in frozen:
-        each.requires_grad = False
     return model
 
 

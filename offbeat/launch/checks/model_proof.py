@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from offbeat.actors.environment_parts import load_tokenizer
 from offbeat.config.limits import freeze_patterns, lora_of, moe_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.moe import MoeConfig
@@ -49,7 +50,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         model = model_without_memory(config.model.path, trust_remote_code=trust)
         check_headers(config.model.path, model)
     except (WeightsMismatch, WeightsUntied) as refused:
-        yield error("model", f"{refused.path}: {refused.problem}", f"{refused.fix}.")
+        yield error("model", f"{refused.subject}: {refused.problem}", f"{refused.fix}.")
         return
     except (OSError, ValueError, KeyError) as broken:
         message = f"transformers cannot make the model: {broken}".splitlines()[0]
@@ -83,7 +84,7 @@ def _values(path: str) -> Iterator[Finding]:
     try:
         read, stored = check_values(path, _MOST_READ)
     except WeightsNotFinite as refused:
-        yield error(_VALUES, f"{refused.path}: {refused.problem}", f"{refused.fix}.")
+        yield error(_VALUES, f"{refused.subject}: {refused.problem}", f"{refused.fix}.")
     else:
         if stored:
             yield ok(_VALUES, f"{read / stored:.0%} of {stored / 1e9:.3g} GB are read, and finite")
@@ -124,26 +125,33 @@ def _trained(model: "PreTrainedModel", patterns: Sequence[str], *, in_tower: boo
     return ok(_TRAINED, f"{left}, in {tensors}; trainer.freeze excludes the rest")
 
 
+def unfilled_model(config: RunConfig) -> "PreTrainedModel | None":
+    """Return the model without memory, or None if ``check_model_proof`` reports why there is none."""
+    from offbeat.model_proof.loading import model_without_memory
+
+    path, trust = config.model.path, config.model.trust_remote_code
+    try:
+        return model_without_memory(path, trust_remote_code=trust)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def trained_parameters(config: RunConfig) -> int | None:
     """Return how many parameters are trained: those of adapters, or what ``trainer.freeze`` leaves.
 
     None without either, or if the model or a pattern is refused.
     """
     patterns, lora = freeze_patterns(config), lora_of(config)
-    if not patterns and lora is None:
+    if (not patterns and lora is None) or (model := unfilled_model(config)) is None:
         return None
-    from offbeat.model_proof.loading import WeightsMismatch, model_without_memory
     from offbeat.trainers.errors import UntrainableModel
     from offbeat.trainers.torch.freezing import frozen_parameters
 
     try:
-        model = model_without_memory(
-            config.model.path, trust_remote_code=config.model.trust_remote_code
-        )
         if lora is not None:
             return adapter_parameters(model, lora)
         frozen = frozen_parameters(model, patterns)
-    except (WeightsMismatch, UntrainableModel, OSError, ValueError, KeyError):
+    except UntrainableModel:
         return None  # ``check_model_proof`` says why
     return sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in frozen)
 
@@ -172,17 +180,10 @@ def _stop_tokens(config: RunConfig, model: "PreTrainedModel") -> Iterator[Findin
 
 def _vocabulary(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
     """Report token ids that the model can draw and its tokenizer does not have."""
-    from transformers import AutoTokenizer
-
-    from offbeat.environments.text import Tokenizer
     from offbeat.rollouts.response_text import TextlessTokens
 
     try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
-            config.model.path,
-            local_files_only=True,
-            trust_remote_code=config.model.trust_remote_code,
-        )
+        tokenizer = load_tokenizer(config)
     except (OSError, ValueError):
         return  # reported by the checks of the files
     ids = model.get_input_embeddings().get_parameter("weight").shape[0]

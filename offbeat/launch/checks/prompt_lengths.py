@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from offbeat.actors.environment_parts import load_tokenizer
 from offbeat.config.run import RunConfig
 from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.factory import make_environment, make_evaluation_sets, make_prompts
@@ -18,7 +19,6 @@ from offbeat.environments.inputs import eval_key
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import EncodedPrompt, Environment
-from offbeat.environments.text import Tokenizer
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
@@ -50,22 +50,13 @@ def check_prompt_lengths(
     """
     if config.environment.name not in {"function", "gsm8k", "demonstrations"}:
         return
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
+    path, trust = config.model.path, config.model.trust_remote_code
     try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
-            config.model.path,
-            local_files_only=True,
-            trust_remote_code=config.model.trust_remote_code,
-        )
-        model = AutoConfig.from_pretrained(
-            config.model.path,
-            local_files_only=True,
-            trust_remote_code=config.model.trust_remote_code,
-        )
-        tokens = media_tokens(
-            config.model.path, tokenizer, trust_remote_code=config.model.trust_remote_code
-        )
+        tokenizer = load_tokenizer(config)
+        model = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trust)
+        tokens = media_tokens(path, tokenizer, trust_remote_code=trust)
         environment = make_environment(config.environment, tokenizer, Path.cwd())
         sets = {
             eval_key(name): each for name, each in make_evaluation_sets(config, commits).items()

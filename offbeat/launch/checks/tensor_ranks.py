@@ -11,6 +11,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.finding import Finding, error
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
+from offbeat.launch.checks.model_proof import unfilled_model
 from offbeat.trainers.rank_bytes import RankBytes
 
 if TYPE_CHECKING:
@@ -32,21 +33,15 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
     trainer = config.trainer
     if not isinstance(trainer, TorchTrainerConfig) or trainer_ranks(config) == 1:
         return
-    if trainer.encoder is not None:
+    if trainer.encoder is not None or (model := unfilled_model(config)) is None:
         return
     import torch
 
-    from offbeat.model_proof.loading import model_without_memory
     from offbeat.trainers.errors import UntrainableModel
     from offbeat.trainers.torch.lora import PeftMissing
     from offbeat.trainers.torch.rank_bytes import whole_bytes
     from offbeat.trainers.torch.tensor_parallel import tensor_plan
 
-    path, trust = config.model.path, config.model.trust_remote_code
-    try:
-        model = model_without_memory(path, trust_remote_code=trust)
-    except (OSError, ValueError, KeyError):
-        return  # ``check_model_proof`` says what is wrong with it
     try:
         if trainer.tensor_parallel > 1:
             tensor_plan(model, trainer.tensor_parallel)
