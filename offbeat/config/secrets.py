@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from itertools import chain
 from typing import Any, Final, cast
 
 REDACTED: Final = "REDACTED"
@@ -46,7 +45,9 @@ def of_environment(environ: Mapping[str, str]) -> set[str]:
 def of_recipe(values: Mapping[str, Any]) -> set[str]:
     """The values of a recipe whose keys say so, as text."""
     return {
-        str(value) for inside, value in _leaves(values) if inside and len(str(value)) >= SHORTEST
+        str(value)
+        for key, value in _leaves(values)
+        if is_secret_key(key) and len(str(value)) >= SHORTEST
     }
 
 
@@ -82,31 +83,21 @@ def without_secrets(value: Any, secrets: Collection[str] = (), *, named: bool = 
             return value
 
 
-def redacted_keys(value: object, prefix: str = "") -> Iterator[str]:
+def redacted_keys(values: object) -> Iterator[str]:
     """Yield the dotted key of each value that was taken out of these as a secret; a list is one value."""
+    yield from dict.fromkeys(key for key, value in _leaves(values) if value == REDACTED)
+
+
+def _leaves(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the dotted key and the value of each text and number of a tree."""
     match value:
         case Mapping():
             for key, child in cast("Mapping[str, object]", value).items():
-                yield from redacted_keys(child, f"{prefix}.{key}" if prefix else key)
-        case list() | tuple():
-            inside = (redacted_keys(child, prefix) for child in cast("list[object]", value))
-            yield from dict.fromkeys(chain.from_iterable(inside))
-        case str() if value == REDACTED:
-            yield prefix
-        case _:
-            pass
-
-
-def _leaves(value: object, *, inside: bool = False) -> Iterator[tuple[bool, object]]:
-    """Yield every leaf of a tree, and whether a key around it says that it is a secret."""
-    match value:
-        case Mapping():
-            for key, child in cast("Mapping[str, object]", value).items():
-                yield from _leaves(child, inside=inside or is_secret_key(key))
+                yield from _leaves(child, f"{prefix}.{key}" if prefix else key)
         case list() | tuple():
             for child in cast("list[object]", value):
-                yield from _leaves(child, inside=inside)
+                yield from _leaves(child, prefix)
         case None | bool():
             pass
         case _:
-            yield inside, value
+            yield prefix, value
