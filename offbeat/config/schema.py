@@ -4,9 +4,10 @@ Read from the models once, so that messages, ``config explain`` and documentatio
 with what is validated.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin
 
@@ -136,6 +137,7 @@ def _walk(
     """Yield the keys of a section, first the one by which it is chosen."""
     for name, field in sorted(section.model_fields.items(), key=lambda item: item[0] != chooser):
         below, chosen_by = _sections(field.annotation), str(field.discriminator or "")
+        marks = chain(field.metadata, *(marks for _, marks in _parts(field.annotation)))
         yield Key(
             key=f"{prefix}{name}",
             kind=_kind(field.annotation, field.metadata),
@@ -143,9 +145,9 @@ def _walk(
             doc=" ".join((field.description or "").replace("``", "`").split()),
             sections=below,
             variants=variants,
-            is_text=_is_text(field.annotation),
-            is_path=_has_mark(field.annotation, field.metadata),
-            takes_bool=_takes_bool(field.annotation),
+            is_text=all(map(_is_text, _types(field.annotation))),
+            is_path=any(isinstance(mark, RelativeToRecipe) for mark in marks),
+            takes_bool=bool in _types(field.annotation),
             names=_names(field.annotation),
             holds_text=field.annotation == dict[str, str],
             chosen_by=chosen_by,
@@ -228,84 +230,65 @@ def _default(field: FieldInfo) -> str:
             return shorten(value)
 
 
-def _sections(annotation: Any) -> tuple[type[Config], ...]:  # noqa: ANN401 - any annotation
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        return (annotation,)
-    if get_origin(annotation) in (Annotated, Union, UnionType):
-        return tuple(section for part in get_args(annotation) for section in _sections(part))
-    return ()
-
-
-def _is_text(annotation: Any) -> bool:  # noqa: ANN401
-    origin: Any = get_origin(annotation)
+def _parts(annotation: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:  # noqa: ANN401 - any annotation
+    """Yield the types that a field takes, null included, each with the marks around it."""
     parts: tuple[Any, ...] = get_args(annotation)
-    if origin is Annotated:
-        return _is_text(parts[0])
-    if origin is Literal:
-        return all(isinstance(part, str) for part in parts)
-    if origin in (Union, UnionType):
-        return all(_is_text(part) for part in parts if part is not NoneType)
-    return annotation is str
+    if get_origin(annotation) is Annotated:
+        inner, *own = parts
+        fields = [mark.metadata if isinstance(mark, FieldInfo) else [mark] for mark in own]
+        yield from _parts(inner, (*marks, *chain.from_iterable(fields)))
+    elif get_origin(annotation) in (Union, UnionType):
+        for part in parts:
+            yield from _parts(part, marks)
+    else:
+        yield annotation, marks
 
 
-def _takes_bool(annotation: Any) -> bool:  # noqa: ANN401
-    origin: Any = get_origin(annotation)
-    parts: tuple[Any, ...] = get_args(annotation)
-    if origin is Annotated:
-        return _takes_bool(parts[0])
-    if origin in (Union, UnionType):
-        return any(map(_takes_bool, parts))
-    return annotation is bool
+def _types(annotation: Any) -> list[Any]:  # noqa: ANN401
+    """Return the types that a field takes besides null."""
+    return [part for part, _ in _parts(annotation) if part is not NoneType]
+
+
+def _sections(annotation: Any) -> tuple[type[Config], ...]:  # noqa: ANN401
+    return tuple(
+        part for part in _types(annotation) if isinstance(part, type) and issubclass(part, Config)
+    )
+
+
+def _is_text(part: Any) -> bool:  # noqa: ANN401
+    return part is str or all(isinstance(name, str) for name in _literals(part) or (None,))
+
+
+def _literals(part: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    """Return the values of a ``Literal``; empty of another type."""
+    return get_args(part) if get_origin(part) is Literal else ()
 
 
 def _names(annotation: Any) -> tuple[str, ...]:  # noqa: ANN401
     """Return the values of a ``Literal``; empty of a field that takes others, null aside."""
-    origin: Any = get_origin(annotation)
-    parts: tuple[Any, ...] = get_args(annotation)
-    if origin is Annotated:
-        return _names(parts[0])
-    if origin in (Union, UnionType):
-        named = [_names(part) for part in parts if part is not NoneType]
-        return tuple(name for names in named for name in names) if all(named) else ()
-    return tuple(map(str, parts)) if origin is Literal else ()
+    named = [_literals(part) for part in _types(annotation)]
+    return tuple(map(str, chain.from_iterable(named))) if all(named) else ()
 
 
-def _has_mark(annotation: Any, metadata: list[Any]) -> bool:  # noqa: ANN401
-    if any(isinstance(mark, RelativeToRecipe) for mark in metadata):
-        return True
-    if get_origin(annotation) is Annotated:
-        inner, *marks = get_args(annotation)
-        return _has_mark(inner, list(marks))
-    return get_origin(annotation) in (Union, UnionType) and any(
-        _has_mark(part, []) for part in get_args(annotation)
-    )
-
-
-def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401, PLR0911 - one return a kind
-    origin: Any = get_origin(annotation)
-    parts: tuple[Any, ...] = get_args(annotation)
-    if origin is Annotated:
-        inner, *marks = parts
-        flat = [
-            m for mark in marks for m in (mark.metadata if isinstance(mark, FieldInfo) else [mark])
-        ]
-        return _kind(inner, [*metadata, *flat])
+def _kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:  # noqa: ANN401
     if sections := _sections(annotation):
         return "section" if len(sections) == 1 else "section, one of several"
-    if origin in (Union, UnionType):
-        kinds = [_kind(part, metadata) for part in parts if part is not NoneType]
-        return " or ".join([*kinds, *(["null"] if NoneType in parts else [])])
-    if origin is Literal:
-        names = ", ".join(map(str, parts))
-        return f"one of {names}" if len(parts) > 1 else names
+    parts = dict(_parts(annotation, tuple(metadata)))
+    words = [_word(part, marks) for part, marks in parts.items() if part is not NoneType]
+    return " or ".join([*words, *(["null"] if NoneType in parts else [])])
+
+
+def _word(part: Any, marks: tuple[Any, ...]) -> str:  # noqa: ANN401
+    if names := _literals(part):
+        listed = ", ".join(map(str, names))
+        return f"one of {listed}" if len(names) > 1 else listed
+    origin, inside = get_origin(part), get_args(part)
     if origin is tuple:
-        item, *_ = parts
-        count = "" if Ellipsis in parts else f"{len(parts)} "
-        return f"list of {count}values, each: {_kind(item, [])}"
-    if _named_section(annotation) is not None:
+        count = "" if Ellipsis in inside else f"{len(inside)} "
+        return f"list of {count}values, each: {_kind(inside[0])}"
+    if _named_section(part) is not None:
         return f"sections by name; a name is {_NAMED}"
-    word = _WORDS.get(origin or annotation, "any value")
-    return ", ".join([word, *_bounds(metadata)])
+    return ", ".join([_WORDS.get(origin or part, "any value"), *_bounds(marks)])
 
 
 def _bounds(metadata: list[Any]) -> Iterator[str]:
