@@ -2,15 +2,15 @@
 
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from offbeat.config import schema, yaml_text
 from offbeat.config.hub_path import is_on_hub
 from offbeat.config.merge import join
-from offbeat.config.problems import ABSENT, Location, Problem, shorten
+from offbeat.config.problems import ABSENT, ConfigError, Location, Problem, shorten
 from offbeat.config.secrets import is_secret_key
 from offbeat.config.tree import Leaf, Section
 from offbeat.messages.text import list_names
@@ -47,99 +47,75 @@ def is_override(location: Location) -> bool:
 
 
 def _read_chain(recipe: Path, sources: Sources) -> None:
-    chain = list[tuple[Path, Section]]()
-    visited = dict[Path, None]()
-    link: _Link | None = _Link(recipe, Location(os.fspath(recipe)))
-    while link is not None:
-        problem = _unfollowable(link, visited)
-        visited[link.path.resolve()] = None
-        section = None if problem else _read_recipe(link, sources)
-        if problem:
-            sources.problems.append(problem)
-        if section is None:
-            sources.complete = False
-            break
-        chain.append((link.path, section))
-        link = _next_link(link, section, sources)
-    for path, section in reversed(chain):
+    chain = dict[Path, Section]()
+    path, asked_at = recipe, Location(os.fspath(recipe))
+    try:
+        while path is not None:
+            _check_link(path, asked_at, chain)
+            chain[path] = section = _read_recipe(path, asked_at, sources.problems)
+            path, asked_at = _base_of(path, section, sources.problems)
+    except ConfigError as error:
+        sources.problems.extend(error.problems)
+        sources.complete = False
+    for path, section in reversed(chain.items()):
         _make_paths_absolute(section, path.parent, sources.problems)
         sources.files.append(path)
         sources.layers.append(section)
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
-    path: Path
-    asked_at: Location  # the `extends` that names it; for the recipe itself, its path
+def _refusal(where: Location, key: str, value: object, message: str, hint: str) -> ConfigError:
+    """Return the error of a recipe that cannot be read or followed."""
+    return ConfigError((Problem(where, key, value, message, hint),))
 
 
-def _unfollowable(link: _Link, visited: dict[Path, None]) -> Problem | None:
-    identity = link.path.resolve()
-    if identity in visited:
+def _check_link(path: Path, asked_at: Location, above: Iterable[Path]) -> None:
+    """Raise ConfigError if ``path`` is one of the recipes above, which extend it, or they are too many."""
+    visited = [each.resolve() for each in above]
+    if (identity := path.resolve()) in visited:
         names = " -> ".join(step.name for step in [*visited, identity])
+        message = f"the recipes extend each other: {names}"
         hint = "Take one `extends` out of the circle."
-        return Problem(
-            link.asked_at, "extends", ABSENT, f"the recipes extend each other: {names}", hint
-        )
+        raise _refusal(asked_at, "extends", ABSENT, message, hint)
     if len(visited) >= MAX_CHAIN:
         message = f"more than {MAX_CHAIN} recipes extend one another"
-        return Problem(link.asked_at, "extends", ABSENT, message, "Merge some of them.")
-    return None
+        raise _refusal(asked_at, "extends", ABSENT, message, "Merge some of them.")
 
 
-def _next_link(link: _Link, section: Section, sources: Sources) -> _Link | None:
-    base = section.children.pop("extends", None)
-    match base:
+def _base_of(path: Path, section: Section, problems: list[Problem]) -> tuple[Path | None, Location]:
+    """Take ``extends`` out of a recipe; return the path that it names, if any, and its place."""
+    match section.children.pop("extends", None):
         case None:
-            return None
-        case Leaf(value=str(path)):
-            whole = _from_home(base, "extends", sources.problems)
-            return _Link(Path(os.path.normpath(link.path.parent / (whole or path))), base.location)
-        case _:
-            value = base.plain() if isinstance(base, Section) else base.value
+            return None, section.location
+        case Leaf(value=str(base)) as leaf:
+            whole = _from_home(leaf, "extends", problems)
+            return Path(os.path.normpath(path.parent / (whole or base))), leaf.location
+        case node:
             hint = "Write extends: base.yaml, relative to this file."
             message = "has to be the path of one recipe"
-            sources.problems.append(Problem(base.location, "extends", value, message, hint))
-            sources.complete = False
-            return None
+            raise _refusal(node.location, "extends", node.plain(), message, hint)
 
 
-def _read_recipe(link: _Link, sources: Sources) -> Section | None:
-    path = link.path
+def _read_recipe(path: Path, asked_at: Location, problems: list[Problem]) -> Section:
+    where = Location(os.fspath(path))
     try:
         with path.open("rb") as file:
             text = file.read(yaml_text.MAX_TEXT_BYTES + 1).decode("utf-8-sig")
-        root, problems = yaml_text.parse(text, os.fspath(path))
     except OSError as error:
-        sources.problems.append(_unreadable(link, error))
-        return None
+        message = f"recipe {path} cannot be read: {error.strerror}"
+        key, value = ("", ABSENT) if asked_at.line is None else ("extends", os.fspath(path))
+        raise _refusal(asked_at, key, value, message, _neighbours(path)) from error
     except UnicodeDecodeError as error:
-        where = Location(os.fspath(path))
         message = f"not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
-        sources.problems.append(Problem(where, "", ABSENT, message, "Save the recipe as UTF-8."))
-        return None
-    except yaml_text.UnreadableYaml as error:
-        sources.problems.append(error.problem)
-        return None
-    sources.problems.extend(problems)
-    match root:
-        case Section():
-            return root
-        case Leaf(value=None):
-            return Section({}, Location(os.fspath(path)))
-        case Leaf(value=value):
-            message = "a recipe is a mapping of keys to values"
-            hint = "Start with steps: 100 and model: {path: ...}; see recipes/ for examples."
-            sources.problems.append(Problem(root.location, "recipe", value, message, hint))
-            return None
-
-
-def _unreadable(link: _Link, error: OSError) -> Problem:
-    path, asked_at = link.path, link.asked_at
-    message = f"recipe {path} cannot be read: {error.strerror}"
-    if asked_at.line is not None:
-        return Problem(asked_at, "extends", os.fspath(path), message, _neighbours(path))
-    return Problem(asked_at, "", ABSENT, message, _neighbours(path))
+        raise _refusal(where, "", ABSENT, message, "Save the recipe as UTF-8.") from error
+    root, found = yaml_text.parse(text, os.fspath(path))
+    problems.extend(found)
+    if isinstance(root, Section):
+        return root
+    if root.value is None:
+        return Section({}, where)
+    message = "a recipe is a mapping of keys to values"
+    hint = "Start with steps: 100 and model: {path: ...}; see recipes/ for examples."
+    raise _refusal(root.location, "recipe", root.value, message, hint)
 
 
 def _neighbours(path: Path) -> str:
@@ -205,12 +181,11 @@ def _places(layer: Section, key: str) -> Iterator[str]:
 
 def _read_overrides(overrides: Sequence[str], sources: Sources) -> None:
     """Read all overrides as one layer, so that their order matters only for a key given twice."""
-    sections = [found for each in overrides if (found := _read_override(each, sources))]
-    if sections:
-        layer, *others = sections
-        for other in others:
-            join(layer, other)
-        sources.layers.append(layer)
+    layer = Section({}, Location(_OVERRIDE))
+    for each in overrides:
+        if (section := _read_override(each, sources)) is not None:
+            join(layer, section)
+    sources.layers.append(layer)
 
 
 def _quoted_for_yaml(key: str, text: str) -> str:
@@ -237,14 +212,13 @@ def _read_override(override: str, sources: Sources) -> Section | None:
         return None
     try:
         node, problems = yaml_text.parse(text, where.source, numbered=False)
-    except yaml_text.UnreadableYaml as error:
-        problem = error.problem
-        hint = _quoted_for_yaml(key, text)
-        sources.problems.append(Problem(where, key, text, problem.message, hint))
+    except ConfigError as error:
+        message, hint = error.problems[0].message, _quoted_for_yaml(key, text)
+        sources.problems.append(Problem(where, key, text, message, hint))
         return None
     sources.problems.extend(problems)
-    section = Section({parts[-1]: node}, where)
-    for part in reversed(parts[:-1]):
-        section = Section({part: section}, where)
+    for part in reversed(parts):
+        node = Section({part: node}, where)
+    section = cast("Section", node)
     _make_paths_absolute(section, Path.cwd(), sources.problems)
     return section

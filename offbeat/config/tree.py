@@ -15,6 +15,10 @@ class Leaf:
     text: str | None  # as written, of a scalar that is not null
     location: Location
 
+    def plain(self) -> Any:  # noqa: ANN401 - whatever a recipe can hold
+        """Return the value."""
+        return self.value
+
 
 @dataclass(slots=True)
 class Section:
@@ -25,10 +29,7 @@ class Section:
 
     def plain(self) -> dict[str, Any]:
         """The values alone."""
-        return {
-            key: child.plain() if isinstance(child, Section) else child.value
-            for key, child in self.children.items()
-        }
+        return {key: child.plain() for key, child in self.children.items()}
 
     def find(self, key: str) -> "Node | None":
         """The node at a dotted key."""

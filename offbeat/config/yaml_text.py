@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 from yaml import events, nodes
 
-from offbeat.config.problems import ABSENT, Location, Problem
+from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.tree import Leaf, Node, Section
 
 MAX_TEXT_BYTES: Final = 1 << 20
@@ -45,14 +45,6 @@ for _yaml_class in (_RecipeLoader, RecipeDumper):
     _yaml_class.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
 
 
-class UnreadableYaml(Exception):
-    """The text cannot be read at all. Never leaves this package: the loader reports it."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-
 def parse(text: str, source: str, *, numbered: bool = True) -> tuple[Node, list[Problem]]:
     """The tree of one YAML document, and what is wrong with it short of being unreadable.
 
@@ -62,32 +54,28 @@ def parse(text: str, source: str, *, numbered: bool = True) -> tuple[Node, list[
         numbered: Whether a line number helps; an override has none.
 
     Raises:
-        UnreadableYaml: For a syntax error, a second document, or a document beyond the bounds.
+        ConfigError: For a syntax error, a second document, or a document beyond the bounds.
     """
     reader = _Reader(source, numbered=numbered)
     try:
         _check_bounds(text, reader)
         root = yaml.compose(text, Loader=_RecipeLoader)
     except yaml.MarkedYAMLError as error:
-        where = reader.location(error.problem_mark or error.context_mark)
-        raise UnreadableYaml(
-            Problem(where, "", ABSENT, f"not valid YAML: {_words(error)}", _SYNTAX_HINT)
-        ) from error
+        mark = error.problem_mark or error.context_mark
+        what, hint = ", ".join(filter(None, (error.problem, error.context))), _SYNTAX_HINT
+        raise reader.unreadable(f"not valid YAML: {_on_one_line(what)}", hint, mark) from error
     except yaml.YAMLError as error:  # a character YAML does not allow
-        what = " ".join(str(error).split())
-        problem = Problem(Location(source), "", ABSENT, f"not valid YAML: {what}", "")
-        raise UnreadableYaml(problem) from error
+        raise reader.unreadable(f"not valid YAML: {_on_one_line(str(error))}", "") from error
     if root is None:
         return Leaf(None, None, Location(source)), []
-    return reader.node(root, ""), reader.problems
+    return reader.node(root, "", reader.location(root.start_mark)), reader.problems
 
 
 _SYNTAX_HINT: Final = "Check indentation (spaces, no tabs), the space after a colon, and quotes."
 
 
-def _words(error: yaml.MarkedYAMLError) -> str:
-    parts = (error.problem, error.context)
-    return ", ".join(" ".join(part.split()) for part in parts if part)
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _check_bounds(text: str, reader: "_Reader") -> None:
@@ -96,10 +84,8 @@ def _check_bounds(text: str, reader: "_Reader") -> None:
         raise reader.too_much(f"{size} bytes long; at most {MAX_TEXT_BYTES} are read")
     depth = 0
     for event in yaml.parse(text, Loader=_RecipeLoader):
-        if isinstance(event, events.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, events.CollectionEndEvent):
-            depth -= 1
+        depth += isinstance(event, events.CollectionStartEvent)
+        depth -= isinstance(event, events.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise reader.too_much(f"nested deeper than {MAX_DEPTH} levels", event.start_mark)
 
@@ -113,84 +99,66 @@ class _Reader:
         self._count = 0
         self.problems = list[Problem]()
 
-    def location(self, mark: Any) -> Location:  # noqa: ANN401 - yaml has no types
+    def location(self, mark: Any, *, column: bool = False) -> Location:  # noqa: ANN401 - yaml has no types
         if mark is None or not self._numbered:
             return Location(self._source)
-        return Location(self._source, mark.line + 1, mark.column + 1)
+        return Location(self._source, mark.line + 1, mark.column + 1 if column else None)
 
-    def too_much(self, what: str, mark: Any = None) -> UnreadableYaml:  # noqa: ANN401
+    def unreadable(self, message: str, hint: str, mark: Any = None) -> ConfigError:  # noqa: ANN401
+        where = self.location(mark, column=True)
+        return ConfigError((Problem(where, "", ABSENT, message, hint),))
+
+    def too_much(self, what: str, mark: Any = None) -> ConfigError:  # noqa: ANN401
         hint = "A recipe is a short text; keep data in a file of its own."
-        return UnreadableYaml(Problem(self.location(mark), "", ABSENT, f"this is {what}", hint))
+        return self.unreadable(f"this is {what}", hint, mark)
 
-    def node(self, node: nodes.Node, key: str, depth: int = 0) -> Node:
+    def node(self, node: nodes.Node, key: str, where: Location, depth: int = 0) -> Node:
+        """Return the tree of a node, located at its key, which a reader looks for."""
         self._count += 1
         if self._count > MAX_NODES or depth > MAX_DEPTH:  # only aliases get this far
             raise self.too_much("too large once its aliases are followed", node.start_mark)
         if isinstance(node, nodes.ScalarNode):
-            return self._scalar(node, key)
+            return self._scalar(node, key, where)
         if node.tag not in _COLLECTIONS:
             self._refuse_tag(node, key)
         if isinstance(node, nodes.MappingNode):
-            return self._section(node, key, depth)
-        items = [self.node(item, key, depth + 1) for item in node.value]
-        values = [item.plain() if isinstance(item, Section) else item.value for item in items]
-        return Leaf(values, None, self._line(node))
+            return self._section(node, key, where, depth)
+        items = [self.node(item, key, where, depth + 1) for item in node.value]
+        return Leaf([item.plain() for item in items], None, where)
 
-    def _section(self, node: nodes.MappingNode, prefix: str, depth: int) -> Section:
-        section = Section({}, self._line(node))
+    def _section(
+        self, node: nodes.MappingNode, prefix: str, where: Location, depth: int
+    ) -> Section:
+        section = Section({}, where)
         for key_node, value_node in node.value:
-            where = self._line(key_node)
+            at = self.location(key_node.start_mark)
             if not isinstance(key_node, nodes.ScalarNode):
                 message = "a key has to be a word, not a list or mapping"
-                self.problems.append(Problem(where, prefix, ABSENT, message, "Quote the key."))
+                self.problems.append(Problem(at, prefix, ABSENT, message, "Quote the key."))
                 continue
             name = str(key_node.value)
             key = f"{prefix}.{name}" if prefix else name
-            child = self.node(value_node, key, depth + 1)
-            if name in section.children:
-                first = section.children[name].location
-                message = f"given twice; first at {first}"
-                self.problems.append(
-                    Problem(where, key, _plain(child), message, "Keep one of them.")
-                )
-                continue
-            section.children[name] = _moved(child, where)
+            child = self.node(value_node, key, at, depth + 1)
+            first = section.children.setdefault(name, child)
+            if first is not child:
+                message = f"given twice; first at {first.location}"
+                problem = Problem(at, key, child.plain(), message, "Keep one of them.")
+                self.problems.append(problem)
         return section
 
-    def _scalar(self, node: nodes.ScalarNode, key: str) -> Leaf:
-        where = self._line(node)
+    def _scalar(self, node: nodes.ScalarNode, key: str, where: Location) -> Leaf:
+        value: Any = None
         try:
-            value: Any = self._scalars.construct_object(node)
+            value = self._scalars.construct_object(node)
         except yaml.constructor.ConstructorError:
             self._refuse_tag(node, key)
-            value = None
         except ValueError as error:  # 2026-02-31, or an integer of thousands of digits
-            message = f"cannot be read: {error}"
-            problem = Problem(
-                where, key, str(node.value), message, "Put it in quotes to mean text."
-            )
+            at, hint = self.location(node.start_mark), "Put it in quotes to mean text."
+            problem = Problem(at, key, str(node.value), f"cannot be read: {error}", hint)
             self.problems.append(problem)
-            value = None
         return Leaf(value, None if value is None else str(node.value), where)
 
     def _refuse_tag(self, node: nodes.Node, key: str) -> None:
-        message = f"the tag {node.tag} is not allowed"
+        at, message = self.location(node.start_mark), f"the tag {node.tag} is not allowed"
         hint = "Recipes hold plain data: text, numbers, true, false, null, lists and mappings."
-        self.problems.append(Problem(self._line(node), key, ABSENT, message, hint))
-
-    def _line(self, node: nodes.Node) -> Location:
-        mark = node.start_mark
-        if mark is None or not self._numbered:
-            return Location(self._source)
-        return Location(self._source, mark.line + 1)
-
-
-def _plain(node: Node) -> Any:  # noqa: ANN401
-    return node.plain() if isinstance(node, Section) else node.value
-
-
-def _moved(node: Node, where: Location) -> Node:
-    """Return the same node, located at its key, which a reader looks for."""
-    if isinstance(node, Section):
-        return Section(node.children, where)
-    return Leaf(node.value, node.text, where)
+        self.problems.append(Problem(at, key, ABSENT, message, hint))
