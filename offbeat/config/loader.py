@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -16,19 +16,13 @@ from offbeat.config.merge import lay_over
 from offbeat.config.normalise import normalise, value_hint
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.run import RunConfig
-from offbeat.config.tree import Section
+from offbeat.config.tree import Leaf, Section
 
-_REMOVED: Final[Mapping[tuple[str, str], str]] = {
-    (
-        "sync.transport",
-        "gloo",
-    ): "The gloo broadcast was removed. Set sync.transport to reshard, which also "
+_REMOVED: Final = {
+    "sync.transport=gloo": "The gloo broadcast was removed. Set sync.transport to reshard, which also "
     "sends over TCP, or to object_store.",
 }
 """What to set instead of a value that older recipes and runs have, by key and value."""
-
-_STAND_INS: Final[Mapping[str, Any]] = {"steps": 1, "model": {"path": "."}}
-"""Values for missing required keys, so that the rest can be cross-checked as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +133,11 @@ def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
         message = f"required and missing: {known.kind}"
         return Problem(where, key, ABSENT, message, f"{known.doc} Add it, or pass {key}=...")
     node = root.find(key)
-    value = node.plain() if isinstance(node, Section) else node.value if node else detail["input"]
-    return Problem(
-        where, key, value, f"has to be: {known.kind}", value_hint(known, _suggestion(known, value))
-    )
-
-
-def _suggestion(known: schema.Key, value: object) -> str:
-    if (removed := _REMOVED.get((known.key, str(value)))) is not None:
-        return removed
+    value = node.plain() if node else detail["input"]
     near = difflib.get_close_matches(str(value), known.names, n=1)
-    return f"Did you mean `{near[0]}`?" if near else ""
+    suggestion = _REMOVED.get(f"{key}={value}", f"Did you mean `{near[0]}`?" if near else "")
+    hint = value_hint(known, suggestion)
+    return Problem(where, key, value, f"has to be: {known.kind}", hint)
 
 
 # --- several values together ---------------------------------------------------------------------
@@ -166,15 +154,12 @@ def _patched(root: Section, bad: set[str]) -> RunConfig | None:
         section, name = root.parent(above if schema.chooser(above) == key else key)
         if section is not None:
             section.children.pop(name, None)
+    given = root.plain()
+    values = {"steps": 1, **given, "model": {"path": ".", **given.get("model", {})}}  # required
     try:
-        return RunConfig.model_validate(_with_stand_ins(root.plain()))
+        return RunConfig.model_validate(values)
     except ValidationError:
         return None
-
-
-def _with_stand_ins(values: dict[str, Any]) -> dict[str, Any]:
-    model = {**_STAND_INS["model"], **values.get("model", {})}
-    return {**_STAND_INS, **values, "model": model}
 
 
 def _cross_check(
@@ -184,7 +169,7 @@ def _cross_check(
     for clash in clashes(config, dry_run=dry_run) if config is not None else ():
         if not any(_concerns(key, wrong) for key in clash.keys for wrong in bad):
             node = root.find(clash.keys[0])
-            value = ABSENT if node is None or isinstance(node, Section) else node.value
+            value = node.value if isinstance(node, Leaf) else ABSENT
             yield Problem(_locate(clash, root), clash.keys[0], value, clash.message, clash.hint)
 
 

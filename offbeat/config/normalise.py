@@ -2,10 +2,10 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from offbeat.config import schema
-from offbeat.config.merge import SHORTHAND
 from offbeat.config.peer_keys import NOTES, translated
 from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
@@ -30,54 +30,49 @@ def normalise(root: Section) -> list[Problem]:
 
 def _section(section: Section, prefix: str, problems: list[Problem], root: Section) -> None:
     place = prefix.removesuffix(".")
-    preset = _of_preset(root, place)
+    preset: Mapping[str, Any] = _of_preset(root) if place == _LOSS else {}
     _choose_by_default(section, place, preset)
     valid = _valid_names(section, place)
     if absent := sorted(preset.keys() - valid):
-        problems.append(_against_preset(section, place, absent, root))
-        del section.children[schema.chooser(place).rpartition(".")[2]]
+        problems.append(_against_preset(section, absent[0], root))
+        del section.children["name"]
     for name, node in list(section.children.items()):
         key = f"{prefix}{name}"
-        if name not in valid and _is_absent(key, node):
-            del section.children[name]
-            continue
-        if name not in valid:
+        known = schema.known(key)
+        if known is not None and known.sections and node.plain() is None:
+            del section.children[name]  # an absent section, also one that another choice has
+        elif known is None or name not in valid:
             problems.append(_unknown(key, node, section, valid))
             del section.children[name]
-            continue
-        known = cast("schema.Key", schema.known(key))
-        if (problem := _known(known, key, node, section)) is not None:
+        elif (problem := _misfit(known, key, node)) is not None:
             problems.append(problem)
             del section.children[name]
-        elif (known.sections or known.holds_sections) and isinstance(node, Section):
+        elif isinstance(node, Leaf):
+            section.children[name] = _as_written(node) if known.is_text else node
+        elif known.sections or known.holds_sections:
             _section(node, f"{key}.", problems, root)
+        elif known.holds_text:
+            texts = {
+                child: _as_written(leaf) if isinstance(leaf, Leaf) else leaf
+                for child, leaf in node.children.items()
+            }
+            section.children[name] = Section(texts, node.location)
 
 
-def _known(key: schema.Key, place: str, node: Node, parent: Section) -> Problem | None:
-    name = place.rpartition(".")[2]
-    if key.sections and isinstance(node, Leaf):
-        if node.value is None:
-            del parent.children[name]
-            return None
-        return Problem(
-            node.location, place, node.value, "has to be a section", _as_section(key, node)
-        )
-    if key.holds_text and isinstance(node, Section):
-        for child, leaf in node.children.items():
-            if isinstance(leaf, Leaf) and leaf.text is not None:
-                node.children[child] = Leaf(leaf.text, leaf.text, leaf.location)
-    elif key.is_text and isinstance(node, Leaf) and node.text is not None:
-        parent.children[name] = Leaf(node.text, node.text, node.location)
-    elif isinstance(node, Leaf) and _holds_bool(node.value) and not key.takes_bool:
+def _misfit(key: schema.Key, place: str, node: Node) -> Problem | None:
+    """Return what is wrong with a value for a section, or a switch for a number."""
+    if isinstance(node, Section):
+        return None
+    if key.sections:
+        hint = _as_section(key, node)
+        return Problem(node.location, place, node.value, "has to be a section", hint)
+    if _holds_bool(node.value) and not key.takes_bool and not key.is_text:
         return Problem(node.location, place, node.value, f"has to be: {key.kind}", value_hint(key))
     return None
 
 
-def _is_absent(key: str, node: Node) -> bool:
-    """Return whether ``node`` is null for a section that another choice has: that holds anyway."""
-    known = schema.known(key)
-    is_section = known is not None and bool(known.sections)
-    return is_section and isinstance(node, Leaf) and node.value is None
+def _as_written(leaf: Leaf) -> Leaf:
+    return leaf if leaf.text is None else replace(leaf, value=leaf.text)
 
 
 def value_hint(key: schema.Key, suggestion: str = "") -> str:
@@ -97,33 +92,29 @@ def _as_section(key: schema.Key, leaf: Leaf) -> str:
 
 
 def _holds_bool(value: object) -> bool:
-    match value:
-        case bool():
-            return True
-        case list():
-            return any(_holds_bool(item) for item in cast("list[object]", value))
-        case _:
-            return False
+    if isinstance(value, list):
+        return any(map(_holds_bool, cast("list[object]", value)))
+    return isinstance(value, bool)
 
 
-def _of_preset(root: Section, place: str) -> Mapping[str, Any]:
-    """The keys that the recipe's preset sets in a section; none where it has no preset."""
-    above, _, name = place.rpartition(".")
-    preset = root.find(f"{above}.{SHORTHAND[above]}") if above in SHORTHAND else None
-    text = preset.text if isinstance(preset, Leaf) else None
-    return PRESETS.get(text or "", {}).get(name, {})
+_LOSS: Final = "algorithm.loss"
 
 
-def _against_preset(section: Section, place: str, absent: list[str], root: Section) -> Problem:
-    """A choice that lacks keys which the preset sets."""
-    key, above = schema.chooser(place), place.rpartition(".")[0]
-    preset = f"{above}.{SHORTHAND[above]}"
-    chosen, named = cast("Leaf", root.find(key)), cast("Leaf", root.find(preset))
-    message = f"{key}={chosen.value} has no `{absent[0]}`, which {preset}={named.value} sets"
-    hint = f"Take {key} out, or {preset}."
-    return Problem(
-        section.nearest_location(key.rpartition(".")[2]), key, chosen.value, message, hint
+def _of_preset(root: Section) -> Mapping[str, Any]:
+    """The keys that the recipe's preset sets in the loss; none without a preset."""
+    preset = root.find("algorithm.preset")
+    return PRESETS.get(getattr(preset, "text", ""), {}).get("loss", {})
+
+
+def _against_preset(section: Section, absent: str, root: Section) -> Problem:
+    """Report a loss without a key that the preset sets."""
+    chosen, preset = section.children["name"], cast("Leaf", root.find("algorithm.preset"))
+    message = (
+        f"{_LOSS}.name={chosen.plain()} has no `{absent}`, which "
+        f"algorithm.preset={preset.value} sets"
     )
+    hint = f"Take {_LOSS}.name out, or algorithm.preset."
+    return Problem(chosen.location, f"{_LOSS}.name", chosen.plain(), message, hint)
 
 
 def _choose_by_default(section: Section, place: str, preset: Mapping[str, Any]) -> None:
@@ -152,7 +143,6 @@ def _valid_names(section: Section, place: str) -> set[str]:
 
 
 def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Problem:
-    value = node.plain() if isinstance(node, Section) else node.value
     known = schema.known(key)
     if known is not None:  # of another variant
         chooser = schema.chooser(key.rpartition(".")[0])
@@ -161,14 +151,11 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
         message = f"unknown key: {chooser}={name} has no `{known.leaf}`"
         other = " or ".join(known.variants)
         hint = f"Only {chooser}={other} has it: take it out, or set {chooser} to {other}."
-        return Problem(node.location, key, value, message, hint)
-    hint = _meant_by_section(key, node) if isinstance(node, Section) else ""
-    return Problem(node.location, key, value, "unknown key", hint or meant(key, valid))
-
-
-def _meant_by_section(place: str, section: Section) -> str:
-    """Return what the keys of an unknown section are here, where another library has them in it."""
-    return translated((f"{place}.{key}" for key, _ in section.locations()), parts=2)
+        return Problem(node.location, key, node.plain(), message, hint)
+    hint = ""
+    if isinstance(node, Section):  # of another library, whose keys in it are known
+        hint = translated((name for name, _ in node.locations(f"{key}.")), parts=2)
+    return Problem(node.location, key, node.plain(), "unknown key", hint or meant(key, valid))
 
 
 def meant(key: str, valid: Iterable[str]) -> str:

@@ -291,8 +291,8 @@ def _word(part: Any, marks: tuple[Any, ...]) -> str:  # noqa: ANN401
     return ", ".join([_WORDS.get(origin or part, "any value"), *_bounds(marks)])
 
 
-def _bounds(metadata: list[Any]) -> Iterator[str]:
-    for mark in metadata:
+def _bounds(marks: Iterable[Any]) -> Iterator[str]:
+    for mark in marks:
         match mark:
             case Ge(ge=bound):
                 yield f"at least {bound}"
