@@ -5,19 +5,19 @@
 Beside further numbers, the mapping may have the final answer as text, ``answer``.
 ``task`` is the row of the data file; ``client`` has the address, the key and the name of the model
 for this sample. The function runs in child processes, many episodes at once in each
-(``episode_process``): a call that is cancelled costs one sample, and so does a process that dies,
+(``killable``): a call that is cancelled costs one sample, and so does a process that dies,
 because the others in it are played again. A child inherits only variables of an allow-list, so that
 no token of the worker is in the hands of code that a model may have written.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.episode_pool import EpisodePool
-from offbeat.environments.episode_process import EpisodeLimits
-from offbeat.environments.killable import RewardFailed, RewardTarget
+from offbeat.environments.frames import EpisodeLimits, RewardTarget
+from offbeat.environments.killable import RewardFailed, RewardPool
 from offbeat.environments.reward_failure import group_failure
 from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.groups import RolloutTask
@@ -51,7 +51,7 @@ class AgentFunction:
     def __init__(self, target: RewardTarget, workers: int, limits: EpisodeLimits) -> None:
         self.episodes = workers * limits.at_once
         """Episodes that run at once."""
-        self._pool = EpisodePool(target, workers, limits)
+        self._pool = RewardPool(replace(target, episodes=limits), workers)
 
     async def start(self) -> None:
         """Start all children.
@@ -75,7 +75,8 @@ class AgentFunction:
                 ``agent_process_lost`` is INFRASTRUCTURE, ``reward_import_failed`` is a BUG.
         """
         try:
-            answer = await self._pool.play(task.prompt.data, msgspec.json.encode(client).decode())
+            encoded = msgspec.json.encode(client).decode()
+            (answer,) = await self._pool.call(task.prompt.data, [encoded])
         except RewardFailed as error:
             reason = _REASONS.get(error.reason, error.reason)
             raise group_failure(task, error, reason) from error

@@ -20,8 +20,8 @@ from offbeat.environments.agent import INHERITED, AgentFunction
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.demonstrations import Demonstrations
-from offbeat.environments.episode_process import EpisodeLimits
 from offbeat.environments.exits import exits_as_errors
+from offbeat.environments.frames import EpisodeLimits, RewardTarget
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
 from offbeat.environments.gym_tasks import REWARD, GymOptions, GymPrompts, ReasoningGym
@@ -34,7 +34,6 @@ from offbeat.environments.inputs import (
     resolved_program,
     source_digest,
 )
-from offbeat.environments.killable import RewardTarget
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.mixed_prompts import EnvironmentPrompts, MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts, prompt_files

@@ -1,12 +1,14 @@
 """Messages between a reward child and its parent: length-prefixed JSON, never pickle.
 
-Parent: ``Hello`` once, then one ``RewardCall`` per group, or per episode of an agent, which
+Parent: ``RewardTarget`` once, then one ``RewardCall`` per group, or per episode of an agent, which
 ``CancelCall`` may end. Child: ``Ready`` or ``Refused`` once, then one ``RewardReply`` per sample, and a
 ``TryBegun`` before each try of an async function.
 JSON rather than MessagePack, because a row may hold integers
 of any size.
 """
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -15,17 +17,34 @@ from offbeat.environments.async_calls import CallLimits
 from offbeat.environments.reward_value import RewardFault
 from offbeat.messages import framing
 
+_GRACE_S: Final = 2.0
+"""Time for a cancelled episode to end before its process is killed, with all others in it."""
 
-class Hello(msgspec.Struct, frozen=True):
-    """First message to a child: the function to import, and its limits."""
 
-    target: str
-    working_dir: str
-    options: dict[str, Any]
-    memory_mib: int
-    source: str = ""  # digest that the target's source has to have; empty: any
-    mark_fd: int | None = None  # of an ``EpisodeMark``: the target is an agent; None: a reward
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Limits of the episodes that a process plays."""
+
+    at_once: int
+    in_all: int | None = None  # after so many it takes no more; None: never
+    grace_s: float = _GRACE_S  # for a cancelled episode to end
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTarget:
+    """The function that a child runs, and its limits. The first message to the child."""
+
+    target: str  # module:name
+    working_dir: Path
+    options: dict[str, Any]  # keyword arguments of every call
+    memory_mib: int  # address space
+    deadline_s: float | None  # of one sample's call; None: the caller cancels late calls
+    start_s: float  # to start the process and import the target in it
+    source: str = ""  # digest of the target's source when the run began; empty: not known
+    variables: tuple[str, ...] | None = None  # of the environment, that it inherits; None: all
     limits: CallLimits | None = None  # of an async function's calls; None: none
+    may_be_none: bool = False  # whether it may return None: it does not apply to the sample
+    episodes: EpisodeLimits | None = None  # the target is an agent; None: a reward function
 
 
 class RewardCall(msgspec.Struct, frozen=True, tag=True):
@@ -82,6 +101,6 @@ LONGEST_ANSWER_BYTES: Final = 1 << 20
 """Largest reply of a child: a number or a bounded text. Longer ones are refused."""
 
 
-def framed(message: msgspec.Struct) -> bytes:
-    """The message behind its length."""
-    return framing.framed(msgspec.json.encode(message))
+def framed(message: msgspec.Struct | RewardTarget) -> bytes:
+    """Return the message behind its length."""
+    return framing.framed(msgspec.json.encode(message, enc_hook=str))  # of a path

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from offbeat.environments.final_answer import opened_thought
-from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.frames import RewardTarget
+from offbeat.environments.killable import RewardFailed, RewardPool
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.protocol import SingleTurn
 from offbeat.environments.reward_failure import group_failure

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from offbeat.environments.frames import RewardTarget
 from offbeat.environments.function_reward import FunctionReward
-from offbeat.environments.killable import RewardTarget
 from offbeat.environments.prompts import RowPrompts
 from offbeat.environments.text import Tokenizer, encode_prompt
 from offbeat.messages.failures import OffbeatError

@@ -1,8 +1,22 @@
-"""Child processes that can be killed at any moment, and a pool of them of constant size.
+"""Child processes that run user code and can be killed at any moment, and a pool of them.
 
 Not ``multiprocessing.Pool``: a task there cannot be killed, a dead process hangs the pool, and
-values travel as pickle. Here a child is a process group of its own; a call that is late, dies or is
-cancelled costs exactly one SIGKILL, and a new child is started before the error is raised.
+values travel as pickle. Here a child is the leader of a process group, which one SIGKILL ends.
+
+A child scores one group at a time with a reward function. A call that is late, fails or is cancelled
+kills it. With an agent it plays many episodes at once, each one a call:
+
+| what happens                               | to its episode  | to the others in the process       |
+|--------------------------------------------|-----------------|------------------------------------|
+| it returns or raises                       | is answered     | nothing                            |
+| it is cancelled, and ends                  | is cancelled    | go on; the process takes no others |
+| it is cancelled, and does not end in time  | is cancelled    | the process is killed: ``SHARED``  |
+| the process dies while it executes         | has failed      | ``SHARED``                         |
+| the process dies of SIGKILL, or while none | ``SHARED``, but | ``SHARED``                         |
+| of them executes                           | for one alone   |                                    |
+
+An episode that fails with ``RewardFault.SHARED`` is not at fault. The process marks in shared memory
+which episode executes (``EpisodeMark``).
 """
 
 import asyncio
@@ -11,30 +25,32 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process, create_subprocess_exec
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
 
-from offbeat.environments.async_calls import CallLimits
+from offbeat.environments.episode_mark import EpisodeMark
 from offbeat.environments.frames import (
     LONGEST_ANSWER_BYTES,
     CancelCall,
-    Hello,
+    EpisodeLimits,
     Ready,
     Refused,
     RewardCall,
     RewardReply,
+    RewardTarget,
     TryBegun,
     framed,
 )
 from offbeat.environments.reward_value import NamedRewards, RewardFault
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.framing import LENGTH, body_length
+from offbeat.messages.groups import PROCESS_LOST
 
+_DIED: Final = "reward_process_died"
 _IMPORT_FAILED: Final = "reward_import_failed"
 _STDERR = 2
 _TWICE = (
@@ -58,22 +74,6 @@ class RewardFailed(OffbeatError):
         return f"{self.reason}: {self.detail}"
 
 
-@dataclass(frozen=True, slots=True)
-class RewardTarget:
-    """The function that each child runs, and its limits."""
-
-    target: str  # module:name
-    working_dir: Path
-    options: dict[str, Any]  # keyword arguments of every call
-    memory_mib: int  # address space
-    deadline_s: float | None  # of one sample's call; None: the caller cancels late calls
-    start_s: float  # to start the process and import the target in it
-    source: str = ""  # digest of the target's source when the run began; empty: not known
-    variables: tuple[str, ...] | None = None  # of the environment, that it inherits; None: all
-    limits: CallLimits | None = None  # of an async function's calls; None: none
-    may_be_none: bool = False  # whether it may return None: it does not apply to the sample
-
-
 @dataclass(slots=True)
 class CallCount:
     """Number of calls of a function that the children of a pool have begun, tries included."""
@@ -82,146 +82,200 @@ class CallCount:
 
 
 @dataclass(slots=True)
-class RewardChild:
-    """One child process and the socket to it. Serves one call at a time."""
+class _Call:
+    """A call that is open in a child: a group to score, or an episode to play."""
 
-    target: RewardTarget
-    process: Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    concurrent: bool = False
-    calls: int = 0  # number of calls begun
-    count: CallCount = field(default_factory=CallCount)
+    samples: int
+    answers: asyncio.Future[list[RewardReply]]
+    deadline: asyncio.Timeout  # of the next sample of a plain function; of all of an async one
+    replies: dict[int, RewardReply] = field(default_factory=dict[int, RewardReply])
+
+
+class Child:
+    """A process, the calls that are open in it, and the socket to it.
+
+    After an error of a call of a reward function the child must not be used again.
+    """
+
+    def __init__(
+        self,
+        target: RewardTarget,
+        process: Process,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        mark: EpisodeMark,
+        *,
+        count: CallCount,
+        on_call_end: Callable[[], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """``on_change`` is called when the child is worn or gone; see there."""
+        self._target, self._process, self._mark, self._count = target, process, mark, count
+        self._reader, self._writer = streams
+        self._limits = target.episodes or EpisodeLimits(at_once=1)
+        self._on_call_end, self._on_change = on_call_end, on_change
+        self._is_concurrent = False  # whether the function is async: samples are scored together
+        self._open: dict[int, _Call] = {}
+        self._begun = 0
+        self._is_draining = False
+        self._killed_for: int | None = None  # the episode that did not end
+        self._end: asyncio.Task[None] | None = None
+        self._receiving: asyncio.Task[None] | None = None
+        self.is_worn = False
+        """Whether it is to be replaced: it has cancelled an episode, which may have left threads or
+        processes, or has played as many as it should."""
+        self.is_gone = False
 
     @classmethod
     async def start(
-        cls, target: RewardTarget, mark_fd: int | None = None, count: CallCount | None = None
+        cls,
+        target: RewardTarget,
+        *,
+        count: CallCount,
+        on_call_end: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> Self:
-        """Start a process and import the target in it; ``mark_fd`` is for an agent, see ``Hello``.
-
-        ``count`` is what the child's calls are added to.
+        """Start a process and import the target in it; add its calls to ``count``.
 
         Raises:
             RewardFailed: ``reward_import_failed``, or the process died or hung in its imports.
         """
         ours, theirs = socket.socketpair()
+        mark, mark_fd = EpisodeMark.create()
+        with ExitStack() as undo:  # of a cancellation, too: the pool may be closed
+            undo.callback(mark.close)
+            with theirs, ExitStack() as passed:
+                passed.callback(os.close, mark_fd)
+                undo.callback(ours.close)
+                streams = await asyncio.open_unix_connection(sock=ours)
+                undo.callback(streams[1].close)
+                process = await _spawn(theirs, mark_fd, target)
+            undo.pop_all()
+        events = {"on_call_end": on_call_end, "on_change": on_change}
+        child = cls(target, process, streams, mark, count=count, **events)
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
-        except BaseException:  # a cancellation, while the pool is closed
-            ours.close()
-            theirs.close()
-            raise
-        try:
-            with theirs:
-                process = await _spawn(theirs, target, mark_fd)
-        except BaseException:
-            writer.close()
-            raise
-        child = cls(target, process, reader, writer, count=count or CallCount())
-        try:
-            await child._greet(mark_fd)
+            await child._greet()
         except BaseException:
             await child.close()
             raise
+        child._receiving = asyncio.create_task(child._receive(), name="reward-replies")
         return child
 
-    async def answers(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:
-        """Return one answer with a reward per response. After any error the child must not be used again.
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._end is not None and self._end.done()
+
+    @property
+    def open_calls(self) -> int:
+        return len(self._open)
+
+    async def call(self, row: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:
+        """Return one reply with a reward per response; a cancellation ends the call.
 
         The deadline applies to one sample's call: to each in turn for a plain function, to all
         together for an async one, whose calls run concurrently.
 
         Raises:
-            RewardFailed: For the first sample without a reward, or with two.
+            RewardFailed: For the first sample without a reward, or with two; the process is gone.
         """
-        self.calls += 1
-        call = RewardCall(self.calls, msgspec.Raw(msgspec.json.encode(prompt)), list(responses))
-        answers = dict[int, RewardReply]()
-        deadline_s, loop = self.target.deadline_s, asyncio.get_running_loop()
+        self._begun += 1
+        number, deadline_s = self._begun, self._target.deadline_s
+        answers = asyncio.get_running_loop().create_future()
+        call = self._open[number] = _Call(len(responses), answers, asyncio.timeout(None))
+        self._send(RewardCall(number, msgspec.Raw(msgspec.json.encode(row)), list(responses)))
         try:
-            async with asyncio.timeout(deadline_s) as deadline:
-                self.send(call)
-                for _ in call.responses:
-                    self.count.made += not self.concurrent  # its samples are scored in turn
-                    try:
-                        answer = await self.receive()
-                    except RewardFailed as died:
-                        died.sample = None if self.concurrent else len(answers)
-                        raise
-                    if not isinstance(answer, RewardReply) or answer.sample >= len(responses):
-                        raise RewardFailed("reward_process_died", f"it sent {answer!r}, no answer")
-                    if answer.call != call.number or answer.sample in answers:
-                        raise RewardFailed("reward_answered_twice", _TWICE.format(answer.sample))
-                    does_not_apply = answer.fault is RewardFault.NONE and self.target.may_be_none
-                    if answer.reward is None and not does_not_apply:
-                        raise RewardFailed(
-                            answer.reason,
-                            answer.detail,
-                            answer.fault,
-                            answer.sample,
-                            answer.traceback,
-                        )
-                    answers[answer.sample] = answer
-                    if deadline_s is not None and not self.concurrent:
-                        deadline.reschedule(loop.time() + deadline_s)
+            async with call.deadline:
+                self._begin_sample(call)
+                return await call.answers
         except TimeoutError:
-            late = f"{self.target.target} ran longer than {deadline_s:g} s; killed"
-            at = None if self.concurrent else len(answers)
-            raise RewardFailed("reward_deadline", late, sample=at) from None
-        return [answers[sample] for sample in range(len(responses))]
+            late = f"{self._target.target} ran longer than {deadline_s:g} s; killed"
+            raise RewardFailed("reward_deadline", late, sample=self._running(call)) from None
+        finally:
+            if number in self._open:
+                self._cancel(number)
 
-    def send(self, message: Hello | RewardCall | CancelCall) -> None:
-        self.writer.write(framed(message))
+    def drain(self) -> None:
+        """End the process when its last call has ended."""
+        self._is_draining = True
+        if not self._open:
+            self.kill()
+
+    def kill(self) -> asyncio.Task[None]:
+        """Kill the process group; the task is done when the process is gone."""
+        if self._end is None:
+            with suppress(ProcessLookupError):  # it has already ended
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._end = asyncio.create_task(self._ended(), name="reward-child-end")
+        return self._end
 
     async def close(self) -> None:
         """Kill the process group and wait until the process is gone."""
-        self.kill()
-        await self.process.wait()
-        if self.concurrent:
-            with suppress(RewardFailed, TimeoutError, ValueError):  # the end of what it has written
-                async with asyncio.timeout(_LAST_FRAMES_S):
-                    while True:
-                        await self.receive()
-        self.writer.close()
-        with suppress(ConnectionError):
-            await self.writer.wait_closed()
+        await asyncio.wait({self.kill()})
 
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):  # it has already ended
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    async def _greet(self, mark_fd: int | None) -> None:
-        target = self.target
-        hello = Hello(
-            target.target,
-            str(target.working_dir),
-            target.options,
-            target.memory_mib,
-            target.source,
-            mark_fd,
-            target.limits,
-        )
+    async def _greet(self) -> None:
+        target = self._target
         try:
             async with asyncio.timeout(target.start_s):
-                self.send(hello)
-                reply = await self.receive()
+                self._send(target)
+                reply = await self._message()
         except TimeoutError:
             limit = f"environment.reward_start_s={target.start_s:g}"
             detail = f"importing {target.target} took longer than {limit}; raise it"
             raise RewardFailed(_IMPORT_FAILED, detail, RewardFault.IMPORT) from None
         if isinstance(reply, Refused):
             raise RewardFailed(_IMPORT_FAILED, reply.detail, RewardFault.IMPORT)
-        self.concurrent = isinstance(reply, Ready) and reply.concurrent
+        self._is_concurrent = isinstance(reply, Ready) and reply.concurrent
 
-    async def receive(self) -> Ready | Refused | RewardReply:
-        """Return the next message that is no notice; tries that are announced before it are counted.
+    def _send(self, message: RewardTarget | RewardCall | CancelCall) -> None:
+        self._writer.write(framed(message))
 
-        Raises:
-            RewardFailed: ``reward_process_died``, also of a message beyond any size.
-        """
-        while isinstance(message := await self._message(), TryBegun):
-            self.count.made += 1
-        return message
+    def _begin_sample(self, call: _Call) -> None:
+        """Count the call of the next sample of a plain function, and set its deadline."""
+        self._count.made += not self._is_concurrent
+        if self._target.deadline_s is not None:
+            now = asyncio.get_running_loop().time()
+            call.deadline.reschedule(now + self._target.deadline_s)
+
+    def _running(self, call: _Call) -> int | None:
+        """Return the sample whose call is running, or None if several are."""
+        return None if self._is_concurrent else len(call.replies)
+
+    def _cancel(self, number: int) -> None:
+        if self._limits.at_once == 1:
+            self._kill_for(number)
+            return
+        self._send(CancelCall(number))
+        asyncio.get_running_loop().call_later(self._limits.grace_s, self._kill_for, number)
+        self._wear()
+
+    def _kill_for(self, number: int) -> None:
+        if number in self._open:
+            self._killed_for = number
+            self.kill()
+
+    def _wear(self) -> None:
+        if not self.is_worn:
+            self.is_worn = True
+            self._on_change()
+
+    async def _receive(self) -> None:
+        lost = RewardFailed(_DIED, f"the process of {self._target.target}")
+        try:
+            while True:
+                match await self._message():
+                    case TryBegun():
+                        self._count.made += 1
+                    case RewardReply() as reply:
+                        self._replied(reply)
+                    case message:
+                        raise RewardFailed(_DIED, f"it sent {message!r}, no answer")  # noqa: TRY301
+        except RewardFailed as error:
+            lost = error
+        finally:
+            self._lose(lost)
 
     async def _message(self) -> Ready | Refused | RewardReply | TryBegun:
         """Return the next message.
@@ -230,28 +284,127 @@ class RewardChild:
             RewardFailed: ``reward_process_died``, also of a message beyond any size.
         """
         try:
-            nbytes = body_length(await self.reader.readexactly(LENGTH.size))
+            nbytes = body_length(await self._reader.readexactly(LENGTH.size))
             if nbytes > LONGEST_ANSWER_BYTES:
-                raise RewardFailed("reward_process_died", f"it sent {nbytes} bytes, no answer")
-            return _FROM_CHILD.decode(await self.reader.readexactly(nbytes))
+                raise RewardFailed(_DIED, f"it sent {nbytes} bytes, no answer")
+            return _FROM_CHILD.decode(await self._reader.readexactly(nbytes))
         except (asyncio.IncompleteReadError, ConnectionError):
-            status = await self.process.wait()
+            status = await self._process.wait()
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
-            detail = f"the process of {self.target.target} ended with {how}"
-            raise RewardFailed("reward_process_died", detail) from None
+            detail = f"the process of {self._target.target} ended with {how}"
+            raise RewardFailed(_DIED, detail) from None
         except msgspec.DecodeError as error:
-            raise RewardFailed("reward_process_died", f"it sent no answer: {error}") from None
+            raise RewardFailed(_DIED, f"it sent no answer: {error}") from None
+
+    def _replied(self, reply: RewardReply) -> None:
+        call, is_agent = self._open.get(reply.call), self._target.episodes is not None
+        if call is not None and call.answers.done() and not is_agent:
+            return  # a sample has failed, or is late: the caller kills this process
+        if call is None or reply.sample in call.replies:
+            raise RewardFailed("reward_answered_twice", _TWICE.format(reply.sample))
+        if reply.sample >= call.samples:
+            raise RewardFailed(_DIED, f"it sent {reply!r}, no answer")
+        call.replies[reply.sample] = reply
+        does_not_apply = reply.fault is RewardFault.NONE and self._target.may_be_none
+        failed = reply.reward is None and not does_not_apply
+        if call.answers.done():
+            pass  # cancelled
+        elif failed:
+            call.answers.set_exception(
+                RewardFailed(
+                    reply.reason,
+                    reply.detail,
+                    reply.fault,
+                    None if is_agent else reply.sample,
+                    reply.traceback,
+                )
+            )
+        elif len(call.replies) == call.samples:
+            call.answers.set_result([call.replies[sample] for sample in range(call.samples)])
+        elif not self._is_concurrent:
+            self._begin_sample(call)
+        if len(call.replies) == call.samples and (is_agent or not failed):
+            self._close_call(reply.call)
+
+    def _close_call(self, number: int) -> None:
+        del self._open[number]
+        self._on_call_end()
+        if self._limits.in_all is not None and self._begun >= self._limits.in_all:
+            self._wear()
+        if self._is_draining and not self._open:
+            self.kill()
+
+    def _lose(self, lost: RewardFailed) -> None:
+        """Fail the open calls, and end what is left of the process group."""
+        self.kill()
+        executing = self._mark.number
+        if self._killed_for is not None:
+            blocked = "another episode could not be ended, because this one kept the event loop"
+            lost = RewardFailed(lost.reason, f"{blocked} of {self._target.target}; killed")
+        elif self._process.returncode == -signal.SIGKILL:
+            executing = 0  # by whoever it was
+        self._mark.close()
+        is_shared, opened = len(self._open) > 1, self._open
+        self._open, self.is_gone = {}, True
+        for number, call in opened.items():
+            if not call.answers.done():
+                lost.sample, failed = self._running(call), lost
+                if is_shared and number != executing:
+                    detail = f"its process ended with {len(opened)} episodes in it: {lost.detail}"
+                    failed = RewardFailed(PROCESS_LOST, detail, RewardFault.SHARED)
+                call.answers.set_exception(failed)
+            self._on_call_end()
+        self._on_change()
+
+    async def _ended(self) -> None:
+        await self._process.wait()
+        if self._receiving is not None:
+            # A process that left the group may hold the socket open.
+            await asyncio.wait({self._receiving}, timeout=_LAST_FRAMES_S)
+            self._receiving.cancel()
+            await asyncio.wait({self._receiving})
+        else:
+            self._mark.close()
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
 
 
-@dataclass(slots=True)
+async def _spawn(theirs: socket.socket, mark_fd: int, target: RewardTarget) -> Process:
+    # One thread for numpy and torch, and the parent's import path.
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    import_path = os.pathsep.join(path for path in sys.path if path)
+    names = os.environ if target.variables is None else target.variables
+    inherited = {name: value for name, value in os.environ.items() if name in names}
+    return await create_subprocess_exec(
+        sys.executable,
+        "-P",  # the working directory must not shadow the child's own imports
+        "-m",
+        "offbeat.environments.reward_child",
+        str(theirs.fileno()),
+        str(os.getpid()),
+        str(mark_fd),
+        pass_fds=(theirs.fileno(), mark_fd),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=_STDERR,
+        start_new_session=True,
+        cwd=target.working_dir,
+        env=threads | inherited | {"PYTHONPATH": import_path},
+    )
+
+
 class RewardPool:
-    """Pool of ``size`` children; further calls wait their turn, first come, first served."""
+    """Pool of ``size`` children; further calls wait their turn, first come, first served.
 
-    target: RewardTarget
-    size: int
-    count: CallCount = field(default_factory=CallCount)
-    _slots: list["_Slot"] = field(default_factory=list["_Slot"])
-    _free: asyncio.Queue["_Slot"] = field(default_factory=asyncio.Queue["_Slot"])
+    All methods belong to one event loop.
+    """
+
+    def __init__(self, target: RewardTarget, size: int) -> None:
+        at_once = 1 if target.episodes is None else target.episodes.at_once
+        self._target, self._size = target, size
+        self._places = asyncio.Semaphore(size * at_once)
+        self._slots: list[_Slot] = []
+        self.count = CallCount()
 
     async def start(self) -> None:
         """Start all children.
@@ -259,11 +412,12 @@ class RewardPool:
         Raises:
             RewardFailed: The target cannot be imported. No child is left running.
         """
-        self._slots = [_Slot(self.target, self.count) for _ in range(self.size)]
+        self._slots = [
+            _Slot(self._target, self.count, self._places.release) for _ in range(self._size)
+        ]
         try:
             for slot in self._slots:
                 await slot.child()
-                self._free.put_nowait(slot)
         except BaseException:
             await self.close()
             raise
@@ -273,9 +427,9 @@ class RewardPool:
     ) -> list[float | NamedRewards | None]:
         """Return one reward per response, with the final answer where the function names it.
 
-        None if the function does not apply. Otherwise as ``answers``.
+        None if the function does not apply. Otherwise as ``call``.
         """
-        replies = await self.answers(prompt, responses)
+        replies = await self.call(prompt, responses)
         return [
             reply.reward
             if reply.answer is None or reply.reward is None
@@ -283,25 +437,25 @@ class RewardPool:
             for reply in replies
         ]
 
-    async def answers(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:
-        """Return one answer with a reward per response.
-
-        A child whose call failed or was cancelled is killed and replaced.
+    async def call(self, row: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:
+        """Return one reply with a reward per response; a cancellation ends the call.
 
         Raises:
             RewardFailed: With the reason of the first sample that has no reward.
         """
-        slot = await self._free.get()
-        fit = False
+        await self._places.acquire()
+        # A call in a child that is being replaced has a place too, so the emptiest of the others
+        # has room.
+        slot = min(self._slots, key=lambda each: (each.load, not each.pids))
+        slot.expected += 1
         try:
             child = await slot.child()
-            answers = await child.answers(prompt, responses)
-            fit = True
+        except BaseException:
+            self._places.release()
+            raise
         finally:
-            if not fit:
-                slot.replace()
-            self._free.put_nowait(slot)
-        return answers
+            slot.expected -= 1
+        return await child.call(row, responses)
 
     async def close(self) -> None:
         """Kill every child. No call may be running."""
@@ -311,83 +465,82 @@ class RewardPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of the children that are ready."""
-        return tuple(pid for slot in self._slots if (pid := slot.pid) is not None)
+        """Process ids of the children that run, also of those that are being replaced."""
+        return tuple(pid for slot in self._slots for pid in slot.pids)
 
 
 class _Slot:
     """A place in the pool, whose child is ready, starting, or failed to start.
 
-    Replacing needs no await, so that no cancellation can shrink the pool.
+    A worn child is replaced at once and plays its open episodes to their ends meanwhile; at most
+    one does so, therefore a slot has never more than two.
     """
 
-    def __init__(self, target: RewardTarget, count: CallCount) -> None:
-        self._target, self._count = target, count
-        start = RewardChild.start(target, count=count)
-        self._start = asyncio.create_task(start, name="reward-child-start")
-        # Separate from the start, so that cancelling the new child never spares the old one.
-        self._end: asyncio.Task[None] | None = None
+    def __init__(
+        self, target: RewardTarget, count: CallCount, on_call_end: Callable[[], None]
+    ) -> None:
+        self._target, self._count, self._on_call_end = target, count, on_call_end
+        self._former: list[Child] = []  # replaced, and not ended yet
+        self._is_closing = False
+        self._start = self._starting()
+        self.expected = 0  # calls that wait for the child to start
 
     @property
-    def pid(self) -> int | None:
-        ready = self._start.done() and not self._start.cancelled() and not self._start.exception()
-        return self._start.result().process.pid if ready else None
+    def load(self) -> int:
+        current = self._current
+        return self.expected + (0 if current is None else current.open_calls)
 
-    async def child(self) -> RewardChild:
-        """Return the child, once started. A cancellation here does not cancel the start."""
-        await asyncio.wait({self._start})
-        return self._start.result()
+    @property
+    def pids(self) -> list[int]:
+        return [each.pid for each in self._children if not each.is_gone]
 
-    def replace(self) -> None:
-        """Kill the child and start another, unless one is already starting."""
-        if self._start.done():
-            self._end = asyncio.create_task(_ended(self._start), name="reward-child-end")
-            self._start = asyncio.create_task(self._restart(self._end), name="reward-child-start")
+    async def child(self) -> Child:
+        """Return the child, once started. A cancellation here does not cancel the start.
+
+        Raises:
+            RewardFailed: It did not start. The next call tries again.
+        """
+        while True:
+            start = self._start
+            await asyncio.wait({start})
+            if start is self._start:  # else it has been replaced meanwhile
+                break
+        if not start.cancelled() and start.exception() is not None:
+            self._start = self._starting()
+        return start.result()
 
     async def close(self) -> None:
+        self._is_closing = True
         self._start.cancel()
         await asyncio.wait({self._start})
-        await _ended(self._start)
-        if self._end is not None:
-            await asyncio.wait({self._end})
+        for each in self._children:
+            await each.close()
 
-    async def _restart(self, end: asyncio.Task[None]) -> RewardChild:
-        await asyncio.wait({end})
-        return await RewardChild.start(self._target, count=self._count)
+    @property
+    def _current(self) -> Child | None:
+        is_ready = self._start.done() and not self._start.cancelled()
+        return self._start.result() if is_ready and self._start.exception() is None else None
 
+    @property
+    def _children(self) -> list[Child]:
+        return self._former if self._current is None else [*self._former, self._current]
 
-async def _ended(start: asyncio.Task[RewardChild]) -> None:
-    """Wait until a child that is starting has ended, if it ever started."""
-    if not start.cancelled() and start.exception() is None:
-        await start.result().close()
+    def _starting(self) -> asyncio.Task[Child]:
+        start = Child.start(
+            self._target,
+            count=self._count,
+            on_call_end=self._on_call_end,
+            on_change=self._replace,
+        )
+        return asyncio.create_task(start, name="reward-child-start")
 
-
-async def _spawn(theirs: socket.socket, target: RewardTarget, mark_fd: int | None) -> Process:
-    passed = (theirs.fileno(),) if mark_fd is None else (theirs.fileno(), mark_fd)
-    return await create_subprocess_exec(
-        sys.executable,
-        "-P",  # the working directory must not shadow the child's own imports
-        "-m",
-        "offbeat.environments.reward_child",
-        str(theirs.fileno()),
-        str(os.getpid()),
-        pass_fds=passed,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=_STDERR,
-        start_new_session=True,
-        cwd=target.working_dir,
-        env=_environment(target.variables),
-    )
-
-
-def _environment(variables: tuple[str, ...] | None) -> dict[str, str]:
-    """Return the parent's environment with its import path, and one thread for numpy and torch.
-
-    ``variables`` are the names of those that are passed on; None: all.
-    """
-    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    import_path = os.pathsep.join(path for path in sys.path if path)
-    passed = {
-        name: value for name, value in os.environ.items() if variables is None or name in variables
-    }
-    return threads | passed | {"PYTHONPATH": import_path}
+    def _replace(self) -> None:
+        """Start another child if the current one is gone, or worn and none drains."""
+        current = self._current
+        if self._is_closing or current is None:
+            return
+        drains = any(not each.is_gone for each in self._former)
+        if current.is_gone or (current.is_worn and not drains):
+            self._former = [each for each in self._former if not each.has_ended] + [current]
+            self._start = self._starting()
+            current.drain()

@@ -1,8 +1,8 @@
-"""Runs a user's reward function or agent: ``python -m offbeat.environments.reward_child FD PID``.
+"""Runs a reward function or agent: ``python -m offbeat.environments.reward_child FD PID MARK_FD``.
 
-It communicates over the socket ``FD`` alone, so that prints of user code cannot disturb the
+It communicates over the socket ``FD`` only, so that prints of user code cannot disturb the
 protocol; both of its standard streams go to the worker's standard error. Its address space is
-limited, and it dies with the process ``PID`` that started it.
+limited, and it dies with the process ``PID`` that started it. ``MARK_FD`` is the file of an ``EpisodeMark``.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from offbeat.config.user_code import TargetNotFound, load_target
 from offbeat.environments.async_calls import AsyncCalls
 from offbeat.environments.episode_mark import EpisodeMark
 from offbeat.environments.frames import (
-    Hello,
     Ready,
     Refused,
     RewardCall,
+    RewardTarget,
     TryBegun,
     framed,
 )
@@ -35,49 +35,52 @@ from offbeat.messages.framing import LENGTH, body_length
 from offbeat.messages.parent_death import die_with_parent
 
 _Send = Callable[[msgspec.Struct], None]
-_Message = TypeVar("_Message", bound=msgspec.Struct)
+_Message = TypeVar("_Message")
 
 
 def main() -> None:
     """Serve calls until the parent closes the socket."""
-    parent_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    parent_fd, parent_pid, mark_fd = map(int, sys.argv[1:])
     die_with_parent(parent_pid)  # elsewhere an idle child ends at the end of the socket
     # A process that user code starts must not keep the socket open.
     os.set_inheritable(parent_fd, False)  # noqa: FBT003 - its parameter has no name
     channel = socket.socket(fileno=parent_fd)
     frames = channel.makefile("rb")
-    hello = _receive(frames, Hello)
-    if hello is None:
+    target = _receive(frames, RewardTarget)
+    if target is None:
         return
-    _limit_memory(hello.memory_mib)
-    _serve(hello, channel, frames)
+    mark = EpisodeMark(mark_fd)
+    os.close(mark_fd)
+    limit = target.memory_mib << 20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    _serve(target, channel, frames, mark)
 
 
-def _serve(hello: Hello, channel: socket.socket, frames: BinaryIO) -> None:
+def _serve(
+    target: RewardTarget, channel: socket.socket, frames: BinaryIO, mark: EpisodeMark
+) -> None:
     def send(message: msgspec.Struct) -> None:
         channel.sendall(framed(message))
 
-    working_dir = Path(hello.working_dir)
+    working_dir = target.working_dir
     try:
-        reward = partial(_function_of(hello, working_dir), **hello.options)
+        reward = partial(_function_of(target), **target.options)
     except TargetNotFound as error:
         send(Refused(str(error)))
         return
-    source = source_digest(hello.target, working_dir)  # digest of what has just been imported
-    if hello.source and source is not None and source != hello.source:
-        send(Refused(str(InputChanged(ENVIRONMENT, hello.target))))
+    source = source_digest(target.target, working_dir)  # digest of what has just been imported
+    if target.source and source is not None and source != target.source:
+        send(Refused(str(InputChanged(ENVIRONMENT, target.target))))
         return
     concurrent = inspect.iscoroutinefunction(reward.func)
     reply = _of_this_process(send)
     announce = partial(reply, TryBegun())
-    limits = hello.limits
+    limits = target.limits
     at_once = AsyncCalls(reward, limits, announce).call if concurrent and limits else reward
     send(Ready(concurrent))
-    if hello.mark_fd is not None:
+    if target.episodes is not None:
         from offbeat.environments.episode_serving import serve_episodes  # noqa: PLC0415 - agents
 
-        mark = EpisodeMark(hello.mark_fd)
-        os.close(hello.mark_fd)
         asyncio.run(serve_episodes(reward, channel, mark, working_dir, _of_this_process))
         return
     with asyncio.Runner() as runner:
@@ -88,21 +91,21 @@ def _serve(hello: Hello, channel: socket.socket, frames: BinaryIO) -> None:
                 _answer_in_turn(reward, call, working_dir, reply)
 
 
-def _function_of(hello: Hello, working_dir: Path) -> Callable[..., Any]:
+def _function_of(target: RewardTarget) -> Callable[..., Any]:
     """Import the target.
 
     Raises:
         TargetNotFound: For any failure; also of an agent that is not async.
     """
-    function = load_target(hello.target, working_dir)
-    if hello.mark_fd is None:
+    function = load_target(target.target, target.working_dir)
+    if target.episodes is None:
         return function
     from offbeat.environments.agent_call import agent_as_reward  # noqa: PLC0415 - imports numpy
 
     try:
         return agent_as_reward(function)
     except TypeError as error:
-        raise TargetNotFound(hello.target, hello.working_dir, str(error)) from error
+        raise TargetNotFound(target.target, str(target.working_dir), str(error)) from error
 
 
 def _of_this_process(send: _Send) -> _Send:
@@ -159,12 +162,8 @@ def _receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:
     header = frames.read(LENGTH.size)
     if len(header) < LENGTH.size:
         return None
-    return msgspec.json.decode(frames.read(body_length(header)), type=kind)
-
-
-def _limit_memory(memory_mib: int) -> None:
-    limit = memory_mib << 20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    body = frames.read(body_length(header))
+    return msgspec.json.decode(body, type=kind, dec_hook=lambda kind, path: kind(path))
 
 
 if __name__ == "__main__":

@@ -51,14 +51,10 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "endpoint/server.py _Entry.open_request",
         "endpoint/server.py _answer",
         "endpoint/session.py SampleSession._generated",
-        "environments/episode_pool.py EpisodePool.play",
-        "environments/episode_pool.py EpisodePool.start",
-        "environments/episode_process.py EpisodeProcess.start",
         "environments/exits.py exits_as_errors",  # Exception, which passes as it is
         "environments/exits.py exits_as_errors",
-        "environments/killable.py RewardChild.start",  # before there is a socket
-        "environments/killable.py RewardChild.start",  # before there is a process
-        "environments/killable.py RewardChild.start",
+        "environments/killable.py Child.start",
+        "environments/killable.py RewardPool.call",
         "environments/killable.py RewardPool.start",
         "images/processors.py load_processor",  # the files of a model's processor
         "environments/weighted_rewards.py WeightedRewards.score",

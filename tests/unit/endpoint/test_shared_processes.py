@@ -5,6 +5,7 @@ import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +18,8 @@ from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.agent import AgentFunction
 from offbeat.environments.agent_client import AgentClient
-from offbeat.environments.episode_pool import EpisodePool
-from offbeat.environments.episode_process import EpisodeLimits
-from offbeat.environments.killable import RewardFailed, RewardTarget
+from offbeat.environments.frames import EpisodeLimits, RewardTarget
+from offbeat.environments.killable import RewardFailed, RewardPool
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
@@ -133,8 +133,8 @@ def test_an_episode_that_blocks_its_process_costs_no_other_one(tmp_path: Path) -
 
 
 @asynccontextmanager
-async def pool_of(name: str) -> AsyncIterator[EpisodePool]:
-    pool = EpisodePool(target(name), 1, EpisodeLimits(AT_ONCE))
+async def pool_of(name: str) -> AsyncIterator[RewardPool]:
+    pool = RewardPool(replace(target(name), episodes=EpisodeLimits(AT_ONCE)), 1)
     await pool.start()
     try:
         yield pool
@@ -151,14 +151,14 @@ def test_a_process_that_cancelled_an_episode_plays_no_further_ones(tmp_path: Pat
         async with pool_of("reads") as pool:
             before = pool.pids
             unending, ending = (
-                asyncio.create_task(pool.play({"pipe": pipe}, NOBODY)) for pipe in pipes
+                asyncio.create_task(pool.call({"pipe": pipe}, [NOBODY])) for pipe in pipes
             )
             written = await asyncio.to_thread(Path(pipes[1]).open, "w")  # both have begun
             unending.cancel()
-            later = await pool.play({"pipe": ""}, NOBODY)
+            (later,) = await pool.call({"pipe": ""}, [NOBODY])
             during = pool.pids
             written.close()
-            assert (await ending).reward == later.reward == 1.0
+            assert (await ending)[0].reward == later.reward == 1.0
             return [before, during]
 
     before, during = asyncio.run(pids())
@@ -168,7 +168,7 @@ def test_a_process_that_cancelled_an_episode_plays_no_further_ones(tmp_path: Pat
 def test_an_agent_that_answers_for_an_episode_that_there_is_not_loses_its_process() -> None:
     async def outcomes() -> list[object]:
         async with pool_of("answers_for_another") as pool:
-            both = (pool.play({}, NOBODY) for _ in range(2))
+            both = (pool.call({}, [NOBODY]) for _ in range(2))
             return list(await asyncio.gather(*both, return_exceptions=True))
 
     assert all(isinstance(outcome, RewardFailed) for outcome in asyncio.run(outcomes()))

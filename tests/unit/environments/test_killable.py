@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from offbeat.environments.async_calls import CallLimits
-from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.frames import RewardTarget
+from offbeat.environments.killable import RewardFailed, RewardPool
 from offbeat.environments.reward_value import BadReward, NamedRewards, reward_of, short_answer
 
 HERE = Path(__file__).parent
@@ -294,7 +295,8 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from offbeat.environments.async_calls import CallLimits
-from offbeat.environments.killable import RewardPool, RewardTarget
+from offbeat.environments.frames import RewardTarget
+from offbeat.environments.killable import RewardPool
 
 async def main():
     target = RewardTarget("user_rewards:announces_and_hangs", Path(sys.argv[1]), {}, 2048, 60.0, 120.0)
