@@ -15,14 +15,16 @@ sample, with ``MOST_PER_SAMPLE``, few from the others.
 """
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Final, cast
 
 import msgspec
+from aiohttp import web
 
 from offbeat.endpoint.errors import LimitExceeded, RequestRefused
+from offbeat.endpoint.http import HttpHandler
 
 MOST_PER_SAMPLE: Final = 128
 """Connections whose last request was for one sample: several times its open requests, for clients
@@ -36,27 +38,23 @@ class Connections:
         """``most``: connections of all samples, and of strangers. ``head_deadline_s``: for a head."""
         self._most, self._head_deadline_s = most, head_deadline_s
         self._refusal = _refusal(most)
-        self._by_transport: dict[asyncio.BaseTransport, _Connection] = {}
-        self._strangers: dict[_Connection, None] = {}  # oldest first, as the idle ones
-        self._idle: dict[_Connection, None] = {}
-        self._by_sample: dict[str, set[_Connection]] = {}
+        self._open = set[Connection]()
+        self._strangers: dict[Connection, None] = {}  # oldest first, as the idle ones
+        self._idle: dict[Connection, None] = {}
+        self._by_sample: dict[str, set[Connection]] = {}
 
     def __len__(self) -> int:
         """Return the number of open connections."""
-        return len(self._by_transport)
+        return len(self._open)
 
-    def bounded(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
-        """Return a factory of the protocols of ``make``, whose connections are bounded."""
-        return lambda: _Connection(make(), self)
-
-    def recognise(self, transport: asyncio.BaseTransport | None, sample: str) -> None:
-        """Record that a connection asks for a sample.
+    def recognise(self, request: web.Request, sample: str) -> None:
+        """Record that the connection of a request asks for a sample.
 
         Raises:
             LimitExceeded: The sample has so many others.
         """
-        connection = self._by_transport.get(transport) if transport is not None else None
-        if connection is None or connection.sample == sample:  # the client is gone, or known
+        connection = cast("Connection", request.protocol)
+        if connection not in self._open or connection.sample == sample:  # it is gone, or known
             return
         self._leave_sample(connection)
         of_sample = self._by_sample.setdefault(sample, set())
@@ -66,10 +64,10 @@ class Connections:
         of_sample.add(connection)
 
     @contextmanager
-    def answering(self, transport: asyncio.BaseTransport | None) -> Generator[None]:
-        """Keep a connection open: its head is complete, and what follows is its body."""
-        connection = self._by_transport.get(transport) if transport is not None else None
-        if connection is None:  # the client is gone
+    def answering(self, request: web.Request) -> Generator[None]:
+        """Keep the connection of a request open: its head is complete, its body follows."""
+        connection = cast("Connection", request.protocol)
+        if connection not in self._open:  # the client is gone
             yield
             return
         self.stop_deadline(connection)
@@ -80,38 +78,38 @@ class Connections:
             yield
         finally:
             connection.is_answered = False
-            if connection.transport in self._by_transport:
+            if connection in self._open:
                 waiting = self._strangers if connection.sample is None else self._idle
                 waiting[connection] = None
 
     # --- events of a connection -------------------------------------------------------------------
 
-    def opened(self, connection: "_Connection") -> bool:
-        """Take a connection in, in place of another one if need be; return False if it is refused."""
+    def admit(self, connection: "Connection", transport: asyncio.Transport) -> bool:
+        """Add a connection, in place of another one if need be; return False if it is refused."""
         if len(self) >= self._most and not self._make_room():
-            connection.transport.write(self._refusal)
-            connection.transport.close()
+            transport.write(self._refusal)
+            transport.close()
             return False
-        self._by_transport[connection.transport] = connection
+        self._open.add(connection)
         self._strangers[connection] = None
-        self.start_deadline(connection)
+        self.start_deadline(connection, transport)
         return True
 
-    def start_deadline(self, connection: "_Connection") -> None:
+    def start_deadline(self, connection: "Connection", transport: asyncio.Transport) -> None:
         """Start the deadline of a head, unless it runs, or what arrives is of an accepted request."""
         if connection.deadline is None and not connection.is_answered:
             loop = asyncio.get_running_loop()
-            connection.deadline = loop.call_later(self._head_deadline_s, connection.transport.abort)
+            connection.deadline = loop.call_later(self._head_deadline_s, transport.abort)
 
-    def stop_deadline(self, connection: "_Connection") -> None:
+    def stop_deadline(self, connection: "Connection") -> None:
         if connection.deadline is not None:
             connection.deadline.cancel()
             connection.deadline = None
 
-    def closed(self, connection: "_Connection") -> None:
+    def closed(self, connection: "Connection") -> None:
         """Forget a connection."""
         self.stop_deadline(connection)
-        self._by_transport.pop(connection.transport, None)
+        self._open.discard(connection)
         self._strangers.pop(connection, None)
         self._idle.pop(connection, None)
         self._leave_sample(connection)
@@ -121,9 +119,7 @@ class Connections:
     def _make_room(self) -> bool:
         stranger = next(iter(self._strangers), None)
         if stranger is not None:
-            if not stranger.has_asked:
-                stranger.transport.write(self._refusal)
-            self._end(stranger)
+            self._end(stranger, b"" if stranger.has_asked else self._refusal)
             return True
         idle = next(iter(self._idle), None)
         if idle is None:
@@ -131,11 +127,13 @@ class Connections:
         self._end(idle)  # without a word: a client would take it for the answer of its next request
         return True
 
-    def _end(self, connection: "_Connection") -> None:
+    def _end(self, connection: "Connection", last: bytes = b"") -> None:
         self.closed(connection)
-        connection.transport.close()
+        if connection.transport is not None:
+            connection.transport.write(last)
+            connection.transport.close()
 
-    def _leave_sample(self, connection: "_Connection") -> None:
+    def _leave_sample(self, connection: "Connection") -> None:
         if connection.sample is None:
             return
         of_sample = self._by_sample[connection.sample]
@@ -145,45 +143,32 @@ class Connections:
         connection.sample = None
 
 
-class _Connection(asyncio.Protocol):
-    """Forwards all events of a connection, and reports them to its endpoint's ``Connections``."""
+class Connection(HttpHandler):
+    """One connection, whose events its endpoint's ``Connections`` sees first."""
 
-    transport: asyncio.Transport  # once it is made
-
-    def __init__(self, inner: asyncio.Protocol, connections: Connections) -> None:
-        self._inner, self._connections = inner, connections
-        self._is_open = False
+    def __init__(
+        self, manager: web.Server, loop: asyncio.AbstractEventLoop, connections: Connections
+    ) -> None:
+        super().__init__(manager, loop)
+        self._connections = connections
         self.sample: str | None = None  # that the last accepted request was for
         self.is_answered = False
         self.has_asked = False  # one request at least
         self.deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        self._is_open = self._connections.opened(self)
-        if self._is_open:
-            self._inner.connection_made(transport)
+        if self._connections.admit(self, cast("asyncio.Transport", transport)):
+            super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_open and not self.transport.is_closing():
-            self._connections.start_deadline(self)
-            self._inner.data_received(data)
+        if self.transport is not None and not self.transport.is_closing():
+            self._connections.start_deadline(self, self.transport)
+            super().data_received(data)
 
-    def eof_received(self) -> bool | None:
-        return self._inner.eof_received() if self._is_open else None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._is_open:
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self.transport is not None:
             self._connections.closed(self)
-            self._inner.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        if self._is_open:
-            self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._is_open:
-            self._inner.resume_writing()
+            super().connection_lost(exc)
 
 
 def _refusal(most: int) -> bytes:

@@ -19,8 +19,6 @@ _KEEP_ALIVE_S: Final = 75.0
 class HttpHandler(web.RequestHandler):
     """Reads requests from one connection and writes their answers."""
 
-    __slots__ = ()
-
     def __init__(self, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:
         nowhere = cast("Any", None)  # aiohttp's way to switch a log off, which its types leave out
         super().__init__(
@@ -45,12 +43,7 @@ class HttpHandler(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has been begun")
         problem = f"this is no HTTP request: {message or exc!r:.200}"
-        refused = RequestRefused(HTTPStatus(status), "malformed_request", problem)
-        answer = web.Response(
-            body=msgspec.json.encode(refused.body), status=status, content_type="application/json"
-        )
-        answer.force_close()
-        return answer
+        return _last_answer(HTTPStatus(status), "malformed_request", problem)
 
 
 _VERSIONS: Final = (HttpVersion10, HttpVersion11)

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -27,9 +28,9 @@ import structlog
 from aiohttp import web
 
 from offbeat.endpoint import responses
-from offbeat.endpoint.connections import Connections
+from offbeat.endpoint.connections import Connection, Connections
 from offbeat.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
-from offbeat.endpoint.http import HttpHandler, answer_to_version, expected, refusal_of, too_long
+from offbeat.endpoint.http import answer_to_version, expected, refusal_of, too_long
 from offbeat.endpoint.requests import ChatRequest, TokenRequest, decoded
 from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, TokenTurn, Turn
 from offbeat.endpoint.shared_calls import SharedCalls
@@ -145,15 +146,15 @@ class AgentEndpoint:
         self._runner = runner
         server, loop = runner.server, asyncio.get_running_loop()
         assert server is not None, "set up"  # noqa: S101
-        self._connections = Connections(max_connections, self._head_deadline_s)
-        connections = self._connections.bounded(lambda: HttpHandler(server, loop))
-        tcp = await loop.create_server(connections, "127.0.0.1", 0, backlog=_BACKLOG)
+        connections = self._connections = Connections(max_connections, self._head_deadline_s)
+        make = partial(Connection, server, loop, connections)
+        tcp = await loop.create_server(make, "127.0.0.1", 0, backlog=_BACKLOG)
         self._servers.append(tcp)
         self.port = tcp.sockets[0].getsockname()[1]
         remove_abandoned_sockets()
         self._socket_folder = new_socket_folder()
         path = self._socket_folder / UNNAMED
-        unix = await loop.create_unix_server(connections, str(path), backlog=_BACKLOG)
+        unix = await loop.create_unix_server(make, str(path), backlog=_BACKLOG)
         self._servers.append(unix)
         path.chmod(0o600)
         path.rename(self.socket_path)
@@ -264,7 +265,7 @@ class AgentEndpoint:
 
     def _recognise(self, request: web.Request, name: str) -> None:
         try:
-            self._connections.recognise(request.transport, name)
+            self._connections.recognise(request, name)
         except LimitExceeded as error:
             raise RequestRefused(
                 HTTPStatus.TOO_MANY_REQUESTS, error.limit, f"{error}: close what is not used"
@@ -313,7 +314,7 @@ class AgentEndpoint:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        with self._connections.answering(request.transport):
+        with self._connections.answering(request):
             return await self._answer_or_refusal(request, handler)
 
     async def _answer_or_refusal(
