@@ -9,7 +9,7 @@ Legend: I pictures, P prompt tokens, K placeholder tokens of the prompt.
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -33,17 +33,10 @@ READ_FAMILIES: Final = tuple(family for family in FAMILIES if family != "smolvlm
 class PictureRules(MediaRules):
     """Rules of a model that reads pictures."""
 
-    @property
-    @abstractmethod
-    def kind(self) -> MediaKind: ...
-
-    @property
-    def noun(self) -> str:
-        return "pictures"
-
-    @property
-    def reads_media(self) -> bool:
-        return True
+    _: KW_ONLY
+    noun: str = "pictures"
+    reads_media: bool = True
+    kind: MediaKind
 
     @abstractmethod
     def _features(self, pictures: Pictures) -> int: ...
@@ -100,15 +93,8 @@ class PixelRules(PictureRules):
 
     size: tuple[int, int, int]  # channels, height and width of every picture
     tokens: int  # of one picture
-    is_opened: bool = False  # its tokens attend to each other both ways
-
-    @property
-    def kind(self) -> MediaKind:
-        return MediaKind.PIXELS
-
-    @property
-    def opens_attention(self) -> bool:
-        return self.is_opened
+    _: KW_ONLY
+    kind: MediaKind = MediaKind.PIXELS
 
     def _features(self, pictures: Pictures) -> int:
         return len(pictures.sizes) * self.tokens
@@ -136,19 +122,9 @@ class PatchRules(PictureRules):
 
     patch_values: int
     merged: int  # patches along each side that one token stands for
-    deep: int = 0  # layers of Qwen3-VL
-
-    @property
-    def kind(self) -> MediaKind:
-        return MediaKind.PATCHES
-
-    @property
-    def has_axes(self) -> bool:
-        return True
-
-    @property
-    def deep_layers(self) -> int:
-        return self.deep
+    _: KW_ONLY
+    kind: MediaKind = MediaKind.PATCHES
+    has_axes: bool = True
 
     def _features(self, pictures: Pictures) -> int:
         return int(pictures.sizes.astype(np.int64).prod(1).sum()) // self.merged**2
@@ -210,11 +186,14 @@ def rules_of_config(config: Any) -> PictureRules | None:  # noqa: ANN401 -- tran
     if config.model_type in _OPENED:
         vision = config.vision_config
         size = (vision.num_channels, vision.image_size, vision.image_size)
-        return PixelRules(config.image_token_id, size, config.mm_tokens_per_image, is_opened=True)
+        return PixelRules(
+            config.image_token_id, size, config.mm_tokens_per_image, opens_attention=True
+        )
     if config.model_type in _PATCHES:
         vision = config.vision_config
         channels: int = getattr(vision, "in_channels", 0) or vision.in_chans
         values = channels * vision.temporal_patch_size * vision.patch_size**2
-        deep = len(getattr(vision, "deepstack_visual_indexes", ()))
-        return PatchRules(config.image_token_id, values, vision.spatial_merge_size, deep)
+        deep = len(getattr(vision, "deepstack_visual_indexes", ()))  # of Qwen3-VL
+        merged = vision.spatial_merge_size
+        return PatchRules(config.image_token_id, values, merged, deep_layers=deep)
     return None

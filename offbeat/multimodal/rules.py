@@ -7,7 +7,7 @@ Legend: P prompt tokens, K placeholder tokens of the prompt, F features.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Protocol, cast
 
 import numpy as np
@@ -28,31 +28,12 @@ class MediaRules:
     """
 
     placeholder: int  # token id
-
-    @property
-    def noun(self) -> str:
-        """Return the plural of a medium, for messages."""
-        return "media"
-
-    @property
-    def reads_media(self) -> bool:
-        """Return whether the model has an encoder of media."""
-        return False
-
-    @property
-    def has_axes(self) -> bool:
-        """Return whether a token of a medium has a position on each of three axes."""
-        return False
-
-    @property
-    def opens_attention(self) -> bool:
-        """Return whether the tokens of a medium attend to each other both ways."""
-        return False
-
-    @property
-    def deep_layers(self) -> int:
-        """Return the number of decoder layers to whose outputs the model adds features."""
-        return 0
+    _: KW_ONLY
+    noun: str = "media"  # plural of a medium, for messages
+    reads_media: bool = False  # whether the model has an encoder of media
+    has_axes: bool = False  # whether a token of a medium has a position on each of three axes
+    opens_attention: bool = False  # whether the tokens of a medium attend to each other both ways
+    deep_layers: int = 0  # decoder layers to whose outputs the model adds features
 
     def count_features(self, media: Media) -> int:
         """Return the number of features that the encoder makes: the placeholders that media need."""
