@@ -70,7 +70,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "sampler/checked_sampler.py CheckedSampler._call",
         "sampler/custom.py load_custom",
         "telemetry/wandb_sink.py WandbSink.write",
-        "trainers/checkpoints/shared_work.py SharedWork.run",
+        "trainers/checkpoints/rank_store.py RankCheckpoints._run",
         "trainers/megatron/split_step.py MegatronTrainer._no_message_unread",
         "trainers/backend.py TrainerBackend._undone_if_raised",
         "trainers/ranks/process_group.py join",
@@ -111,8 +111,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     FILE_OF_A_USER: ("runs/report/examples.py token_text",),
     OTHER_RANKS: (
-        "trainers/checkpoints/gathered_export.py write_on_first_rank",
-        "trainers/checkpoints/shared_work.py SharedWork._carry_out",
+        "trainers/checkpoints/rank_store.py RankCheckpoints._carry_out",
         "trainers/ranks/peers.py run_and_reduce_max",
         "trainers/torch/split_step.py TorchTrainer._prepared_on_all_ranks",
     ),

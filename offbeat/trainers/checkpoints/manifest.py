@@ -4,7 +4,7 @@
 a flipped bit is detected wherever it is, in a file or in the record of its digest.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -70,7 +70,11 @@ class _OnlySchema(msgspec.Struct, frozen=True):
     schema: int
 
 
-def describe(directory: Path, names: Iterable[str]) -> tuple[FileRecord, ...]:
+Describe = Callable[[Path, Sequence[str]], Sequence[FileRecord]]
+"""Reads files like ``describe``, in one process or distributed over several."""
+
+
+def describe(directory: Path, names: Sequence[str]) -> tuple[FileRecord, ...]:
     """Read these files of a directory and return their sizes and digests.
 
     Raises:
@@ -123,15 +127,16 @@ def read_manifest(directory: Path) -> CheckpointManifest:
     return manifest
 
 
-def verify(directory: Path, files: Iterable[FileRecord]) -> None:
+def verify(directory: Path, files: Sequence[FileRecord], describe: Describe = describe) -> None:
     """Read these files of a directory and compare their digests.
 
     Raises:
         CheckpointCorrupt: Naming the file and both digests.
         OSError: The disk cannot read.
     """
+    got = {each.name: each.digest for each in describe(directory, [each.name for each in files])}
     for each in files:
-        _expect(directory / each.name, _digest(directory / each.name), each.digest)
+        _expect(directory / each.name, got[each.name], each.digest)
 
 
 def check_version(directory: Path, manifest: CheckpointManifest, named: int) -> None:

@@ -13,8 +13,7 @@ from offbeat.run_files.disk import DISK
 from offbeat.run_files.files import Files, fingerprints
 from offbeat.run_files.transfer import fetch, send
 from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
-from offbeat.trainers.checkpoints.shared_work import Write
-from offbeat.trainers.checkpoints.store import LATEST, VerifiedCheckpoint
+from offbeat.trainers.checkpoints.store import LATEST, VerifiedCheckpoint, Write
 
 FOLDER: Final = "checkpoints"
 _STATE, _ABANDONED, _PARTIAL = "state_", "abandoned_", ".partial_"

@@ -1,35 +1,57 @@
 """The checkpoint store that all ranks of a world share.
 
 Rank 0 decides what is written and what is loaded; all write and read together, in a directory that
-all of them see, and each reads back and verifies a share of the files. A failure of one rank is a
-failure of all.
+all of them see, and each reads back and digests a share of the files. Rank 0 leads: it broadcasts
+an order, all ranks carry it out, and all gather the outcomes. The other ranks follow until rank 0
+broadcasts that the work is done. A failure of one rank is a failure of all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import msgspec
 
 from offbeat.messages.failures import CheckpointFailed
 from offbeat.run_files.disk import Disk
-from offbeat.trainers.checkpoints.manifest import CheckpointManifest, Identity
-from offbeat.trainers.checkpoints.shared_work import SharedWork, Write
-from offbeat.trainers.checkpoints.store import CheckpointStore, VerifiedCheckpoint
-from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
+from offbeat.trainers.checkpoints.manifest import (
+    CheckpointManifest,
+    FileRecord,
+    Identity,
+    describe,
+)
+from offbeat.trainers.checkpoints.store import CheckpointStore, VerifiedCheckpoint, Write
+from offbeat.trainers.ranks.peers import PeerFailed, Peers, run_on_all_ranks
 
 T = TypeVar("T")
 
 
-class _Found(msgspec.Struct, frozen=True):
-    """``VerifiedCheckpoint`` in the form that rank 0 sends."""
+class _Order(msgspec.Struct, frozen=True, tag=True):
+    """Order to digest a share of the named files each; without names, to write each its own files."""
 
     directory: str
-    manifest: CheckpointManifest
+    names: Sequence[str] | None = None
+
+
+class _Done(msgspec.Struct, frozen=True, tag=True):
+    """End of the work, with the result of rank 0 as msgpack; None if it failed."""
+
+    result: bytes | None
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    """Outcome of an order on one rank: the files that it digested, or its failure."""
+
+    records: Sequence[FileRecord] = ()
+    failure: str | None = None
+    by_other: bool = False  # the failure is a message that another rank failed
 
 
 _BYTES: Final = msgspec.msgpack.Decoder(int)
-_FOUND: Final = msgspec.msgpack.Decoder[_Found | None](_Found | None)
+_FOUND: Final = msgspec.msgpack.Decoder[CheckpointManifest | None](CheckpointManifest | None)
+_ORDERS: Final = msgspec.msgpack.Decoder[_Order | _Done](_Order | _Done)
+_OUTCOMES: Final = msgspec.msgpack.Decoder(_Outcome)
 
 
 class RankCheckpoints:
@@ -45,10 +67,11 @@ class RankCheckpoints:
         disk: Disk | None = None,
     ) -> None:
         """Open the store on rank 0; the arguments are those of ``CheckpointStore``."""
-        self._peers, self._work = peers, SharedWork(peers)
+        self._peers = peers
         self._store = CheckpointStore(
-            root, identity, keep=keep, rank=peers.rank, readers=self._work, disk=disk
+            root, identity, keep=keep, rank=peers.rank, describe=self._order, disk=disk
         )
+        self._write: Write | None = None  # this rank's part of an order to write
 
     def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
         """Save like ``CheckpointStore.save``; ``write`` is called on all ranks, or on none.
@@ -57,25 +80,22 @@ class RankCheckpoints:
             CheckpointFailed: On rank 0, and on the rank whose disk failed.
             PeerFailed: On the others.
         """
-        return self._named(
-            version,
-            lambda: self._work.run(
-                "checkpoint",
-                lambda: self._store.save(version, weights_digest, nbytes, self._work.write),
-                _BYTES,
-                write,
-            ),
-        )
+        self._write = write
+
+        def lead() -> int:
+            return self._store.save(version, weights_digest, nbytes, self._order)
+
+        return self._named(version, lambda: self._run("checkpoint", lead, _BYTES))
 
     def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
         """Rewind like ``CheckpointStore.rewind``; all ranks return the same."""
 
-        def lead() -> _Found | None:
+        def lead() -> CheckpointManifest | None:
             stored = self._store.rewind(at_most)
-            return None if stored is None else _Found(str(stored.directory), stored.manifest)
+            return None if stored is None else stored.manifest
 
-        found = self._work.run("restore", lead, _FOUND)
-        return None if found is None else VerifiedCheckpoint(Path(found.directory), found.manifest)
+        found = self._run("restore", lead, _FOUND)
+        return None if found is None else self._store.with_directory(found)
 
     def load(self, stored: VerifiedCheckpoint, load: Write) -> None:
         """Load a checkpoint on all ranks; if one fails, all raise.
@@ -96,3 +116,70 @@ class RankCheckpoints:
             return work()
         except OSError as error:
             raise CheckpointFailed(self._peers.rank, version, str(error)) from error
+
+    def _run(self, during: str, lead: Callable[[], T], decoder: "msgspec.msgpack.Decoder[T]") -> T:
+        """Run ``lead`` on rank 0, which gives orders to all; return its result on all ranks.
+
+        Raises:
+            Exception: What ``lead`` raised, on rank 0; on another rank, what failed there.
+            PeerFailed: On the others.
+        """
+        if self._peers.rank:
+            return decoder.decode(self._follow(during))
+        try:
+            result = lead()
+        except Exception as error:
+            if not self._peers.are_lost(error):
+                self._peers.broadcast(_Done(None), _ORDERS)
+            raise
+        self._peers.broadcast(_Done(msgspec.msgpack.encode(result)), _ORDERS)
+        return result
+
+    def _follow(self, during: str) -> bytes:
+        """Carry out orders until rank 0 is done; return its encoded result."""
+        failure: Exception | None = None  # of the last order: rank 0 may go on after an earlier one
+        while isinstance(order := self._peers.broadcast(_Done(None), _ORDERS), _Order):
+            _, failure = self._carry_out(order)
+        if order.result is None:
+            raise failure or PeerFailed(self._peers.rank, 0, during)
+        return order.result
+
+    def _order(self, directory: Path, names: Sequence[str] | None = None) -> list[FileRecord]:
+        """Order all ranks to digest a share of these files each, or to write theirs.
+
+        Raises:
+            OSError: A rank could not carry it out.
+            Exception: This rank failed.
+        """
+        order = _Order(str(directory), names)
+        self._peers.broadcast(order, _ORDERS)
+        outcomes, failure = self._carry_out(order)
+        if failure is not None and not isinstance(failure, PeerFailed):
+            raise failure
+        failed = [
+            (each.by_other, rank, each.failure)
+            for rank, each in enumerate(outcomes)
+            if each.failure is not None
+        ]
+        if failed:
+            _, rank, text = min(failed)
+            raise OSError(f"rank {rank}: {text}")
+        records = chain.from_iterable(each.records for each in outcomes)
+        return sorted(records, key=lambda each: each.name)
+
+    def _carry_out(self, order: _Order) -> tuple[list[_Outcome], Exception | None]:
+        """Carry out this rank's share; return the outcomes of all ranks and this rank's failure."""
+        outcome, failure = _Outcome(), None
+        try:
+            if order.names is None:
+                cast("Write", self._write)(Path(order.directory))
+            else:
+                own = order.names[self._peers.rank :: self._peers.size]
+                outcome = _Outcome(describe(Path(order.directory), own))
+        except Exception as error:
+            if self._peers.are_lost(error):
+                raise
+            of_disk = isinstance(error, OSError)
+            text = str(error) if of_disk else f"{type(error).__name__}: {error}"
+            outcome, failure = _Outcome((), text, isinstance(error, PeerFailed)), error
+        return self._peers.all_gather(outcome, _OUTCOMES), failure

@@ -12,10 +12,10 @@ instant after the first save.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -26,7 +26,7 @@ from offbeat.trainers.checkpoints.manifest import (
     SCHEMA,
     CheckpointCorrupt,
     CheckpointManifest,
-    FileRecord,
+    Describe,
     Identity,
     check_identity,
     check_version,
@@ -36,6 +36,9 @@ from offbeat.trainers.checkpoints.manifest import (
     verify,
 )
 from offbeat.trainers.errors import CheckpointMismatch
+
+Write = Callable[[Path], object]
+"""Writes the files of a state into a directory, or reads them."""
 
 log = structlog.stdlib.get_logger()
 LATEST: Final = "LATEST"
@@ -56,28 +59,6 @@ class VerifiedCheckpoint:
         return self.manifest.version
 
 
-class CheckpointReaders(Protocol):
-    """Reads the files of a checkpoint to digest them, in one process or distributed over several."""
-
-    def describe(self, directory: Path, names: Sequence[str]) -> Iterable[FileRecord]:
-        """Return sizes and digests of files, like ``manifest.describe``."""
-        ...
-
-    def verify(self, directory: Path, files: Sequence[FileRecord]) -> None:
-        """Verify files, like ``manifest.verify``."""
-        ...
-
-
-class SingleReader:
-    """Reads all files in this process."""
-
-    def describe(self, directory: Path, names: Sequence[str]) -> Iterable[FileRecord]:
-        return describe(directory, names)
-
-    def verify(self, directory: Path, files: Sequence[FileRecord]) -> None:
-        verify(directory, files)
-
-
 class CheckpointStore:
     """The checkpoints in one directory. One writer at a time."""
 
@@ -88,16 +69,14 @@ class CheckpointStore:
         *,
         keep: int,
         rank: int = 0,
-        readers: CheckpointReaders | None = None,
+        describe: Describe = describe,
         disk: Disk | None = None,
     ) -> None:
         """Keep the ``keep`` newest complete checkpoints, and one more while one is written."""
         self._root, self._identity, self._keep, self._rank = root, identity, keep, rank
-        self._readers, self._disk = readers or SingleReader(), disk or Disk()
+        self._describe, self._disk = describe, disk or Disk()
 
-    def save(
-        self, version: int, weights_digest: str, nbytes: int, write: Callable[[Path], None]
-    ) -> int:
+    def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
         """Save a state; return its bytes once it is durable and LATEST names it.
 
         Saving a checkpoint that already exists intact is a no-op. A different or damaged one of
@@ -166,6 +145,10 @@ class CheckpointStore:
             raise CheckpointFailed(self._rank, version, str(error)) from error
         return found
 
+    def with_directory(self, manifest: CheckpointManifest) -> VerifiedCheckpoint:
+        """Return a checkpoint of this store that was verified, by its manifest."""
+        return VerifiedCheckpoint(self._directory(manifest.version), manifest)
+
     def latest(self) -> int | None:
         """Return the version that LATEST names; None if it is missing or damaged."""
         file = self._root / LATEST
@@ -175,7 +158,7 @@ class CheckpointStore:
     # --- writing ---------------------------------------------------------------------------------
 
     def _write(
-        self, partial: Path, version: int, weights_digest: str, write: Callable[[Path], None]
+        self, partial: Path, version: int, weights_digest: str, write: Write
     ) -> CheckpointManifest:
         """Write and sync all files of a checkpoint under a temporary name."""
         self._disk.make_directory(partial)
@@ -183,7 +166,7 @@ class CheckpointStore:
         written = sorted(partial.iterdir())
         for file in written:
             self._disk.sync(file)
-        files = tuple(self._readers.describe(partial, [file.name for file in written]))
+        files = tuple(self._describe(partial, [file.name for file in written]))
         manifest = CheckpointManifest(SCHEMA, version, weights_digest, self._identity, files)
         self._disk.write(partial / MANIFEST, encode(manifest))
         self._disk.sync(partial / MANIFEST)
@@ -278,7 +261,7 @@ class CheckpointStore:
             manifest = read_manifest(directory)
             check_version(directory, manifest, version)
             check_identity(directory, manifest, self._identity)
-            self._readers.verify(directory, manifest.files)
+            verify(directory, manifest.files, self._describe)
         except CheckpointCorrupt as corrupt:
             log.warning("checkpoint.corrupt", file=corrupt.file, problem=corrupt.problem)
             return None

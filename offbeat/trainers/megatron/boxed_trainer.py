@@ -25,7 +25,6 @@ from transformers import AutoConfig
 
 from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.backend import TopLogprobs
-from offbeat.trainers.checkpoints.gathered_export import write_on_first_rank
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.model_directory import replaced
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, write_weights
@@ -39,7 +38,7 @@ from offbeat.trainers.megatron.mapping import TensorBox, is_router_bias
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.trainers.megatron.tower import names_in_files
 from offbeat.trainers.model_trainer import ModelTrainer
-from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.ranks.peers import Peers, write_on_first_rank
 from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.precision import is_quantized
 from offbeat.weight_sync.quantize import rounded
@@ -60,7 +59,8 @@ def save_directory(
     ``file_bytes`` is the most that a file of weights has.
 
     Raises:
-        OSError: The disk failed. Every rank raises it, so that none waits for another.
+        OSError: The disk of rank 0 failed.
+        PeerFailed: Rank 0 failed.
     """
 
     def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
@@ -70,7 +70,7 @@ def save_directory(
             config.dtype = dtype
             config.save_pretrained(staged)
 
-    write_on_first_rank(weights, peers, write)
+    write_on_first_rank(peers, "the export", weights, write)
 
 
 _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)

@@ -1,6 +1,6 @@
 """Collectives between the ranks of a world for small typed values, beside a library's tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar, cast
 
 import msgspec
@@ -137,3 +137,28 @@ def run_and_reduce_max(
         done, value, failure = None, 0, error
     [most] = all_reduce_max_or_fail(peers, during, [value], failure)
     return cast("T", done), most
+
+
+def write_on_first_rank(
+    peers: Peers, during: str, values: Iterable[T], write: Callable[[Iterator[T]], None]
+) -> None:
+    """Let rank 0 write values as all ranks gather them. All ranks call it.
+
+    Values that a failed ``write`` left are gathered and dropped, because the other ranks wait in
+    their collectives.
+
+    Raises:
+        Exception: What ``write`` raised, on rank 0.
+        PeerFailed: On the others.
+    """
+    gathered = (each for each in values)  # ends if a collective fails: then nobody gathers the rest
+
+    def write_or_gather() -> None:
+        try:
+            if peers.rank == 0:
+                write(gathered)
+        finally:
+            for _ in gathered:
+                pass
+
+    run_on_all_ranks(peers, during, write_or_gather)

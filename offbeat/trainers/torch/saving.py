@@ -17,10 +17,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from offbeat.trainers.checkpoints.gathered_export import write_on_first_rank
 from offbeat.trainers.checkpoints.model_directory import replaced
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES, write_weights
-from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.ranks.peers import Peers, write_on_first_rank
 from offbeat.trainers.torch.model import unfilled_model
 from offbeat.weight_sync.source import tied_names
 
@@ -55,7 +54,8 @@ def save_model(
         beside: Writes further files into the directory before it gets its name.
 
     Raises:
-        OSError: The disk failed, and what was at ``target`` is unchanged. Every rank raises it.
+        OSError: The disk of rank 0 failed, and what was at ``target`` is unchanged.
+        PeerFailed: Rank 0 failed.
     """
 
     def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
@@ -67,7 +67,7 @@ def save_model(
             if (like / _GENERATION_CONFIG).is_file():  # the original is exported as it is
                 (staged / _GENERATION_CONFIG).unlink(missing_ok=True)
 
-    write_on_first_rank(weights, peers, write)
+    write_on_first_rank(peers, "the export", weights, write)
 
 
 def _shell_like(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

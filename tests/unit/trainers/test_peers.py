@@ -1,6 +1,6 @@
 """Work that may fail on any rank: either all ranks continue, or none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TypeVar
@@ -14,6 +14,7 @@ from offbeat.trainers.ranks.peers import (
     SingleRank,
     all_reduce_max_or_fail,
     run_on_all_ranks,
+    write_on_first_rank,
 )
 from offbeat.trainers.weights import shared_digest, weights_digest
 
@@ -135,3 +136,43 @@ def test_a_single_rank_raises_what_its_work_raised() -> None:
 
     with pytest.raises(ValueError, match="torn"):
         run_on_all_ranks(SingleRank(), "a step", work)
+
+
+@pytest.mark.parametrize("raised", [ValueError("no space"), None])
+def test_values_are_written_by_one_rank_and_gathered_by_all_also_if_the_writer_fails(
+    raised: Exception | None,
+) -> None:
+    gathered: list[list[int]] = [[] for _ in range(RANKS)]
+    written = list[int]()
+
+    def write(values: Iterator[int]) -> None:
+        written.append(next(values))
+        if raised is not None:
+            raise raised
+        written.extend(values)
+
+    def work(peers: ThreadRank) -> None:
+        def values() -> Iterator[int]:
+            for number in range(5):
+                gathered[peers.rank].append(number)
+                yield number
+
+        write_on_first_rank(peers, "the export", values(), write)
+
+    first, *others = on_all_ranks(work)
+    assert gathered == [list(range(5))] * RANKS
+    if raised is None:
+        assert first is None and others == [None, None] and written == list(range(5))
+    else:
+        assert first is raised and all(isinstance(each, PeerFailed) for each in others)
+
+
+def test_a_writer_that_lost_the_others_gathers_no_more() -> None:
+    def values() -> Iterator[int]:
+        yield 0
+        raise PeerLost
+
+    def work(peers: ThreadRank) -> None:
+        write_on_first_rank(peers, "the export", values(), lambda each: [*each].clear())
+
+    assert all(isinstance(each, PeerLost) for each in on_all_ranks(work))

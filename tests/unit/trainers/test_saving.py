@@ -3,12 +3,9 @@
 import json
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -23,8 +20,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbeat.trainers.checkpoints.gathered_export import write_on_first_rank
-from offbeat.trainers.ranks.peers import PeerFailed, SingleRank
+from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.saving import save_model
 from offbeat.weight_sync.source import named_weights
@@ -129,50 +125,3 @@ def export(
 
 
 # --- several ranks --------------------------------------------------------------------------------
-
-
-class Listener(SingleRank):
-    """One of two ranks, each in a thread; rank 0 broadcasts by a queue."""
-
-    size = 2
-
-    def __init__(self, rank: int, messages: "SimpleQueue[Any]") -> None:
-        self.rank, self._messages = rank, messages
-
-    def broadcast(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
-        if self.rank == 0:
-            self._messages.put(msgspec.msgpack.encode(value))
-            return value
-        return decoder.decode(self._messages.get(timeout=30))
-
-
-@pytest.mark.parametrize(
-    ("raised", "elsewhere"), [(OSError("no space"), OSError), (MemoryError("none"), PeerFailed)]
-)
-def test_a_failure_of_the_writing_rank_is_raised_on_all_after_all_took_part_in_every_gather(
-    raised: Exception, elsewhere: type[Exception]
-) -> None:
-    gathered: list[list[int]] = [[], []]
-    messages: SimpleQueue[Any] = SimpleQueue()
-
-    def fails(weights: Iterator[tuple[str, Tensor]]) -> None:
-        next(weights)
-        raise raised
-
-    def outcome(rank: int) -> Exception | None:
-        def weights() -> Iterator[tuple[str, Tensor]]:
-            for number in range(5):
-                gathered[rank].append(number)
-                yield str(number), torch.zeros(1)
-
-        try:
-            write_on_first_rank(weights(), Listener(rank, messages), fails)
-        except (OSError, MemoryError, PeerFailed) as error:
-            return error
-        return None
-
-    with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(outcome, range(2))
-    assert first is raised
-    assert type(second) is elsewhere
-    assert gathered == [list(range(5))] * 2
