@@ -70,9 +70,8 @@ class EvaluationFiles:
             }
             for sample in evaluated.samples
         ]
-        kinds = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
-        fields = {"due": pa.int64(), "version": pa.int64()}
-        fields |= {
+        kinds = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+        fields = {"due": pa.int64(), "version": pa.int64()} | {
             field.name: kinds.get(field.type, pa.string())
             for field in msgspec.structs.fields(ScoredSample)
             if field.name != _PREVIEWS
@@ -106,8 +105,7 @@ def read_evaluation(path: Path) -> EvaluatedVersion:
 
     left_out = preview_column.column_name()
     columns = [name for name in pq.read_schema(path).names if name != left_out]
-    rows = pq.read_table(path, columns=columns).to_pylist()
-    return EvaluatedVersion(rows[0]["due"], rows[0]["version"], _samples(rows))
+    return _evaluated(pq.read_table(path, columns=columns).to_pylist())
 
 
 def read_evaluated_row(path: Path, name: str, row: int) -> EvaluatedVersion | None:
@@ -120,7 +118,7 @@ def read_evaluated_row(path: Path, name: str, row: int) -> EvaluatedVersion | No
     import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
 
     rows = pq.read_table(path, filters=[("set", "==", name), ("row", "==", row)]).to_pylist()
-    return EvaluatedVersion(rows[0]["due"], rows[0]["version"], _samples(rows)) if rows else None
+    return _evaluated(rows) if rows else None
 
 
 def rows_by_set(path: Path) -> dict[str, list[int]]:
@@ -138,7 +136,7 @@ def rows_by_set(path: Path) -> dict[str, list[int]]:
     return {name: sorted(rows) for name, rows in found.items()}
 
 
-def _samples(rows: list[dict[str, Any]]) -> tuple[ScoredSample, ...]:
+def _evaluated(rows: list[dict[str, Any]]) -> EvaluatedVersion:
     from offbeat.telemetry import preview_column  # noqa: PLC0415 -- see above
 
     made = list[ScoredSample]()
@@ -146,7 +144,7 @@ def _samples(rows: list[dict[str, Any]]) -> tuple[ScoredSample, ...]:
         known = {key: row[key] for key in ScoredSample.__struct_fields__ if key in row}
         known[_PREVIEWS] = preview_column.read(row.get(preview_column.column_name()))
         made.append(ScoredSample(**known))
-    return tuple(made)
+    return EvaluatedVersion(rows[0]["due"], rows[0]["version"], tuple(made))
 
 
 def _newest(run_dir: Path) -> dict[str, float]:

@@ -21,7 +21,7 @@ from offbeat.controller.journal.reading import (
     aggregates_path,
     chain_to,
     fold,
-    numbers,
+    newest_snapshot,
     read_beside,
     snapshot_before,
 )
@@ -66,11 +66,6 @@ class JournalParts:
     """Damaged or missing files that other files made up for, one sentence each."""
 
     _segments: list[JournalSegment] = field(default_factory=list[JournalSegment])
-
-    @property
-    def records(self) -> int:
-        """Return the number of records of the whole journal."""
-        return sum(part.aggregates.records for part in self.parts)
 
     def events(self, first: int, last: int) -> Iterator[tuple[int, AnyEvent]]:
         """Yield the events of the parts ``first`` to ``last``, positions in ``parts``, numbered from 1.
@@ -178,14 +173,8 @@ def _read_aggregates(directory: Path, number: int) -> Aggregates:
 
 def _recounted(directory: Path, segments: list[JournalSegment], before: int) -> Aggregates:
     """Return what the records up to a segment add up to, from the last readable snapshot on."""
-    earlier = [each for each in numbers(directory, "snapshot") if each < before]
-    for number in reversed(earlier):
-        saved = snapshot_before(directory, number)
-        if saved is not None:
-            first, recount = number, RunAggregates(saved.aggregates)
-            break
-    else:
-        first, recount = segments[0].number, RunAggregates()
+    first, saved = newest_snapshot(directory, before - 1)
+    recount = RunAggregates(None if saved is None else saved.aggregates)
     for segment in segments:
         if first <= segment.number < before:
             for event, _ in segment.events():

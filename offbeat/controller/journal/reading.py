@@ -135,7 +135,7 @@ def fold(directory: Path, before: int | None = None) -> FoldedJournal:
     last = _newest(directory, segments)
     if last is None:
         return FoldedJournal(Ledger(), History(), RunAggregates())
-    first, saved = _newest_snapshot(directory, last.number)
+    first, saved = newest_snapshot(directory, last.number)
     ledger = Ledger.fold((), None if saved is None else saved.table)
     history = History() if saved is None else saved.history
     aggregates = RunAggregates(None if saved is None else saved.aggregates)
@@ -242,7 +242,7 @@ def _begun(directory: Path, number: int, limit: int | None = None) -> JournalSeg
     return None if header is None else JournalSegment(number, path, header, limit)
 
 
-def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | None]:
+def newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | None]:
     """Return the newest good snapshot and the number of the segment that continues it.
 
     Returns 1 and None when there is none.

@@ -5,8 +5,8 @@
 # pyarrow comes without types.
 
 import csv
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -51,29 +51,16 @@ def _text(value: float | None) -> str:
 
 def write_parquet(records: StepRecords, path: Path) -> None:
     """Write the table. Null: the step has no such metric."""
-    schema = pa.schema(
-        [
-            pa.field("step", pa.int64()),
-            pa.field("version", pa.int64()),
-            pa.field("time_s", pa.float64()),
-            *(pa.field(name, pa.float64()) for name in records.names),
-        ],
-        metadata={"offbeat.run_id": records.run_id},
+    columns = [("step", pa.int64()), ("version", pa.int64()), ("time_s", pa.float64())]
+    columns += [(name, pa.float64()) for name in records.names]
+    schema = pa.schema(columns, metadata={"offbeat.run_id": records.run_id})
+    rows = (
+        {**each.metrics, "step": each.step, "version": each.version, "time_s": each.time_s}
+        for each in records
     )
     with replacing(path) as beside, pq.ParquetWriter(beside, schema) as writer:
-        for rows in _batches(records):
-            writer.write_table(pa.Table.from_pylist(rows, schema))
-
-
-def _batches(records: StepRecords) -> Iterator[list[dict[str, float]]]:
-    rows = list[dict[str, float]]()
-    for record in records:
-        head = {"step": record.step, "version": record.version, "time_s": record.time_s}
-        rows.append({**record.metrics, **head})
-        if len(rows) == _BATCH_ROWS:
-            yield rows
-            rows = []
-    yield rows
+        while batch := list(islice(rows, _BATCH_ROWS)):
+            writer.write_table(pa.Table.from_pylist(batch, schema))
 
 
 Tool = Literal["csv", "parquet", "tensorboard", "mlflow", "wandb"]

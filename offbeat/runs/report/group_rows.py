@@ -153,12 +153,10 @@ class GroupColumns:
         return len(self.columns)
 
     @classmethod
-    def of(cls, stretches: Sequence["GroupColumns"]) -> Self:
+    def of(cls, stretches: Sequence["GroupColumns"], drop_labels: list[str]) -> Self:
         """Return the rows of several stretches, ascending, which share their drop labels."""
-        if not stretches:
-            return cls(np.zeros(0, _COLUMNS), [])
-        columns = np.concatenate([each.columns for each in stretches])
-        return cls(columns, stretches[0].drop_labels)
+        empty = np.zeros(0, _COLUMNS)
+        return cls(np.concatenate([empty, *(each.columns for each in stretches)]), drop_labels)
 
     def examples(self, limit: int) -> list[int]:
         """Return example groups, whose text and history the page shows, ascending.

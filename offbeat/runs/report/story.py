@@ -64,14 +64,14 @@ class RunStory:
             self.problems.append(f"{run_dir / FAILURES} has the samples that failed, and why")
         self.ledger, self._history = journal.ledger, journal.history
         self.began_unix_s = journal.began_unix_s
-        self.timeline, self._steps = Timeline(journal.aggregates), AppliedSteps(journal.aggregates)
+        self.timeline, self.steps = Timeline(journal.aggregates), AppliedSteps(journal.aggregates)
         self.status: StatusRecord | None = None
         """Status of a run that is alive; None for any other."""
         self.state: State
         self.state, self.summary = self._ended()
         metrics = read_metrics_file(run_dir / METRICS)
         self._note(metrics)
-        own = self._steps.columns()
+        own = self.steps.columns()
         self.columns, self.evaluations = joined(own, metrics), evaluated(own, metrics)
         self._read_groups(journal, example_groups)
 
@@ -85,11 +85,6 @@ class RunStory:
         """Return ``sampler.max_staleness``; None where the config does not hold it."""
         bound = self.config.get("sampler.max_staleness")
         return bound if isinstance(bound, int) else None
-
-    @property
-    def steps(self) -> AppliedSteps:
-        """Return the applied steps."""
-        return self._steps
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -173,7 +168,7 @@ class RunStory:
             columns.append(rows.columns(ended_by=ended_by))
             examples = columns[-1].examples(max(1, example_groups // len(stretches)))
             self._read_examples(events, examples, journal.state_before(stretch.start) or begun)
-        self.groups = GroupColumns.of(columns)
+        self.groups = GroupColumns.of(columns, labels)
         self._read_texts()
 
     def _read_examples(
