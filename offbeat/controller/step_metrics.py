@@ -151,8 +151,7 @@ class StepMetricsBuilder:
             "rollout/out_of_turns_fraction": out_of_turns / samples,
             "rollout/textless_fraction": sum(r.textless_tokens for r in self.receipts)
             / max(1, sum(sum(r.valid_tokens) for r in self.receipts)),
-            **self._failed_samples(),
-            **self._branches(),
+            **self._per_sample(),
             **self._rewards_by_name(),
             **self._by_environment(),
             "rollout/generate_s_mean": self.mean_of("generate_s"),
@@ -166,23 +165,22 @@ class StepMetricsBuilder:
             "throughput/tokens_per_s": tokens / self.wall_s if self.wall_s else 0.0,
         }
 
-    def _failed_samples(self) -> dict[str, float]:
-        """Return the shares of failed samples in all samples, masked ones included."""
-        samples = sum(receipt.samples for receipt in self.receipts)
-        return {
-            "rollout/masked_fraction": sum(r.masked_samples for r in self.receipts) / samples,
-            "rollout/retried_fraction": sum(r.retried_samples for r in self.receipts) / samples,
-            "rollout/late_fraction": sum(r.late_samples for r in self.receipts) / samples,
-        }
+    def _per_sample(self) -> dict[str, float]:
+        """Return figures per sample, masked samples included.
 
-    def _branches(self) -> dict[str, float]:
-        """Return how the requests of agents became samples: branches, and refused requests."""
-        samples = sum(receipt.samples for receipt in self.receipts)
-        branches = sum(sum(r.branches) if r.branches else r.samples for r in self.receipts)
+        They count failed samples, the branches that the requests of agents became, and samples with
+        a refused request.
+        """
+        receipts = self.receipts
+        samples = sum(receipt.samples for receipt in receipts)
+        branches = sum(sum(r.branches) if r.branches else r.samples for r in receipts)
         return {
+            "rollout/masked_fraction": sum(r.masked_samples for r in receipts) / samples,
+            "rollout/retried_fraction": sum(r.retried_samples for r in receipts) / samples,
+            "rollout/late_fraction": sum(r.late_samples for r in receipts) / samples,
             "rollout/branches_mean": branches / samples,
-            "rollout/branched_fraction": sum(r.branched_samples for r in self.receipts) / samples,
-            "rollout/refused_fraction": sum(r.refused_samples for r in self.receipts) / samples,
+            "rollout/branched_fraction": sum(r.branched_samples for r in receipts) / samples,
+            "rollout/refused_fraction": sum(r.refused_samples for r in receipts) / samples,
         }
 
     def _rewards_by_name(self) -> dict[str, float]:

@@ -87,14 +87,7 @@ class JsonLinesLog:
 
     def msg(self, event: Event) -> None:
         """Write one event. Never raises: a full disk must not end a run because of its log."""
-        self._to_file(self._redacted(json_line({**event, **self._identity})))
-
-    def close(self) -> None:
-        """Close the file; later lines are discarded."""
-        with self._lock:
-            self._file.close()
-
-    def _to_file(self, text: str) -> None:
+        text = self._redacted(json_line({**event, **self._identity}))
         with self._lock:
             if self._file.closed:
                 return
@@ -105,6 +98,11 @@ class JsonLinesLog:
                 self._torn = False
             except OSError:  # this line is lost; the next one starts on a new line
                 self._torn = True
+
+    def close(self) -> None:
+        """Close the file; later lines are discarded."""
+        with self._lock:
+            self._file.close()
 
     debug = info = warning = warn = error = critical = exception = fatal = msg
 
