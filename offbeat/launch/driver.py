@@ -11,9 +11,9 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Final, Literal, cast
@@ -147,22 +147,22 @@ def drive(
     try:
         commits = fetched_commits(config, read_inputs(resume) if resume is not None else {})
     except (HubFilesError, DeadlineExceeded) as error:
-        _print_error(errors, error)
+        _say_error(errors, error)
         return REFUSED
     if found := problems_before_start(config, run_dir, commits, dry_run=dry_run):
         for finding in found:
-            _print_error(errors, finding)
+            _say_error(errors, finding)
         return REFUSED
     with ExitStack() as ours:
         try:
             opened = open_run(config, run_dir, resume, ours, commits, changed_code=changed_code)
         except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
-            _print_error(errors, error)
+            _say_error(errors, error)
             return REFUSED
         try:
             begun = with_start_deadlines(with_initial_model(config, opened.directory))
         except (OffbeatError, OSError) as error:
-            _print_error(errors, error)
+            _say_error(errors, error)
             return REFUSED
         spec = RunSpec(
             begun,
@@ -180,9 +180,7 @@ def _driven(spec: RunSpec, console: Console, errors: Console, opened: OpenedRun)
     directory = spec.run_dir
     redactor = Redactor.from_environment(config=spec.config)
     configure_logging("driver", directory / "logs", run_id=spec.run_id, redactor=redactor)
-    console.print(
-        f"{spec.run_id} writes to {directory}", markup=False, highlight=False, soft_wrap=True
-    )
+    _say(console, f"{spec.run_id} writes to {directory}")
     log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=opened.resumed is not None)
     opened.log_changes()
     signals = Signals()
@@ -202,19 +200,17 @@ def _driven(spec: RunSpec, console: Console, errors: Console, opened: OpenedRun)
     )
     if not spec.evaluates_only:
         offered = next_commands(directory, summary, on_stubs=spec.config.trainer.backend == "stub")
-        console.print(f"\n{offered}", markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"\n{offered}")
     if spec.evaluates_only and summary.outcome == "finished" and summary.evaluations_failed:
         summary = msgspec.structs.replace(
             summary, outcome="failed", error=summary.evaluation_failure
         )
     if summary.outcome == "failed":
-        errors.print(f"offbeat: {summary.error}", style="red", markup=False, highlight=False,
-                     soft_wrap=True)  # fmt: skip
-        errors.print(f"logs: {directory / 'logs'}", markup=False, highlight=False, soft_wrap=True)
-    if summary.outcome != "finished" and spec.config.checkpoint.interval:
-        unsaved = unsaved_steps(directory, summary.trainer_version)
-        errors.print(unsaved, end="\n" if unsaved else "", markup=False, highlight=False,
-                     soft_wrap=True)  # fmt: skip
+        _say(errors, f"offbeat: {summary.error}", "red")
+        _say(errors, f"logs: {directory / 'logs'}")
+    may_lose_steps = summary.outcome != "finished" and spec.config.checkpoint.interval > 0
+    if may_lose_steps and (unsaved := unsaved_steps(directory, summary.trainer_version)):
+        _say(errors, unsaved)
     return exit_code(summary.outcome, signals.received)
 
 
@@ -237,10 +233,12 @@ def _outcome(signals: Signals, problem: str) -> tuple[Outcome, str]:
     return "aborted", f"{signals.received.name} before an orderly end: {problem}"
 
 
-def _print_error(errors: Console, error: object) -> None:
-    errors.print(
-        printable_lines(str(error)), style="red", markup=False, highlight=False, soft_wrap=True
-    )
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _say_error(errors: Console, error: object) -> None:
+    _say(errors, printable_lines(str(error)), "red")
 
 
 def _run(
@@ -262,134 +260,109 @@ def _run(
             handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
             with ProgressDisplay(console, StatusFile(spec.run_dir, spec.run_id)) as display:
                 read_backs = ReadBacks(spec.run_dir, actors.engines)
-
-                def look() -> None:
-                    read_backs.poll()
-                    opened.has_begun(display.phase)
-
-                summary = _incarnations(spec, actors, handles, display, signals, orders, look)
+                watched = _WatchedRun(spec, opened, signals, display, orders, read_backs)
+                summary = watched.run_controllers(actors, handles)
             opened.has_begun(summary.outcome)  # of a run that was too short to be seen
             return summary
     finally:
         stop_ray(handles)
 
 
-def _incarnations(
-    spec: RunSpec,
-    actors: Actors,
-    handles: list[Handle],
-    display: ProgressDisplay,
-    signals: Signals,
-    orders: CommandInbox,
-    look: Callable[[], None],
-) -> Summary:
-    """Run controllers one after another, until one of them reaches the end of the run.
+@dataclass(frozen=True, slots=True)
+class _WatchedRun:
+    """A run whose actors exist, and what its driver does twice per second."""
 
-    ``look`` is called about twice a second while one runs.
+    spec: RunSpec
+    opened: OpenedRun
+    signals: Signals
+    display: ProgressDisplay
+    orders: CommandInbox
+    read_backs: ReadBacks
 
-    All other actors stay alive: the next controller reads the journal and continues with them.
-    """
-    budget = spec.config.supervision.controller_restart_budget
-    for left in range(budget, -1, -1):
-        controller = make_controller(spec, actors)
-        handles.append(controller)
-        try:
-            return _watch(spec, controller, display, signals, orders, look)
-        except (ActorLost, DeadlineExceeded) as gone:
-            if not left or signals.received is not None:
-                raise
-            log.warning("controller.lost", error=str(gone), restarts_left=left)
-        finally:
-            end_controller(controller)  # it must not continue after its end is reported
-    raise AssertionError("unreachable: the last incarnation returns or raises")
+    def run_controllers(self, actors: Actors, handles: list[Handle]) -> Summary:
+        """Run controllers one after another, until one of them reaches the end of the run.
 
+        All other actors stay alive: the next controller reads the journal and continues with them.
+        """
+        budget = self.spec.config.supervision.controller_restart_budget
+        for left in range(budget, -1, -1):
+            controller = make_controller(self.spec, actors)
+            handles.append(controller)
+            try:
+                return self._watch(controller)
+            except (ActorLost, DeadlineExceeded) as gone:
+                if not left or self.signals.received is not None:
+                    raise
+                log.warning("controller.lost", error=str(gone), restarts_left=left)
+            finally:
+                end_controller(controller)  # it must not continue after its end is reported
+        raise AssertionError("unreachable: the last incarnation returns or raises")
 
-def _watch(
-    spec: RunSpec,
-    controller: Handle,
-    display: ProgressDisplay,
-    signals: Signals,
-    orders: CommandInbox,
-    look: Callable[[], None],
-) -> Summary:
-    """Show progress and pass commands on, until the run has ended."""
-    ended = controller.run.remote()
-    for order in orders.given:
-        controller.control.remote(order)
-    signals.watched = True
-    give_up_at: float | None = None
-    silence, gcs = HeartbeatTimeout(), watch_gcs()
-    while not ray.wait([ended], timeout=_LOOK_S)[0]:
-        if signals.received is not None and give_up_at is None:
-            _end_at_once_unless_begun(controller, display, signals)
-            controller.abort.remote(signals.received.name)
-            give_up_at = time.monotonic() + spec.config.supervision.signal_grace_s
-        if signals.at_once:
-            raise Interrupted(signals)
-        if give_up_at is not None and time.monotonic() > give_up_at:
-            end_controller(controller)
-            return _lost_controller_summary(spec, "aborted", "the controller did not end in time")
-        for order in orders.take_commands():
+    def _watch(self, controller: Handle) -> Summary:
+        """Show progress and pass commands on, until the run has ended.
+
+        Raises:
+            OffbeatError: The controller is silent for too long, or the cluster has no place for it.
+        """
+        ended = controller.run.remote()
+        for order in self.orders.given:
             controller.control.remote(order)
-        look()
-        _check_there(controller, display, signals, gcs, silence)
-    try:
-        return Summary.from_json(cast("bytes", ray.get(ended)))
-    except RayTaskError as error:
-        raise cause_of(error, "controller", "the run") from None
-    except (RayActorError, OutOfMemoryError) as error:
-        raise lost(error, "controller", "the run") from None
+        signals = self.signals
+        signals.watched = True
+        give_up_at: float | None = None
+        silence, gcs = HeartbeatTimeout(), watch_gcs()
+        while not ray.wait([ended], timeout=_LOOK_S)[0]:
+            if signals.received is not None and give_up_at is None:
+                self._abort(controller, signals.received.name)
+                give_up_at = time.monotonic() + self.spec.config.supervision.signal_grace_s
+            if signals.at_once:
+                raise Interrupted(signals)
+            if give_up_at is not None and time.monotonic() > give_up_at:
+                end_controller(controller)
+                problem = "the controller did not end in time"
+                return _lost_controller_summary(self.spec, "aborted", problem)
+            for order in self.orders.take_commands():
+                controller.control.remote(order)
+            self.read_backs.poll()
+            self.opened.has_begun(self.display.phase)
+            self._look(controller, gcs, silence)
+        try:
+            return Summary.from_json(cast("bytes", ray.get(ended)))
+        except RayTaskError as error:
+            raise cause_of(error, "controller", "the run") from None
+        except (RayActorError, OutOfMemoryError) as error:
+            raise lost(error, "controller", "the run") from None
 
+    def _abort(self, controller: Handle, reason: str) -> None:
+        """Ask the controller to end in order, if the run has begun."""
+        if not self.signals.begun:
+            self._show(controller, _BEGUN_S)  # it may have begun since the last look
+        if not self.signals.at_once:
+            controller.abort.remote(reason)
 
-def _check_there(
-    controller: Handle,
-    display: ProgressDisplay,
-    signals: Signals,
-    gcs: GcsWatch,
-    silence: HeartbeatTimeout,
-) -> None:
-    """Poll the controller and show its status.
+    def _look(self, controller: Handle, gcs: GcsWatch, silence: HeartbeatTimeout) -> None:
+        """Raise if the controller is silent for too long, or the cluster has no place for it."""
+        gcs.check()
+        if self._show(controller):
+            silence.broken()
+        else:
+            self.display.wait("an answer of the controller")
+            if gcs.answers:  # otherwise its node cannot be checked
+                check_alive()  # there may be no machine left to restart it on
+        silence.check()
 
-    Raises:
-        OffbeatError: The controller is silent for too long, or the cluster has no place for it.
-    """
-    gcs.check()
-    if _show(controller, display, signals):
-        silence.broken()
-    else:
-        display.wait("an answer of the controller")
-        if gcs.answers:  # otherwise its node cannot be checked
-            check_alive()  # there may be no machine left to restart it on
-    silence.check()
-
-
-def _end_at_once_unless_begun(
-    controller: Handle, display: ProgressDisplay, signals: Signals
-) -> None:
-    """Raise ``Interrupted`` unless there is a run to end in order.
-
-    The controller is polled once more.
-    """
-    if not signals.begun:
-        _show(controller, display, signals, _BEGUN_S)
-    if signals.at_once:
-        raise Interrupted(signals)
-
-
-def _show(
-    controller: Handle, display: ProgressDisplay, signals: Signals, within_s: float = _LOOK_S
-) -> bool:
-    """Show the status; return whether the controller replied."""
-    try:
-        status = cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
-    except (GetTimeoutError, RayError):
-        return False  # a dead controller ends the wait above with its own error
-    if status is None:
-        display.wait("the controller, which reads prompts and journal")
-    else:
-        signals.begun = True
-        display.update(msgspec.json.decode(status, type=Status))
-    return True
+    def _show(self, controller: Handle, within_s: float = _LOOK_S) -> bool:
+        """Show the status; return whether the controller replied."""
+        try:
+            status = cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
+        except (GetTimeoutError, RayError):
+            return False  # a dead controller ends the wait above with its own error
+        if status is None:
+            self.display.wait("the controller, which reads prompts and journal")
+        else:
+            self.signals.begun = True
+            self.display.update(msgspec.json.decode(status, type=Status))
+        return True
 
 
 def _lost_controller_summary(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
