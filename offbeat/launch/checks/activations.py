@@ -1,15 +1,23 @@
-"""Says what a microbatch of the torch trainer takes besides weights, gradients and moments."""
+"""Says what a microbatch of the torch trainer takes besides weights, gradients and moments.
+
+It loads torch, whose import takes seconds: only recipes with a model import it.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from offbeat.config.limits import lora_of, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.finding import Finding, ok, size, warning
 from offbeat.launch.checks.machine import Machine
+from offbeat.model_proof.loading import model_without_memory
+from offbeat.multimodal.rules import media_rules
+from offbeat.trainers.torch.activation_bytes import activation_bytes
+from offbeat.trainers.torch.proof import prove_kind
 from offbeat.transfer_queue.schema import Columns
 
 _SUBJECT = "activations"
@@ -53,14 +61,6 @@ def estimated_activations(
     trainer = config.trainer
     if not isinstance(trainer, TorchTrainerConfig) or lora_of(config) is not None:
         return None
-    # torch, which a recipe of other trainers need not load here.
-    import torch
-
-    from offbeat.model_proof.loading import model_without_memory
-    from offbeat.multimodal.rules import media_rules
-    from offbeat.trainers.torch.activation_bytes import activation_bytes
-    from offbeat.trainers.torch.proof import prove_kind
-
     path, length = Path(config.model.path), config.generator.max_model_len
     if config.model.trust_remote_code:
         return None

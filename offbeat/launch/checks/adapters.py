@@ -1,32 +1,30 @@
 """Says what adapters take, and warns of ranks and of weights that they leave out.
 
-torch and transformers, whose import takes seconds, are imported only if a recipe has adapters.
+It loads torch, whose import takes seconds: only recipes with a model import it.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from transformers import PreTrainedModel
 
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.launch.checks.finding import Finding, error, ok, warning
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.torch.lora import check_targets, targeted_modules
 
 _SUBJECT: Final = "adapters"
 _EXPERTS: Final = ".experts."
 _NAMED: Final = 3  # modules listed in a message
 
 
-def check_adapters(model: "PreTrainedModel", lora: LoraConfig) -> Iterator[Finding]:
+def check_adapters(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding]:
     """Check the targets, the rank, and whether experts are left out.
 
     Args:
         model: The model, which may be without memory; it is not changed.
         lora: What to adapt.
     """
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.lora import check_targets
-
     try:
         check_targets(model, lora)
     except UntrainableModel as refused:
@@ -42,17 +40,13 @@ def check_adapters(model: "PreTrainedModel", lora: LoraConfig) -> Iterator[Findi
         yield from _experts_are_left_out(model, lora)
 
 
-def adapter_parameters(model: "PreTrainedModel", lora: LoraConfig) -> int:
+def adapter_parameters(model: PreTrainedModel, lora: LoraConfig) -> int:
     """Return the number of elements of all adapters: ``rank * (in + out)`` of each targeted matrix."""
-    from offbeat.trainers.torch.lora import targeted_modules
-
     sides = targeted_modules(model, lora).values()
     return sum(lora.rank * (each.in_features + each.out_features) for each in sides)
 
 
-def _rank_is_low(model: "PreTrainedModel", lora: LoraConfig) -> Iterator[Finding]:
-    from offbeat.trainers.torch.lora import targeted_modules
-
+def _rank_is_low(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding]:
     ranks = {
         path: min(each.in_features, each.out_features)
         for path, each in targeted_modules(model, lora).items()
@@ -70,10 +64,8 @@ def _rank_is_low(model: "PreTrainedModel", lora: LoraConfig) -> Iterator[Finding
     )
 
 
-def _experts_are_left_out(model: "PreTrainedModel", lora: LoraConfig) -> Iterator[Finding]:
+def _experts_are_left_out(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding]:
     """Warn of fused experts, which are no linear modules, so that default targets miss them."""
-    from offbeat.trainers.torch.lora import targeted_modules
-
     adapted = targeted_modules(model, lora)
     experts = sum(
         each.numel()

@@ -1,10 +1,13 @@
 """Checks encoder ranks: bytes per rank, and traffic between encoder and language ranks.
 
-torch and transformers, whose import takes seconds, are imported only if a recipe needs them.
+It loads torch, whose import takes seconds: only recipes with a model import it.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.config.limits import encoder_of, encoder_tokens, freeze_patterns
 from offbeat.config.mixture import environment_views, key_in
@@ -13,20 +16,19 @@ from offbeat.config.sections.environment import MEDIA_LIMIT
 from offbeat.launch.checks.finding import Finding, error, size
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    from offbeat.multimodal.rules import MediaRules
-    from offbeat.trainers.grid.layout import Grid, Side
-    from offbeat.trainers.grid.sides import Inventory
-    from offbeat.trainers.rank_bytes import RankBytes
-
+from offbeat.multimodal.rules import MediaRules, media_rules
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.grid.layout import Grid, Side, side_grid
+from offbeat.trainers.grid.rank_bytes import bridge_bytes, largest_of_side
+from offbeat.trainers.grid.sides import Inventory, inventory_of
+from offbeat.trainers.grid.tower_plan import plans_of
+from offbeat.trainers.rank_bytes import RankBytes
+from offbeat.trainers.torch.freezing import freeze
 
 _TOKENS: Final = 1000
 
 
-def messages_said(config: RunConfig, model: "PreTrainedConfig", *, trains_tower: bool) -> str:
+def messages_said(config: RunConfig, model: PreTrainedConfig, *, trains_tower: bool) -> str:
     """Return the bytes of features and of their gradients in a chunk, as a part of a finding.
 
     A chunk has the groups of a step at most, each with the media of one prompt.
@@ -36,11 +38,6 @@ def messages_said(config: RunConfig, model: "PreTrainedConfig", *, trains_tower:
         model: Config of its model, which reads media.
         trains_tower: Whether gradients are sent back.
     """
-    import torch  # which takes seconds, and a recipe without encoder ranks need not load it
-
-    from offbeat.multimodal.rules import media_rules
-    from offbeat.trainers.grid.rank_bytes import bridge_bytes
-
     rules = media_rules(model)
 
     def said(tokens: int) -> str:
@@ -57,7 +54,7 @@ def messages_said(config: RunConfig, model: "PreTrainedConfig", *, trains_tower:
     )
 
 
-def _most_of_a_prompt(config: RunConfig, rules: "MediaRules") -> tuple[int, str]:
+def _most_of_a_prompt(config: RunConfig, rules: MediaRules) -> tuple[int, str]:
     """Return the most tokens of media that a prompt may have, and the key that says so."""
     features_by_key = {
         key_in(name, MEDIA_LIMIT): rules.max_features(view.environment.max_media_bytes)
@@ -87,10 +84,6 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
     trainer = config.trainer
     if trainer.backend == "stub" or trainer.encoder is None:
         return
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.grid.layout import Side, side_grid
-    from offbeat.trainers.grid.sides import inventory_of
-    from offbeat.trainers.grid.tower_plan import plans_of
 
     grid = side_grid(trainer)
     if (model := _marked_model(config)) is None:
@@ -109,21 +102,17 @@ def check_encoder(config: RunConfig, gpu: int | None) -> Iterator[Finding]:
 class _Sides(NamedTuple):
     """The two sides of a model, and the ranks that hold them."""
 
-    model: "PreTrainedConfig"
-    grid: "Grid"
-    inventory: "Inventory"
-    plans: dict["Side", dict[str, str]]  # how ranks of either divide matrices
+    model: PreTrainedConfig
+    grid: Grid
+    inventory: Inventory
+    plans: dict[Side, dict[str, str]]  # how ranks of either divide matrices
 
 
-def _marked_model(config: RunConfig) -> "PreTrainedModel | None":
+def _marked_model(config: RunConfig) -> PreTrainedModel | None:
     """Return the model without memory, with frozen weights marked.
 
     None if it reads no media, or if ``check_model_proof`` says what is wrong with it.
     """
-    from offbeat.multimodal.rules import media_rules
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.freezing import freeze
-
     model = unfilled_model(config)
     if model is None or not media_rules(model.config).reads_media:
         return None
@@ -134,16 +123,11 @@ def _marked_model(config: RunConfig) -> "PreTrainedModel | None":
     return model
 
 
-def _of_side(config: RunConfig, sides: _Sides, side: "Side", gpu: int | None) -> Finding:
+def _of_side(config: RunConfig, sides: _Sides, side: Side, gpu: int | None) -> Finding:
     """Return what a rank of a side holds, beside the memory of its GPU."""
-    import torch
-
-    from offbeat.trainers.grid.layout import Side
-    from offbeat.trainers.grid.rank_bytes import largest_of_side
-
     references = int(config.algorithm.loss.needs_reference_logprobs)
 
-    def held_in(dtype: torch.dtype) -> "RankBytes":
+    def held_in(dtype: torch.dtype) -> RankBytes:
         plan = sides.plans[side]
         return largest_of_side(
             sides.inventory, sides.grid, side, dtype, references=references, plan=plan
@@ -170,10 +154,8 @@ def _of_side(config: RunConfig, sides: _Sides, side: "Side", gpu: int | None) ->
     return against_gpu(config, about, held.total, gpu, fix, first, loading)
 
 
-def _what_lowers(config: RunConfig, side: "Side", *, is_less_in_half: bool) -> tuple[str, str]:
+def _what_lowers(config: RunConfig, side: Side, *, is_less_in_half: bool) -> tuple[str, str]:
     """Return what lowers the memory of a rank of a side, and the section of that side."""
-    from offbeat.trainers.grid.layout import Side
-
     trainer, encoder = config.trainer, encoder_of(config.trainer)
     key = "trainer.encoder" if side is Side.TOWER else "trainer"
     is_most = (  # the number of lanes is a multiple of that of the encoders

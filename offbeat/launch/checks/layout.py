@@ -1,20 +1,29 @@
 """Checks that the megatron trainer knows a model and can divide it, from its config alone.
 
-transformers, whose import takes seconds, is imported only if a recipe needs it.
+It loads torch, whose import takes seconds: only recipes with a model import it.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.launch.checks.finding import Finding, error
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.megatron.architecture import (
+    Architecture,
+    check_balanced,
+    check_recomputed,
+    read_architecture,
+)
+from offbeat.trainers.megatron.freezing import frozen_weights
+from offbeat.trainers.megatron.layout import grid_of
+from offbeat.trainers.megatron.layout_choice import fitting_sizes
+from offbeat.trainers.megatron.layout_rules import broken_rules
+from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.rank_bytes import RankBytes
-
-if TYPE_CHECKING:
-    from offbeat.trainers.megatron.architecture import Architecture
 
 _LAYOUT: Final = "layout"
 
@@ -29,15 +38,6 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
     trainer = config.trainer
     if not isinstance(trainer, MegatronTrainerConfig):
         return
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.megatron.architecture import (
-        check_balanced,
-        check_recomputed,
-        read_architecture,
-    )
-    from offbeat.trainers.megatron.layout import grid_of
-    from offbeat.trainers.megatron.layout_choice import fitting_sizes
-    from offbeat.trainers.megatron.layout_rules import broken_rules
 
     try:
         architecture = read_architecture(config.model.path)
@@ -71,7 +71,7 @@ def check_layout(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]
 
 
 def held_by_megatron_rank(
-    config: RunConfig, trainer: MegatronTrainerConfig, architecture: "Architecture"
+    config: RunConfig, trainer: MegatronTrainerConfig, architecture: Architecture
 ) -> RankBytes:
     """Return the bytes of the rank that holds most of a recipe's model.
 
@@ -80,9 +80,6 @@ def held_by_megatron_rank(
         trainer: Its trainer, whose sizes fit the model.
         architecture: What its ranks hold; without the tower where that has ranks of its own.
     """
-    from offbeat.trainers.megatron.layout import grid_of
-    from offbeat.trainers.megatron.rank_bytes import largest_rank
-
     return largest_rank(
         architecture,
         grid_of(trainer),
@@ -98,9 +95,6 @@ def _shares_optimizer(config: RunConfig, trainer: MegatronTrainerConfig) -> bool
 
 def _frozen(path: str, trainer: MegatronTrainerConfig) -> Collection[str]:
     """Return the weights that are not trained; none if ``check_model_proof`` refuses the patterns."""
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.megatron.freezing import frozen_weights
-
     try:
         return frozen_weights(path, trainer.freeze).names
     except UntrainableModel:

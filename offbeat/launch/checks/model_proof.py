@@ -1,26 +1,42 @@
 """Checks that batched rows and cached decoding are exact for a model's class, without weights.
 
-torch and transformers, whose import takes seconds, are imported only if a recipe needs them.
+It loads torch, whose import takes seconds: only recipes with a model import it.
 """
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from offbeat.actors.environment_parts import load_tokenizer
 from offbeat.config.limits import freeze_patterns, lora_of, moe_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.moe import MoeConfig
+from offbeat.generators.embedded.model import check_declared
+from offbeat.generators.embedded.proof import prove_kind as prove_decoding
+from offbeat.generators.end_tokens import end_ids_of, end_ids_problem
+from offbeat.generators.errors import UndecodableModel
 from offbeat.launch.checks.adapters import adapter_parameters, check_adapters
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.launch.checks.media import media_checks
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from offbeat.model_proof.loading import (
+    WeightsMismatch,
+    WeightsNotFinite,
+    WeightsUntied,
+    check_headers,
+    check_values,
+    generation_config_problem,
+    model_without_memory,
+)
+from offbeat.rollouts.response_text import TextlessTokens
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.megatron.freezing import frozen_in_tower
+from offbeat.trainers.torch.freezing import freeze, frozen_parameters
+from offbeat.trainers.torch.proof import prove_kind as prove_rows
+from offbeat.trainers.torch.routing import check_routers, routers_of
 
 _VALUES = "weight values"
 _MOST_READ = 1 << 33  # bytes: some seconds; the start of a run reads all of them
@@ -37,14 +53,6 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
     decodes = config.generator.backend == "embedded"
     if config.trainer.backend == "stub" and not decodes:
         return
-    from offbeat.model_proof.loading import (
-        WeightsMismatch,
-        WeightsUntied,
-        check_headers,
-        generation_config_problem,
-        model_without_memory,
-    )
-
     trust = config.model.trust_remote_code
     try:
         model = model_without_memory(config.model.path, trust_remote_code=trust)
@@ -79,8 +87,6 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
 
 
 def _values(path: str) -> Iterator[Finding]:
-    from offbeat.model_proof.loading import WeightsNotFinite, check_values
-
     try:
         read, stored = check_values(path, _MOST_READ)
     except WeightsNotFinite as refused:
@@ -90,10 +96,7 @@ def _values(path: str) -> Iterator[Finding]:
             yield ok(_VALUES, f"{read / stored:.0%} of {stored / 1e9:.3g} GB are read, and finite")
 
 
-def _balanced(model: "PreTrainedModel", moe: MoeConfig) -> Finding:
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.routing import check_routers, routers_of
-
+def _balanced(model: PreTrainedModel, moe: MoeConfig) -> Finding:
     try:
         check_routers(model, moe)
     except UntrainableModel as refused:
@@ -102,15 +105,11 @@ def _balanced(model: "PreTrainedModel", moe: MoeConfig) -> Finding:
     return ok(_EXPERTS, f"{len(routers_of(model))} routers are balanced by {chosen}")
 
 
-def _trained(model: "PreTrainedModel", patterns: Sequence[str], *, in_tower: bool) -> Finding:
+def _trained(model: PreTrainedModel, patterns: Sequence[str], *, in_tower: bool) -> Finding:
     """Say how much of the model is trained; what the patterns match is marked in it as frozen.
 
     ``in_tower``: whether the trainer freezes weights of a vision tower alone.
     """
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.megatron.freezing import frozen_in_tower
-    from offbeat.trainers.torch.freezing import freeze
-
     try:
         if in_tower:
             frozen_in_tower(model, patterns)
@@ -125,10 +124,8 @@ def _trained(model: "PreTrainedModel", patterns: Sequence[str], *, in_tower: boo
     return ok(_TRAINED, f"{left}, in {tensors}; trainer.freeze excludes the rest")
 
 
-def unfilled_model(config: RunConfig) -> "PreTrainedModel | None":
+def unfilled_model(config: RunConfig) -> PreTrainedModel | None:
     """Return the model without memory, or None if ``check_model_proof`` reports why there is none."""
-    from offbeat.model_proof.loading import model_without_memory
-
     path, trust = config.model.path, config.model.trust_remote_code
     try:
         return model_without_memory(path, trust_remote_code=trust)
@@ -144,8 +141,6 @@ def trained_parameters(config: RunConfig) -> int | None:
     patterns, lora = freeze_patterns(config), lora_of(config)
     if (not patterns and lora is None) or (model := unfilled_model(config)) is None:
         return None
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.freezing import frozen_parameters
 
     try:
         if lora is not None:
@@ -158,8 +153,6 @@ def trained_parameters(config: RunConfig) -> int | None:
 
 def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
     """Warn of a model whose samples would never end. The model's files must be complete."""
-    from offbeat.generators.end_tokens import end_ids_of, end_ids_problem
-
     if config.generator.backend == "stub":
         return
     stops = config.generator.sampling.stop_token_ids
@@ -170,7 +163,7 @@ def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
         yield ok(_ENDS, f"samples end with {[*end_ids_of(config.model.path), *stops]}")
 
 
-def _stop_tokens(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
+def _stop_tokens(config: RunConfig, model: PreTrainedModel) -> Iterator[Finding]:
     known = model.get_input_embeddings().get_parameter("weight").shape[0]
     stops = config.generator.sampling.stop_token_ids
     if outside := [each for each in stops if not 0 <= each < known]:
@@ -178,10 +171,8 @@ def _stop_tokens(config: RunConfig, model: "PreTrainedModel") -> Iterator[Findin
         yield error(_ENDS, seen, "Take ids of the model's tokenizer.")
 
 
-def _vocabulary(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
+def _vocabulary(config: RunConfig, model: PreTrainedModel) -> Iterator[Finding]:
     """Report token ids that the model can draw and its tokenizer does not have."""
-    from offbeat.rollouts.response_text import TextlessTokens
-
     try:
         tokenizer = load_tokenizer(config)
     except (OSError, ValueError):
@@ -195,13 +186,10 @@ def _vocabulary(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding
         )
 
 
-def _rows(config: RunConfig, model: "PreTrainedModel", *, shared_prompt: bool) -> Finding:
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.proof import prove_kind
-
+def _rows(config: RunConfig, model: PreTrainedModel, *, shared_prompt: bool) -> Finding:
     length = config.generator.max_model_len
     try:
-        proof = prove_kind(type(model), model.config, length, shared_prompt=shared_prompt)
+        proof = prove_rows(type(model), model.config, length, shared_prompt=shared_prompt)
     except UntrainableModel as refused:
         return error(_ROWS, f"{refused.subject} {refused.problem}", f"{refused.fix}.")
     name = f"{type(model).__name__}, attention {proof.attention}"
@@ -213,15 +201,11 @@ def _rows(config: RunConfig, model: "PreTrainedModel", *, shared_prompt: bool) -
     return ok(_ROWS, f"{name}: as exact as each sample alone")
 
 
-def _decoding(config: RunConfig, model: "PreTrainedModel") -> Finding:
-    from offbeat.generators.embedded.model import check_declared
-    from offbeat.generators.embedded.proof import prove_kind
-    from offbeat.generators.errors import UndecodableModel
-
+def _decoding(config: RunConfig, model: PreTrainedModel) -> Finding:
     length = config.generator.max_model_len
     try:
         check_declared(model, length)
-        attention = prove_kind(type(model), model.config, length)
+        attention = prove_decoding(type(model), model.config, length)
     except UndecodableModel as refused:
         return error(_DECODING, f"{refused.model}: {refused.problem}", f"{refused.fix}.")
     return ok(

@@ -16,7 +16,6 @@ from offbeat.config.run import RunConfig
 from offbeat.environments.hub_files import HubFilesError
 from offbeat.environments.inputs import DATA
 from offbeat.environments.prompt_files import FilePrompts
-from offbeat.launch.checks.activations import check_activations
 from offbeat.launch.checks.agent import check_agent
 from offbeat.launch.checks.algorithm import (
     check_algorithm,
@@ -27,7 +26,6 @@ from offbeat.launch.checks.algorithm import (
     check_optimizer_steps,
     check_teacher,
 )
-from offbeat.launch.checks.encoder import check_encoder
 from offbeat.launch.checks.files import (
     check_not_a_uri,
     check_overlap,
@@ -37,7 +35,6 @@ from offbeat.launch.checks.files import (
 )
 from offbeat.launch.checks.finding import Finding, Level, error, ok
 from offbeat.launch.checks.gpu_memory import gpu_bytes
-from offbeat.launch.checks.layout import check_layout
 from offbeat.launch.checks.machine import (
     check_cores,
     check_memory,
@@ -46,11 +43,6 @@ from offbeat.launch.checks.machine import (
 )
 from offbeat.launch.checks.media import media_checks
 from offbeat.launch.checks.model_files import check_lengths, check_weights, read_model
-from offbeat.launch.checks.model_proof import (
-    check_end_tokens,
-    check_model_proof,
-    trained_parameters,
-)
 from offbeat.launch.checks.precision import check_precision
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.software import (
@@ -62,7 +54,6 @@ from offbeat.launch.checks.software import (
     count_gpus,
 )
 from offbeat.launch.checks.task_libraries import check_gym, check_verifiers
-from offbeat.launch.checks.tensor_ranks import check_tensor_ranks
 from offbeat.launch.checks.user_code import (
     check_command,
     check_sampler,
@@ -91,7 +82,9 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
         ok("recipe", f"not used, another choice by name was made: {key}") for key in loaded.dropped
     ]
     found = [*find(config, run_dir)]
-    if not any(each.level is Level.ERROR for each in found):  # it runs the model without memory
+    if _has_model(config) and not any(each.level is Level.ERROR for each in found):
+        from offbeat.launch.checks.activations import check_activations
+
         found += check_activations(config, this_machine())
     findings = [ok("recipe", str(loaded.recipe)), *unused, *found]
     print_findings(findings)
@@ -125,18 +118,25 @@ def find(
     folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
     machine, gpu = this_machine(), gpu_bytes(config)
-    trained = trained_parameters(config) if model else None
+    trained, of_model = None, chain[Finding]()
+    if model and _has_model(config):
+        from offbeat.launch.checks import encoder, layout, model_proof, tensor_ranks
+
+        trained = model_proof.trained_parameters(config)
+        of_model = chain(
+            model_proof.check_end_tokens(config),
+            model_proof.check_model_proof(config),
+            layout.check_layout(config, gpu),
+            tensor_ranks.check_tensor_ranks(config, gpu),
+            encoder.check_encoder(config, gpu),
+        )
     yield from chain(
         check_packages(config),
         check_vllm(config),
         about_model,
         check_weights(config) if model else (),
         check_lengths(config, model) if model else (),
-        check_end_tokens(config) if model else (),
-        check_model_proof(config) if model else (),
-        check_layout(config, gpu) if model else (),
-        check_tensor_ranks(config, gpu) if model else (),
-        check_encoder(config, gpu) if model else (),
+        of_model,
         check_vllm_model(config) if model else (),
         check_precision(config) if model else (),
         check_teacher(config) if model else (),
@@ -167,6 +167,11 @@ def find(
         check_tensorboard(config),
         check_ray_address(os.environ),
     )
+
+
+def _has_model(config: RunConfig) -> bool:
+    """Return whether a run loads a model: then its checks load torch, whose import takes seconds."""
+    return config.trainer.backend != "stub" or config.generator.backend != "stub"
 
 
 def _of_each_environment(

@@ -1,10 +1,13 @@
 """Checks that several ranks of the torch trainer can divide a model, and says what one holds.
 
-torch and transformers, whose import takes seconds, are imported only if a recipe needs them.
+It loads torch, whose import takes seconds: only recipes with a model import it.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import torch
+from transformers import PreTrainedModel
 
 from offbeat.config.limits import freeze_patterns, trainer_ranks
 from offbeat.config.run import RunConfig
@@ -12,10 +15,12 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.launch.checks.finding import Finding, error
 from offbeat.launch.checks.gpu_memory import against_gpu, largest_rank_said
 from offbeat.launch.checks.model_proof import unfilled_model
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.rank_bytes import RankBytes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from offbeat.trainers.torch.freezing import freeze
+from offbeat.trainers.torch.lora import PeftMissing, inject
+from offbeat.trainers.torch.rank_bytes import largest_rank, whole_bytes
+from offbeat.trainers.torch.tensor_parallel import tensor_plan
 
 _TENSOR: Final = "tensor ranks"
 _DATA: Final = "trainer ranks"
@@ -35,12 +40,6 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
         return
     if trainer.encoder is not None or (model := unfilled_model(config)) is None:
         return
-    import torch
-
-    from offbeat.trainers.errors import UntrainableModel
-    from offbeat.trainers.torch.lora import PeftMissing
-    from offbeat.trainers.torch.rank_bytes import whole_bytes
-    from offbeat.trainers.torch.tensor_parallel import tensor_plan
 
     try:
         if trainer.tensor_parallel > 1:
@@ -64,7 +63,7 @@ def check_tensor_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Fi
 
 
 def held_by_torch_rank(
-    config: RunConfig, trainer: TorchTrainerConfig, model: "PreTrainedModel"
+    config: RunConfig, trainer: TorchTrainerConfig, model: PreTrainedModel
 ) -> RankBytes:
     """Return the bytes of the rank that holds most of a recipe's model.
 
@@ -77,12 +76,6 @@ def held_by_torch_rank(
         UntrainableModel: The patterns of ``trainer.freeze`` or the sizes do not fit the model.
         PeftMissing: The recipe has adapters, and peft is not installed.
     """
-    import torch
-
-    from offbeat.trainers.torch.freezing import freeze
-    from offbeat.trainers.torch.lora import inject
-    from offbeat.trainers.torch.rank_bytes import largest_rank
-
     freeze(model, freeze_patterns(config))
     if trainer.lora is not None:
         inject(model, trainer.lora)
