@@ -4,47 +4,44 @@ Each check takes a whole config and yields clashes; it says what would happen, n
 forbidden. A single value out of range is the models' business.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from offbeat.config.algorithm_checks import algorithm_clashes
+from offbeat.config.base import is_uri
 from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
-from offbeat.config.crosschecks_data import (
-    data_clashes,
-    eval_clashes,
-    eval_set_clashes,
-    in_each_environment,
-    mixture_clashes,
-)
 from offbeat.config.crosschecks_encoder import encoder_clashes, encoder_device_clashes
 from offbeat.config.crosschecks_images import image_clashes, image_layout_clashes
-from offbeat.config.crosschecks_layout import (
-    fleet_clashes,
-    layout_clashes,
-    rank_clashes,
-    rank_gpu_clashes,
-)
 from offbeat.config.crosschecks_moe import moe_clashes
-from offbeat.config.crosschecks_optimizer import rounding_clashes, schedule_clashes
-from offbeat.config.crosschecks_rollouts import (
-    demonstration_clashes,
-    reward_budget_clashes,
-    reward_call_clashes,
-    reward_function_clashes,
-    sample_clashes,
-)
-from offbeat.config.crosschecks_run_dir import run_dir_clashes
-from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.graders import GRADERS
-from offbeat.config.limits import freeze_patterns, lora_of, max_group_bytes, max_outstanding_groups
-from offbeat.config.mixture import has_media
+from offbeat.config.hub_path import FORM, READABLE, hub_path, is_on_hub
+from offbeat.config.limits import (
+    encoder_of,
+    encoder_ranks,
+    freeze_patterns,
+    lora_of,
+    max_group_bytes,
+    max_outstanding_groups,
+    moe_of,
+    on_failed_sample,
+    trainer_device,
+    trainer_ranks,
+    trainer_resources,
+)
+from offbeat.config.mixture import environment_views, has_media, text_in
+from offbeat.config.reward_calls import max_evaluation_calls, max_reward_calls
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.environment import MEDIA_LIMIT
+from offbeat.config.schedule_in_steps import schedule_in_steps
+from offbeat.config.sections.data import DataConfig
+from offbeat.config.sections.environment import MAKE_PROMPTS, MEDIA_LIMIT, EnvironmentConfig
 from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.sync import BUCKETS_AT_ONCE, wire_of
+from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig, TrainerConfig
 
 __all__ = ["Clash", "clashes"]
 
@@ -352,6 +349,836 @@ def _adapters_leave_nothing_to_freeze(config: RunConfig) -> Iterator[Clash]:
             "adapters alone: the whole model is frozen already",
             "Leave trainer.freeze out and name modules in trainer.lora.target_modules, or leave "
             "trainer.lora out.",
+        )
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+def data_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield environments without prompts, files that nothing reads, and paths that name none."""
+    yield from _prompts_have_one_source(config)
+    yield from _paths_on_the_hub_name_files(config)
+
+
+def _paths_on_the_hub_name_files(config: RunConfig) -> Iterator[Clash]:
+    for key, path in {"data.path": config.data.path, **config.eval.paths}.items():
+        if path is None or not is_on_hub(path):
+            continue
+        wanted = hub_path(path)
+        if wanted is None:
+            yield Clash(
+                (key,),
+                f"{key}={path} names no files on the hub",
+                f"Write {FORM}, where FILES may hold *; a slash in REVISION is %2F.",
+            )
+        elif not wanted.is_readable:
+            yield Clash(
+                (key,),
+                f"{key}={path} names files that cannot be read: prompts are Parquet or JSON Lines, "
+                f"{', '.join(READABLE)}",
+                "Name such files. The hub keeps Parquet files of most datasets under the revision "
+                "refs%2Fconvert%2Fparquet.",
+            )
+
+
+def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
+    name, path = config.environment.name, config.data.path
+    if name in MAKE_PROMPTS and path is not None:
+        yield Clash(
+            ("data.path", "environment.name"),
+            f"data.path is not used: environment.name={name} makes its own prompts",
+            "Leave data.path out, or set environment.name to function to score the rows of your file.",
+        )
+    elif name == "function" and path is None:
+        yield Clash(
+            ("data.path", "environment.name"),
+            "environment.name=function has no prompts: a reward function makes none",
+            "Set data.path to a file with a `prompt` or `messages` in each row.",
+        )
+    elif name == "agent" and path is None:
+        yield Clash(
+            ("data.path", "environment.name"),
+            "environment.name=agent has no tasks: an agent makes none",
+            "Set data.path to a JSON Lines file; each row is the task of a call of the agent.",
+        )
+    elif name == "gsm8k" and path is None:
+        yield Clash(
+            ("data.path", "environment.name"),
+            "environment.name=gsm8k has no prompts of its own",
+            "Set data.path to a file with `question` and `answer` in each row.",
+        )
+    if config.data.columns and path is None:
+        yield Clash(
+            ("data.columns", "data.path"),
+            "data.columns is not used: there is no data.path",
+            "Set data.path to the file that has these columns, or leave data.columns out.",
+        )
+
+
+def eval_set_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield settings of evaluation sets that nothing reads."""
+    if config.environment.name in MAKE_PROMPTS:
+        for key in config.eval.paths:
+            yield Clash(
+                (key, "environment.name"),
+                f"{key} is not used: environment.name={config.environment.name} makes its own prompts",
+                f"Leave {key} out: the first prompts of the training source are scored.",
+            )
+    sets = {f"eval.sets.{name}": each for name, each in config.eval.sets.items()}
+    for section, each in {"eval": config.eval, **sets}.items():
+        if each.columns and each.path is None:
+            yield Clash(
+                (f"{section}.columns", f"{section}.path"),
+                f"{section}.columns is not used: there is no {section}.path",
+                f"Set {section}.path to the file that has these columns, or leave them out.",
+            )
+
+
+def eval_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield settings of all evaluations that do not go together."""
+    if config.eval.sets and config.eval.path is not None:
+        yield Clash(
+            ("eval.path", "eval.sets"),
+            "eval.path is not used: eval.sets names the sets that are scored",
+            "Make it a set of its own, as in eval.sets.held_out.path, or leave it out.",
+        )
+    if config.eval.at_start and not config.eval.interval:
+        yield Clash(
+            ("eval.at_start", "eval.interval"),
+            "eval.at_start does nothing with eval.interval=0: nothing is evaluated",
+            "Set eval.interval to the steps between two evaluations.",
+        )
+
+
+def in_each_environment(
+    check: Callable[[RunConfig], Iterator[Clash]],
+) -> Callable[[RunConfig], Iterator[Clash]]:
+    """Return a check of all environments of a run, made of a check of a single one."""
+
+    def checked(config: RunConfig) -> Iterator[Clash]:
+        for name, view in environment_views(config).items():
+            for clash in check(view):
+                yield _in_environment(name, clash) if name else clash
+
+    return checked
+
+
+def _in_environment(name: str, clash: Clash) -> Clash:
+    keys = tuple(text_in(name, key) for key in clash.keys)
+    return Clash(keys, text_in(name, clash.message), text_in(name, clash.hint))
+
+
+def mixture_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield what stands beside several environments and is not read, or cannot be one of them."""
+    if not config.environments:
+        return
+    single = {
+        "environment": config.environment != EnvironmentConfig(),
+        "data": config.data != DataConfig(),
+    }
+    for key, is_set in single.items():
+        if is_set:
+            yield Clash(
+                (key, "environments"),
+                f"{key} is not used: environments names those that the run trains on",
+                f"Write it below one of them, as in environments.NAME.{key}, or leave it out.",
+            )
+    scored = {
+        "eval.path": config.eval.path,
+        "eval.columns": config.eval.columns,
+        "eval.sets": config.eval.sets,
+    }
+    for key, value in scored.items():
+        if value:
+            yield Clash(
+                (key, "environments"),
+                f"{key} is not used: each of environments has an evaluation set of its own",
+                "Name the files in environments.NAME.eval.",
+            )
+    for name, each in config.environments.items():
+        if each.environment.name == "demonstrations":
+            yield Clash(
+                (f"environments.{name}.environment.name",),
+                f"environments.{name}.environment.name=demonstrations cannot be mixed: its rows are "
+                "trained without an engine, and the others need one",
+                "Train on the demonstrations first, in a run of their own, and take its model.",
+            )
+
+
+# --- rewards, samples and demonstrations ----------------------------------------------------------
+
+
+_UNREAD: Final = {
+    "environment": (
+        "target",
+        "command",
+        "options",
+        "reward_deadline_s",
+        "reward_start_s",
+        "reward_workers",
+        "reward_memory_mib",
+        "variables",
+        "max_turns",
+    ),
+    "rollout": ("on_failed_sample", "sample_retries", "max_sample_tokens", "max_branches"),
+}
+"""Keys that nothing reads where no model is called and nothing is scored."""
+
+
+def demonstration_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Demonstrations come without a generator, and what reads a generator comes without them."""
+    recorded = config.environment.name == "demonstrations"
+    generator = config.generator
+    if recorded and generator.has_engines:
+        yield Clash(
+            ("environment.name", "generator.backend"),
+            f"environment.name=demonstrations has no work for generator.backend={generator.backend}: "
+            "its samples are rows of a file",
+            "Set generator.backend to none.",
+        )
+    if not (generator.has_engines or recorded):
+        yield Clash(
+            ("generator.backend", "environment.name"),
+            f"generator.backend=none draws no samples, and environment.name={config.environment.name} "
+            "needs them",
+            "Set environment.name to demonstrations, or generator.backend to embedded or vllm.",
+        )
+    if recorded:
+        yield from _rows_are_trained_as_they_are(config)
+
+
+def _rows_are_trained_as_they_are(config: RunConfig) -> Iterator[Clash]:
+    if config.data.path is None:
+        yield Clash(
+            ("data.path", "environment.name"),
+            "environment.name=demonstrations has no rows of its own",
+            "Set data.path to a JSON Lines file with `prompt` and `completion`, or `messages`, in "
+            "each row.",
+        )
+    for section, keys in _UNREAD.items():
+        set_here = getattr(config, section).model_dump(exclude_defaults=True)
+        for key in (each for each in keys if each in set_here):
+            yield Clash(
+                (f"{section}.{key}", "environment.name"),
+                f"{section}.{key} is not used with environment.name=demonstrations: no model is called "
+                "and nothing is scored",
+                f"Leave {section}.{key} out.",
+            )
+    loss = config.algorithm.loss.name
+    if loss != "sft":
+        yield Clash(
+            ("algorithm.loss.name", "environment.name"),
+            f"algorithm.loss.name={loss} learns nothing with environment.name=demonstrations: rows "
+            "have neither rewards nor logprobs of an engine",
+            "Set algorithm.loss.name to sft.",
+        )
+    if config.samples_per_group != 1:
+        yield Clash(
+            ("samples_per_group", "environment.name"),
+            f"samples_per_group={config.samples_per_group} with environment.name=demonstrations: a row "
+            "holds one sample",
+            "Set samples_per_group to 1; groups_per_step is the number of rows in a step.",
+        )
+    if config.sampler.name != "in_order":
+        yield Clash(
+            ("sampler.name", "environment.name"),
+            f"sampler.name={config.sampler.name} decides by the age of samples, and rows of "
+            "environment.name=demonstrations have none",
+            "Set sampler.name to in_order, and sampler.max_staleness to the steps to read ahead.",
+        )
+    if config.eval.interval:
+        yield Clash(
+            ("eval.interval", "generator.backend"),
+            f"eval.interval={config.eval.interval} needs an engine to sample the held-out prompts, and "
+            f"generator.backend={config.generator.backend} has none",
+            "Set eval.interval to 0; evaluate the exported model in a run that has engines.",
+        )
+
+
+CALL_KEYS = ("reward_concurrency", "reward_retries", "reward_retry_on", "reward_calls_per_s")
+"""Keys of ``environment`` that only an async reward reads."""
+
+
+def call_keys_set(environment: EnvironmentConfig) -> list[str]:
+    """Return which keys of the calls of async rewards are not at their default."""
+    set_here = environment.model_dump(exclude_defaults=True)
+    return [f"environment.{key}" for key in CALL_KEYS if key in set_here]
+
+
+def reward_function_clashes(environment: EnvironmentConfig) -> Iterator[Clash]:
+    """Yield what cannot work with several reward functions."""
+    if environment.name != "function":
+        yield Clash(
+            ("environment.rewards", "environment.name"),
+            f"environment.rewards is not used: environment.name={environment.name} has a reward of its own",
+            "Set environment.name to function, or leave environment.rewards out.",
+        )
+    for key in ("target", "options"):
+        if getattr(environment, key):
+            yield Clash(
+                (f"environment.{key}", "environment.rewards"),
+                f"environment.{key} is not used: environment.rewards names the functions",
+                f"Write it below one of them, as in environment.rewards.NAME.{key}.",
+            )
+    if not any(each.weight for each in environment.rewards.values()):
+        first = next(iter(environment.rewards))
+        yield Clash(
+            (f"environment.rewards.{first}.weight",),
+            "every weight of environment.rewards is 0: each sample has a reward of 0, so nothing would be learned",
+            f"Give the reward to train on a weight, as in environment.rewards.{first}.weight=1.",
+        )
+    for name, each in environment.rewards.items():
+        if not all(each.target.partition(":")) and each.target not in GRADERS:
+            yield Clash(
+                (f"environment.rewards.{name}.target",),
+                f"environment.rewards.{name}.target={each.target} does not name a function in a module",
+                f"Write module:name, as in rewards.math:exact_match; built in: {', '.join(GRADERS)}.",
+            )
+
+
+def reward_call_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield limits of calls that the chosen environment never makes."""
+    name, target = config.environment.name, config.environment.target
+    if name == "function" and target not in GRADERS:
+        return
+    chosen = "environment.name" if name != "function" else "environment.target"
+    for key in call_keys_set(config.environment):
+        yield Clash(
+            (key, chosen),
+            f"{key} is not used: {chosen}={name if name != 'function' else target} calls no async reward",
+            f"Leave {key} out, or name an async reward function with environment.name=function.",
+        )
+
+
+def reward_budget_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield a budget of calls that bounds nothing, or that does not cover the first step."""
+    budget = config.rollout.reward_call_budget
+    if budget is None:
+        if config.rollout.on_reward_budget_spent != "fail":
+            yield Clash(
+                ("rollout.on_reward_budget_spent", "rollout.reward_call_budget"),
+                "rollout.on_reward_budget_spent is not used: there is no rollout.reward_call_budget",
+                "Set rollout.reward_call_budget, or leave it out.",
+            )
+        return
+    per_group, scored = max_reward_calls(config), max_evaluation_calls(config)
+    if not per_group:
+        yield Clash(
+            ("rollout.reward_call_budget", "environment.name"),
+            f"rollout.reward_call_budget is not used: environment.name={config.environment.name} calls no "
+            "reward function of yours, and what an agent's own program calls is not counted",
+            "Leave it out, or name a reward function with environment.name=function.",
+        )
+    elif budget < (least := config.groups_per_step * per_group + scored):
+        beside = f", and an evaluation up to {scored}" if scored else ""
+        yield Clash(
+            ("rollout.reward_call_budget", "groups_per_step"),
+            f"rollout.reward_call_budget={budget} may not cover one step: the rewards of "
+            f"groups_per_step={config.groups_per_step} groups make up to {per_group} calls each{beside}",
+            f"Set it to {least} or more.",
+        )
+
+
+def sample_clashes(config: RunConfig) -> Iterator[Clash]:
+    """A number of valid samples no group has or every group has; a penalty nothing falls under."""
+    yield from _overlong_clashes(config)
+    minimum = config.rollout.min_valid_samples
+    if minimum is None:
+        return
+    if minimum > config.samples_per_group:
+        yield Clash(
+            ("rollout.min_valid_samples", "samples_per_group"),
+            f"rollout.min_valid_samples={minimum} can never be reached with "
+            f"samples_per_group={config.samples_per_group}: every group would be dropped",
+            f"Set rollout.min_valid_samples to {config.samples_per_group} or less.",
+        )
+    if on_failed_sample(config) == "fail_group":
+        yield Clash(
+            ("rollout.min_valid_samples", "rollout.on_failed_sample"),
+            f"rollout.min_valid_samples={minimum} is not used with rollout.on_failed_sample=fail_group: "
+            "no sample is ever masked",
+            "Set rollout.on_failed_sample to retry or mask, or leave rollout.min_valid_samples out.",
+        )
+
+
+def _overlong_clashes(config: RunConfig) -> Iterator[Clash]:
+    stretch, longest = config.rollout.overlong_tokens, config.generator.sampling.max_new_tokens
+    environment = config.environment
+    if stretch is None:
+        if config.rollout.overlong_penalty != type(config.rollout)().overlong_penalty:
+            yield Clash(
+                ("rollout.overlong_penalty", "rollout.overlong_tokens"),
+                f"rollout.overlong_penalty={config.rollout.overlong_penalty:g} is not used: there is no "
+                "rollout.overlong_tokens",
+                "Set rollout.overlong_tokens to the length of the stretch, or leave "
+                "rollout.overlong_penalty out.",
+            )
+        return
+    if stretch > longest:
+        yield Clash(
+            ("rollout.overlong_tokens", "generator.sampling.max_new_tokens"),
+            f"rollout.overlong_tokens={stretch} is longer than a response can be: "
+            f"generator.sampling.max_new_tokens={longest}",
+            f"Set rollout.overlong_tokens to {longest} or less.",
+        )
+    if environment.is_agent or environment.name == "demonstrations" or environment.max_turns > 1:
+        yield Clash(
+            ("rollout.overlong_tokens", "environment.name"),
+            f"rollout.overlong_tokens={stretch} measures one response against "
+            "generator.sampling.max_new_tokens, and samples of this environment have several, or none",
+            "Leave rollout.overlong_tokens out, and let the reward see the length.",
+        )
+
+
+# --- schedule and rounding ------------------------------------------------------------------------
+
+
+def rounding_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield what rounding at random does not go with."""
+    trainer = config.trainer
+    if trainer.backend == "stub" or trainer.optimizer.rounding == "nearest":
+        return
+    key, ranks = "trainer.optimizer.rounding", trainer_ranks(config)
+    has_encoder = encoder_of(trainer) is not None
+    one_rank = "train on one rank, with trainer.data_parallel and trainer.tensor_parallel of 1"
+    if has_encoder:
+        one_rank = "train on one rank, without trainer.encoder"
+    if trainer.backend != "torch":
+        yield Clash(
+            (key, "trainer.backend"),
+            f"{key}=stochastic is of trainer.backend=torch; {trainer.backend} rounds weights by itself",
+            f"Set {key} to nearest, or trainer.backend to torch.",
+        )
+    if ranks > 1:
+        yield Clash(
+            (key, "trainer.encoder" if has_encoder else "trainer.data_parallel"),
+            f"{key}=stochastic does not go with {ranks} trainer ranks: each gathers float32 weights and "
+            "rounds them to the nearest",
+            f"Set {key} to nearest, also of a run that is resumed, or {one_rank}.",
+        )
+    if config.model.dtype != "bfloat16":
+        yield Clash(
+            (key, "model.dtype"),
+            f"{key}=stochastic does nothing with model.dtype={config.model.dtype}: its weights are the "
+            "optimizer's own",
+            f"Set model.dtype to bfloat16, or {key} to nearest.",
+        )
+
+
+_OPTIMIZER = "trainer.optimizer"
+
+
+def schedule_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield a minimum above the peak, and keys that the schedule does not read or lacks."""
+    if config.trainer.backend == "stub":
+        return
+    given = config.trainer.optimizer
+    yield from _counted_once(given)
+    optimizer = schedule_in_steps(config, given)
+    least, decay = optimizer.min_learning_rate, optimizer.decay_steps
+    if least > optimizer.learning_rate:
+        yield Clash(
+            (f"{_OPTIMIZER}.min_learning_rate", f"{_OPTIMIZER}.learning_rate"),
+            f"{_OPTIMIZER}.min_learning_rate={least:g} is above the peak, "
+            f"{_OPTIMIZER}.learning_rate={optimizer.learning_rate:g}: the rate would rise",
+            f"Set {_OPTIMIZER}.min_learning_rate to less.",
+        )
+    if least and optimizer.schedule == "constant":
+        yield Clash(
+            (f"{_OPTIMIZER}.min_learning_rate", f"{_OPTIMIZER}.schedule"),
+            f"{_OPTIMIZER}.min_learning_rate={least:g} is not used: "
+            f"{_OPTIMIZER}.schedule=constant never falls",
+            f"Set {_OPTIMIZER}.schedule to cosine, linear or wsd, or leave it out.",
+        )
+    decays, warms = _phase("decay", given, optimizer), _phase("warmup", given, optimizer)
+    if decay is None and optimizer.schedule == "wsd":
+        yield Clash(
+            (f"{_OPTIMIZER}.decay_steps", f"{_OPTIMIZER}.schedule"),
+            f"{_OPTIMIZER}.schedule=wsd needs {_OPTIMIZER}.decay_steps or decay_samples",
+            f"Set {_OPTIMIZER}.decay_steps to the number of last steps that decay; a tenth to a fifth "
+            "of the run is usual.",
+        )
+    if decay is not None and optimizer.schedule != "wsd":
+        yield Clash(
+            (decays.key, f"{_OPTIMIZER}.schedule"),
+            f"{decays} is not used: {_OPTIMIZER}.schedule={optimizer.schedule}",
+            f"Set {_OPTIMIZER}.schedule to wsd, or leave {decays.key} out.",
+        )
+    elif decay is not None and decay + optimizer.warmup_steps > config.steps:
+        per_unit = decays.per_step(config)
+        most = max(1, config.steps - optimizer.warmup_steps) * per_unit
+        yield Clash(
+            (decays.key, warms.key, "steps"),
+            f"{decays} and {warms} are more than steps={config.steps}: the peak is never reached",
+            f"Set {decays.key} to {most} or less."
+            if optimizer.warmup_steps < config.steps
+            else f"Set {warms.key} to less than {config.steps * warms.per_step(config)}.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """The length of warm-up or decay, under the key that the recipe gives it by."""
+
+    key: str
+    given: int
+    steps: int
+
+    def __str__(self) -> str:
+        in_steps = f" ({self.steps} steps)" if self._is_in_samples else ""
+        return f"{self.key}={self.given}{in_steps}"
+
+    def per_step(self, config: RunConfig) -> int:
+        """Return how much of the key's unit a step is."""
+        return config.groups_per_step * config.samples_per_group if self._is_in_samples else 1
+
+    @property
+    def _is_in_samples(self) -> bool:
+        return self.key.endswith("_samples")
+
+
+def _phase(
+    what: Literal["decay", "warmup"], given: OptimizerConfig, in_steps: OptimizerConfig
+) -> _Phase:
+    steps = (in_steps.decay_steps if what == "decay" else in_steps.warmup_steps) or 0
+    samples = given.decay_samples if what == "decay" else given.warmup_samples
+    if samples is None:
+        return _Phase(f"{_OPTIMIZER}.{what}_steps", steps, steps)
+    return _Phase(f"{_OPTIMIZER}.{what}_samples", samples, steps)
+
+
+def _counted_once(optimizer: OptimizerConfig) -> Iterator[Clash]:
+    pairs = (
+        ("warmup", optimizer.warmup_steps, optimizer.warmup_samples),
+        ("decay", optimizer.decay_steps, optimizer.decay_samples),
+    )
+    for what, steps, samples in pairs:
+        if steps and samples:
+            yield Clash(
+                (f"{_OPTIMIZER}.{what}_steps", f"{_OPTIMIZER}.{what}_samples"),
+                f"{_OPTIMIZER}.{what}_steps={steps} and {_OPTIMIZER}.{what}_samples={samples} are two "
+                "lengths of one phase",
+                "Leave one of them out.",
+            )
+
+
+# --- sizes of trainer and fleet -------------------------------------------------------------------
+
+
+def layout_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield parallel sizes that cannot work together, or beside another setting."""
+    trainer = config.trainer
+    if isinstance(trainer, TorchTrainerConfig) and trainer.tensor_parallel > 1:
+        yield from _torch_divides_plain_models(config, trainer)
+    if isinstance(trainer, MegatronTrainerConfig):
+        yield from _tensor_parallel_ranks_share_the_tokens(trainer)
+        yield from _experts_fill_the_ranks_of_a_stage(trainer)
+        yield from _every_stage_has_its_layers(trainer)
+
+
+def _torch_divides_plain_models(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[Clash]:
+    ranks = f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch"
+    if moe_of(config) is not None:
+        yield Clash(
+            ("trainer.tensor_parallel", "trainer.moe"),
+            f"{ranks} does not go with trainer.moe: experts are not divided",
+            "Set trainer.tensor_parallel to 1, or leave trainer.moe out.",
+        )
+
+
+def _tensor_parallel_ranks_share_the_tokens(trainer: MegatronTrainerConfig) -> Iterator[Clash]:
+    if trainer.sequence_parallel and trainer.tensor_parallel == 1:
+        yield Clash(
+            ("trainer.sequence_parallel", "trainer.tensor_parallel"),
+            "trainer.sequence_parallel does nothing with trainer.tensor_parallel=1: it is "
+            "tensor-parallel ranks that share the tokens",
+            "Set it to false, or trainer.tensor_parallel to 2 or more.",
+        )
+
+
+def _experts_fill_the_ranks_of_a_stage(trainer: MegatronTrainerConfig) -> Iterator[Clash]:
+    tensor, context, data = (
+        trainer.tensor_parallel,
+        trainer.context_parallel,
+        trainer.data_parallel,
+    )
+    expert, within = trainer.expert_parallel, trainer.expert_tensor_parallel
+    if tensor * context * data % (expert * within):
+        yield Clash(
+            ("trainer.expert_parallel", "trainer.expert_tensor_parallel"),
+            f"trainer.expert_parallel={expert} x trainer.expert_tensor_parallel={within} does not divide the "
+            f"{tensor * context * data} ranks of a pipeline stage: tensor_parallel={tensor} x "
+            f"context_parallel={context} x data_parallel={data}",
+            f"Set their product to a divisor of {tensor * context * data}, or trainer.data_parallel to a number "
+            "with which it is one.",
+        )
+
+
+def _every_stage_has_its_layers(trainer: MegatronTrainerConfig) -> Iterator[Clash]:
+    stages = trainer.layers_per_stage
+    if stages is not None and len(stages) != trainer.pipeline_parallel:
+        yield Clash(
+            ("trainer.layers_per_stage", "trainer.pipeline_parallel"),
+            f"trainer.layers_per_stage has {len(stages)} numbers for trainer.pipeline_parallel="
+            f"{trainer.pipeline_parallel} stages",
+            f"Give one number for each stage, or set trainer.pipeline_parallel to {len(stages)}.",
+        )
+
+
+MOST_TRAINER_RANKS: Final = 1 << 17
+"""More GPUs than any machine for training has; what is computed for each rank still takes seconds."""
+
+
+def fleet_clashes(config: RunConfig) -> Iterator[Clash]:
+    """More engines are required than the run has."""
+    engines, fewest = config.generator.engines, config.generator.min_engines
+    if fewest > engines:
+        yield Clash(
+            ("generator.min_engines", "generator.engines"),
+            f"generator.min_engines={fewest} is more than generator.engines={engines}: the run has "
+            "fewer engines than it may go on with",
+            f"Set generator.min_engines to {engines} or less, or generator.engines to {fewest} or "
+            "more.",
+        )
+
+
+def rank_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield more trainer ranks than there can be: a slip of the pen, which would be computed for long."""
+    ranks, encoders = trainer_ranks(config), encoder_ranks(config.trainer)
+    if ranks > MOST_TRAINER_RANKS:
+        of_encoders = f", {encoders} of them of trainer.encoder," if encoders else ""
+        yield Clash(
+            ("trainer.data_parallel", *(["trainer.encoder"] if encoders else [])),
+            f"the sizes of trainer make {ranks} trainer ranks{of_encoders} and at most "
+            f"{MOST_TRAINER_RANKS} are possible",
+            "Lower trainer.data_parallel or another size of trainer"
+            f"{' or trainer.encoder' if encoders else ''}.",
+        )
+
+
+def rank_gpu_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield fractions of GPUs for several trainer ranks: Ray may put two ranks on one GPU, which NCCL refuses."""
+    resources = trainer_resources(config) if trainer_device(config.trainer) != "cpu" else []
+    least = min((each.gpus for each in resources), default=1.0)
+    if len(resources) > 1 and 0 < least < 1:
+        key = "trainer.gpus" if config.trainer.gpus == least else "trainer.encoder.gpus"
+        yield Clash(
+            (key, "trainer.device"),
+            f"{key}={least:g} may put two of the {len(resources)} trainer ranks on one GPU, and NCCL connects "
+            "ranks on GPUs of their own only",
+            f"Set {key} to 1, or use one trainer rank.",
+        )
+
+
+# --- weight sync ----------------------------------------------------------------------------------
+
+
+def sync_clashes(config: RunConfig) -> Iterator[Clash]:
+    """A transfer that breaks must be over, and tried again, before the sync is."""
+    sync = config.sync
+    if sync.transport == "object_store":
+        return
+    limit_s = BUCKETS_AT_ONCE * sync.chunk_mib / sync.slowest_mib_s + sync.slack_s
+    if sync.deadline_s < 4 * limit_s:
+        yield Clash(
+            ("sync.deadline_s", "sync.slack_s", "sync.slowest_mib_s", "sync.chunk_mib"),
+            f"sync.deadline_s={sync.deadline_s:g} would be over before a lost engine is noticed and the "
+            f"others are sent to again: that takes up to four times the {limit_s:g} s a chunk may take",
+            f"Set sync.deadline_s to {4 * limit_s:g} or more, or sync.slack_s lower.",
+        )
+
+
+def wire_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield releases that the engines could not take."""
+    yield from _adapter_clashes(config)
+    yield from _quantize_clashes(config)
+    if config.sync.ranks_send and lora_of(config) is not None:
+        yield Clash(
+            ("sync.transport", "trainer.lora"),
+            "sync.transport=reshard sends full weights from the ranks that hold them, and trainer.lora "
+            "trains adapters, which are small or have to be merged first",
+            "Set sync.transport to object_store.",
+        )
+    yield from _delta_clashes(config)
+    yield from _device_clashes(config)
+    # Embedded engines hold the type of the recipe's model, and take no other.
+    wire, served = config.sync.wire_dtype, config.model.dtype
+    if config.generator.backend == "embedded" and wire not in (None, served):
+        yield Clash(
+            ("sync.wire_dtype", "model.dtype", "generator.backend"),
+            f"sync.wire_dtype={wire} does not fit generator.backend=embedded, which serves "
+            f"model.dtype={served}",
+            f"Set sync.wire_dtype to null, or model.dtype to {wire}.",
+        )
+
+
+def _adapter_clashes(config: RunConfig) -> Iterator[Clash]:
+    """A release can only be merged from adapters."""
+    if config.sync.adapter == "merged" and lora_of(config) is None:
+        yield Clash(
+            ("sync.adapter", "trainer.lora"),
+            "sync.adapter=merged has nothing to merge: without trainer.lora, every release is the "
+            "whole model",
+            "Leave sync.adapter out, or set trainer.lora.",
+        )
+
+
+def _quantize_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield quantized releases that no engine of the recipe takes."""
+    scheme, generator = config.sync.quantize, config.generator
+    if scheme is None:
+        return
+    served = config.sync.wire_dtype or config.model.dtype
+    is_16_bit = served in ("bfloat16", "float16")
+    has_no_quantized = generator.backend in ("embedded", "none")
+    if has_no_quantized:
+        and_wire = "" if is_16_bit else " and sync.wire_dtype to bfloat16"
+        yield Clash(
+            ("sync.quantize", "generator.backend"),
+            f"sync.quantize={scheme} does not fit generator.backend={generator.backend}, which computes with "
+            "no quantized weights",
+            f"Leave sync.quantize out, or set generator.backend to vllm{and_wire}.",
+        )
+    if lora_of(config) is not None:
+        yield Clash(
+            ("sync.quantize", "trainer.lora"),
+            f"sync.quantize={scheme} has no effect on adapters, which trainer.lora sends unrounded",
+            "Leave sync.quantize out, or train all weights.",
+        )
+    if not has_no_quantized and not is_16_bit:
+        yield Clash(
+            ("sync.quantize", "sync.wire_dtype", "model.dtype"),
+            f"sync.quantize={scheme} needs engines that compute in 16 bits, and they serve {served}",
+            "Set sync.wire_dtype to bfloat16.",
+        )
+    if generator.backend == "vllm":
+        for key in ("quantization", "hf_overrides", "load_format"):
+            if key in generator.vllm.engine_args:
+                yield Clash(
+                    ("sync.quantize", "generator.vllm.engine_args"),
+                    f"sync.quantize={scheme} sets {key} of vLLM, which generator.vllm.engine_args sets too",
+                    f"Leave generator.vllm.engine_args.{key} out, or sync.quantize.",
+                )
+
+
+def _delta_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield releases that have no delta."""
+    if not config.sync.delta:
+        return
+    if (wire := wire_of(config.sync)) != "tcp":
+        yield Clash(
+            ("sync.delta", "sync.wire"),
+            f"sync.delta=true does not fit sync.wire={wire}: changes are encoded in main memory, and "
+            "each wire of devices keeps memory of fixed sizes",
+            "Leave sync.delta out, or set sync.wire to tcp.",
+        )
+    if lora_of(config) is not None:
+        yield Clash(
+            ("sync.delta", "trainer.lora"),
+            "sync.delta=true saves nothing with trainer.lora: a step changes nearly every value of an "
+            "adapter, and a large part of the matrices that it is merged into",
+            "Leave sync.delta out.",
+        )
+
+
+def _device_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield wires between devices that ranks and engines do not have."""
+    wire, generator = wire_of(config.sync), config.generator
+    if wire == "tcp":
+        return
+    if not generator.has_engines:
+        yield Clash(
+            ("sync.wire", "generator.backend"),
+            f"sync.wire={wire} has no effect with generator.backend={generator.backend}, which has no "
+            "engines",
+            "Leave sync.wire out.",
+        )
+        return
+    served = "cpu" if generator.backend == "stub" else generator.device
+    devices = {"trainer": trainer_device(config.trainer), "generator": served}
+    for section, device in devices.items():
+        if not device.startswith("cuda"):
+            yield Clash(
+                ("sync.wire", f"{section}.device"),
+                f"sync.wire={wire} carries device memory, and {section}.device={device}",
+                f"Set sync.wire to tcp, or {section}.device to cuda.",
+            )
+            return
+    yield from _sharing_clashes(config, wire)
+    yield from _recording_clashes(config, wire)
+
+
+def _sharing_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
+    """Yield GPUs that are shared where the wire needs one each, or are not where it needs one.
+
+    Ray shows a process only the GPUs that it reserves, and fractions of one GPU to several.
+    """
+    ranks, generator = trainer_resources(config), config.generator
+    reserved = sum(each.gpus for each in ranks) + generator.gpus * generator.engines
+    if wire == "cuda_ipc" and reserved > 1:
+        yield Clash(
+            ("sync.wire", "trainer.gpus", "generator.gpus"),
+            f"sync.wire=cuda_ipc opens memory of a GPU that both processes see, and {len(ranks)} trainer "
+            f"ranks and {generator.engines} engines that reserve {reserved:g} GPUs together do not share one",
+            "Set sync.wire to nccl."
+            if len(ranks) > 1
+            else "Lower trainer.gpus and generator.gpus until all of them together are 1 or less, or set "
+            "sync.wire to nccl.",
+        )
+    if wire == "nccl" and min(generator.gpus, *(each.gpus for each in ranks)) < 1:
+        yield Clash(
+            ("sync.wire", "trainer.gpus", "generator.gpus"),
+            "sync.wire=nccl needs a GPU of its own for every trainer rank and engine, and fractions of "
+            "trainer.gpus or generator.gpus may share one",
+            "Set both to 1 or more, or sync.wire to cuda_ipc for one GPU, or to tcp.",
+        )
+
+
+def _recording_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
+    """Yield vLLM engines whose workers cannot receive: only those whose layout is recorded do."""
+    if config.generator.backend != "vllm":
+        return
+    vllm = config.generator.vllm
+    unrecorded = {
+        "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,
+        "generator.vllm.expert_parallel": vllm.expert_parallel,
+        "generator.vllm.engine_args": bool(vllm.engine_args.get("quantization")),
+        "sync.quantize": config.sync.quantize is not None,
+    }
+    for key in (key for key, is_set in unrecorded.items() if is_set):
+        yield Clash(
+            ("sync.wire", key),
+            f"sync.wire={wire} ends in the workers of an engine, which receive only with a recorded layout, "
+            f"and {key} has none",
+            "Set sync.wire to tcp.",
+        )
+
+
+# --- run directory --------------------------------------------------------------------------------
+
+
+def run_dir_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Check that the run directory is a path, with the name of the run filled in."""
+    yield from _run_dir_can_be_filled_in(config)
+    yield from _run_dir_is_a_path(config)
+
+
+def _run_dir_can_be_filled_in(config: RunConfig) -> Iterator[Clash]:
+    if set(config.run_dir.replace("{name}", "")) & set("{}"):
+        yield Clash(
+            ("run_dir",),
+            f"run_dir={config.run_dir} has braces around something else than the name of the run",
+            "Only {name} is filled in, as in runs/{name}.",
+        )
+
+
+def _run_dir_is_a_path(config: RunConfig) -> Iterator[Clash]:
+    if is_uri(config.run_dir):
+        yield Clash(
+            ("run_dir",),
+            f"run_dir={config.run_dir} is a URI: a run writes into a directory of the driver's machine",
+            "Name a directory, as in runs/{name}; copy it afterwards, or mount the storage.",
         )
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from offbeat.config.crosschecks import clashes
-from offbeat.config.crosschecks_layout import MOST_TRAINER_RANKS
+from offbeat.config.crosschecks import MOST_TRAINER_RANKS, clashes
 from offbeat.config.run import RunConfig
 
 
