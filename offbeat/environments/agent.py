@@ -76,9 +76,9 @@ class AgentFunction:
         """
         try:
             encoded = msgspec.json.encode(client).decode()
-            (answer,) = await self._pool.call(task.prompt.data, [encoded])
+            (rewards,) = await self._pool.call(task.prompt.data, [encoded])
         except RewardFailed as error:
             reason = _REASONS.get(error.reason, error.reason)
             raise group_failure(task, error, reason) from error
-        assert answer.reward is not None  # noqa: S101 - as the pool promises
-        return NamedRewards(answer.reward, answer.by_name, answer.answer)
+        assert rewards is not None  # noqa: S101 - ``may_be_none`` is not set
+        return rewards

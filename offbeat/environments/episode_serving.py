@@ -19,6 +19,7 @@ from offbeat.environments.episode_mark import EpisodeMark
 from offbeat.environments.exits import ContainedCoroutine
 from offbeat.environments.frames import CancelCall, RewardCall, RewardReply, framed
 from offbeat.environments.reward_replies import reply_to_raise, reply_with, row_of
+from offbeat.environments.reward_value import BadReward
 from offbeat.messages.framing import LENGTH, body_length
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ async def serve_episodes(
     cancelled = set[int]()
 
     async def play(call: RewardCall) -> None:
-        reply = RewardReply(call.number, 0, None, "cancelled", "the parent cancelled the episode")
+        reply = RewardReply(call.number, 0, problem=BadReward("cancelled", "by the parent"))
         try:
             reply = reply_with(call, 0, await agent(row_of(call), call.responses[0]))
         except asyncio.CancelledError as error:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.environments.async_calls import CallLimits
-from offbeat.environments.reward_value import RewardFault
+from offbeat.environments.reward_value import BadReward, NamedRewards
 from offbeat.messages import framing
 
 _GRACE_S: Final = 2.0
@@ -88,13 +88,8 @@ class RewardReply(msgspec.Struct, frozen=True, tag=True):
 
     call: int
     sample: int
-    reward: float | None
-    reason: str = ""
-    detail: str = ""
-    fault: RewardFault = RewardFault.SAMPLE
-    by_name: dict[str, float] = {}  # further rewards of an agent; msgspec copies the default
-    answer: str | None = None  # final answer of the sample, see ``NamedRewards``
-    traceback: str = ""  # of what user code raised
+    rewards: NamedRewards | None = None
+    problem: BadReward | None = None  # None: there are rewards
 
 
 LONGEST_ANSWER_BYTES: Final = 1 << 20

@@ -74,22 +74,19 @@ class FunctionReward(SingleTurn):
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         return encode_prompt(prompt, self._tokenizer)
 
-    async def score(
-        self, task: RolloutTask, result: GenerateResult
-    ) -> Sequence[float | NamedRewards]:
+    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[NamedRewards]:
         scored = await self.score_where_it_applies(task, result)
         return [each for each in scored if each is not None]
 
     async def score_where_it_applies(
         self, task: RolloutTask, result: GenerateResult
-    ) -> Sequence[float | NamedRewards | None]:
+    ) -> Sequence[NamedRewards | None]:
         """Score as ``score``; None for a sample that the function does not apply to."""
         opening = self._opening(task.prompt) if self._ignores_thinking else ""
         responses = [opening + self._tokenizer.decode(ids) for ids in content_ids(result)]
         try:
-            return await self._pool.score(
-                media_prompts().without_content(task.prompt.data), responses
-            )
+            row = media_prompts().without_content(task.prompt.data)
+            return await self._pool.call(row, responses)
         except RewardFailed as error:
             raise group_failure(task, error, error.reason) from error
 

@@ -67,8 +67,8 @@ class RewardFailed(OffbeatError):
     reason: str
     detail: str
     fault: RewardFault = RewardFault.SAMPLE
-    sample: int | None = None  # that has no reward; None: not known
     traceback: str = ""  # of what user code raised
+    sample: int | None = None  # that has no reward; None: not known
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
@@ -86,7 +86,7 @@ class _Call:
     """A call that is open in a child: a group to score, or an episode to play."""
 
     samples: int
-    answers: asyncio.Future[list[RewardReply]]
+    answers: asyncio.Future[list[NamedRewards | None]]
     deadline: asyncio.Timeout  # of the next sample of a plain function; of all of an async one
     replies: dict[int, RewardReply] = field(default_factory=dict[int, RewardReply])
 
@@ -172,8 +172,12 @@ class Child:
     def open_calls(self) -> int:
         return len(self._open)
 
-    async def call(self, row: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:
-        """Return one reply with a reward per response; a cancellation ends the call.
+    async def call(
+        self, row: dict[str, Any], responses: Sequence[str]
+    ) -> list[NamedRewards | None]:
+        """Return the rewards of each response, or None for one that the function does not apply to.
+
+        A cancellation ends the call.
 
         The deadline applies to one sample's call: to each in turn for a plain function, to all
         together for an async one, whose calls run concurrently.
@@ -305,25 +309,20 @@ class Child:
         if reply.sample >= call.samples:
             raise RewardFailed(_DIED, f"it sent {reply!r}, no answer")
         call.replies[reply.sample] = reply
-        does_not_apply = reply.fault is RewardFault.NONE and self._target.may_be_none
-        failed = reply.reward is None and not does_not_apply
+        problem = reply.problem
+        if problem is not None and problem.fault is RewardFault.NONE and self._target.may_be_none:
+            problem = None  # the function does not apply to the sample
         if call.answers.done():
             pass  # cancelled
-        elif failed:
-            call.answers.set_exception(
-                RewardFailed(
-                    reply.reason,
-                    reply.detail,
-                    reply.fault,
-                    None if is_agent else reply.sample,
-                    reply.traceback,
-                )
-            )
+        elif problem is not None:
+            sample = None if is_agent else reply.sample
+            call.answers.set_exception(RewardFailed(*problem, sample=sample))
         elif len(call.replies) == call.samples:
-            call.answers.set_result([call.replies[sample] for sample in range(call.samples)])
+            replies = [call.replies[sample] for sample in range(call.samples)]
+            call.answers.set_result([each.rewards for each in replies])
         elif not self._is_concurrent:
             self._begin_sample(call)
-        if len(call.replies) == call.samples and (is_agent or not failed):
+        if len(call.replies) == call.samples and (is_agent or problem is None):
             self._close_call(reply.call)
 
     def _close_call(self, number: int) -> None:
@@ -422,23 +421,12 @@ class RewardPool:
             await self.close()
             raise
 
-    async def score(
-        self, prompt: dict[str, Any], responses: Sequence[str]
-    ) -> list[float | NamedRewards | None]:
-        """Return one reward per response, with the final answer where the function names it.
+    async def call(
+        self, row: dict[str, Any], responses: Sequence[str]
+    ) -> list[NamedRewards | None]:
+        """Return the rewards of each response, or None for one that the function does not apply to.
 
-        None if the function does not apply. Otherwise as ``call``.
-        """
-        replies = await self.call(prompt, responses)
-        return [
-            reply.reward
-            if reply.answer is None or reply.reward is None
-            else NamedRewards(reply.reward, reply.by_name, reply.answer)
-            for reply in replies
-        ]
-
-    async def call(self, row: dict[str, Any], responses: Sequence[str]) -> list[RewardReply]:
-        """Return one reply with a reward per response; a cancellation ends the call.
+        A cancellation ends the call.
 
         Raises:
             RewardFailed: With the reason of the first sample that has no reward.

@@ -25,24 +25,20 @@ def reply_with(call: RewardCall, sample: int, value: object) -> RewardReply:
     """Return the reply for a value that user code returned."""
     if isinstance(value, Mapping):
         value = reward_and_answer_of(cast("Mapping[object, object]", value))
-    if isinstance(value, NamedRewards):
-        by_name = {name: each for name, each in value.by_name.items() if each is not None}
-        return RewardReply(call.number, sample, value.reward, by_name=by_name, answer=value.answer)
-    reward = value if isinstance(value, BadReward) else reward_of(value)
-    if isinstance(reward, BadReward):
-        return RewardReply(call.number, sample, None, reward.reason, reward.detail, reward.fault)
-    return RewardReply(call.number, sample, reward)
+    elif not isinstance(value, NamedRewards | BadReward):
+        value = reward_of(value)
+    match value:
+        case BadReward():
+            return RewardReply(call.number, sample, problem=value)
+        case NamedRewards():
+            return RewardReply(call.number, sample, value)
+        case _:
+            return RewardReply(call.number, sample, NamedRewards(cast("float", value), {}))
 
 
 def reply_to_raise(
     call: RewardCall, sample: int, error: BaseException, working_dir: Path
 ) -> RewardReply:
     """Return the reply for an exception that user code raised."""
-    return RewardReply(
-        call.number,
-        sample,
-        None,
-        "reward_raised",
-        describe(error, working_dir),
-        traceback=traceback_of(error),
-    )
+    raised = BadReward("reward_raised", describe(error, working_dir), traceback=traceback_of(error))
+    return RewardReply(call.number, sample, problem=raised)

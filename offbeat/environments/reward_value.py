@@ -32,6 +32,7 @@ class BadReward(NamedTuple):
     reason: str
     detail: str
     fault: RewardFault = RewardFault.SAMPLE
+    traceback: str = ""  # of what user code raised
 
 
 def unavailable(detail: str) -> BadReward:

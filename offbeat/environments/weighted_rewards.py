@@ -55,7 +55,7 @@ class WeightedRewards(SingleTurn):
         ]
 
     def _sum(
-        self, task: RolloutTask, sample: int, values: Mapping[str, float | NamedRewards | None]
+        self, task: RolloutTask, sample: int, values: Mapping[str, NamedRewards | None]
     ) -> NamedRewards:
         """Return the weighted sum of one sample, and the answer that one of the functions names.
 
@@ -64,22 +64,16 @@ class WeightedRewards(SingleTurn):
         Raises:
             RolloutFailed: ``answer_named_twice``; ``reward_none``: no function applies.
         """
-        named = {name: each for name, each in values.items() if isinstance(each, NamedRewards)}
+        scored = {name: each for name, each in values.items() if each is not None}
+        named = [name for name, each in scored.items() if each.answer is not None]
         if len(named) > 1:
             detail = f"rewards {', '.join(named)} each name the answer of a sample; let one do so"
             raise RolloutFailed(
                 FailureKind.DATA, task.prompt_index, task.attempt, "answer_named_twice", detail
             )
-        answer = next((each.answer for each in named.values()), None)
-        by_name = {
-            name: each.reward if isinstance(each, NamedRewards) else each
-            for name, each in values.items()
-        }
-        weighted = [
-            self._functions[name][0] * value for name, value in by_name.items() if value is not None
-        ]
+        weighted = [self._functions[name][0] * each.reward for name, each in scored.items()]
         if not weighted:
-            detail = f"{', '.join(by_name)} all return None: no reward applies to the sample"
+            detail = f"{', '.join(values)} all return None: no reward applies to the sample"
             raise RolloutFailed(
                 FailureKind.DATA,
                 task.prompt_index,
@@ -88,12 +82,14 @@ class WeightedRewards(SingleTurn):
                 detail,
                 sample=sample,
             )
+        by_name = {name: each and each.reward for name, each in values.items()}
+        answer = scored[named[0]].answer if named else None
         return NamedRewards(math.fsum(weighted), by_name, answer)
 
 
 async def _scored(
     name: str, function: FunctionReward, task: RolloutTask, result: GenerateResult
-) -> Sequence[float | NamedRewards | None]:
+) -> Sequence[NamedRewards | None]:
     try:
         return await function.score_where_it_applies(task, result)
     except RolloutFailed as error:

@@ -85,7 +85,7 @@ def scored(
             except RolloutFailed as failure:
                 outcomes.append(f"{failure.kind}: {failure.reason}")
             else:
-                outcomes.append(reward)
+                outcomes.append(reward.reward)
         await environment.close()
         return outcomes
 

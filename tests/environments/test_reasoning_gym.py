@@ -71,7 +71,7 @@ def scored(*texts: str, tokenizer: CharTokenizer | None = None, **options: Any) 
         row = prompt(3).data
         rewards = await gym.score(task(row, samples=len(texts)), result("r", texts))
         await gym.close()
-        return list(rewards)
+        return [each.reward for each in rewards]
 
     return asyncio.run(story())
 

@@ -20,6 +20,7 @@ from offbeat.environments.agent import AgentFunction
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.frames import EpisodeLimits, RewardTarget
 from offbeat.environments.killable import RewardFailed, RewardPool
+from offbeat.environments.reward_value import NamedRewards
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
@@ -158,7 +159,7 @@ def test_a_process_that_cancelled_an_episode_plays_no_further_ones(tmp_path: Pat
             (later,) = await pool.call({"pipe": ""}, [NOBODY])
             during = pool.pids
             written.close()
-            assert (await ending)[0].reward == later.reward == 1.0
+            assert await ending == [later] == [NamedRewards(1.0, {})]
             return [before, during]
 
     before, during = asyncio.run(pids())

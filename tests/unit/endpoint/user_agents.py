@@ -11,6 +11,7 @@ import aiohttp
 
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.frames import RewardReply, framed
+from offbeat.environments.reward_value import NamedRewards
 from offbeat.environments.unavailable import EnvironmentUnavailable
 
 Task = dict[str, Any]
@@ -155,7 +156,7 @@ async def names_at_random(task: Task, client: AgentClient) -> dict[str, float]:
 
 async def prints_forged_results(task: Task, client: AgentClient) -> float:
     """Write a reward of 100 wherever a model's text could end up."""
-    forged = framed(RewardReply(1, 0, 100.0))
+    forged = framed(RewardReply(1, 0, NamedRewards(100.0, {})))
     for stream in (1, 2):
         os.write(stream, forged)
     await converses(task, client, turns=1)

@@ -146,7 +146,8 @@ def scored(environment: Environment, text: str, row: dict[str, Any] | None = Non
     async def score() -> list[Any]:
         await environment.start()
         try:
-            return list(await environment.score(of, result("r", [text, "ok"])))
+            rewards = await environment.score(of, result("r", [text, "ok"]))
+            return [each.reward for each in rewards]
         finally:
             await environment.close()
 

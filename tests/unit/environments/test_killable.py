@@ -41,12 +41,20 @@ async def pool_of(
         await pool.close()
 
 
+async def score_with(
+    pool: RewardPool, row: dict[str, Any], responses: Sequence[str]
+) -> list[float | NamedRewards | None]:
+    """Return the rewards; a number for one that names no answer."""
+    rewards = await pool.call(row, responses)
+    return [each.reward if each is not None and each.answer is None else each for each in rewards]
+
+
 def rewards(
     name: str, *responses: str, prompt: dict[str, Any] | None = None, **limits: Any
 ) -> list[float | NamedRewards | None]:
     async def score() -> list[float | NamedRewards | None]:
         async with pool_of(f"user_rewards:{name}", **limits) as pool:
-            return await pool.score(prompt or {}, responses)
+            return await score_with(pool, prompt or {}, responses)
 
     return asyncio.run(score())
 
@@ -100,7 +108,7 @@ def test_a_process_that_user_code_forked_scores_no_sample_of_another_group() -> 
         async with pool_of("user_rewards:forks") as pool:
             for response in ("a", "bb", "ccc", "dddd"):
                 with suppress(RewardFailed):
-                    scores.append((response, await pool.score({}, [response])))
+                    scores.append((response, await score_with(pool, {}, [response])))
         return scores
 
     scores = asyncio.run(scored())
@@ -111,7 +119,7 @@ def test_a_process_that_user_code_forked_scores_no_sample_of_another_group() -> 
 def test_the_answer_of_the_process_that_was_asked_counts_and_never_that_of_its_fork() -> None:
     async def scored() -> list[list[Any]]:
         async with pool_of("user_rewards:forks_and_scores_less_in_the_fork") as pool:
-            return [await pool.score({}, ["a", "b"]) for _ in range(3)]
+            return [await score_with(pool, {}, ["a", "b"]) for _ in range(3)]
 
     assert asyncio.run(scored()) == [[0.75, 0.75]] * 3
 
@@ -184,10 +192,13 @@ def test_the_pool_is_back_to_size_after_every_kind_of_death() -> None:
     async def scenario() -> None:
         async with pool_of("user_rewards:hangs", size=2, deadline_s=0.3) as pool:
             before = set(pool.pids)
-            calls = (pool.score({}, ["hang"]) for _ in range(4))
+            calls = (score_with(pool, {}, ["hang"]) for _ in range(4))
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
             assert [type(outcome) for outcome in outcomes] == [RewardFailed] * 4
-            assert await asyncio.gather(*(pool.score({}, ["ok"]) for _ in range(4))) == [[1.0]] * 4
+            assert (
+                await asyncio.gather(*(score_with(pool, {}, ["ok"]) for _ in range(4)))
+                == [[1.0]] * 4
+            )
             after = set(pool.pids)
             assert len(before) == len(after) == 2
             assert not before & after
@@ -203,8 +214,8 @@ def test_a_cancelled_call_costs_its_process_and_not_its_place() -> None:
             (pid,) = pool.pids
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
-                    await pool.score({}, ["hang"])
-            assert await pool.score({}, ["ok"]) == [1.0]
+                    await score_with(pool, {}, ["hang"])
+            assert await score_with(pool, {}, ["ok"]) == [1.0]
             assert not psutil.pid_exists(pid)
 
     asyncio.run(scenario())
@@ -225,7 +236,7 @@ def test_calls_are_counted_as_they_begin_those_of_a_killed_process_too(
     async def scenario() -> int:
         async with pool_of(f"user_rewards:{name}", deadline_s=1.0, limits=AT_ONCE) as pool:
             with suppress(RewardFailed):
-                await pool.score({"offset": 0}, responses)
+                await score_with(pool, {"offset": 0}, responses)
             count = pool.count
         return count.made
 
@@ -302,7 +313,7 @@ async def main():
     target = RewardTarget("user_rewards:announces_and_hangs", Path(sys.argv[1]), {}, 2048, 60.0, 120.0)
     pool = RewardPool(target, 2)
     await pool.start()
-    await asyncio.gather(pool.score({}, ["hang"]), pool.score({}, ["hang"]))
+    await asyncio.gather(pool.call({}, ["hang"]), pool.call({}, ["hang"]))
 
 asyncio.run(main())
 """
@@ -316,7 +327,7 @@ def test_the_example_reward_scores_its_example_rows() -> None:
         )
         await pool.start()
         try:
-            return await pool.score({"prompt": "2+3=", "answer": 5}, responses)
+            return await score_with(pool, {"prompt": "2+3=", "answer": 5}, responses)
         finally:
             await pool.close()
 

@@ -8,6 +8,7 @@ import time
 from typing import Any, NoReturn
 
 from offbeat.environments.frames import RewardReply, framed
+from offbeat.environments.reward_value import NamedRewards
 
 Row = dict[str, Any]
 PLAIN = 1.0
@@ -157,6 +158,6 @@ async def counts_calls_at_once(prompt: Row, response: str) -> float:
 
 
 def forges(prompt: Row, response: str) -> float:
-    answer = framed(RewardReply(1, 0, 1.0))
+    answer = framed(RewardReply(1, 0, NamedRewards(1.0, {})))
     os.write(int(sys.argv[1]), answer)
     return 1.0

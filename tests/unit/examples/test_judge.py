@@ -68,7 +68,8 @@ def graded(provider: Provider, *responses: str, **section: Any) -> list[Any]:
             await environment.start()
             try:
                 asked = task({"prompt": "3+4="}, samples=len(responses))
-                return list(await environment.score(asked, result("r", responses)))
+                rewards = await environment.score(asked, result("r", responses))
+                return [each.reward for each in rewards]
             finally:
                 await environment.close()
 
