@@ -19,7 +19,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
 
 import structlog
@@ -150,7 +150,13 @@ class AgentGroups:
 
         def draw_of(sample: int) -> Draw:
             async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:
-                timed = _TimedGenerate(generate, transcript)
+                async def timed(request: GenerateRequest) -> GenerateResult:
+                    began = time.perf_counter()
+                    try:
+                        return await generate(request)
+                    finally:
+                        transcript.generate_s += time.perf_counter() - began
+
                 client = replace(engine, generate=timed)
                 session = SampleSession(client, self._bridge, sample, retry, self._limits)
                 await self._play(session, transcript)
@@ -242,18 +248,3 @@ class AgentGroups:
             "the conversation, unchanged"
         )
         raise failed(task, FailureKind.DATA, BRANCHES, detail)
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedGenerate:
-    """Sends requests, and adds the time in the engine to a transcript."""
-
-    generate: Generate
-    transcript: Transcript
-
-    async def __call__(self, request: GenerateRequest) -> GenerateResult:
-        began = time.perf_counter()
-        try:
-            return await self.generate(request)
-        finally:
-            self.transcript.generate_s += time.perf_counter() - began

@@ -18,12 +18,8 @@ from offbeat.endpoint.tool_calls import ParsedCall
 class TemplateRefused(Exception):
     """A chat template, or a renderer in place of it, does not take these messages."""
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
     def __str__(self) -> str:
-        return f"the model's chat template refused the messages: {self.problem}"
+        return f"the model's chat template refused the messages: {super().__str__()}"
 
 
 class BranchReason(enum.StrEnum):

@@ -20,13 +20,6 @@ from offbeat.messages.groups import Prompt
 class UnusableDemonstration(Exception):
     """A row cannot be made into a prompt and the tokens to be learned."""
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return self.problem
-
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from offbeat.images.processors import PictureProcessor
 
 
-_PROCESSOR_CHECK_SUBJECT: Final = "pictures"
+_SUBJECT: Final = "pictures"
+_ROWS: Final = 64
+_WITHIN_S: Final = 3.0  # for each file
 _SIDES: Final = ((640, 480), (300, 500), (64, 64))
 """Width and height of the pictures: a photo, an upright one, one that is smaller than most models read."""
 
 
-def check_processor(
-    path: str, processor: "PictureProcessor", tokens: MediaTokens
-) -> Iterator[Finding]:
+def check_processor(path: str, processor: "PictureProcessor", tokens: MediaTokens) -> Finding:
     """Run the processor on pictures of its own, and the rules of the model's config on the result.
 
     They differ where files of two models lie in one directory: another picture size, size of a
@@ -65,21 +65,17 @@ def check_processor(
                 f"the image processor of model.path={path} raised {type(raised).__name__} on a "
                 f"picture of {shown}: {first_line(raised)}"
             )
-            yield error(
-                _PROCESSOR_CHECK_SUBJECT, seen, "Restore the files of the model's processor."
-            )
-            return
+            return error(_SUBJECT, seen, "Restore the files of the model's processor.")
         if problem := tokens.problem_of_prompt(encoded.token_ids, encoded.media):
             seen = (
                 f"the image processor of model.path={path} does not fit its config.json: a prompt "
                 f"with a picture of {shown} {problem}"
             )
             fix = "Take both from one model: preprocessor_config.json, processor_config.json, config.json."
-            yield error(_PROCESSOR_CHECK_SUBJECT, seen, fix)
-            return
+            return error(_SUBJECT, seen, fix)
         made.append(f"{len(encoded.token_ids)} of {width} x {height}")
-    yield ok(
-        _PROCESSOR_CHECK_SUBJECT,
+    return ok(
+        _SUBJECT,
         f"the processor fits the model's config; tokens with a picture: {', '.join(made)}",
     )
 
@@ -90,11 +86,6 @@ def _gradient(width: int, height: int) -> "Image":
     across, down = Image.linear_gradient("L").rotate(90), Image.linear_gradient("L")
     whole = Image.merge("RGB", (across, down, down.rotate(180)))
     return whole.resize((width, height))
-
-
-_ROWS: Final = 64
-_WITHIN_S: Final = 3.0  # for each file
-_SUBJECT: Final = "pictures"
 
 
 def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -> Iterator[Finding]:
@@ -123,14 +114,13 @@ def check_pictures(config: RunConfig, commits: Mapping[str, str] = NO_COMMITS) -
         return
     except (OSError, ValueError):
         return  # reported by the checks of the model
-    about = list(check_processor(model.path, processor, tokens))
-    yield from about
-    if any(each.level is Level.ERROR for each in about):
+    yield (fits := check_processor(model.path, processor, tokens))
+    if fits.level is Level.ERROR:
         return
     try:
-        sources: dict[str, PromptSource] = {"data.path": make_prompts(config, commits)}
-        for name, each in make_evaluation_sets(config, commits).items():
-            sources[eval_key(name)] = each
+        sets = make_evaluation_sets(config, commits)
+        sources = {"data.path": make_prompts(config, commits)}
+        sources |= {eval_key(name): each for name, each in sets.items()}
     except OffbeatError:
         return  # reported by the check of the prompts
     encoder = PictureEncoder(images, processor)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from offbeat.environments.protocol import EncodedPrompt, Episode, MultiTurn, Response
 from offbeat.messages.generation import GenerateResult
-from offbeat.messages.groups import OUT_OF_TOKENS, OUT_OF_TURNS, Receipt, RolloutTask
+from offbeat.messages.groups import OUT_OF_TOKENS, OUT_OF_TURNS, Receipt
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
@@ -37,8 +37,9 @@ async def run_multi_turn(
     def draw_of(sample: int) -> Draw:
         async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:
             watched = replace(engine, generate=generate)
-            episode = _EpisodeRun(task, environment, watched, sample, retry, transcript)
-            await episode.play(prompt_ids, max_turns)
+            await _EpisodeRun(watched, sample, retry, transcript).play(
+                environment, prompt_ids, max_turns
+            )
 
         return draw
 
@@ -47,37 +48,42 @@ async def run_multi_turn(
 
 @dataclass(frozen=True, slots=True)
 class _EpisodeRun:
-    task: RolloutTask
-    environment: MultiTurn
     engine: EngineClient
     sample: int
     retry: int
     transcript: Transcript
 
-    async def play(self, prompt_ids: tuple[int, ...], max_turns: int) -> None:
-        with environment_code(self.task):
-            episode = self.environment.begin(self.task, self.sample)
+    async def play(
+        self, environment: MultiTurn, prompt_ids: tuple[int, ...], max_turns: int
+    ) -> None:
+        task = self.engine.task
+        with environment_code(task):
+            episode = environment.begin(task, self.sample)
         await self._turns(episode, prompt_ids, max_turns)
         began = time.perf_counter()
-        with environment_code(self.task):
+        with environment_code(task):
             value = await episode.reward()
         self.transcript.reward_s += time.perf_counter() - began
-        self.transcript.reward = checked_reward(self.task, value, self.sample)
-        if self.task.evaluation:
-            with environment_code(self.task):
+        self.transcript.reward = checked_reward(task, value, self.sample)
+        if task.evaluation:
+            with environment_code(task):
                 answer = episode.answer()
             if answer is not None:
-                (self.transcript.answer,) = checked_answers(self.task, [answer], 1)
+                (self.transcript.answer,) = checked_answers(task, [answer], 1)
 
     async def _turns(self, episode: Episode, prompt_ids: tuple[int, ...], max_turns: int) -> None:
-        transcript = self.transcript
+        transcript, task = self.transcript, self.engine.task
         observation_ids: tuple[int, ...] = ()
         for turn in range(max_turns):
             history = (*prompt_ids, *transcript.token_ids, *observation_ids)
             if turn > 0 and self.engine.room(len(history)) < 1:
                 transcript.finish_reason = OUT_OF_TOKENS  # no room after the observation
                 return
-            result = await self._ask(turn, history)
+            began = time.perf_counter()
+            request_id = f"{task.request_prefix}-{self.sample}-{turn}"
+            seed = seed_of_turn(task.seed, self.sample, turn, self.retry)
+            result = await self.engine.sample(request_id, history, 1, seed)
+            transcript.generate_s += time.perf_counter() - began
             transcript.add_turn(observation_ids, result)
             answer = await self._step(episode, result)
             if answer is None:
@@ -85,22 +91,14 @@ class _EpisodeRun:
             observation_ids = answer
         transcript.finish_reason = OUT_OF_TURNS
 
-    async def _ask(self, turn: int, history: tuple[int, ...]) -> GenerateResult:
-        task, began = self.task, time.perf_counter()
-        request_id = f"{task.request_prefix}-{self.sample}-{turn}"
-        seed = seed_of_turn(task.seed, self.sample, turn, self.retry)
-        result = await self.engine.sample(request_id, history, 1, seed)
-        self.transcript.generate_s += time.perf_counter() - began
-        return result
-
     async def _step(self, episode: Episode, result: GenerateResult) -> tuple[int, ...] | None:
         response = Response(tuple(result.token_ids.tolist()), result.finish_reasons[0])
         began = time.perf_counter()
-        with environment_code(self.task):
+        with environment_code(self.engine.task):
             observation_ids = await episode.step(response)
         self.transcript.reward_s += time.perf_counter() - began
         if observation_ids is None:
             return None
-        checked = checked_tokens(self.task, observation_ids, "an observation")
+        checked = checked_tokens(self.engine.task, observation_ids, "an observation")
         self.engine.check_text(checked, "an observation")
         return checked
