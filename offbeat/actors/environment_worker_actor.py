@@ -50,7 +50,7 @@ from offbeat.rollouts.response_text import TextlessTokens, response_texts
 from offbeat.rollouts.rollout_log import RolloutLog
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
-from offbeat.rollouts.truncation import TruncationRules, by_length
+from offbeat.rollouts.truncation import by_length
 from offbeat.run_files.files import RunFiles
 from offbeat.run_files.sharing import Sharing
 from offbeat.telemetry.redaction import Redactor
@@ -169,7 +169,8 @@ class EnvironmentActor:
             failure.__cause__ = error
             self._failures.add(task, failure, environment.tokenizer)
             raise failure from error
-        receipt, columns = by_length(task, receipt, columns, TruncationRules.of(config))
+        max_new_tokens = config.generator.sampling.max_new_tokens
+        receipt, columns = by_length(task, receipt, columns, config.rollout, max_new_tokens)
         textless = environment.textless
         receipt = msgspec.structs.replace(
             receipt,

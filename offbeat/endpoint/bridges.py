@@ -6,7 +6,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import jinja2
 import msgspec
@@ -14,42 +14,18 @@ import msgspec
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.endpoint.chat import NO_VARIABLES, ChatMessage, Tools
 from offbeat.endpoint.chat_bridge import ChatBridge, TemplateRefused
-from offbeat.endpoint.renderer_bridge import ModelRenderer, RendererBridge
+from offbeat.endpoint.renderer_bridge import RendererBridge
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.factory import BadEnvironment
 from offbeat.environments.text import UnreadByTemplate, for_template, template_options
 
 
-class BackendTokenizer(Protocol):
-    """The part of ``tokenizers.Tokenizer`` in use; unlike its wrapper, it changes nothing of itself."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool) -> Any: ...  # noqa: ANN401
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
-
-
-class TemplatedTokenizer(Protocol):
-    """The part of a fast Hugging Face tokenizer in use."""
-
-    @property
-    def backend_tokenizer(self) -> Any: ...  # noqa: ANN401
-
-    def apply_chat_template(
-        self,
-        conversation: Any,  # noqa: ANN401
-        *,
-        add_generation_prompt: bool,
-        tokenize: bool,
-        **options: Any,  # noqa: ANN401
-    ) -> Any: ...  # noqa: ANN401
-
-
 class TokenizerTemplate:
     """``ChatTemplate`` of a tokenizer's own template."""
 
-    def __init__(self, tokenizer: TemplatedTokenizer) -> None:
+    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - a fast one of transformers
         self._tokenizer = tokenizer
-        self._backend: BackendTokenizer = tokenizer.backend_tokenizer
+        self._backend = tokenizer.backend_tokenizer  # unlike its wrapper, it never changes itself
 
     def render(
         self,
@@ -124,7 +100,7 @@ def make_bridge(
 def make_renderer(
     tokenizer: Any,  # noqa: ANN401 - of transformers
     options: Mapping[str, Any],
-) -> ModelRenderer:
+) -> Any:  # noqa: ANN401 - a renderer of renderers
     """Return the renderer that these options name.
 
     Raises:

@@ -7,7 +7,7 @@ a chat template, so nothing has to be rendered twice and compared.
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -20,6 +20,7 @@ from offbeat.endpoint.chat_bridge import (
     RenderedPrompt,
     TemplateRefused,
 )
+from offbeat.endpoint.template_bridge import ChatTemplate
 from offbeat.endpoint.tool_calls import ParsedCall, is_flat_enough
 from offbeat.generators.stop_strings import text_before_stop
 
@@ -27,69 +28,18 @@ Objects = list[dict[str, Any]]
 """Messages, or tools, as the library takes them."""
 
 
-class ToolAttempt(Protocol):
-    """The part of a ``ParsedToolCall`` of renderers in use."""
-
-    name: str | None
-    arguments: Any
-    status: Any  # text, "ok" for a call that is whole
-
-
-class ParsedTokens(Protocol):
-    """The part of a ``ParsedResponse`` of renderers in use."""
-
-    content: str
-    reasoning_content: str | None
-
-    @property
-    def tool_calls(self) -> Sequence[ToolAttempt]: ...
-
-
-class BridgedTokens(Protocol):
-    """The part of ``RenderedTokens`` of renderers in use."""
-
-    token_ids: list[int]
-
-
-class ModelRenderer(Protocol):
-    """The part of a ``Renderer`` of renderers in use."""
-
-    def render_ids(
-        self, messages: Objects, *, tools: Objects | None, add_generation_prompt: bool
-    ) -> list[int]: ...
-
-    def bridge_to_next_turn(
-        self,
-        previous_prompt_ids: list[int],
-        previous_completion_ids: list[int],
-        new_messages: Objects,
-        *,
-        tools: Objects | None,
-    ) -> BridgedTokens | None: ...
-
-    def parse_response(
-        self, token_ids: list[int], *, tools: Objects | None, prompt_ids: list[int]
-    ) -> ParsedTokens: ...
-
-    def get_stop_token_ids(self) -> list[int]: ...
-
-
-class TextCodec(Protocol):
-    """The tokenizer beside the renderer, without a template."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-
 class RendererBridge:
     """``ChatBridge`` by a renderer of the library renderers."""
 
-    def __init__(self, renderer: ModelRenderer, codec: TextCodec) -> None:
+    def __init__(
+        self,
+        renderer: Any,  # noqa: ANN401 - a renderer of the library
+        codec: ChatTemplate,
+    ) -> None:
+        """``codec`` is the tokenizer beside the renderer; its template is not used."""
         self._renderer, self._codec = renderer, codec
-        self._lock = (
-            Lock()
-        )  # encoding changes the wrapper of a fast tokenizer: one thread at a time
+        # Encoding changes the wrapper of a fast tokenizer: one thread at a time.
+        self._lock = Lock()
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
 
     def opening(
@@ -182,7 +132,7 @@ def _offered(tools: Tools) -> Objects | None:
     return [msgspec.json.decode(tool) for tool in tools] or None
 
 
-def _call(attempt: ToolAttempt) -> ParsedCall | None:
+def _call(attempt: Any) -> ParsedCall | None:  # noqa: ANN401 - a ParsedToolCall of the library
     """Return a call that is whole; None for any other attempt."""
     if str(attempt.status) != "ok" or not attempt.name or not isinstance(attempt.arguments, dict):
         return None

@@ -8,13 +8,14 @@
 import base64
 import os
 from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.environments.prompt_files import PromptFileError
 
 _BATCH_ROWS: Final = 256
 """Rows decoded at once: a row group may have a million."""
@@ -23,32 +24,25 @@ _BUFFER_BYTES: Final = 2**20
 """Bytes of a column read at once; without a bound a column of a row group is read whole."""
 
 
-class UnreadableParquet(OffbeatError):
-    """A Parquet file, or one of its columns, cannot be read as prompts."""
-
-    problem: str
-
-    def __str__(self) -> str:
-        return self.problem
-
-
 def parquet_rows(
-    file: BinaryIO, columns: Sequence[str] = (), media: Container[str] = ()
+    path: Path, file: BinaryIO, columns: Sequence[str], media: Container[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an open file as plain values, in its order.
+    """Yield the rows of the open file of a path as plain values, in its order.
 
     Only ``columns`` are read, all if none are named. A null is no key: a Parquet row has a place
     for every column, and a struct for every field. In the columns ``media`` a value may be the
     bytes of a file, alone or as field ``bytes``; they become ``{"bytes": text in base64}``.
 
     Raises:
-        UnreadableParquet: The file is damaged or changes meanwhile, lacks a column, or has one that
+        PromptFileError: The file is damaged or changes meanwhile, lacks a column, or has one that
             JSON cannot hold.
     """
     before = _version(file)
     try:
         parquet = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-        names = _checked_columns(parquet.schema_arrow, columns, media)
+        names = list(dict.fromkeys(columns)) or cast("list[str]", parquet.schema_arrow.names)
+        if problem := _problem_of_columns(parquet.schema_arrow, names, media):
+            raise PromptFileError(str(path), 0, problem)
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
             for row in batch.to_pylist():
                 yield {
@@ -56,28 +50,27 @@ def parquet_rows(
                     for key, value in _without_nulls(row).items()
                 }
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UnreadableParquet(f"is no readable Parquet file: {error}") from error
+        problem = f"is no readable Parquet file: {error}"
+        raise PromptFileError(str(path), 0, problem) from error
     if _version(file) != before:
-        raise UnreadableParquet("was changed while it was read")
+        raise PromptFileError(str(path), 0, "was changed while it was read")
 
 
-def _checked_columns(schema: pa.Schema, columns: Sequence[str], media: Container[str]) -> list[str]:
+def _problem_of_columns(
+    schema: pa.Schema, wanted: Sequence[str], media: Container[str]
+) -> str | None:
     names = cast("list[str]", schema.names)
-    kinds_by_name = {name: _kind_of(schema, name) for name in columns or names}
+    columns = f"(columns: {', '.join(names)})"
+    kinds_by_name = {name: _kind_of(schema, name) for name in wanted}
     if missing := [name for name, kind in kinds_by_name.items() if kind is None]:
-        raise UnreadableParquet(f"has no column {missing[0]!r} (columns: {', '.join(names)})")
+        return f"has no column {missing[0]!r} {columns}"
     for name, kind in kinds_by_name.items():
-        if names.count(name) > 1:
-            raise UnreadableParquet(
-                f"has column {name!r} {names.count(name)} times (columns: {', '.join(names)}); "
-                "give each a name of its own"
-            )
+        if (count := names.count(name)) > 1:
+            return f"has column {name!r} {count} times {columns}; give each a name of its own"
         if not (_is_plain(kind) or (name in media and _is_file(kind))):
-            raise UnreadableParquet(
-                f"has column {name!r} of type {kind}, which no prompt can hold; "
-                "name the columns that are needed"
-            )
-    return list(dict.fromkeys(columns)) or names
+            fix = "name the columns that are needed"
+            return f"has column {name!r} of type {kind}, which no prompt can hold; {fix}"
+    return None
 
 
 def _kind_of(schema: pa.Schema, name: str) -> pa.DataType | None:
@@ -122,9 +115,8 @@ def _is_plain(kind: pa.DataType) -> bool:
     """Return whether JSON has such values, at any depth."""
     if kinds.is_struct(kind):
         return all(_is_plain(kind.field(place).type) for place in range(kind.num_fields))
-    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
-        return _is_plain(kind.value_type)
-    if kinds.is_dictionary(kind):
+    is_list = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+    if is_list or kinds.is_dictionary(kind):
         return _is_plain(kind.value_type)
     text = kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
     number = kinds.is_integer(kind) or kinds.is_floating(kind)

@@ -260,24 +260,16 @@ class _Reader:
 
     def _parquet(self, path: Path, file: BufferedReader) -> Iterator[bytes]:
         # Loaded here: most runs read JSON Lines, or have an environment that makes its prompts
-        from offbeat.environments.parquet_rows import (  # noqa: PLC0415
-            UnreadableParquet,
-            parquet_rows,
-        )
+        from offbeat.environments.parquet_rows import parquet_rows  # noqa: PLC0415
 
         self._digest.update(hashlib.file_digest(file, "sha256").digest())
-        try:
-            named = {self._columns.get(key, key) for key in self._media.ROW_KEYS}
-            rows = parquet_rows(file, tuple(self._columns.values()), named)
-            # A null is no key; of a column that is there, and of media, it is a row of text.
-            named_here = (
-                self._columns[key] for key in self._media.ROW_KEYS if key in self._columns
-            )
-            absent = {column: None for column in named_here if "." not in column}
-            for number, fields in enumerate(rows, start=1):
-                yield self._from_parquet(path, number, absent | fields)
-        except UnreadableParquet as error:
-            raise PromptFileError(str(path), 0, error.problem) from error
+        named = {self._columns.get(key, key) for key in self._media.ROW_KEYS}
+        # A null is no key; of a column that is there, and of media, it is a row of text.
+        here = (self._columns[key] for key in self._media.ROW_KEYS if key in self._columns)
+        absent = {column: None for column in here if "." not in column}
+        rows = parquet_rows(path, file, tuple(self._columns.values()), named)
+        for number, fields in enumerate(rows, start=1):
+            yield self._from_parquet(path, number, absent | fields)
 
     def _from_parquet(self, path: Path, number: int, fields: dict[str, Any]) -> bytes:
         self._take(path, number, fields)

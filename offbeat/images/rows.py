@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -78,22 +78,15 @@ def place_problem(row: Mapping[str, object], *, has_places: bool) -> str | None:
         has_places: A text has a place for a picture wherever it has ``<image>``.
     """
     fix = "name it under 'image' or 'images', or in data.columns; the model would not see it"
-    texts = [row.get("prompt")]
-    for place, message in enumerate(cast("list[Mapping[str, object]]", row.get("messages") or [])):
-        content = message.get("content")
-        texts.append(content)
-        for part in cast("list[object]", content) if isinstance(content, list) else []:
-            fields = cast("dict[str, object]", part) if isinstance(part, dict) else {}
-            kind = fields.get("type")
-            if kind in _NON_TEXT_PARTS:
-                if "image" not in str(kind):
-                    return (
-                        f"has in messages[{place}] a part of type {kind!r}, which no prompt shows"
-                    )
-                return (
-                    f"has in messages[{place}] a part of type {kind!r} without its picture: {fix}"
-                )
-            texts.append(fields.get("text"))
+    messages = cast("list[Mapping[str, object]]", row.get("messages") or [])
+    texts = [row.get("prompt"), *(message.get("content") for message in messages)]
+    for place, part in _parts(messages):
+        kind = part.get("type")
+        if kind in _NON_TEXT_PARTS:
+            is_image = "image" in str(kind)
+            problem = f" without its picture: {fix}" if is_image else ", which no prompt shows"
+            return f"has in messages[{place}] a part of type {kind!r}{problem}"
+        texts.append(part.get("text"))
     if has_places and any(isinstance(text, str) and PLACE in text for text in texts):
         return f"has a place {PLACE!r} without its picture: {fix}"
     return None
@@ -107,23 +100,30 @@ def _named(row: Mapping[str, object], key: str) -> object:
 
 def _problem_of_messages(messages: object) -> str | None:
     """Return which message holds a picture itself, where the template has only its place."""
-    for place, message in enumerate(cast("list[Mapping[str, object]]", messages or [])):
+    for place, part in _parts(cast("list[Mapping[str, object]]", messages or [])):
+        if (kind := part.get("type")) == "text":
+            continue
+        given = {key for key, value in part.items() if value is not None}
+        extra = given - {"type", "text"}
+        if kind != "image" or extra:
+            more = f" with {', '.join(extra)}" if extra else ""
+            got = f"a part of type {kind!r:.40}{more}"
+            return (
+                f"has in messages[{place}] {got:.120}; name the picture under 'images' and "
+                'write {"type": "image"} in its place'
+            )
+    return None
+
+
+def _parts(
+    messages: Sequence[Mapping[str, object]],
+) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the parts of contents that are lists, each with the number of its message."""
+    for place, message in enumerate(messages):
         content = message.get("content")
         for part in cast("list[object]", content) if isinstance(content, list) else []:
-            if not isinstance(part, dict) or cast("dict[str, object]", part).get("type") == "text":
-                continue
-            fields = cast("dict[str, object]", part).items()
-            extra = {key for key, value in fields if value is not None} - {"type", "text"}
-            kind = cast("dict[str, object]", part).get("type")
-            if kind != "image" or extra:
-                got = f"a part of type {kind!r:.40}" + (
-                    f" with {', '.join(extra)}" if extra else ""
-                )
-                return (
-                    f"has in messages[{place}] {got:.120}; name the picture under 'images' and "
-                    'write {"type": "image"} in its place'
-                )
-    return None
+            if isinstance(part, dict):
+                yield place, cast("dict[str, object]", part)
 
 
 def picture_bytes(prompt: Prompt, picture: object, max_bytes: int) -> bytes:

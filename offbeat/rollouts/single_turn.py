@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -42,8 +42,10 @@ async def run_single_turn(
             failure.response_ids = result_of(result, failure.sample).token_ids.tolist()
         if not draws.policy.spares_group(failure):
             raise
-        first_tries = _FirstTries(prompt_ids, result, generated - began)
-        return await _scored_one_by_one(environment, engine, draws, first_tries)
+        generate_s = generated - began
+        return await _scored_one_by_one(
+            environment, engine, draws, prompt_ids, (result, generate_s)
+        )
     rollout = Rollout(
         prompt_ids=prompt_ids,
         response_ids=result.token_ids.astype(np.int32, copy=False),
@@ -65,32 +67,28 @@ async def run_single_turn(
     return packed(task, rollout, [each.reward for each in scored])
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstTries:
-    """The answer of the engine for the whole group, and how long it took."""
-
-    prompt_ids: tuple[int, ...]
-    result: GenerateResult
-    generate_s: float
-
-
 async def _scored_one_by_one(
-    environment: SingleTurn, engine: EngineClient, draws: SampleDraws, first_tries: _FirstTries
+    environment: SingleTurn,
+    engine: EngineClient,
+    draws: SampleDraws,
+    prompt_ids: tuple[int, ...],
+    first_tries: tuple[GenerateResult, float],
 ) -> tuple[Receipt, Columns]:
-    """Score each sample by itself, to find those at which the reward fails; draw them again."""
+    """Score each sample by itself, to find those at which the reward fails; draw them again.
+
+    ``first_tries``: the answer of the engine for the whole group, and how long it took.
+    """
     one = msgspec.structs.replace(engine.task, samples=1)
 
     def draw_of(sample: int) -> Draw:
         async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:
-            result, transcript.generate_s = (
-                result_of(first_tries.result, sample),
-                first_tries.generate_s,
-            )
+            whole, transcript.generate_s = first_tries
+            result = result_of(whole, sample)
             if retry:
                 began = time.perf_counter()
                 result = await replace(engine, generate=generate).sample(
                     f"{one.request_prefix}-{sample}-0",
-                    first_tries.prompt_ids,
+                    prompt_ids,
                     samples=1,
                     seed=seed_of_turn(one.seed, sample, 0, retry),
                 )
@@ -106,7 +104,7 @@ async def _scored_one_by_one(
         return draw
 
     drawn = await draws.draw_all(draw_of)
-    return packed_samples(engine.task, first_tries.prompt_ids, drawn, engine.media)
+    return packed_samples(engine.task, prompt_ids, drawn, engine.media)
 
 
 def _answers(

@@ -3,14 +3,13 @@
 Both of them are DAPO's, arXiv:2503.14476, section 3.4. Of an evaluation nothing is changed.
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from offbeat.config.run import RunConfig
+from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.transfer_queue import schema
 from offbeat.transfer_queue.schema import Columns
@@ -19,40 +18,24 @@ PENALTY: Final = "overlong_penalty"
 """Name under which a receipt has what was taken off each sample's reward."""
 
 
-@dataclass(frozen=True, slots=True)
-class TruncationRules:
-    """The settings of ``rollout`` about long samples."""
+def overlong_penalty(tokens: int, rollout: RolloutConfig, max_new_tokens: int) -> float:
+    """Return what a response of this many tokens loses: DAPO's soft overlong punishment.
 
-    mask_truncated: bool = False
-    overlong_tokens: int | None = None  # None: no penalty
-    overlong_penalty: float = 1.0
-    max_new_tokens: int = 0  # where the penalty is whole
-
-    @classmethod
-    def of(cls, config: RunConfig) -> "TruncationRules":
-        """Return the recipe's rules."""
-        rollout = config.rollout
-        return cls(
-            rollout.truncated_samples == "mask_loss",
-            rollout.overlong_tokens,
-            rollout.overlong_penalty,
-            config.generator.sampling.max_new_tokens,
-        )
-
-    def penalty(self, tokens: int) -> float:
-        """Return what a response of this many tokens loses: DAPO's soft overlong punishment.
-
-        0 up to ``max_new_tokens - overlong_tokens``, from there in proportion, and
-        ``overlong_penalty`` at ``max_new_tokens``. Equation 13.
-        """
-        if self.overlong_tokens is None:
-            return 0.0
-        over = tokens - (self.max_new_tokens - self.overlong_tokens)
-        return self.overlong_penalty * min(1.0, max(0.0, over / self.overlong_tokens))
+    0 up to ``max_new_tokens - overlong_tokens``, from there in proportion, and
+    ``overlong_penalty`` at ``max_new_tokens``. Equation 13.
+    """
+    if rollout.overlong_tokens is None:
+        return 0.0
+    over = tokens - (max_new_tokens - rollout.overlong_tokens)
+    return rollout.overlong_penalty * min(1.0, max(0.0, over / rollout.overlong_tokens))
 
 
 def by_length(
-    task: RolloutTask, receipt: Receipt, columns: Columns, rules: TruncationRules
+    task: RolloutTask,
+    receipt: Receipt,
+    columns: Columns,
+    rollout: RolloutConfig,
+    max_new_tokens: int,
 ) -> tuple[Receipt, Columns]:
     """Return the group with its long samples punished and its truncated ones masked.
 
@@ -62,18 +45,21 @@ def by_length(
     """
     if task.evaluation:
         return receipt, columns
-    if rules.overlong_tokens is not None:
-        receipt, columns = _punished(receipt, columns, rules)
-    if rules.mask_truncated and receipt.truncated_samples:
+    if rollout.overlong_tokens is not None:
+        receipt, columns = _punished(receipt, columns, rollout, max_new_tokens)
+    if rollout.truncated_samples == "mask_loss" and receipt.truncated_samples:
         receipt, columns = _masked(receipt, columns)
     return receipt, columns
 
 
 def _punished(
-    receipt: Receipt, columns: Columns, rules: TruncationRules
+    receipt: Receipt, columns: Columns, rollout: RolloutConfig, max_new_tokens: int
 ) -> tuple[Receipt, Columns]:
     samples = zip(receipt.valid, receipt.valid_tokens, strict=True)
-    penalties = tuple(rules.penalty(tokens) if valid else 0.0 for valid, tokens in samples)
+    penalties = tuple(
+        overlong_penalty(tokens, rollout, max_new_tokens) if valid else 0.0
+        for valid, tokens in samples
+    )
     rewards = np.asarray(columns[schema.REWARDS], np.float32) - np.array(penalties, np.float32)
     changed = msgspec.structs.replace(
         receipt,

@@ -46,7 +46,7 @@ def test_arguments_that_a_client_sends_are_rendered_or_refused() -> None:
         try:
             return template().render([user("one"), answer], (), opens_answer=True)[:1]
         except TemplateRefused as refused:
-            return refused.problem.partition(" depth")[0]
+            return str(refused.args[0]).partition(" depth")[0]
 
     assert {outcome(depth) for depth in DEPTHS} == {"<", "maximum recursion"}
 

@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.config.sections.filters import FilterConfig
+from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.messages.groups import Receipt, SampleStatus
-from offbeat.rollouts.truncation import TruncationRules, by_length
+from offbeat.rollouts.truncation import by_length
 from offbeat.sampler.filters import GroupFilter
 from offbeat.transfer_queue import schema
 from offbeat.transfer_queue.schema import Columns
 from tests.support.environment_fakes import task
 
-MASKED = TruncationRules(mask_truncated=True)
+MASKED = RolloutConfig(truncated_samples="mask_loss")
 
 
 def group(lengths: tuple[int, ...], reasons: tuple[str, ...]) -> tuple[Receipt, Columns]:
@@ -51,7 +52,7 @@ def dapo(tokens: int, longest: int, stretch: int) -> float:
 
 
 def test_a_truncated_sample_trains_no_token_and_keeps_its_reward() -> None:
-    receipt, columns = by_length(task(), *group((2, 3, 1), ("stop", "length", "stop")), MASKED)
+    receipt, columns = by_length(task(), *group((2, 3, 1), ("stop", "length", "stop")), MASKED, 0)
     assert columns[schema.LOSS_MASK].tolist() == [True, True, False, False, False, True]
     assert receipt.valid_tokens == (2, 0, 1)
     assert receipt.rewards == (0.0, 1.0, 2.0)
@@ -63,15 +64,15 @@ def test_a_truncated_sample_trains_no_token_and_keeps_its_reward() -> None:
 def test_a_turn_that_was_cut_off_counts_as_the_end_of_its_sample_does() -> None:
     receipt, columns = group((2, 3), ("stop", "stop"))
     cut = msgspec.structs.replace(receipt, truncated_turns=(1, 0))
-    receipt, _ = by_length(task(), cut, columns, MASKED)
+    receipt, _ = by_length(task(), cut, columns, MASKED, 0)
     assert receipt.valid_tokens == (0, 3)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 10), st.floats(0.1, 3))
 def test_the_penalty_is_that_of_the_paper(lengths: list[int], stretch: int, weight: float) -> None:
-    rules = TruncationRules(overlong_tokens=stretch, overlong_penalty=weight, max_new_tokens=10)
+    rollout = RolloutConfig(overlong_tokens=stretch, overlong_penalty=weight)
     made = group(tuple(lengths), ("stop",) * len(lengths))
-    receipt, columns = by_length(task(), *made, rules)
+    receipt, columns = by_length(task(), *made, rollout, 10)
     want = [i + weight * dapo(tokens, 10, stretch) for i, tokens in enumerate(lengths)]
     assert receipt.rewards == pytest.approx(want, rel=1e-6, abs=1e-6)
     assert receipt.rewards == tuple(columns[schema.REWARDS].tolist())
@@ -83,24 +84,24 @@ def test_the_penalty_is_that_of_the_paper(lengths: list[int], stretch: int, weig
 
 def test_an_evaluation_is_scored_as_it_is() -> None:
     scored = msgspec.structs.replace(task(), evaluation=True)
-    rules = TruncationRules(mask_truncated=True, overlong_tokens=2, max_new_tokens=3)
+    rollout = RolloutConfig(truncated_samples="mask_loss", overlong_tokens=2)
     made = group((2, 3), ("length", "length"))
-    assert by_length(scored, *made, rules) == made
+    assert by_length(scored, *made, rollout, 3) == made
 
 
 def test_a_sample_that_failed_is_neither_masked_again_nor_punished() -> None:
     receipt, columns = group((2, 3), ("length", "length"))
     statuses = (SampleStatus.VALID, SampleStatus.MASKED)
     failed = msgspec.structs.replace(receipt, statuses=statuses, valid_tokens=(2, 0))
-    rules = TruncationRules(mask_truncated=True, overlong_tokens=3, max_new_tokens=3)
-    receipt, _ = by_length(task(), failed, columns, rules)
+    rollout = RolloutConfig(truncated_samples="mask_loss", overlong_tokens=3)
+    receipt, _ = by_length(task(), failed, columns, rollout, 3)
     assert receipt.rewards == pytest.approx((-2 / 3, 1.0))
     assert receipt.valid_tokens == (0, 0)
     assert receipt.truncated == (True, False)
 
 
 def test_a_group_of_which_every_sample_is_masked_is_replaced() -> None:
-    receipt, _ = by_length(task(), *group((2, 3), ("length", "length")), MASKED)
+    receipt, _ = by_length(task(), *group((2, 3), ("length", "length")), MASKED, 0)
     assert GroupFilter(FilterConfig(), 1).refusal(receipt, 1) == "truncated"
-    receipt, _ = by_length(task(), *group((2, 3), ("length", "stop")), MASKED)
+    receipt, _ = by_length(task(), *group((2, 3), ("length", "stop")), MASKED, 0)
     assert GroupFilter(FilterConfig(), 1).refusal(receipt, 1) is None
