@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import torch
@@ -35,6 +35,7 @@ from offbeat.trainers.megatron.fused_experts import as_in_files
 from offbeat.trainers.megatron.gathering import TensorGather
 from offbeat.trainers.megatron.hf_files import load_boxes, view_of
 from offbeat.trainers.megatron.mapping import TensorBox, is_router_bias
+from offbeat.trainers.megatron.optimizer import RankState
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.trainers.megatron.tower import names_in_files
 from offbeat.trainers.model_trainer import ModelTrainer
@@ -76,40 +77,6 @@ def save_directory(
 _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
 
 
-class OptimizerState(Protocol):
-    """State of the optimizer of a rank's trained parameters, by kind, then by the parameter's name."""
-
-    @property
-    def steps(self) -> int:
-        """Return the number of updates since the state was new."""
-        ...
-
-    @property
-    def bytes_a_weight(self) -> int:
-        """Return the bytes of ``state`` per trained weight, once there are moments."""
-        ...
-
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return moments, and masters where there are any; all ranks call it."""
-        ...
-
-    def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
-        """Load a ``state`` of the same parameters; the caller loads the weights."""
-        ...
-
-    def reset(self) -> None:
-        """Return to the initial state, after the caller wrote the weights."""
-        ...
-
-    def kinds(self, steps: int) -> tuple[str, ...]:
-        """Return the kinds of a ``state`` after ``steps`` updates."""
-        ...
-
-    def like(self, name: str) -> Tensor:
-        """Allocate one parameter's moment or master, filled with zeros."""
-        ...
-
-
 class BoxedTrainer(ModelTrainer):
     """Trainer of a rank that holds boxes of a model's tensors."""
 
@@ -117,15 +84,12 @@ class BoxedTrainer(ModelTrainer):
     frozen: FrozenWeights
     boxes: list[TensorBox]  # that this rank holds
     gathering: TensorGather
+    _optimizer_state: RankState
 
     @property
     @abstractmethod
     def local_weights(self) -> dict[str, Tensor]:
         """Return this rank's share of the weights, by the names of its parameters."""
-
-    @property
-    @abstractmethod
-    def _optimizer_state(self) -> OptimizerState: ...
 
     def _meet(self, boxes: Sequence[TensorBox]) -> None:
         """Exchange with all ranks of the world which boxes each holds."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from offbeat.config.sections.loss import Normalize
+from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import Bools, Ints, PackedRows
 from offbeat.trainers.expert_load import loss_weights
 from offbeat.trainers.megatron.context import summed
@@ -34,7 +35,8 @@ from offbeat.trainers.megatron.media_share import axes_share, media_share
 from offbeat.trainers.megatron.model import PackedRotary
 from offbeat.trainers.megatron.token_share import TokenShare, token_share
 from offbeat.trainers.megatron.tower import FeatureSource
-from offbeat.trainers.megatron.vocabulary import vocabulary_logprobs, whole_logits
+from offbeat.trainers.megatron.vocabulary import own_columns
+from offbeat.trainers.torch.logprobs import largest_logprobs, token_logprobs_and_entropies
 
 Consume = Callable[[PackedRows, Tensor, Tensor], Tensor]
 """(microbatch, log-probabilities [N], entropies [N]) -> a sum to differentiate.
@@ -89,15 +91,16 @@ class Forward:
         """
         self._run(microbatches, partial(self._loss, consume, temperature), trains)
 
-    def logits(self, microbatch: PackedRows) -> Tensor | None:
-        """Return logits [U, V] of the positions that predict; None on all stages but the last."""
-        kept = list[Tensor]()
+    def top_logprobs(self, microbatch: PackedRows, count: int) -> TopLogprobs | None:
+        """Return the most probable tokens at the positions that predict; None before the last stage."""
+        kept = list[TopLogprobs]()
 
         def keep(
             packed: PackedRows, share: TokenShare, logits_1UV: Tensor
         ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            logits_UV = whole_logits(logits_1UV[0], self._vocabulary, tensor_group())
-            kept.append(self._whole(logits_UV[: len(share.own_U)], share.own_U, packed.predicts_U))
+            own_UV, columns = own_columns(logits_1UV[0], self._vocabulary, tensor_group())
+            logits_UV = self._whole(own_UV[: len(share.own_U)], share.own_U, packed.predicts_U)
+            kept.append(largest_logprobs(logits_UV, count, columns))
             return logits_1UV.sum(), torch.zeros((), dtype=torch.int, device=self._device), {}
 
         self._run([microbatch], keep, None)
@@ -150,13 +153,13 @@ class Forward:
         share: TokenShare,
         logits_1UV: Tensor,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        own_N = vocabulary_logprobs(
-            logits_1UV[0],
+        own_UV, columns = own_columns(logits_1UV[0], self._vocabulary, tensor_group())
+        own_N = token_logprobs_and_entropies(
+            own_UV,
             self._tensor(share.which_N),
             self._tensor(packed.target_N[share.own_N]),
             temperature,
-            self._vocabulary,
-            tensor_group(),
+            columns,
         )
         logprobs_N, entropy_N = (self._whole(each, share.own_N, packed.target_N) for each in own_N)
         loss = consume(packed, logprobs_N, entropy_N) if len(packed.target_N) else logprobs_N.sum()

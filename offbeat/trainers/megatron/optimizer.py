@@ -30,16 +30,47 @@ MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MASTER: Final = "master"
 
 
-def has_master(parameter: Tensor) -> bool:
-    """Return whether a float32 master of the parameter is trained, because its dtype has 16 bits."""
-    return parameter.dtype in HALF
+class RankState(ABC):
+    """State of AdamW over a rank's trained parameters, by kind, then by the parameter's name.
 
-
-class RankOptimizer(ABC):
-    """AdamW of what is trained of one rank's share of a model. Weight decay applies to matrices only.
-
-    The form of its state is the same for all subclasses; its size is that of this rank's share.
+    Its form is the same for all subclasses; its size is that of this rank's share.
     """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """``dtype``: of the weights that passes compute with; 16 bits have masters in float32."""
+        self.steps = 0  # updates since the state was new
+        self._has_masters = dtype in HALF
+        self._wide = max(torch.float32.itemsize, dtype.itemsize)
+
+    @abstractmethod
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return moments, and masters if there are any; all ranks call it."""
+
+    @abstractmethod
+    def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
+        """Load a ``state`` of the same parameters; the caller loads the weights."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Return to the initial state, after the caller wrote the weights."""
+
+    @abstractmethod
+    def like(self, name: str) -> Tensor:
+        """Allocate one parameter's moment or master, filled with zeros."""
+
+    def kinds(self, steps: int) -> tuple[str, ...]:
+        """Return the kinds of a ``state`` after ``steps`` updates."""
+        masters = (MASTER,) if self._has_masters else ()
+        return (*MOMENTS, *masters) if steps else masters
+
+    @property
+    def bytes_a_weight(self) -> int:
+        """Return the bytes of ``state`` per trained weight, once there are moments."""
+        return self._wide * (len(MOMENTS) + self._has_masters)
+
+
+class RankOptimizer(RankState):
+    """AdamW of the trained part of one rank's share of a model. Weight decay applies to matrices only."""
 
     sharded: ClassVar[bool]
     """True if it needs gradients that are reduce-scattered over data-parallel ranks."""
@@ -58,6 +89,7 @@ class RankOptimizer(ABC):
         self._parameters: dict[str, nn.Parameter] = {
             name: each for name, each in ddp.module.named_parameters() if each.requires_grad
         }
+        super().__init__(next(iter(self._parameters.values())).dtype)
 
     @abstractmethod
     def grad_norm(self) -> float:
@@ -71,46 +103,10 @@ class RankOptimizer(ABC):
             Whether this rank's part of the float32 weights moved.
         """
 
-    @property
-    @abstractmethod
-    def steps(self) -> int:
-        """Return the number of updates since the state was new."""
-
-    @abstractmethod
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return moments, and masters where there are any, by kind, then by the parameter's name.
-
-        All ranks call it.
-        """
-
-    @abstractmethod
-    def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
-        """Load a ``state`` of the same parameters; the caller loads the weights."""
-
-    @abstractmethod
-    def reset(self) -> None:
-        """Return to the initial state, after the caller wrote the weights."""
-
-    def kinds(self, steps: int) -> tuple[str, ...]:
-        """Return the kinds of a ``state`` after ``steps`` updates."""
-        masters = (MASTER,) if self._has_masters else ()
-        return (*MOMENTS, *masters) if steps else masters
-
     def like(self, name: str) -> Tensor:
-        """Allocate one parameter's moment or master, filled with zeros."""
         parameter = self._parameters[name].detach()
-        dtype = torch.float32 if has_master(parameter) else parameter.dtype
+        dtype = torch.float32 if self._has_masters else parameter.dtype
         return torch.zeros_like(parameter, dtype=dtype)
-
-    @property
-    def bytes_a_weight(self) -> int:
-        """Return the bytes of ``state`` per weight, once there are moments."""
-        room = self.like(next(iter(self._parameters)))
-        return room.element_size() * (2 + self._has_masters)
-
-    @property
-    def _has_masters(self) -> bool:
-        return any(has_master(each) for each in self._parameters.values())
 
 
 class MainGradAdamW(RankOptimizer):
@@ -123,7 +119,7 @@ class MainGradAdamW(RankOptimizer):
     ) -> None:
         super().__init__(ddp, config, owned)
         self._masters: dict[str, Tensor] = {
-            name: each.detach().float().requires_grad_() if has_master(each) else each
+            name: each.detach().float().requires_grad_() if self._has_masters else each
             for name, each in self._parameters.items()
         }
         masters = self._masters.values()
@@ -156,6 +152,7 @@ class MainGradAdamW(RankOptimizer):
             group["lr"] = learning_rate
         probe = MovementProbe(self._masters.values())
         self._adamw.step()
+        self.steps += 1
         movement = probe.after([each.grad for each in self._masters.values()])
         with torch.no_grad():
             for name, master in self._masters.items():
@@ -165,11 +162,6 @@ class MainGradAdamW(RankOptimizer):
         return movement
 
     # --- the state ---------------------------------------------------------------------------------
-
-    @property
-    def steps(self) -> int:
-        steps = [int(each["step"]) for each in self._adamw.state.values()]
-        return max(steps, default=0)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         kinds = {
@@ -183,6 +175,7 @@ class MainGradAdamW(RankOptimizer):
     @torch.no_grad()
     def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
         self._adamw.state.clear()
+        self.steps = steps
         for name, master in self._own_masters():
             master.copy_(kinds[MASTER][name])
         if not steps:
@@ -196,6 +189,7 @@ class MainGradAdamW(RankOptimizer):
     @torch.no_grad()
     def reset(self) -> None:
         self._adamw.state.clear()
+        self.steps = 0
         for name, master in self._own_masters():
             master.copy_(self._parameters[name])
 

@@ -142,7 +142,6 @@ class ShardedAdamW(RankOptimizer):
         )
         self._chained = cast("list[DistributedOptimizer]", self._library.chained_optimizers)
         self._places = dict(self._all_places())
-        self._steps = 0
 
     def grad_norm(self) -> float:
         """Return the norm of the whole model's reduced gradients; all ranks call it.
@@ -170,19 +169,15 @@ class ShardedAdamW(RankOptimizer):
         movement = probe.after([each.grad for each in mains])
         for main in mains:
             main.grad = None
-        self._steps += 1
+        self.steps += 1
         return movement
 
     # --- the state ---------------------------------------------------------------------------------
 
-    @property
-    def steps(self) -> int:
-        return self._steps
-
     def state(self) -> dict[str, dict[str, Tensor]]:
         return {
             kind: {name: self._whole(place, kind) for name, place in self._places.items()}
-            for kind in self.kinds(self._steps)
+            for kind in self.kinds(self.steps)
         }
 
     @torch.no_grad()
@@ -199,7 +194,7 @@ class ShardedAdamW(RankOptimizer):
                     _STEP: torch.tensor(float(steps)),
                     **{kind: each.to(place.main, copy=True) for kind, each in moments.items()},
                 }
-        self._steps = steps
+        self.steps = steps
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -209,7 +204,7 @@ class ShardedAdamW(RankOptimizer):
     def _clear(self) -> None:
         for each in self._chained:
             each.optimizer.state.clear()
-        self._steps = 0
+        self.steps = 0
 
     @torch.no_grad()
     def _whole(self, place: _Place, kind: str) -> Tensor:

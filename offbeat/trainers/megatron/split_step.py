@@ -34,7 +34,7 @@ from offbeat.trainers.megatron.architecture import (
     check_recomputed,
     read_architecture,
 )
-from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer, OptimizerState
+from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer
 from offbeat.trainers.megatron.flops import architecture_flops
 from offbeat.trainers.megatron.forward import Forward
 from offbeat.trainers.megatron.freezing import freeze_weights, frozen_weights
@@ -55,7 +55,6 @@ from offbeat.trainers.megatron.tower import FeatureSource, attach_tower, feature
 from offbeat.trainers.model_trainer import LossOf
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers, WorldBroken, line_of, run_on_all_ranks
-from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.trainers.torch.optimizer import is_applicable
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 
@@ -135,8 +134,7 @@ class MegatronTrainer(BoxedTrainer):
         canaries = canary_rows(prompts, self.media_rules)
         (rows,) = aligned([canaries], self.transformer, self.layout)
         with self._no_message_unread():
-            logits_PV = self._forward.logits(rows)
-        kept = None if logits_PV is None else largest_logprobs(logits_PV, count)
+            kept = self._forward.top_logprobs(rows, count)
         return self._of_last_stage(kept)
 
     def _model_of(self, name: str) -> Forward:
@@ -148,10 +146,6 @@ class MegatronTrainer(BoxedTrainer):
     def local_weights(self) -> dict[str, Tensor]:
         """Return this rank's share of the weights, by the library's names."""
         return weights_of(self.model)
-
-    @property
-    def _optimizer_state(self) -> OptimizerState:
-        return self.optimizer
 
     # --- the step --------------------------------------------------------------------------------
 
@@ -255,7 +249,7 @@ class MegatronTrainer(BoxedTrainer):
         self.gradients = self._parts.gradients(self.ddp, self.transformer)
         self._meet(self._boxes_of(self.model))
         owned = [box for box in self.gathering.owned() if self._is_trained(box)]
-        self.optimizer = optimizer(self.ddp, self._config.optimizer, owned)
+        self.optimizer = self._optimizer_state = optimizer(self.ddp, self._config.optimizer, owned)
 
     def _planner_of_rows(self) -> MicrobatchPlanner:
         a = self.architecture

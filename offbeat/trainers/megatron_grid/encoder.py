@@ -26,7 +26,7 @@ from offbeat.trainers.grid.encoding import EncodingTrainer
 from offbeat.trainers.grid.tower_plan import tower_plan
 from offbeat.trainers.grid.tower_proof import example_features, prove_tower
 from offbeat.trainers.grid.weights import side_mesh
-from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer, OptimizerState
+from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer
 from offbeat.trainers.megatron.freezing import freeze_weights, frozen_weights
 from offbeat.trainers.megatron.groups import start_groups
 from offbeat.trainers.megatron.hf_files import load_boxes
@@ -104,7 +104,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         self._meet(self._tower.boxes)
         if grid.encoder_tensor > 1:
             self._prove_cut_sides(self.architecture.name, self._proved)
-        self.optimizer = TowerOptimizer(
+        self.optimizer = self._optimizer_state = TowerOptimizer(
             self._tower.model,
             self._tower.shards,
             trainer.optimizer,
@@ -165,10 +165,6 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
 
     def held_regions(self) -> list[TensorRegion]:
         return self._regions_in(self._tower.shards)
-
-    @property
-    def _optimizer_state(self) -> OptimizerState:
-        return self.optimizer
 
     def _weights_in(self, shards: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: each.to(self._dtype) for name, each in shards.items()}

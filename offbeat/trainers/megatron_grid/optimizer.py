@@ -10,9 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.model_proof.plain import HALF
 from offbeat.trainers.megatron.mapping import TOWER
-from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS
+from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS, RankState
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.torch.optimizer import Optimizer
@@ -20,7 +19,7 @@ from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.sharding import own
 
 
-class TowerOptimizer:
+class TowerOptimizer(RankState):
     """AdamW of this rank's trained shards of a tower; all ranks of the world make the same calls.
 
     It updates them in every step, also in one without pictures, as megatron-core's optimizer does on
@@ -50,9 +49,7 @@ class TowerOptimizer:
         self._tower, self._optimizer = tower, Optimizer(tower, config, peers, mesh)
         names = [f"{TOWER}{name}" for name in self._optimizer.names]
         self._shards = {name: shards[name] for name in names}
-        self._has_masters = dtype in HALF
-        self._wide = torch.float32.itemsize if self._has_masters else dtype.itemsize
-        self._steps = 0
+        super().__init__(dtype)
 
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
         """Divide the summed gradients, clip them by the norm of both sides, update the weights."""
@@ -60,7 +57,7 @@ class TowerOptimizer:
             if each.requires_grad and each.grad is None:
                 each.grad = torch.zeros_like(each)
         result = self._optimizer.step(denominator, learning_rate)
-        self._steps += result.applied
+        self.steps += result.applied
         return result
 
     def drop_gradients(self) -> None:
@@ -68,14 +65,6 @@ class TowerOptimizer:
         self._optimizer.drop_gradients()
 
     # --- the state ---------------------------------------------------------------------------------
-
-    @property
-    def steps(self) -> int:
-        return self._steps
-
-    @property
-    def bytes_a_weight(self) -> int:
-        return self._wide * (len(MOMENTS) + self._has_masters)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         kinds = self._moments()
@@ -94,15 +83,11 @@ class TowerOptimizer:
             for name, each in self._shards.items():
                 each.copy_(kinds[MASTER][name])
         self._optimizer.filled(torch.full((len(self._optimizer.names),), float(steps)))
-        self._steps = steps
+        self.steps = steps
 
     def reset(self) -> None:
         self._optimizer.reset()
-        self._steps = 0
-
-    def kinds(self, steps: int) -> tuple[str, ...]:
-        masters = (MASTER,) if self._has_masters else ()
-        return (*MOMENTS, *masters) if steps else masters
+        self.steps = 0
 
     def like(self, name: str) -> Tensor:
         return torch.zeros_like(self._shards[name])
