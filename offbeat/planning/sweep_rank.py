@@ -35,7 +35,6 @@ from offbeat.planning.sweep_task import (
 )
 from offbeat.trainers.backend import TrainerBackend
 from offbeat.trainers.memory import RESERVED, PeakMemory, meter_of
-from offbeat.trainers.ranks.assembly import trainer_of
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import GENERATION_LOGPROBS, POLICY_LOGPROBS
@@ -196,12 +195,12 @@ def _trainer(task: RankTask, config: RunConfig, peers: Peers, stack: ExitStack) 
     trainer = config.trainer
     if isinstance(trainer, MegatronTrainerConfig):
         from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- an extra
-        from offbeat.trainers.megatron.split_step import MegatronTrainer  # noqa: PLC0415
+        from offbeat.trainers.megatron_grid.language import megatron_trainer_of  # noqa: PLC0415
 
         torch.set_num_threads(trainer.threads)
         if trainer.device == "cpu":
             stack.enter_context(cpu_stands_in(trainer.device))
-        return trainer_of(MegatronTrainer, spec, trainer, peers)
+        return megatron_trainer_of(spec, trainer, peers)
     from offbeat.trainers.torch.choose import torch_trainer_of  # noqa: PLC0415 -- if it is chosen
 
     torch.set_num_threads(of_kind(TorchTrainerConfig, trainer).threads)

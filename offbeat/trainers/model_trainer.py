@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Required, TypedDict, TypeVar, Unpack
 
 import msgspec
 import numpy as np
@@ -62,6 +62,22 @@ LossOf = Callable[[PackedRows, Tensor, Tensor], Tensor]
 """(microbatch, log-probabilities [N], entropies [N]) -> a sum to differentiate."""
 
 
+class RankOptions(TypedDict, total=False):
+    """Arguments that the trainers of all backends have in common."""
+
+    model: Required[ModelConfig]
+    """Dtype of the weights, and whether code of the model directory may run."""
+
+    total_steps: Required[int]
+    """Number of steps at which the learning-rate schedule ends."""
+
+    seed: int
+    """Seed of the library's generators, for weights that the files lack; 0 by default."""
+
+    peers: Peers | None
+    """The ranks of the world, whose process group exists; None, the default: one rank."""
+
+
 class TrainedGroups(NamedTuple):
     """One rank's groups of a chunk, as its loss reads them; None without groups."""
 
@@ -101,31 +117,22 @@ class ModelTrainer(TrainerBackend):
     _flops: ModelFlops | None  # of the model, likewise; None: they are not known
 
     def __init__(
-        self,
-        model_path: str | Path,
-        *,
-        optimizer: OptimizerConfig,
-        model: ModelConfig,
-        total_steps: int,
-        seed: int,
-        peers: Peers | None,
+        self, model_path: str | Path, optimizer: OptimizerConfig, **options: Unpack[RankOptions]
     ) -> None:
         """Load nothing yet.
 
         Args:
             model_path: Hugging Face directory. The KL penalty pulls towards this model.
             optimizer: The learning-rate schedule.
-            model: Dtype of the weights, and whether code of the model directory may run.
-            total_steps: Number of steps at which the learning-rate schedule ends.
-            seed: Seed of the library's generators.
-            peers: The ranks of the world, whose process group exists. None: one rank.
+            options: The model and the world of ranks.
         """
         super().__init__()
-        self.peers = peers or SingleRank()
+        self.peers = options.get("peers") or SingleRank()
         self.is_first = self.peers.rank == 0
         self.model_path = Path(model_path)
-        self._schedule, self._total_steps, self._seed = optimizer, total_steps, seed
-        self._dtype = torch_dtype(model.dtype)
+        self._schedule, self._total_steps = optimizer, options["total_steps"]
+        self._seed = options.get("seed", 0)
+        self._dtype = torch_dtype(options["model"].dtype)
         self._sums: StepSums | None = None  # of the open step
         self._held = HeldGroups(1)  # the groups of the open step, if it takes several updates
         self.expert_load: ExpertLoad | None = None  # of a model with experts; every backend sets it

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offbeat.config.limits import microbatch_tokens
-from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import check_files
 from offbeat.trainers.backend import TopLogprobs
@@ -52,9 +51,9 @@ from offbeat.trainers.megatron.model import (
 from offbeat.trainers.megatron.parts import BackendParts, optimizer_for
 from offbeat.trainers.megatron.router import ExpertRouter
 from offbeat.trainers.megatron.tower import FeatureSource, attach_tower, features_by, tower_of
-from offbeat.trainers.model_trainer import LossOf
+from offbeat.trainers.model_trainer import LossOf, RankOptions
 from offbeat.trainers.movement import UpdateResult
-from offbeat.trainers.ranks.peers import Peers, WorldBroken, line_of, run_on_all_ranks
+from offbeat.trainers.ranks.peers import WorldBroken, line_of, run_on_all_ranks
 from offbeat.trainers.torch.optimizer import is_applicable
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 
@@ -69,11 +68,8 @@ class MegatronTrainer(BoxedTrainer):
         model_path: str | Path,
         *,
         trainer: MegatronTrainerConfig,
-        model: ModelConfig,
-        total_steps: int,
-        seed: int = 0,
-        peers: Peers | None = None,
         parts: BackendParts | None = None,
+        **options: Unpack[RankOptions],
     ) -> None:
         """Create the process groups and load this rank's share.
 
@@ -81,11 +77,8 @@ class MegatronTrainer(BoxedTrainer):
             model_path: Hugging Face directory with safetensors files. The KL penalty pulls towards
                 this model.
             trainer: Parallel sizes, packing and optimizer.
-            model: Dtype of the weights.
-            total_steps: Number of steps at which the learning-rate schedule ends.
-            seed: Seed of the library's generators, which nothing draws from.
-            peers: The ranks of the world, whose process group exists. None: one rank.
             parts: Replacements of the default parts.
+            options: The model and the world of ranks.
 
         Raises:
             UntrainableModel: This kind of model has no mapping here, or not all that ``trainer.freeze``
@@ -93,14 +86,7 @@ class MegatronTrainer(BoxedTrainer):
             WeightsMismatch: The files are not those of their config's model.
             UnsupportedLayout: The model or the world cannot be partitioned like this.
         """
-        super().__init__(
-            model_path,
-            optimizer=trainer.optimizer,
-            model=model,
-            total_steps=total_steps,
-            seed=seed,
-            peers=peers,
-        )
+        super().__init__(model_path, trainer.optimizer, **options)
         self._config, self._parts = trainer, parts or BackendParts()
         self._enter_layout()
         self._load_share()

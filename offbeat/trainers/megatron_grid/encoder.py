@@ -6,7 +6,7 @@
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from offbeat.config.limits import encoder_tokens
-from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import model_without_memory
 from offbeat.trainers.backend import TopLogprobs
@@ -34,9 +33,9 @@ from offbeat.trainers.megatron.mapping import TOWER, TensorBox
 from offbeat.trainers.megatron.tower import unfilled_tower
 from offbeat.trainers.megatron_grid.optimizer import TowerOptimizer
 from offbeat.trainers.megatron_grid.sides import architecture_with_tower
-from offbeat.trainers.model_trainer import LossOf
+from offbeat.trainers.model_trainer import LossOf, RankOptions
 from offbeat.trainers.movement import UpdateResult
-from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
+from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.sharding import ShardedWeights, local_region, own
 from offbeat.trainers.torch.tensor_parallel import divide
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
@@ -62,10 +61,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
         model_path: str | Path,
         *,
         trainer: MegatronTrainerConfig,
-        model: ModelConfig,
-        total_steps: int,
-        seed: int = 0,
-        peers: Peers | None = None,
+        **options: Unpack[RankOptions],
     ) -> None:
         """Load this rank's share of the tower; the arguments are those of ``MegatronTrainer``.
 
@@ -77,14 +73,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
             WeightsMismatch: The files are not those of their config's model.
             UnsupportedLayout: The world cannot be partitioned like this.
         """
-        super().__init__(
-            model_path,
-            optimizer=trainer.optimizer,
-            model=model,
-            total_steps=total_steps,
-            seed=seed,
-            peers=peers,
-        )
+        super().__init__(model_path, trainer.optimizer, **options)
         self._config = trainer
         self.architecture = architecture_with_tower(model_path)
         self.frozen = frozen_weights(model_path, trainer.freeze)

@@ -29,7 +29,7 @@ from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.megatron.tower import FeatureSource
 from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
 from offbeat.trainers.megatron_grid.sides import architecture_with_tower
-from offbeat.trainers.ranks.assembly import trainer_of
+from offbeat.trainers.ranks.assembly import in_steps, rank_options
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
 
@@ -92,8 +92,9 @@ def megatron_trainer_of(
     spec: TrainerSpec, config: MegatronTrainerConfig, peers: Peers
 ) -> BoxedTrainer:
     """Build the trainer of one rank: that of one side with ``trainer.encoder``."""
-    if config.encoder is None:
-        return trainer_of(MegatronTrainer, spec, config, peers)
-    if side_grid(config).side_of(peers.rank) is Side.LANGUAGE:
-        return trainer_of(MegatronLanguageTrainer, spec, config, peers)
-    return trainer_of(MegatronEncoderTrainer, spec, config, peers)
+    kind = MegatronTrainer
+    if config.encoder is not None:
+        is_language = side_grid(config).side_of(peers.rank) is Side.LANGUAGE
+        kind = MegatronLanguageTrainer if is_language else MegatronEncoderTrainer
+    path, trainer = spec.config.model.path, in_steps(spec, config)
+    return kind(path, trainer=trainer, **rank_options(spec, peers))

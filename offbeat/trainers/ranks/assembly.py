@@ -1,16 +1,15 @@
 """Builds the trainer and the weight source of a rank, for all backends."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from offbeat.config.schedule_in_steps import schedule_in_steps
-from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.sync import sends_regions
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 from offbeat.trainers.expert_names import ExpertNames, Meta, Named
+from offbeat.trainers.model_trainer import RankOptions
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.receiver_names import names_for_files, names_for_module
 from offbeat.trainers.spec import TrainerSpec
@@ -25,40 +24,19 @@ from offbeat.weight_sync.shards import HeldShards
 from offbeat.weight_sync.source import GatheredSource
 
 _REGIONS: Final = msgspec.msgpack.Decoder(list[NamedRegion])
-T_co = TypeVar("T_co", covariant=True)
-Section = TypeVar("Section", bound=TrainerConfig)
-Section_contra = TypeVar("Section_contra", bound=TrainerConfig, contravariant=True)
+Section = TypeVar("Section", TorchTrainerConfig, MegatronTrainerConfig)
 
 
-class MakesTrainer(Protocol[Section_contra, T_co]):
-    """Constructor signature that the trainers of all backends share."""
-
-    def __call__(
-        self,
-        model_path: str | Path,
-        *,
-        trainer: Section_contra,
-        model: ModelConfig,
-        total_steps: int,
-        seed: int,
-        peers: Peers,
-    ) -> T_co: ...
+def in_steps(spec: TrainerSpec, trainer: Section) -> Section:
+    """Return the section with the lengths of its learning-rate schedule in steps."""
+    optimizer = schedule_in_steps(spec.config, trainer.optimizer)
+    return trainer.model_copy(update={"optimizer": optimizer})
 
 
-def trainer_of(
-    kind: MakesTrainer[Section, T_co], spec: TrainerSpec, trainer: Section, peers: Peers
-) -> T_co:
-    """Build the trainer of one rank."""
+def rank_options(spec: TrainerSpec, peers: Peers) -> RankOptions:
+    """Return the arguments of a rank's trainer that all backends have in common."""
     config = spec.config
-    optimizer = schedule_in_steps(config, trainer.optimizer)
-    return kind(
-        config.model.path,
-        trainer=trainer.model_copy(update={"optimizer": optimizer}),
-        model=config.model,
-        total_steps=config.steps,
-        seed=config.seed,
-        peers=peers,
-    )
+    return RankOptions(model=config.model, total_steps=config.steps, seed=config.seed, peers=peers)
 
 
 def source_of(

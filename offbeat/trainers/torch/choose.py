@@ -1,10 +1,8 @@
 """Choice of the torch trainer that a recipe asks for: of the whole model, or of adapters beside it."""
 
-from functools import partial
-
 from offbeat.config.base import of_kind
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.trainers.ranks.assembly import trainer_of
+from offbeat.trainers.ranks.assembly import in_steps, rank_options
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.torch.split_step import TorchTrainer
@@ -24,5 +22,9 @@ def torch_trainer_of(spec: TrainerSpec, peers: Peers) -> TorchTrainer:
         from offbeat.trainers.grid.choose import grid_trainer_kind  # noqa: PLC0415 -- imports this room
 
         kind = grid_trainer_kind(config, peers.rank)
-    made = partial(kind, max_model_len=spec.config.generator.max_model_len)
-    return trainer_of(made, spec, config, peers)
+    return kind(
+        spec.config.model.path,
+        trainer=in_steps(spec, config),
+        max_model_len=spec.config.generator.max_model_len,
+        **rank_options(spec, peers),
+    )

@@ -7,9 +7,9 @@ vocabulary.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types.
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from offbeat.multimodal.placing import blank
 from offbeat.multimodal.rules import media_rules
 from offbeat.trainers.batches.packing import PackedRows, canary_rows, visible_in
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.torch.chunked_head import OfLogits, chunk_places, chunked_head
+from offbeat.trainers.torch.chunked_head import chunk_places, chunked_head
 from offbeat.trainers.torch.logprobs import (
     largest_logprobs,
     token_logprobs,
@@ -33,32 +33,36 @@ from offbeat.trainers.torch.split_attention import SPLIT
 from offbeat.trainers.torch.vocabulary_rows import share_of
 
 
+class PassOptions(TypedDict, total=False):
+    """Settings of a pass."""
+
+    plain_head: bool
+    """Whether the head's output are the logits: then those of many places are computed in chunks."""
+
+    features_of: FeaturesOf | None
+    """Returns features of media; None, the default: the model's own encoder."""
+
+
 def packed_logprobs(
     model: PreTrainedModel,
     packed: PackedRows,
     temperature: float,
     dtype: torch.dtype | None = None,
-    *,
-    plain_head: bool = False,
-    features_of: FeaturesOf | None = None,
+    **options: Unpack[PassOptions],
 ) -> Tensor:
     """Compute log-probabilities [N] of the wanted tokens of a microbatch, ordered by ``source_N``.
 
     Computed in ``dtype``, if that is another than the weights are held in.
 
     Only the places that predict a wanted token reach the vocabulary: with rows padded and prompts
-    masked out, the logits of all places would be most of the memory and much of the work. With a
-    ``plain_head``, whose output are the logits, those of many places are computed chunk by chunk.
-    ``features_of`` returns features of media; None: the model's own encoder.
+    masked out, the logits of all places would be most of the memory and much of the work.
     Tensor-parallel ranks that divide the rows of the head call it together.
     """
-    share = share_of(output_head(model))
 
-    def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor]:
-        return (token_logprobs(logits_UV, which_N, target_N, temperature, share),)
+    def read(*given: Any) -> tuple[Tensor]:  # noqa: ANN401 -- those of ``token_logprobs``
+        return (token_logprobs(*given),)
 
-    (logprobs_N,) = _through_head(model, packed, compute, dtype, plain_head, features_of)
-    return logprobs_N
+    return _through_head(model, packed, read, temperature, dtype, **options)[0]
 
 
 def packed_logprobs_and_entropies(
@@ -66,38 +70,36 @@ def packed_logprobs_and_entropies(
     packed: PackedRows,
     temperature: float,
     dtype: torch.dtype | None = None,
-    *,
-    plain_head: bool = False,
-    features_of: FeaturesOf | None = None,
+    **options: Unpack[PassOptions],
 ) -> tuple[Tensor, Tensor]:
     """Compute ``packed_logprobs``, and the entropies [N] of what the tokens were drawn from."""
-    share = share_of(output_head(model))
-
-    def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-        return token_logprobs_and_entropies(logits_UV, which_N, target_N, temperature, share)
-
-    logprobs_N, entropy_N = _through_head(model, packed, compute, dtype, plain_head, features_of)
+    read = token_logprobs_and_entropies
+    logprobs_N, entropy_N = _through_head(model, packed, read, temperature, dtype, **options)
     return logprobs_N, entropy_N
 
 
 def _through_head(
     model: PreTrainedModel,
     packed: PackedRows,
-    compute: OfLogits,
+    read: Callable[..., tuple[Tensor, ...]],
+    temperature: float,
     dtype: torch.dtype | None,
-    plain_head: bool,  # noqa: FBT001 -- of functions above, which name it
-    features_of: FeaturesOf | None,
+    **options: Unpack[PassOptions],
 ) -> tuple[Tensor, ...]:
-    """Return what ``compute`` makes of the logits [U, V], and of each token's place in U and id."""
-    head, device = output_head(model), model.device
+    """Return what ``read`` makes of the logits [U, V], and of each token's place in U and id."""
+    head, device, features_of = output_head(model), model.device, options.get("features_of")
     share = share_of(head)  # whose ranks have equal numbers of chunks
+
+    def compute(logits_UV: Tensor, which_N: Tensor, target_N: Tensor) -> tuple[Tensor, ...]:
+        return read(logits_UV, which_N, target_N, temperature, share)
+
     places = chunk_places(vocabulary(model) if share is None else share.most_rows, device)
     rules, media = media_rules(model.config), packed.media
     has_sharded_encoder = features_of is None and isinstance(model, FSDPModule)
     if media is None and rules.reads_media and has_sharded_encoder:
         # All ranks gather the encoder's weights and reduce its gradients, or none does.
         media = blank(rules)
-    if plain_head and len(packed.predicts_U) > places:
+    if options.get("plain_head") and len(packed.predicts_U) > places:
         with (
             chunked_head(head, packed, compute, places) as unpack,
             write_media(model, rules, media, features_of),

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.multimodal.passes import FeaturesOf
 from offbeat.multimodal.rules import MediaRules, media_rules
@@ -30,10 +29,10 @@ from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.expert_load import SHARES
-from offbeat.trainers.model_trainer import LossOf
+from offbeat.trainers.model_trainer import LossOf, RankOptions
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.dispatch import pad_microbatches
-from offbeat.trainers.ranks.peers import Peers, all_reduce_max_or_fail, run_on_all_ranks
+from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_ranks
 from offbeat.trainers.teacher import check_tokenizers
 from offbeat.trainers.torch.flops import model_flops
 from offbeat.trainers.torch.forward import (
@@ -78,38 +77,25 @@ class TorchTrainer(ReloadableTrainer):
         model_path: str | Path,
         *,
         trainer: TorchTrainerConfig,
-        model: ModelConfig,
-        total_steps: int,
         max_model_len: int,
-        seed: int = 0,
-        peers: Peers | None = None,
+        **options: Unpack[RankOptions],
     ) -> None:
         """Load the model, and shard it if there are several ranks.
 
         Args:
             model_path: Hugging Face directory. The KL penalty pulls towards this model.
             trainer: Device, packing, and optimizer. The caller sets the number of threads.
-            model: Dtype of the weights, and whether code of the model directory may run.
-            total_steps: Number of steps at which the learning-rate schedule ends.
             max_model_len: Tokens of the longest sequence of the run.
-            seed: Seed of torch's generator, for weights that the files lack.
-            peers: The ranks of the world, whose process group exists. None: one rank.
+            options: The model and the world of ranks.
 
         Raises:
             UntrainableModel: Packed rows of the model are not exact, or it does not support
                 ``trainer.activation_checkpointing`` or several ranks where they are set.
         """
-        super().__init__(
-            model_path,
-            optimizer=trainer.optimizer,
-            model=model,
-            total_steps=total_steps,
-            seed=seed,
-            peers=peers,
-        )
-        torch.manual_seed(seed)
+        super().__init__(model_path, trainer.optimizer, **options)
+        torch.manual_seed(self._seed)
         register_split_attention()
-        self._config, self._model_config = trainer, model
+        self._config, self._model_config = trainer, options["model"]
         self._max_model_len = max_model_len
         self._prepare()
         # Source of the features of media; None: the model's own encoder

@@ -2,8 +2,7 @@
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.trainers.ranks.assembly import trainer_of
-from offbeat.trainers.ranks.peers import SingleRank
+from offbeat.trainers.ranks.assembly import in_steps
 from offbeat.trainers.spec import TrainerSpec
 
 
@@ -14,9 +13,5 @@ def test_a_trainer_gets_the_schedule_of_its_recipe_in_steps() -> None:
     config = RunConfig.model_validate(sizes | model)
     assert isinstance(config.trainer, TorchTrainerConfig)
 
-    def kind(model_path: object, *, trainer: TorchTrainerConfig, **_: object) -> TorchTrainerConfig:
-        del model_path
-        return trainer
-
-    made = trainer_of(kind, TrainerSpec(config, run_dir=""), config.trainer, SingleRank())
+    made = in_steps(TrainerSpec(config, run_dir=""), config.trainer)
     assert (made.optimizer.warmup_steps, made.optimizer.decay_steps) == (2, 2)
