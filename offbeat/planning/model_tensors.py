@@ -94,17 +94,11 @@ def model_tensors(
     ]
     text = config.get_text_config(decoder=True)
     sizes = _sizes(text.to_dict(), text.num_hidden_layers, tied=tied)
-    axes = _tensor_axes(module, tensor_ranks, names, holds_tower=holds_tower)
+    axes = None  # by name of each tensor that ranks of the torch trainer divide
+    if tensor_ranks > 1:
+        plan = tensor_plan(module, tensor_ranks, holds_tower=holds_tower, names=names)
+        axes = _axes(module, plan)
     return tensors, replace(_with_tower(sizes, module), tensor_axes=axes)
-
-
-def _tensor_axes(
-    module: PreTrainedModel, ranks: int, names: SizeNames, *, holds_tower: bool
-) -> dict[str, int] | None:
-    """Return the axis by name of each tensor that ranks of the torch trainer divide; None for one."""
-    if ranks == 1:
-        return None
-    return _axes(module, tensor_plan(module, ranks, holds_tower=holds_tower, names=names))
 
 
 def _axes(module: PreTrainedModel, plan: Mapping[str, str]) -> dict[str, int]:

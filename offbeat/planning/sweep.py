@@ -275,7 +275,10 @@ def run_ranks(
                 finally:
                     os.close(theirs)  # so that the end of the process ends the pipe
                 ranks.append((process, ours))
-                _give(process, task)
+                assert process.stdin is not None  # noqa: S101 -- it was asked for
+                # A process that has ended says so by its reply.
+                with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+                    pipe.write(msgspec.msgpack.encode(task))
         replies = _replies(ranks, time.monotonic() + deadline_s)
         return replies
     finally:
@@ -288,12 +291,6 @@ def run_ranks(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             os.close(pipe)
-
-
-def _give(process: subprocess.Popen[bytes], task: RankTask) -> None:
-    assert process.stdin is not None  # noqa: S101 -- it was asked for
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it ended: its reply says so
-        pipe.write(msgspec.msgpack.encode(task))
 
 
 def _replies(ranks: Sequence[tuple[subprocess.Popen[bytes], int]], until: float) -> list[Reply]:

@@ -12,8 +12,8 @@ from offbeat.launch.checks.activations import estimated_activations
 from offbeat.launch.checks.layout import held_by_megatron_rank
 from offbeat.launch.checks.tensor_ranks import held_by_torch_rank
 from offbeat.messages.failures import OffbeatError
-from offbeat.planning.fabricated import FabricatedGroup, LengthLaw, fabricate, tokens_of
-from offbeat.planning.sweep_task import share_of_minibatches
+from offbeat.planning.fabricated import FabricatedGroup, LengthLaw, tokens_of
+from offbeat.planning.sweep_task import fabricate_step, share_of_minibatches
 from offbeat.trainers.ranks.dispatch import Replicas
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ def _largest_minibatch(
     """Return the groups of the minibatch with most tokens, as the one rank gets them."""
     from offbeat.trainers.torch.model import vocabulary  # noqa: PLC0415 -- it loads torch
 
-    groups, samples = config.groups_per_step, config.samples_per_group
-    made = fabricate(law, groups, samples, vocabulary(model), config.seed)
+    made = fabricate_step(law, config, vocabulary(model))
     assigned, minibatches = share_of_minibatches(made, config, Replicas.of(config.trainer), 0)
     parts = dict[int, list[FabricatedGroup]]()
     for at, minibatch in zip(assigned, minibatches, strict=True):

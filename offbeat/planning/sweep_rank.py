@@ -23,12 +23,13 @@ from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerC
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
-from offbeat.planning.fabricated import FabricatedGroup, fabricate, tokens_of
+from offbeat.planning.fabricated import FabricatedGroup, tokens_of
 from offbeat.planning.sweep_task import (
     HOST,
     RankFailed,
     RankResult,
     RankTask,
+    fabricate_step,
     receive_task,
     reply_on,
     share_of_minibatches,
@@ -77,7 +78,7 @@ def _measured(task: RankTask) -> RankResult:
     with ExitStack() as stack:
         stack.enter_context(_limited(task.memory_mib))
         trainer = _trainer(task, config, _peers(task, config), stack)
-        made = _all_groups(task, config, trainer)
+        made = fabricate_step(task.law, config, trainer.vocabulary)
         tokens = sum(map(tokens_of, made))
         assigned, minibatches = share_of_minibatches(made, config, task.replicas, task.rank)
         groups = [made[at] for at in assigned]
@@ -173,13 +174,6 @@ def one_step(
     if not result.applied:
         raise ValueError(f"a step was not applied: {result.reason}")
     return result
-
-
-def _all_groups(
-    task: RankTask, config: RunConfig, trainer: TrainerBackend
-) -> list[FabricatedGroup]:
-    groups, samples = config.groups_per_step, config.samples_per_group
-    return fabricate(task.law, groups, samples, trainer.vocabulary, config.seed)
 
 
 def _peers(task: RankTask, config: RunConfig) -> Peers:

@@ -10,7 +10,7 @@ import msgspec
 from offbeat.config.run import RunConfig
 from offbeat.controller.minibatches import MinibatchAssigner
 from offbeat.messages.parent_death import die_with_parent
-from offbeat.planning.fabricated import FabricatedGroup, LengthLaw, tokens_of
+from offbeat.planning.fabricated import FabricatedGroup, LengthLaw, fabricate, tokens_of
 from offbeat.trainers.ranks.dispatch import Replicas, minibatch_shares
 from offbeat.trainers.spec import WorldRendezvous
 
@@ -65,6 +65,12 @@ def reply_on(descriptor: int, reply: RankResult | RankFailed) -> None:
     """Write the reply of a rank and close the descriptor."""
     with os.fdopen(descriptor, "wb") as pipe:
         pipe.write(msgspec.msgpack.encode(reply))
+
+
+def fabricate_step(law: LengthLaw, config: RunConfig, vocabulary: int) -> list[FabricatedGroup]:
+    """Return all groups of a step of the recipe."""
+    groups, samples = config.groups_per_step, config.samples_per_group
+    return fabricate(law, groups, samples, vocabulary, config.seed)
 
 
 def share_of_minibatches(

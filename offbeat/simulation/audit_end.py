@@ -8,13 +8,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, WindowedConfig
 from offbeat.simulation.audit_evaluations import EvaluationAudit
 from offbeat.simulation.audit_findings import AuditTable, Findings
-from offbeat.simulation.audit_groups import (
-    ADMITTED,
-    IN_FLIGHT,
-    READY,
-    TRAINING,
-    AuditedGroups,
-)
+from offbeat.simulation.audit_groups import OUTSTANDING, AuditedGroups
 from offbeat.simulation.audit_rewards import AuditedRewards
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_workers import EngineRestarts
@@ -155,7 +149,7 @@ class End(AuditTable):
                 f"{groups.failed_infrastructure} prompts were given up for want of infrastructure; "
                 f"{budget} may be",
             )
-        left = {place: counts[place] for place in (ADMITTED, IN_FLIGHT, READY, TRAINING)}
+        left = {place: counts[place] for place in OUTSTANDING}
         if any(left.values()) and not (stopped or self._over_samples()):
             add("I3", f"the run finished with groups neither trained nor dropped: {left}")
         endless = groups.prompts is None and config.data.epochs is None

@@ -1,12 +1,11 @@
 """Audit of evaluations: whole sets, sampled under one weight version, and none left out."""
 
 from collections import Counter
-from collections.abc import Iterable
 
 from offbeat.config.mixture import evaluation_sets
 from offbeat.config.run import RunConfig
-from offbeat.messages.groups import VersionSpans
 from offbeat.simulation.audit_findings import AuditTable, Findings
+from offbeat.simulation.audit_world import list_versions
 from offbeat.simulation.records import Evaluated, Fault, Scored
 
 
@@ -32,7 +31,7 @@ class EvaluationAudit(AuditTable):
 
     def on_scored(self, record: Scored) -> None:
         """Check that an engine pinned for an evaluation took no other weights, faults aside."""
-        versions = _versions(record.spans)
+        versions = set(list_versions(record.spans))
         if len(versions) > 1 and not self._faulted:
             self._add(
                 "I6", f"prompt {record.prompt_index} was scored under versions {sorted(versions)}"
@@ -67,7 +66,3 @@ class EvaluationAudit(AuditTable):
         due = version - version % interval if interval else 0
         if self._wanted and due and due not in self._recorded and not failed:
             self._add("I6", f"version {due} was never scored; the run ended at {version}")
-
-
-def _versions(spans: Iterable[VersionSpans]) -> set[int]:
-    return {version for sample in spans for version, _ in sample}

@@ -24,7 +24,8 @@ TRAINED: Final = "trained"
 DROPPED: Final = "dropped"
 UNKNOWN: Final = "never drawn"
 ENDLESS: Final = 2**63
-PLACES: Final = (ADMITTED, IN_FLIGHT, READY, TRAINING, TRAINED, DROPPED, UNKNOWN)
+OUTSTANDING: Final = (ADMITTED, IN_FLIGHT, READY, TRAINING)
+PLACES: Final = (*OUTSTANDING, TRAINED, DROPPED, UNKNOWN)
 
 LEAVES_FROM: Final = {
     events.ReturnKind.INFRASTRUCTURE: (IN_FLIGHT, READY),  # READY: its payload died with a machine
@@ -123,8 +124,7 @@ class AuditedGroups(AuditTable):
     @property
     def outstanding(self) -> int:
         """Return the number of groups that are neither trained nor dropped."""
-        counts = self.counts
-        return counts[ADMITTED] + counts[IN_FLIGHT] + counts[READY] + counts[TRAINING]
+        return sum([self.counts[place] for place in OUTSTANDING])
 
     def rewound(self, version: int) -> None:
         """Handle a rewind: more groups may be outstanding now than the policy would ever admit."""
@@ -147,7 +147,7 @@ class AuditedGroups(AuditTable):
         return row
 
     def _count(self, row: AuditedGroup, change: int) -> None:
-        if row.place in (ADMITTED, IN_FLIGHT, READY, TRAINING):
+        if row.place in OUTSTANDING:
             self._bound_to[row.step] = self._bound_to.get(row.step, 0) + change
 
     def step_refused(self, step: int) -> None:
@@ -242,9 +242,6 @@ class AuditedGroups(AuditTable):
         self.move(event.prompt_index, IN_FLIGHT)
         row.attempt, row.engine, row.version = event.attempt, event.engine, event.version
         row.controller, row.receipt, row.brought_back = self._controllers, None, False
-        self._check_permits()
-
-    def _check_permits(self) -> None:
         counts = self.counts
         if counts[IN_FLIGHT] > self._max_in_flight:
             self._add(
@@ -290,7 +287,10 @@ class AuditedGroups(AuditTable):
 
     def on_dropped(self, event: events.Dropped) -> None:
         row = self.expect("a drop", event.prompt_index, ADMITTED, IN_FLIGHT, READY)
-        self.check_reason(event.prompt_index, event.label)
+        if event.label not in DROP_REASONS:
+            self._add(
+                "I3", f"group {event.prompt_index} was dropped for {event.label!r}: no known reason"
+            )
         if event.label == ENVIRONMENT_UNAVAILABLE:
             self._add("I3", f"an outage of the environments cost prompt {event.prompt_index}")
         match event.reason:
@@ -328,10 +328,6 @@ class AuditedGroups(AuditTable):
                 f"group {prompt_index} was dropped after {row.failures} infrastructure failures; "
                 f"rollout.infrastructure_retries is {allowed}",
             )
-
-    def check_reason(self, prompt_index: int, reason: str) -> None:
-        if reason not in DROP_REASONS:
-            self._add("I3", f"group {prompt_index} was dropped for {reason!r}: no known reason")
 
     def check_age(self, prompt_index: int, row: AuditedGroup) -> None:
         """Check the age of a group whose tokens may be trained now."""

@@ -16,10 +16,8 @@ class AuditedRewards(AuditTable):
     def __init__(self, config: RunConfig, groups: AuditedGroups, findings: Findings) -> None:
         super().__init__(findings)
         self._budget, self._groups = config.rollout.reward_call_budget, groups
-        self._per_group, self._per_evaluation = (
-            max_reward_calls(config),
-            max_evaluation_calls(config),
-        )
+        self._per_group = max_reward_calls(config)
+        self._per_evaluation = max_evaluation_calls(config)
         self._made = defaultdict[str, list[int]](list)  # counts of each process, in order
         self._is_quiet = True  # no fault, and no group cancelled
         self._known = Counter[str]()  # calls of each process, by the journal

@@ -22,7 +22,7 @@ from offbeat.simulation.audit_groups import (
     AuditedGroups,
 )
 from offbeat.simulation.audit_samples import AuditedSamples
-from offbeat.simulation.audit_world import AuditedStep, Trained, World
+from offbeat.simulation.audit_world import AuditedStep, Trained, World, list_versions
 from offbeat.simulation.records import TrainerApplied
 
 
@@ -328,7 +328,7 @@ class Steps(AuditTable):
             if receipt is None:
                 continue
             spans = receipt.version_spans
-            if attempt != receipt.attempt or oldest != min(v for s in spans for v, _ in s):
+            if attempt != receipt.attempt or oldest != min(list_versions(spans)):
                 self._add(
                     "I6",
                     f"group {prompt_index} was trained as attempt {attempt} of version {oldest}; its "

@@ -142,7 +142,7 @@ class World(AuditTable):
 
     def on_generated(self, record: records.Generated) -> None:
         served = self._served.get((record.engine, record.incarnation), {})
-        digests = {version: served.get(version, "") for version in set(_versions(record.spans))}
+        digests = {version: served.get(version, "") for version in set(list_versions(record.spans))}
         if not record.poison and "" in digests.values():
             self._add(
                 "I6",
@@ -326,5 +326,6 @@ class World(AuditTable):
                 self._add("I8", f"{used} {what} at once; at most {limit} are allowed")
 
 
-def _versions(spans: Iterable[VersionSpans]) -> list[int]:
+def list_versions(spans: Iterable[VersionSpans]) -> list[int]:
+    """Return the version of each span of each sample."""
     return [version for sample in spans for version, _ in sample]

@@ -58,7 +58,11 @@ class SimulatedController:
     """One controller process with everything that belongs to it."""
 
     def __init__(
-        self, context: SimulationContext, incarnation: int, events: list[msgspec.Struct]
+        self,
+        context: SimulationContext,
+        incarnation: int,
+        events: list[msgspec.Struct],
+        workers: list[FakeWorker],
     ) -> None:
         self.incarnation = incarnation
         self.process = Process(f"controller {incarnation}")
@@ -67,11 +71,11 @@ class SimulatedController:
         self.first_record = len(events)
         self.telemetry = SimulatedTelemetry(context)
         self.controller: Controller | None = None
-        self.rollouts: SimulatedRollouts | None = None
+        self.rollouts = SimulatedRollouts(self.caller, workers, self.buffer_use)
 
     def buffer_use(self) -> tuple[int, int]:
         """Return the groups with workers, ready or in training, and the bytes in the queue."""
-        if self.controller is None or self.rollouts is None:
+        if self.controller is None:
             return 0, 0
         state = self.controller.state
         done = len(state.ledger.ready) + len(state.ledger.training)
@@ -119,7 +123,9 @@ class Cluster:
 
     def start_controller(self) -> None:
         """Start a new incarnation that continues from the journal."""
-        simulated = SimulatedController(self._context, len(self.controllers) + 1, self.events)
+        simulated = SimulatedController(
+            self._context, len(self.controllers) + 1, self.events, self.workers
+        )
         self.controllers.append(simulated)
         self._context.record(ControllerStarted, simulated.incarnation)
         context = simulated.process.context
@@ -143,10 +149,8 @@ class Cluster:
 
     def _controller(self, simulated: SimulatedController) -> Controller:
         context, caller, config = self._context, simulated.caller, self._plan.config
-        simulated.rollouts = SimulatedRollouts(caller, self.workers, simulated.buffer_use)
-        prompts = _prompts(config, self._plan.prompts)
         ports = Ports(
-            prompts=prompts,
+            prompts=_prompts(config, self._plan.prompts),
             rollouts=simulated.rollouts,
             generators={
                 name: SimulatedGenerator(caller, engine) for name, engine in self.engines.items()

@@ -58,13 +58,6 @@ class Corner(msgspec.Struct, frozen=True):
         return dict.fromkeys(workers, MACHINE) if self.faults else {}
 
 
-class LoneLoss(msgspec.Struct, frozen=True):
-    """Loss of a machine with engines only, the one fault of its episode."""
-
-    fault: PlannedFault
-    machines: dict[str, str]  # machine of each actor
-
-
 def draw_corner(rng: random.Random, profile: str, staleness: int, *, steps: int) -> Corner:
     """Draw a corner for one episode of twenty; the others get one in which nothing is special.
 
@@ -111,8 +104,10 @@ def _faults(rng: random.Random, profile: str, steps: int) -> list[PlannedFault]:
 
 def draw_lone_loss(
     rng: random.Random, profile: str, engines: Sequence[str], machines: Mapping[str, str]
-) -> LoneLoss | None:
+) -> tuple[PlannedFault, dict[str, str]] | None:
     """Draw an early loss of the machine with some but not all engines, for some of the episodes.
+
+    It is the one fault of its episode. Return it with the machine of each actor.
 
     Args:
         rng: Random numbers that no other draw uses.
@@ -126,4 +121,4 @@ def draw_lone_loss(
     kept = {actor: machine for actor, machine in machines.items() if machine != MACHINE}
     at_step, delay_s = rng.randint(0, 3), round(rng.uniform(0.0, 5.0), 3)
     fault = PlannedFault(rng.choice(_LOSSES), MACHINE, at_step=at_step, delay_s=delay_s)
-    return LoneLoss(fault, kept | dict.fromkeys(lost, MACHINE))
+    return fault, kept | dict.fromkeys(lost, MACHINE)

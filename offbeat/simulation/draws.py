@@ -146,10 +146,9 @@ def _with_lone_loss(seed: int, profile: str, plan: EpisodePlan) -> EpisodePlan:
     loss = draw_lone_loss(random.Random(f"{seed}/survivors"), profile, engines, plan.machines)
     if loss is None:
         return plan
-    faults, machines = [loss.fault], loss.machines
-    config = RunConfig.model_validate(_merged(plan.config.model_dump(), LONE_LOSS_SETTINGS))
-    config = extend_deadlines(config, faults)
-    return msgspec.structs.replace(plan, config=config, planned_faults=faults, machines=machines)
+    fault, machines = loss
+    config = extend_deadlines(_changed(plan.config, LONE_LOSS_SETTINGS), [fault])
+    return msgspec.structs.replace(plan, config=config, planned_faults=[fault], machines=machines)
 
 
 def _faults(
@@ -286,7 +285,7 @@ def extend_deadlines(config: RunConfig, planned_faults: list[PlannedFault]) -> R
     """Return the config with deadlines that fit the faults of the episode."""
     if all(fault.action not in MACHINES for fault in planned_faults):
         return config
-    return RunConfig.model_validate(_merged(config.model_dump(), _PATIENT))
+    return _changed(config, _PATIENT)
 
 
 def _with_reward_budget(rng: random.Random, config: RunConfig) -> RunConfig:
@@ -298,15 +297,15 @@ def _with_reward_budget(rng: random.Random, config: RunConfig) -> RunConfig:
     if config.eval.interval:
         sets = {name: {"path": "held-out.jsonl"} for name in config.eval.sets}
         rows["eval"] = {"sets": sets} if sets else {"path": "held-out.jsonl"}
-    judged = _merged(config.model_dump(), {"environment": judge, **rows})
-    calls = max_reward_calls(RunConfig.model_validate(judged))
+    judged = _changed(config, {"environment": judge, **rows})
+    calls = max_reward_calls(judged)
     budget = {
         "reward_call_budget": int(
             config.steps * config.groups_per_step * calls * rng.uniform(0.3, 2.0)
         ),
         "on_reward_budget_spent": rng.choice(("fail", "stop")),
     }
-    return RunConfig.model_validate(_merged(judged, {"rollout": budget}))
+    return _changed(judged, {"rollout": budget})
 
 
 def _drawn(rng: random.Random) -> dict[str, Any]:
@@ -386,6 +385,10 @@ def _windowed(rng: random.Random, staleness: int) -> dict[str, Any]:
         "freshest_first": rng.random() < 0.5,  # noqa: PLR2004
         "on_evicted": rng.choice(("readmit", "drop")),
     }
+
+
+def _changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate(_merged(config.model_dump(), changes))
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _ended(loop: VirtualLoop, cluster: Cluster, outcome: str) -> Ended:
     return Ended(
         at=loop.time(),
         outcome=outcome,
-        running=rollouts.open if rollouts and outcome != "stuck" else 0,
+        running=rollouts.open if outcome != "stuck" else 0,
         unclosed=cluster.unclosed() if outcome != "stuck" else (),
         telemetry_lost=_telemetry_lost(cluster) if outcome != "stuck" else 0,
         evaluations_failed=controller.state.evaluation.failed_count if controller else 0,

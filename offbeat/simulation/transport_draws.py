@@ -50,16 +50,11 @@ def draw_senders(
 ) -> tuple[SourceLayout, list[PlannedFault]]:
     """Return the ranks that send the weights of an episode, and what happens while they do."""
     encoders = random.Random(f"{seed}/encoders")
-    faults = _faults(ranks, profile, config)
+    faults, engines = list[PlannedFault](), config.generator.engines
+    if config.sync.ranks_send:
+        faults = draw_reshard_faults(ranks, profile, steps=config.steps, engines=engines)
     layout = SourceLayout(*ranks.choice(LAYOUTS), _encoder_ranks(encoders, config))
     return layout, faults + _encoder_faults(encoders, profile, config, layout)
-
-
-def _faults(ranks: random.Random, profile: str, config: RunConfig) -> list[PlannedFault]:
-    if not config.sync.ranks_send:
-        return []
-    engines = config.generator.engines
-    return draw_reshard_faults(ranks, profile, steps=config.steps, engines=engines)
 
 
 def _encoder_ranks(encoders: random.Random, config: RunConfig) -> int:

@@ -1,6 +1,7 @@
 """Fake environment workers: have an engine decode, reward the samples, send receipt and payload."""
 
 import math
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -79,10 +80,8 @@ class FakeWorker(Actor):
 
     def ended(self) -> None:
         self.context.record(WorkerDied, self.name, self.process.name)
-        for rollout in self._open.values():
-            rollout.leave_engine()
-            rollout.deadline.cancel()
-        self._open.clear()
+        for call in list(self._open):
+            self.drop(call)
 
     def superseded(self, incarnation: int) -> None:
         for call in [each for each in self._open if each.fence.incarnation < incarnation]:
@@ -122,13 +121,14 @@ class FakeWorker(Actor):
         rollout = self._open.pop(call, None)
         call.on_cancel = None
         if rollout is not None:
-            rollout.leave_engine()
             rollout.deadline.cancel()
+            if rollout.decoding is not None:
+                rollout.engine.drop(rollout.decoding)
 
     def opened(self, call: SimulatedCall, rollout: "_Rollout") -> float:
         """Return the seconds that the engine decodes."""
         self._open[call] = rollout
-        call.on_cancel = rollout.drop
+        call.on_cancel = partial(self.drop, call)
         task = rollout.content.task
         if not task.evaluation and task.prompt_index in self.context.poison:
             return _ENDLESS_S
@@ -173,14 +173,6 @@ class _Rollout:
             worker.drop(call)
         else:
             self.begin_turn()
-
-    def leave_engine(self) -> None:
-        """Take the decoding out of the engine, if there is one."""
-        if self.decoding is not None:
-            self.engine.drop(self.decoding)
-
-    def drop(self) -> None:
-        self.worker.drop(self.call)
 
     def late(self) -> None:
         """Handle the deadline: report whether the rollout waits for its engine.
