@@ -133,7 +133,7 @@ class StubEngine:
             logprobs=logprobs[kept],
             offsets=offsets,
             finish_reasons=tuple(reason for _, reason in ends),
-            version_spans=tuple(_even_spans(rollout.versions, length) for length in lengths),
+            version_spans=tuple(even_spans(rollout.versions, length) for length in lengths),
             engine=self.name,
             incarnation=self.incarnation,
         )
@@ -153,7 +153,7 @@ def _end_of(token_ids: Sequence[int], most: int, stop: Sequence[str]) -> tuple[i
     return len(token_ids), "length" if len(token_ids) == most else "stop"
 
 
-def _even_spans(versions: list[int], tokens: int) -> VersionSpans:
+def even_spans(versions: list[int], tokens: int) -> VersionSpans:
     """Spread the tokens evenly over the versions, in order; over the newest if they are too few."""
     versions = versions[-tokens:]
     bounds = [round(at * tokens / len(versions)) for at in range(len(versions))] + [tokens]

@@ -19,7 +19,7 @@ from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig, VllmGeneratorConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
-from offbeat.controller.events import AnyEvent, Committed, Dispatched, Released, Returned, Served
+from offbeat.controller.events import Committed, Dispatched, Released, Returned, Served
 from offbeat.messages.groups import Receipt
 from offbeat.planning.prediction import NotPlanned, Pace, pace_of, trainer_seconds
 from offbeat.planning.shared_cores import CoreUse
@@ -120,6 +120,9 @@ def measured_run(run_dir: Path, cores: float | None = None) -> MeasuredRun:
     first = max(1, int(_SETTLED * len(steps)))
     pace = pace_of(journal.aggregates, first, len(steps))
     groups, load_s = _groups(journal)
+    groups = groups[int(_SETTLED * len(groups)) :]
+    if not groups:
+        raise NotPlanned("the run has no finished group", "Name a run that has trained some steps")
     work, alone, shared, explained = _fitted(groups, config.samples_per_group)
     by_version = read_metrics_file(run_dir / "metrics.jsonl").steps
     metrics = [by_version[version] for version in sorted(by_version)]
@@ -182,7 +185,7 @@ def _slots(config: RunConfig) -> int | None:
 
 
 def _groups(journal: RunJournal) -> tuple[list[_Group], float]:
-    """Return groups of the settled part of the run, and the time from a release until it is served."""
+    """Return the groups of the run, and the time from a release until it is served."""
     groups, loads = list[_Group](), list[float]()
     for stretch in journal.stretches(_RECORDS):
         begun = journal.state_before(stretch.start)
@@ -191,36 +194,22 @@ def _groups(journal: RunJournal) -> tuple[list[_Group], float]:
         dispatched = dict[int, tuple[float, str]]()
         released: Released | None = None
         for _, event in journal.events(stretch, begun.ledger):
-            released = _note(event, dispatched, groups, loads, released)
-    settled = groups[int(_SETTLED * len(groups)) :]
-    if not settled:
-        raise NotPlanned("the run has no finished group", "Name a run that has trained some steps")
-    return settled, float(np.median(loads)) if loads else 0.0
-
-
-def _note(
-    event: AnyEvent,
-    dispatched: dict[int, tuple[float, str]],
-    groups: list[_Group],
-    loads: list[float],
-    released: Released | None,
-) -> Released | None:
-    match event:
-        case Dispatched():
-            dispatched[event.prompt_index] = event.unix_s, event.engine
-        case Returned():
-            dispatched.pop(event.prompt_index, None)
-        case Committed():
-            began = dispatched.pop(event.receipt.prompt_index, None)
-            if began is not None:
-                groups.append(_Group(event.receipt, began[0], event.unix_s, began[1]))
-        case Released():
-            return event
-        case Served() if released is not None and released.version == event.version:
-            loads.append(max(0.0, event.unix_s - released.unix_s))
-        case _:
-            pass
-    return released
+            match event:
+                case Dispatched():
+                    dispatched[event.prompt_index] = event.unix_s, event.engine
+                case Returned():
+                    dispatched.pop(event.prompt_index, None)
+                case Committed():
+                    began = dispatched.pop(event.receipt.prompt_index, None)
+                    if began is not None:
+                        groups.append(_Group(event.receipt, began[0], event.unix_s, began[1]))
+                case Released():
+                    released = event
+                case Served() if released is not None and released.version == event.version:
+                    loads.append(max(0.0, event.unix_s - released.unix_s))
+                case _:
+                    pass
+    return groups, float(np.median(loads)) if loads else 0.0
 
 
 def _fitted(groups: Sequence[_Group], samples: int) -> tuple[list[GroupWork], float, float, float]:

@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -188,7 +187,7 @@ def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> Swee
         return SweepPoint(settings, "invalid", str(error))
     # Before the ranks start: what does not fit has an estimate, too.
     memory, replicas = estimate(config, request.law), Replicas.of(config.trainer)
-    with closing(_Store(replicas.ranks)) as store:
+    with _rendezvous(replicas.ranks) as at:
         tasks = [
             RankTask(
                 config.model_dump_json(),
@@ -197,7 +196,7 @@ def measure(request: SweepRequest, settings: tuple[str, ...], log: Path) -> Swee
                 request.memory_mib,
                 rank,
                 replicas,
-                store.at,
+                at,
             )
             for rank in range(replicas.ranks)
         ]
@@ -222,21 +221,16 @@ def _check_layout(config: RunConfig) -> None:
         raise refused.named(TRAINER_KEYS) from refused
 
 
-class _Store:
-    """The rendezvous of the ranks of one point; none for one rank."""
-
-    def __init__(self, ranks: int) -> None:
-        self.at: WorldRendezvous | None = None
-        self._server: StoreServer | None = None
-        if ranks > 1:
-            key = SharedKey.random()
-            self._server = StoreServer(HOST, key)
-            address = StoreAddress(HOST, self._server.port, key)
-            self.at = WorldRendezvous("sweep", address, ranks, _COLLECTIVE_S)
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+@contextlib.contextmanager
+def _rendezvous(ranks: int) -> Generator[WorldRendezvous | None]:
+    """Serve the rendezvous of the ranks of one point; one rank needs none."""
+    if ranks == 1:
+        yield None
+        return
+    key = SharedKey.random()
+    with contextlib.closing(StoreServer(HOST, key)) as server:
+        address = StoreAddress(HOST, server.port, key)
+        yield WorldRendezvous("sweep", address, ranks, _COLLECTIVE_S)
 
 
 Reply = RankResult | RankFailed | int | None

@@ -12,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -21,6 +20,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.aggregates import RunAggregates
 from offbeat.controller.events import Event
 from offbeat.controller.steps_after import StepsAfter
+from offbeat.generators.stub import even_spans
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, VersionSpans
 from offbeat.messages.training import (
@@ -134,9 +134,7 @@ class SharedEngine(SharedPace):
         units = [max(each, LEAST) for each in work.sequences]
         await self._run(len(units), lambda job: self._waiting.extend((each, job) for each in units))
         versions = self._served[first:]
-        tokens = max(len(versions), work.response_tokens)
-        bounds = [tokens * at // len(versions) for at in range(len(versions) + 1)]
-        return tuple((v, b - a) for v, (a, b) in zip(versions, pairwise(bounds), strict=True))
+        return even_spans(versions, max(len(versions), work.response_tokens))
 
     async def restart(self) -> None: ...
     async def retire(self) -> None: ...

@@ -293,17 +293,22 @@ class AuditedGroups(AuditTable):
             )
         if event.label == ENVIRONMENT_UNAVAILABLE:
             self._add("I3", f"an outage of the environments cost prompt {event.prompt_index}")
-        match event.reason:
-            case events.DropReason.STALE:
-                self._check_too_old("dropped as stale", event.prompt_index, row)
-            case events.DropReason.INFRASTRUCTURE:
-                self._check_retries_spent(event.prompt_index, row)
-                self.failed_infrastructure += 1
-            case events.DropReason.DATA:
-                self._check_data_failed(event.prompt_index, row)
-                self.failed += 1
-            case events.DropReason.FILTERED | events.DropReason.STEP_NOT_APPLIED:
-                pass
+        if event.reason is events.DropReason.STALE:
+            self._check_too_old("dropped as stale", event.prompt_index, row)
+        elif event.reason is events.DropReason.INFRASTRUCTURE:
+            self.failed_infrastructure += 1
+            allowed = self._config.rollout.infrastructure_retries
+            if row.failures <= allowed:
+                self._add(
+                    "I3",
+                    f"group {event.prompt_index} was dropped after {row.failures} infrastructure "
+                    f"failures; rollout.infrastructure_retries is {allowed}",
+                )
+        elif event.reason is events.DropReason.DATA:
+            self.failed += 1
+            if row.returned is events.ReturnKind.INFRASTRUCTURE:
+                text = "was dropped for its data; its infrastructure failed"
+                self._add("I3", f"group {event.prompt_index} {text}")
         if event.shrinks:
             if event.reason in (events.DropReason.FILTERED, events.DropReason.STALE):
                 self._add(
@@ -313,21 +318,6 @@ class AuditedGroups(AuditTable):
             self.shrunk[event.shrinks] = self.shrunk.get(event.shrinks, 0) + 1
         self.given_up += 1
         self.move(event.prompt_index, DROPPED).receipt = None
-
-    def _check_data_failed(self, prompt_index: int, row: AuditedGroup) -> None:
-        if row.returned is events.ReturnKind.INFRASTRUCTURE:
-            self._add(
-                "I3", f"group {prompt_index} was dropped for its data; its infrastructure failed"
-            )
-
-    def _check_retries_spent(self, prompt_index: int, row: AuditedGroup) -> None:
-        allowed = self._config.rollout.infrastructure_retries
-        if row.failures <= allowed:
-            self._add(
-                "I3",
-                f"group {prompt_index} was dropped after {row.failures} infrastructure failures; "
-                f"rollout.infrastructure_retries is {allowed}",
-            )
 
     def check_age(self, prompt_index: int, row: AuditedGroup) -> None:
         """Check the age of a group whose tokens may be trained now."""

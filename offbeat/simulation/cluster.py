@@ -27,7 +27,6 @@ from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import (
     Caller,
     SimulatedEvaluationLog,
-    SimulatedFailpoints,
     SimulatedGenerator,
     SimulatedJournal,
     SimulatedPrompts,
@@ -160,7 +159,7 @@ class Cluster:
             telemetry=simulated.telemetry,
             trace=NoTrace(),
             payloads=SpooledPayloads(caller),
-            failpoints=SimulatedFailpoints(context, simulated.process),
+            failpoints=caller.reach,
             evaluation=_evaluation_sets(config),
             scores=SimulatedEvaluationLog(context, simulated.process),
         )

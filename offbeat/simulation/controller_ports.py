@@ -90,6 +90,11 @@ class Caller:
         for call in calls:
             await call.reply
 
+    def reach(self, point: Failpoint) -> None:
+        """Report a failpoint that this controller reaches to the faults."""
+        if self.process.alive:
+            self.context.faults.failpoint(point)
+
     def restart(self, host: Actor) -> None:
         if self.process.alive:
             host.die()
@@ -369,14 +374,3 @@ class SpooledPayloads:
             for prompt_index, (columns, *_) in payloads.items()
             if context.is_gone(columns) and not context.machines.noticed_in_s(columns.memory)
         }
-
-
-class SimulatedFailpoints:
-    """Reports the failpoints that one controller incarnation reaches to the faults."""
-
-    def __init__(self, context: SimulationContext, process: Process) -> None:
-        self._context, self._process = context, process
-
-    def __call__(self, point: Failpoint) -> None:
-        if self._process.alive:
-            self._context.faults.failpoint(point)

@@ -115,7 +115,7 @@ class SimulatedNetwork:
         if kind == "request_late":
             arrives += self._rng.uniform(*HELD_BACK_S)
         elif kind == "request_doubled":
-            loop.at(arrives + self.latency(), process, host.serve, self._twin(call))
+            loop.at(arrives + self.latency(), process, host.serve, msgspec.structs.replace(call))
         if host.in_order and kind != "request_reordered":
             link = (caller, host.name)
             arrives = max(arrives, self._last_arrival.get(link, 0.0) + 1e-6)
@@ -151,9 +151,6 @@ class SimulatedNetwork:
         noticed = process.noticed_at = self._loop.time() + noticed_in_s
         for call in self._open.pop(process, {}):
             self._loop.at(noticed + self.latency(), call.caller, _lost, call)
-
-    def _twin(self, call: SimulatedCall) -> SimulatedCall:
-        return msgspec.structs.replace(call)
 
     def _passes(self, name: str, arrives: float) -> float:
         if self._cut and (until := self._cut.get(name, 0.0)) > arrives:

@@ -53,14 +53,10 @@ def draw_senders(
     faults, engines = list[PlannedFault](), config.generator.engines
     if config.sync.ranks_send:
         faults = draw_reshard_faults(ranks, profile, steps=config.steps, engines=engines)
-    layout = SourceLayout(*ranks.choice(LAYOUTS), _encoder_ranks(encoders, config))
-    return layout, faults + _encoder_faults(encoders, profile, config, layout)
-
-
-def _encoder_ranks(encoders: random.Random, config: RunConfig) -> int:
-    """Return the number of encoder ranks: one or two with ``trainer.encoder``, else mostly none."""
     drawn, count = encoders.random() < ENCODERS_SHARE, encoders.choice(ENCODERS)
-    return count if drawn or encoder_of(config.trainer) is not None else 0
+    encoder_ranks = count if drawn or encoder_of(config.trainer) is not None else 0
+    layout = SourceLayout(*ranks.choice(LAYOUTS), encoder_ranks)
+    return layout, faults + _encoder_faults(encoders, profile, config, layout)
 
 
 def _encoder_faults(
