@@ -3,6 +3,9 @@
 ``__N_0.distcp`` is written by rank N, ``.metadata`` is the table of contents: so any number of
 ranks can load them, each reading what it needs. Tensors that are whole on all ranks are written by
 rank 0. A failure of one rank is raised on all.
+
+The library would exchange its records as pickles, which run code where they arrive; here ranks
+exchange them as msgpack.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -11,35 +14,49 @@ rank 0. A failure of one rank is raised on all.
 
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,  # pyright: ignore[reportPrivateUsage] -- what its writer returns
+)
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
-from offbeat.trainers.torch.checkpoint_plans import (
-    PlannedWrite,
-    WrittenPart,
-    planned_writes,
-    save_plan,
-    write_results,
-    written_parts,
-)
 
+T = TypeVar("T")
 METADATA: Final = ".metadata"
-_PLANS: Final = msgspec.msgpack.Decoder(list[PlannedWrite])
-_PARTS: Final = msgspec.msgpack.Decoder(list[WrittenPart])
+
+
+@dataclass(frozen=True)
+class _Written(WriteResult):
+    """Result of a write whose location has a type, so that it can be decoded."""
+
+    storage_data: _StorageInfo
+
+
+def _decoded(kind: type, value: Any) -> Any:  # noqa: ANN401 -- one of torch's types
+    """Return a shape, or what torch has under a name: a dtype, a layout or a memory format."""
+    return kind(value) if kind is torch.Size else getattr(torch, value.removeprefix("torch."))
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=str)
+_PACKED: Final = msgspec.msgpack.Decoder(bytes)
+_PLANS: Final = msgspec.msgpack.Decoder(list[WriteItem], dec_hook=_decoded)
+_PARTS: Final = msgspec.msgpack.Decoder(list[_Written], dec_hook=_decoded)
 
 
 def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
@@ -56,7 +73,8 @@ def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) ->
 
     def plan() -> SavePlan:
         writer.set_up_storage_writer(leads)
-        planner.set_up_planner(dict(tensors), writer.storage_meta(), leads)
+        state = {name: each.detach() for name, each in tensors.items()}
+        planner.set_up_planner(state, writer.storage_meta(), leads)
         return writer.prepare_local_plan(planner.create_local_plan())
 
     def write() -> list[WriteResult]:
@@ -66,16 +84,25 @@ def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) ->
 
     own = run_on_all_ranks(peers, "checkpoint", plan)
     # Every rank computes the same global plan, so that none has to be sent back.
-    gathered = peers.all_gather(planned_writes(own), _PLANS)
-    plans, metadata = planner.create_global_plan([save_plan(each) for each in gathered])
+    plans, metadata = planner.create_global_plan(
+        [
+            SavePlan(items, planner_data={each.index.fqn: (each.index.fqn,) for each in items})
+            for items in _gather(own.items, _PLANS, peers)
+        ]
+    )
     plans = writer.prepare_global_plan(plans)
-    parts = peers.all_gather(written_parts(run_on_all_ranks(peers, "checkpoint", write)), _PARTS)
+    parts = _gather(run_on_all_ranks(peers, "checkpoint", write), _PARTS, peers)
 
     def finish() -> None:
         if leads:
-            writer.finish(metadata, [write_results(each) for each in parts])
+            writer.finish(metadata, cast("list[list[WriteResult]]", parts))
 
     run_on_all_ranks(peers, "checkpoint", finish)
+
+
+def _gather(own: Sequence[object], decoder: msgspec.msgpack.Decoder[T], peers: Peers) -> list[T]:
+    """Return the records of all ranks, decoded."""
+    return [decoder.decode(each) for each in peers.all_gather(_ENCODER.encode(own), _PACKED)]
 
 
 def load_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
