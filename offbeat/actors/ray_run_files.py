@@ -89,37 +89,13 @@ def check_sees(process: str, run_dir: Path, token: RunDirToken) -> None:
         raise RunDirNotShared(process, machine(), str(run_dir), PIN_FIX)
 
 
-class RunFilesActor:
-    """Actor that serves ``RunFiles`` to processes on other machines."""
+class RunFilesActor(RunFiles):
+    """Actor that serves the run directory to processes on other machines."""
 
     def __init__(self, run_dir: str, token: RunDirToken) -> None:
         check_sees("run-files", Path(run_dir), token)
         prepare("run-files", run_dir)
-        self._files = RunFiles(Path(run_dir))
-
-    def sees(self, token: RunDirToken) -> bool:
-        return self._files.sees(token)
-
-    def elsewhere(self, process: str, machine: str, directory: str) -> None:
-        self._files.elsewhere(process, machine, directory)
-
-    def listing(self, folder: str) -> Mapping[str, Fingerprint]:
-        return self._files.listing(folder)
-
-    def read(self, name: str, offset: int, nbytes: int) -> bytes:
-        return self._files.read(name, offset, nbytes)
-
-    def write(self, name: str, offset: int, data: bytes, nbytes: int) -> None:
-        self._files.write(name, offset, data, nbytes)
-
-    def append(self, name: str, data: bytes) -> None:
-        self._files.append(name, data)
-
-    def rename(self, old: str, new: str) -> None:
-        self._files.rename(old, new)
-
-    def remove(self, name: str) -> None:
-        self._files.remove(name)
+        super().__init__(Path(run_dir))
 
 
 class RayFiles:

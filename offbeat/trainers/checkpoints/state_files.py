@@ -3,7 +3,7 @@
 # pyright: reportUnknownVariableType=false
 # safetensors declares its files without types.
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,26 +46,3 @@ def opened_tensors(file: Path) -> Generator[Any]:
             yield opened
     except (SafetensorError, OSError) as error:
         raise OSError(f"{file} cannot be read: {error}. Copy it again, or name another") from error
-
-
-@contextmanager
-def saved_tensors(file: Path) -> Generator[Mapping[str, Tensor]]:
-    """Yield the tensors of a file by name, on the CPU; each is read on access."""
-    with safe_open(file, framework="pt") as opened:
-        yield _Saved(opened)
-
-
-class _Saved(Mapping[str, Tensor]):
-    def __init__(self, opened: Any) -> None:  # noqa: ANN401 -- safetensors does not type it
-        self._opened, self._names = opened, dict.fromkeys(opened.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._opened.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

@@ -14,7 +14,7 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from offbeat.trainers.checkpoints.state_files import save_tensors, saved_tensors
+from offbeat.trainers.checkpoints.state_files import opened_tensors, save_tensors
 from offbeat.trainers.megatron.errors import IncompleteWeights
 from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.mapping import TensorBox
@@ -69,14 +69,14 @@ class SavedShares:
         if not files:
             raise IncompleteWeights(str(self._directory), _FILES, "is missing")
         for file in files:
-            tensors = self._stack.enter_context(saved_tensors(file))
-            self.steps = int(tensors[_STEPS])
-            for key in tensors:
+            opened = self._stack.enter_context(opened_tensors(file))
+            self.steps = int(opened.get_tensor(_STEPS))
+            for key in opened.keys():  # noqa: SIM118 -- no mapping
+                read = partial(opened.get_tensor, key)
                 if key.startswith(_WHOLE):
-                    self._whole[key.removeprefix(_WHOLE)] = partial(tensors.__getitem__, key)
+                    self._whole[key.removeprefix(_WHOLE)] = read
                 elif key != _STEPS:
                     kind, name, start = _parsed(key)
-                    read = partial(tensors.__getitem__, key)
                     self._saved.setdefault((kind, name), []).append((start, read))
         return self
 

@@ -14,7 +14,7 @@ from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
-from offbeat.trainers.checkpoints.state_files import save_tensors, saved_tensors
+from offbeat.trainers.checkpoints.state_files import opened_tensors, save_tensors
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from tests.support.chunks import in_chunk
@@ -187,8 +187,8 @@ def test_a_disk_that_refuses_tensors_is_an_os_error(tmp_path: Path) -> None:
 def test_tensors_are_read_by_name(tmp_path: Path) -> None:
     tensors = {"a": torch.arange(6).reshape(2, 3).T, "b": torch.tensor(1.5)}
     save_tensors(tensors, tmp_path / "file")
-    with saved_tensors(tmp_path / "file") as saved:
-        assert (len(saved), sorted(saved)) == (2, ["a", "b"])
-        assert all(torch.equal(saved[name], tensors[name]) for name in saved)
-        with pytest.raises(KeyError):
-            saved["c"]
+    with opened_tensors(tmp_path / "file") as opened:
+        assert sorted(opened.keys()) == ["a", "b"]
+        assert all(torch.equal(opened.get_tensor(name), tensors[name]) for name in tensors)
+    with pytest.raises(OSError, match="cannot be read"), opened_tensors(tmp_path / "other"):
+        pass
