@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError
 from offbeat.telemetry.records import MetricRecord
 
 
@@ -33,15 +33,10 @@ class Sink(Protocol):
         ...
 
 
-class SinkUnusable(OffbeatError):
+class SinkUnusable(FixableError):
     """A sink that can never work in this process: trying again would not help."""
 
-    sink: str
-    reason: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"nothing is written to {self.sink}: {self.reason}. {self.fix}"
+    form = "nothing is written to {}: {}. {}"
 
 
 def not_installed(sink: str, error: ImportError, instead: str = "") -> SinkUnusable:
