@@ -256,7 +256,7 @@ class _GroupHistoryBuilder:
         """Return whether the group has left the table, and is saved if it was trained."""
         return self.prompt_index not in self._ledger.groups and not self._trained_in
 
-    def describe(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
+    def describe(self, event: AnyEvent) -> Iterator[tuple[str, str]]:  # noqa: C901, PLR0912 - the table of events
         """Yield short and full descriptions of what the applied event meant for the group.
 
         An event that names groups names this one.
@@ -290,11 +290,6 @@ class _GroupHistoryBuilder:
                 if group is not None:
                     what = "new controller" if event.driver == before else "resumed"
                     yield what, f"incarnation {event.incarnation} takes over"
-            case _:
-                yield from self._own(event)
-
-    def _own(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
-        match event:
             case Admitted():
                 step = event.target_step
                 yield "drawn", "for any step" if step is None else f"for step {step}"

@@ -72,7 +72,7 @@ class GroupRows:
         is_own = prompt_index >= self._first
         return self.rows[prompt_index - self._first] if is_own else GroupRow(prompt_index)
 
-    def take(self, event: AnyEvent) -> None:
+    def take(self, event: AnyEvent) -> None:  # noqa: C901 - the table of events
         """Add the next event."""
         match event:
             case Committed():
@@ -81,11 +81,6 @@ class GroupRows:
                 self._row(event.prompt_index).attempts = min(event.attempt, _MOST)
             case Admitted():
                 self.rows.append(GroupRow(event.prompt_index))
-            case _:
-                self._ended(event)
-
-    def _ended(self, event: AnyEvent) -> None:
-        match event:
             case StepApplied():
                 self._trained(event.prompt_indices, event.version)
             case Rewound():

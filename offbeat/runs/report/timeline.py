@@ -2,7 +2,7 @@
 
 import enum
 from bisect import bisect_right
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -107,9 +107,7 @@ class Timeline:
         self._parts = parts
         self.began_unix_s = parts[0].began_unix_s if parts else 0.0
         self.end_s = parts[-1].ended_unix_s - self.began_unix_s if parts else 0.0
-        self.counts = Counter[IncidentKind]()
-        """Number of all incidents and quiet spells by kind, however many are listed."""
-        self._newest = deque[Incident](maxlen=_LISTED_INCIDENTS)
+        self._incidents = list[Incident]()  # in the order of the events
         self.engines = sorted(
             {engine for part in parts for engine in (*part.engines, *part.engine_busy)}
         )
@@ -130,7 +128,8 @@ class Timeline:
         self.quiet_after_s = _quiet_after_s(parts)
         """Length beyond which a pause without any record counts as a quiet spell."""
         self._spells = self._quiet_spells()
-        self.counts[IncidentKind.QUIET] += len(self._spells)
+        self.counts = Counter(each.what for each in (*self._incidents, *self._spells))
+        """Number of all incidents and quiet spells by kind, however many are listed."""
 
     def _since_began(self, unix_s: float) -> float:
         return max(0.0, unix_s - self.began_unix_s)
@@ -151,9 +150,7 @@ class Timeline:
             case Retired():
                 lost = self._lost.get(event.engine)
                 if lost is not None:
-                    self.counts[lost.what] -= 1
                     lost.what = IncidentKind.ENGINE_RETIRED
-                    self.counts[lost.what] += 1
             case TrainerReplaced():
                 self._trainer_lost(event, at_s)
             case Rewound():
@@ -234,8 +231,7 @@ class Timeline:
     ) -> Incident:
         detail = detail[:_LONGEST_DETAIL]
         incident = Incident(at_s, self._version, kind, who, detail, back_s)
-        self._newest.append(incident)
-        self.counts[kind] += 1
+        self._incidents.append(incident)
         return incident
 
     def _quiet_spells(self) -> list[Incident]:
@@ -259,9 +255,9 @@ class Timeline:
 
     @property
     def incidents(self) -> list[Incident]:
-        """Return the incidents that are listed: the newest, and those that are not over, ascending."""
-        older = [lost for lost in self._lost.values() if lost not in self._newest]
-        return [*sorted(older, key=lambda lost: lost.at_s), *self._newest]
+        """Return the incidents that are listed: the newest, and those that are not over."""
+        older, newest = self._incidents[:-_LISTED_INCIDENTS], self._incidents[-_LISTED_INCIDENTS:]
+        return [*(each for each in older if each in self._lost.values()), *newest]
 
     @property
     def left_out(self) -> int:
