@@ -50,12 +50,13 @@ class Telemetry:
         """
         if self._closed:
             return
-        record = MetricRecord(step, version, self._now(), self._numbers(metrics))
+        record = MetricRecord(step, version, self._now(), dict(self._numbers(metrics)))
         for writer in self._writers:
             writer.put(record)
         for name in metrics.keys() - METRICS.keys() - self._reported:
             if declared_name(name) not in METRICS:
-                self._report_undeclared(name)
+                self._reported.add(name)
+                log.error("metric.undeclared", detail=str(undeclared(name)))
 
     def tallies(self) -> tuple[SinkCounts, ...]:
         """Return the counts of records so far, per sink."""
@@ -78,14 +79,8 @@ class Telemetry:
             self._report_losses(writer.tally, done=done)
         return self.tallies()
 
-    def _numbers(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return a copy with the values that every sink can write."""
-        try:
-            return {name: float(value) for name, value in metrics.items()}
-        except (TypeError, ValueError, OverflowError):
-            return dict(self._what_is_a_number(metrics))
-
-    def _what_is_a_number(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    def _numbers(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+        """Yield the values that every sink can write."""
         for name, value in metrics.items():
             try:
                 yield name, float(value)
@@ -93,10 +88,6 @@ class Telemetry:
                 if name not in self._reported:
                     self._reported.add(name)
                     log.error("metric.not_a_number", metric=name, error=repr(error))  # noqa: TRY400
-
-    def _report_undeclared(self, name: str) -> None:
-        self._reported.add(name)
-        log.error("metric.undeclared", detail=str(undeclared(name)))
 
     def _report_losses(self, tally: SinkCounts, *, done: bool) -> None:
         if tally.pending or tally.dropped or not done:

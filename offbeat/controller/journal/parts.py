@@ -40,11 +40,6 @@ class JournalPart:
     before: int  # the first segment after it
     first_record: int  # number of its first record in the journal, from 1
 
-    @property
-    def first(self) -> int:
-        """Return the number of its first segment."""
-        return self.aggregates.first_segment
-
 
 @dataclass(frozen=True, slots=True)
 class JournalState:
@@ -74,7 +69,7 @@ class JournalParts:
             JournalCorrupt: A segment is damaged.
         """
         number = self.parts[first].first_record
-        begin, before = self.parts[first].first, self.parts[last].before
+        begin, before = self.parts[first].aggregates.first_segment, self.parts[last].before
         for segment in self._segments:
             if begin <= segment.number < before:
                 for event, _ in segment.events():
@@ -85,7 +80,7 @@ class JournalParts:
         """Return the state before the first record of a part; None if no snapshot has it."""
         if part == 0:
             return JournalState(Ledger())
-        saved = snapshot_before(self.directory, self.parts[part].first)
+        saved = snapshot_before(self.directory, self.parts[part].aggregates.first_segment)
         if saved is None:
             return None
         return JournalState(Ledger.fold((), saved.table), saved.history.driver or "")
@@ -138,11 +133,12 @@ def differing_aggregates(directory: Path) -> Iterator[str]:
     for number, part in enumerate(read.parts):
         for _, event in read.events(number, number):
             recount.take(event)
-        counted = recount.end_part(part.first)
+        first = part.aggregates.first_segment
+        counted = recount.end_part(first)
         for name in Aggregates.__struct_fields__:
             if getattr(counted, name) != getattr(part.aggregates, name):
                 file = aggregates_path(directory, part.before).name
-                yield f"{file}: {name} is not what segments {part.first} to {part.before - 1} add up to"
+                yield f"{file}: {name} is not what segments {first} to {part.before - 1} add up to"
 
 
 def _read_aggregates(directory: Path, number: int) -> Aggregates:
