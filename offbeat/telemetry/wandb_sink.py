@@ -72,6 +72,7 @@ class WandbSink:
             import wandb  # noqa: PLC0415  seconds, and an optional extra: only in the sink's thread
         except ImportError as error:
             raise not_installed("wandb", error, ", or set wandb.mode=disabled") from error
+        self._wandb: Any = wandb
         self._run_dir.mkdir(parents=True, exist_ok=True)
         if self._mode == "online":
             try:
@@ -100,7 +101,7 @@ class WandbSink:
         run, self._run = self._run, None
         try:
             run.finish()
-            self._teardown()
+            self._wandb.teardown()
         except Exception as error:  # noqa: BLE001  too slow, or its process is gone: no more to do
             self._log_how_to_sync(
                 f"not all was uploaded within {self._upload_timeout_s:g} s: {error!r}"
@@ -118,20 +119,13 @@ class WandbSink:
     def _abandon(self) -> None:
         self._run = None
         with contextlib.suppress(Exception):  # an earlier failure was reported
-            self._teardown()
-
-    def _teardown(self) -> None:
-        import wandb  # noqa: PLC0415  open has imported it
-
-        wandb.teardown()
+            self._wandb.teardown()
 
     def _begin(self, mode: Literal["online", "offline"]) -> "Run":
-        import wandb  # noqa: PLC0415  open has imported it
-
         # W&B's own telemetry follows these settings, not those of the run: offline, it makes no
         # call.
-        wandb.setup(wandb.Settings(mode=mode, silent=True))
-        run = wandb.init(
+        self._wandb.setup(self._wandb.Settings(mode=mode, silent=True))
+        run = self._wandb.init(
             project=self._config.project,
             entity=self._config.entity,
             id=self._run_id,
@@ -149,9 +143,7 @@ class WandbSink:
 
     def _settings(self, mode: Literal["online", "offline"]) -> "Settings":
         """Return settings that are quiet, bounded, and send metrics only."""
-        import wandb  # noqa: PLC0415  open has imported it
-
-        return wandb.Settings(
+        return self._wandb.Settings(
             mode=mode,
             silent=True,
             console="off",

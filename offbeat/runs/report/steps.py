@@ -119,7 +119,12 @@ def joined(own: Columns, found: MetricsFile) -> dict[str, Floats]:
     A metric that the journal knows as well is taken from the journal. Of more than ``_STEPS`` steps
     a row is the mean of several, with the number, time and samples of the last of them.
     """
-    columns = thinned(own) if len(own["step"]) > _STEPS else dict(own)
+    columns = dict(own)
+    if len(own["step"]) > _STEPS:
+        columns = {
+            name: (last_of_bins if name in AXES else binned)(column, _POINTS)
+            for name, column in own.items()
+        }
     ends = columns["step"]
     for version, record in found.steps.items():
         row = int(np.searchsorted(ends, version))
@@ -155,14 +160,6 @@ def _fill(columns: dict[str, Floats], row: int, record: MetricRecord, *, known: 
                 continue
             column = columns[name] = np.full(len(columns["step"]), np.nan)
         column[row] = value
-
-
-def thinned(own: Columns) -> dict[str, Floats]:
-    """Return ``_POINTS`` rows of the journal's columns."""
-    return {
-        name: last_of_bins(column, _POINTS) if name in AXES else binned(column, _POINTS)
-        for name, column in own.items()
-    }
 
 
 def binned(column: Floats, bins: int) -> Floats:
