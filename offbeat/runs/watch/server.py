@@ -107,16 +107,16 @@ class WatchServer(ThreadingHTTPServer):
         host_in_url = f"[{host}]" if ":" in host else host
         self.url = f"http://{host_in_url}:{self.server_address[1]}/?token={self.access.token}"
 
-    def process_request(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:  # noqa: ANN401  the standard library's
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  the standard library's
         """Serve the connection in a thread, or close it if there are too many."""
-        if self.connections.opened(_connection(request)):
+        if self.connections.opened(request):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
-    def shutdown_request(self, request: socket | tuple[bytes, socket]) -> None:
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401  the standard library's
         """Close the connection."""
-        self.connections.closed(_connection(request))
+        self.connections.closed(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -131,16 +131,13 @@ class _Request(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = _SOCKET_TIMEOUT_S
 
-    @property
-    def _watch(self) -> WatchServer:
-        assert isinstance(self.server, WatchServer)  # noqa: S101  it alone makes these handlers
-        return self.server
+    server: WatchServer  # pyright: ignore[reportIncompatibleVariableOverride] - it alone makes these handlers
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
         """Write no log: it would hold the token."""
 
     def do_GET(self) -> None:
-        access, url = self._watch.access, urlsplit(self.path)
+        access, url = self.server.access, urlsplit(self.path)
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # a body that nobody reads may follow
         refused = access.refusal(self.headers)  # pyright: ignore[reportArgumentType]
@@ -151,7 +148,7 @@ class _Request(BaseHTTPRequestHandler):
         elif not access.may_read(self.headers):  # pyright: ignore[reportArgumentType]
             self._refuse(HTTPStatus.FORBIDDEN, "open the address that offbeat watch printed")
         else:
-            self._watch.connections.mark_authenticated(self.connection)
+            self.server.connections.mark_authenticated(self.connection)
             path = access.strip_prefix(url.path).strip("/")
             self._answer([unquote(part) for part in path.split("/")])
 
@@ -163,13 +160,13 @@ class _Request(BaseHTTPRequestHandler):
 
     def _enter(self, token: str) -> None:
         """Give the cookie to a browser that shows the token, and take the token out of its URL."""
-        if not self._watch.access.has_token(token):
+        if not self.server.access.has_token(token):
             self._refuse(HTTPStatus.FORBIDDEN, "this token is of another offbeat watch")
             return
-        self._watch.connections.mark_authenticated(self.connection)
+        self.server.connections.mark_authenticated(self.connection)
         self.send_response(HTTPStatus.SEE_OTHER)
-        self.send_header("Location", f"{self._watch.access.path_prefix}/")
-        self.send_header("Set-Cookie", self._watch.access.set_cookie())
+        self.send_header("Location", f"{self.server.access.path_prefix}/")
+        self.send_header("Set-Cookie", self.server.access.set_cookie())
         self.send_header("Content-Length", "0")
         for name, value in _HEADERS.items():
             self.send_header(name, value)
@@ -179,15 +176,15 @@ class _Request(BaseHTTPRequestHandler):
         try:
             match path:
                 case ["run", name]:
-                    self._watch.runs.directory(name)
+                    self.server.runs.directory(name)
                     self._reply(_document(body_text(), "../app.js", "../app.css"), _HTML)
                 case ["run", name, "data"]:
-                    self._reply(self._watch.runs.data(name), _TEXT)
+                    self._reply(self.server.runs.data(name), _TEXT)
                 case ["run", name, "events"]:
                     self._stream(name)
                 case [name] if name in _PAGES:
                     content, kind = _PAGES[name]
-                    self._reply(content(self._watch.runs), kind)
+                    self._reply(content(self.server.runs), kind)
                 case _:
                     self._refuse(HTTPStatus.NOT_FOUND)
         except NoSuchRun:
@@ -201,7 +198,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def _stream(self, name: str) -> None:
         """Send an event whenever the run has written something."""
-        server = self._watch
+        server = self.server
         before = server.runs.signature(name)
         if not server.streams.acquire(blocking=False):
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_STREAMS} pages are open already")
@@ -243,11 +240,6 @@ class _Request(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
-
-
-def _connection(request: socket | tuple[bytes, socket]) -> socket:
-    assert isinstance(request, socket)  # noqa: S101  a tuple is a datagram
-    return request
 
 
 def _document(body: str, script: str, style: str) -> str:
