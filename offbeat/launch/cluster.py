@@ -25,6 +25,7 @@ from offbeat.config.limits import RankResources, trainer_resources
 from offbeat.config.mixture import environment_workers
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.sync import wire_of
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.backends import engine_class, trainer_class
 from offbeat.launch.bounded_call import bounded
@@ -34,8 +35,7 @@ from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
 from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token, keep_token_private
 from offbeat.launch.session_folder import in_own_session, session_folder
-from offbeat.launch.wire_room import check_one_machine
-from offbeat.messages.failures import DeadlineExceeded, OffbeatError
+from offbeat.messages.failures import DeadlineExceeded, FixableError, OffbeatError
 from offbeat.messages.text import first_line
 from offbeat.run_files.shared_directory import RunDirToken
 from offbeat.run_files.sharing import Sharing
@@ -59,6 +59,12 @@ class NoRoom(OffbeatError):
             f"{self.actor} can never be scheduled: it asks for {self.requested:g} {self.resource}, the "
             f"largest machine of the cluster has {self.largest:g}. Lower {self.key}, or add a machine"
         )
+
+
+class MachinesApart(FixableError):
+    """A wire that works within a machine, in a cluster that may place its ends on two."""
+
+    form = "{} {}. {}"
 
 
 class RayNotStarted(OffbeatError):
@@ -201,23 +207,39 @@ def check_room(spec: RunSpec) -> None:
         check_total(spec.config, nodes)
 
 
+def check_one_machine(config: RunConfig, gpu_machines: Sequence[str]) -> None:
+    """Check a wire that needs trainer and engines on one machine.
+
+    Args:
+        config: The run.
+        gpu_machines: Addresses of the machines with GPUs, on any of which Ray may start an actor.
+
+    Raises:
+        MachinesApart: There are several.
+    """
+    if wire_of(config.sync) == "cuda_ipc" and len(gpu_machines) > 1:
+        problem = f"works within a machine, and {len(gpu_machines)} of the cluster have GPUs: {', '.join(gpu_machines)}"
+        fix = "Set sync.wire to nccl or tcp, or join a cluster with one GPU machine"
+        raise MachinesApart("sync.wire=cuda_ipc", problem, fix)
+
+
 def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None:
     """Check that all actors fit together into a cluster that does not grow.
 
     Raises:
         NoRoom: A resource does not suffice; names it and the keys to change.
     """
-    ranks, engines = trainer_resources(config), config.generator.engines
-    for resource, key in (("CPU", "cpus"), ("GPU", "gpus")):
-        trainer, generator = (
-            (sum(each.cpus for each in ranks), config.generator.cpus)
-            if key == "cpus"
-            else (sum(each.gpus for each in ranks), config.generator.gpus)
-        )
-        requested = trainer + engines * generator
+    ranks, generator = trainer_resources(config), config.generator
+    engines = generator.engines
+    requested_by_resource = {
+        "CPU": sum(each.cpus for each in ranks) + engines * generator.cpus,
+        "GPU": sum(each.gpus for each in ranks) + engines * generator.gpus,
+    }
+    for resource, requested in requested_by_resource.items():
         there = sum(node.get(resource, 0.0) for node in nodes)
         if requested > there:
             actors = f"the run of {len(ranks)} trainer ranks and {engines} engines"
+            key = f"{resource.lower()}s"
             raise NoRoom(actors, resource, requested, there, f"trainer.{key} or generator.{key}")
 
 

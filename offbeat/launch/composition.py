@@ -4,10 +4,11 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 import yaml
@@ -57,6 +58,7 @@ from offbeat.telemetry.trace import TRACE_FILE, TraceFile
 from offbeat.transfer_queue.spool import FOLDER
 
 log = structlog.stdlib.get_logger()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +206,7 @@ def _layouts(config: RunConfig, actors: Actors) -> EngineLayouts | None:
 
 async def _prompts_of(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:
     """Read the prompts of training and evaluation in a thread: this machine may have to fetch them."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(READ_PROMPTS_S):
-            return await loop.run_in_executor(None, _read_prompts, spec)
-    except TimeoutError as late:
-        who = "start of the controller"
-        raise DeadlineExceeded(who, "its prompt files", READ_PROMPTS_S) from late
+    return await _in_thread(partial(_read_prompts, spec), "its prompt files", READ_PROMPTS_S)
 
 
 def _read_prompts(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:
@@ -251,12 +247,21 @@ async def _journal_of(spec: RunSpec) -> tuple[Ledger, FileJournal]:
         snapshot_records=spec.config.supervision.snapshot_records,
         unix_s=time.time,
     )
-    try:
-        async with asyncio.timeout(READ_JOURNAL_S):
-            ledger, journal = await loop.run_in_executor(None, opening)
-    except TimeoutError as late:
-        waiter, target = "start of the controller", f"its journal in {spec.run_dir / JOURNAL}"
-        raise DeadlineExceeded(waiter, target, READ_JOURNAL_S) from late
+    what = f"its journal in {spec.run_dir / JOURNAL}"
+    ledger, journal = await _in_thread(opening, what, READ_JOURNAL_S)
     took_s = round(loop.time() - began_at, 3)
     log.info("journal.read", incarnation=ledger.incarnation, took_s=took_s)
     return ledger, journal
+
+
+async def _in_thread(call: Callable[[], T], what: str, within_s: float) -> T:
+    """Call in a thread, so that this process answers however slow a disk is.
+
+    Raises:
+        DeadlineExceeded: ``what`` was not read in time.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            return await asyncio.get_running_loop().run_in_executor(None, call)
+    except TimeoutError as late:
+        raise DeadlineExceeded("start of the controller", what, within_s) from late

@@ -30,17 +30,25 @@ COMMANDS: Final[dict[str, Command]] = {
 _LOOK_S: Final = 0.1
 
 
+def check_live(run_dir: Path, fix_if_ended: str) -> None:
+    """Raise if a directory holds no run, or a run that has ended.
+
+    Raises:
+        RunDirUnusable: It does.
+    """
+    if not (run_dir / CONFIG).exists():
+        raise RunDirUnusable(str(run_dir), "it holds no run", "Name the directory of a live run")
+    if (run_dir / SUMMARY).exists():
+        raise RunDirUnusable(str(run_dir), "its run has ended", fix_if_ended)
+
+
 def leave(run_dir: Path, name: str) -> Path:
     """Write a command for the driver of this run; return the path of its file.
 
     Raises:
         RunDirUnusable: It is not the directory of a live run, or cannot be written.
     """
-    if not (run_dir / CONFIG).exists():
-        raise RunDirUnusable(str(run_dir), "it holds no run", "Name the directory of a live run")
-    if (run_dir / SUMMARY).exists():
-        fix = f"See {SUMMARY}; offbeat train --resume {run_dir} goes on with it"
-        raise RunDirUnusable(str(run_dir), "its run has ended", fix)
+    check_live(run_dir, f"See {SUMMARY}; offbeat train --resume {run_dir} goes on with it")
     inbox = run_dir / INBOX
     staged = inbox / f".{secrets.token_hex(4)}"
     command = inbox / f"{time.time_ns():020d}-{name}-{secrets.token_hex(2)}.json"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -27,68 +28,62 @@ _FLUSH_S = 1.5  # for telemetry after an abnormal end
 _FINAL_FLUSH_S = 20.0  # for telemetry after a normal end
 
 
+@dataclass(slots=True, eq=False)
 class ControllerHost:
     """Runs the controller to its end and writes the summary, however the run ends."""
 
-    def __init__(  # noqa: PLR0913 - what a run writes to, by name
-        self,
-        controller: Controller,
-        *,
-        run_id: str,
-        run_dir: Path,
-        journal: FileJournal,
-        telemetry: Telemetry,
-        trace: TraceFile,
-        spool: RaySpool,
-        scores: EvaluationFiles,
-        redactor: Redactor,
-    ) -> None:
-        self._controller, self._run_id, self._run_dir = controller, run_id, run_dir
-        self._journal, self._telemetry, self._trace = journal, telemetry, trace
-        self._spool, self._scores, self._redacted = spool, scores, redactor
-        self._outcome: Literal["finished", "aborted", "failed"] = "failed"
-        self._summary = b""
+    controller: Controller
+    run_id: str
+    run_dir: Path
+    journal: FileJournal
+    telemetry: Telemetry
+    trace: TraceFile
+    spool: RaySpool
+    scores: EvaluationFiles
+    redactor: Redactor
+    _outcome: Literal["finished", "aborted", "failed"] = field(default="failed", init=False)
+    _summary: bytes = field(default=b"", init=False)
 
     async def run(self) -> bytes:
         """Run to the end; return the summary as JSON.
 
         A failed run is an outcome here, not an error.
         """
-        self._telemetry.start()
-        self._trace.start()
+        self.telemetry.start()
+        self.trace.start()
         try:
             with contextlib.suppress(RunFailed):  # it is in the summary
-                await self._controller.run(on_ended=self._ended)
+                await self.controller.run(on_ended=self._ended)
         finally:
-            self._keep_journal(self._journal.close)  # a last checkpoint follows the summary
+            self._keep_journal(self.journal.close)  # a last checkpoint follows the summary
         if self._is_replaced:
             return self._summary
         finished = self._outcome == "finished"
         flush_s = _FINAL_FLUSH_S if finished else _FLUSH_S
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._scores.close)
-        await loop.run_in_executor(None, self._telemetry.close, flush_s)
-        await loop.run_in_executor(None, self._trace.close, flush_s)
-        await loop.run_in_executor(None, self._spool.close, self._segments_needed())
+        await loop.run_in_executor(None, self.scores.close)
+        await loop.run_in_executor(None, self.telemetry.close, flush_s)
+        await loop.run_in_executor(None, self.trace.close, flush_s)
+        await loop.run_in_executor(None, self.spool.close, self._segments_needed())
         return self._summary
 
     @property
     def _is_replaced(self) -> bool:
         """Return whether a newer controller writes the files of this run."""
-        return isinstance(self._journal.failure, JournalTaken)
+        return isinstance(self.journal.failure, JournalTaken)
 
     def status(self) -> bytes:
-        return msgspec.json.encode(self._controller.progress.status())
+        return msgspec.json.encode(self.controller.progress.status())
 
     def abort(self, reason: str) -> None:
-        self._controller.abort(reason)
+        self.controller.abort(reason)
 
     def control(self, command: bytes) -> None:
-        self._controller.control(msgspec.json.decode(command, type=Command))
+        self.controller.control(msgspec.json.decode(command, type=Command))
 
     def _segments_needed(self) -> set[str]:
         """Return the spool segments still needed; none for a run that took its last step."""
-        state = self._controller.state
+        state = self.controller.state
         return segments_needed(state.ledger) if state.step <= state.config.steps else set()
 
     def _ended(self, raised: BaseException | None) -> bool:
@@ -104,30 +99,30 @@ class ControllerHost:
             case _:
                 self._outcome = "failed"
                 log.error("run.failed", error=str(raised), exc_info=raised)
-        summary = self._controller.progress.summary(
-            self._run_id,
+        summary = self.controller.progress.summary(
+            self.run_id,
             self._outcome,
-            None if raised is None else self._redacted(printable(str(raised))),
+            None if raised is None else self.redactor(printable(str(raised))),
         )
         summary = msgspec.structs.replace(
             summary,
-            evaluation=self._scores.newest,
-            evaluation_failure=self._redacted(printable(summary.evaluation_failure)),
+            evaluation=self.scores.newest,
+            evaluation_failure=self.redactor(printable(summary.evaluation_failure)),
         )
-        self._keep_journal(self._journal.flush_now)
+        self._keep_journal(self.journal.flush_now)
         self._summary = msgspec.json.encode(summary)
         if self._is_replaced:
-            log.warning("run.taken_over", error=str(self._journal.failure))
+            log.warning("run.taken_over", error=str(self.journal.failure))
             return True
         try:
-            summary.write(self._run_dir / SUMMARY)
+            summary.write(self.run_dir / SUMMARY)
         except OSError as failure:  # a full disk: the driver still reports how the run ended
             log.error("summary.not_written", error=str(failure))  # noqa: TRY400
         return False
 
     def _keep_journal(self, write: Callable[[], bool]) -> None:
         if not write() and not self._is_replaced:
-            log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))
+            log.error("journal.incomplete", error=str(self.journal.failure or "the disk is slow"))
 
 
 def segments_needed(ledger: Ledger) -> set[str]:

@@ -81,16 +81,21 @@ def dry(config: RunConfig) -> RunConfig:
         "sync": {"wire": "tcp"} if wire_of(config.sync) != "tcp" else {},
         "wandb": {"mode": "disabled" if config.wandb.mode == "disabled" else "offline"},
     }
-    values["generator"] = _kept(values["generator"], StubGeneratorConfig)
-    values["trainer"] = _kept(values["trainer"], StubTrainerConfig)
+    values["model"]["weights"] = None
+    values["generator"] = kept(values["generator"], StubGeneratorConfig)
+    values["trainer"] = kept(values["trainer"], StubTrainerConfig)
+    return changed(values, changes, steps=min(config.steps, STEPS), name=f"{config.name}-dry")
+
+
+def kept(section: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
+    """Return the keys of a section that ``kind`` has too."""
+    return {name: value for name, value in section.items() if name in kind.model_fields}
+
+
+def changed(
+    values: dict[str, Any], changes: Mapping[str, Mapping[str, Any]], **others: object
+) -> RunConfig:
+    """Return the recipe of ``values`` with changed keys in some sections, and ``others`` outside."""
     for section, change in changes.items():
         values[section] |= change
-    values["model"]["weights"] = None
-    values["steps"] = min(config.steps, STEPS)
-    values["name"] = f"{config.name}-dry"
-    return RunConfig.model_validate(values)
-
-
-def _kept(section: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
-    """The keys of a section that ``kind`` has too."""
-    return {name: value for name, value in section.items() if name in kind.model_fields}
+    return RunConfig.model_validate(values | others)

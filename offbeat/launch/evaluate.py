@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from offbeat.algorithms.eval_scores import scores_by_set
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
+from offbeat.launch.dry_run import changed, kept
 from offbeat.messages.failures import FixableError
 from offbeat.messages.groups import Prompt
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation, render_scores
@@ -54,23 +55,15 @@ def check_can_evaluate(config: RunConfig) -> None:
 def evaluation_only(config: RunConfig) -> RunConfig:
     """Return the run that scores ``model.path`` once, on the recipe's engines, and trains nothing."""
     values: dict[str, Any] = config.model_dump()
-    kept = {
-        name: values["trainer"][name]
-        for name in {*StubTrainerConfig.model_fields} & {*values["trainer"]}
-    }
+    values["trainer"] = kept(values["trainer"], StubTrainerConfig)
     changes: dict[str, dict[str, Any]] = {
-        "trainer": {**kept, "backend": "stub", "cpus": 0.0, "gpus": 0.0},
+        "trainer": {"backend": "stub", "cpus": 0.0, "gpus": 0.0},
         "generator": {"min_engines": 1},
         "checkpoint": {"interval": 0, "final": False},
         "eval": {"interval": 1, "at_start": True},
         "wandb": {"mode": "disabled"},
     }
-    values["trainer"] = {}
-    for section, change in changes.items():
-        values[section] |= change
-    values["steps"] = 1
-    values["name"] = f"{config.name}-eval"
-    return RunConfig.model_validate(values)
+    return changed(values, changes, steps=1, name=f"{config.name}-eval")
 
 
 def rendered_evaluation(run_dir: Path) -> RenderableType:

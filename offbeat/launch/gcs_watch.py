@@ -45,7 +45,7 @@ class GcsWatch:
     ) -> None:
         """``reach`` connects to a host and a port, or raises OSError; None uses TCP."""
         self._address, self._limit_s = address, limit_s
-        self._reach, self._clock = reach or _connect, clock
+        self._reach, self._clock = reach or connect, clock
         self._look_at = self._answered_at = clock()
         self.answers = True
         """Whether it answered the last poll. Calls to it block while it does not."""
@@ -72,5 +72,6 @@ class GcsWatch:
             self.answers, self._answered_at = True, self._clock()
 
 
-def _connect(host: str, port: int) -> None:
-    socket.create_connection((host, port), timeout=_CONNECT_S).close()
+def connect(host: str, port: int, within_s: float = _CONNECT_S) -> None:
+    """Connect by TCP once; raise OSError if nobody listens."""
+    socket.create_connection((host, port), timeout=within_s).close()

@@ -13,8 +13,9 @@ from typing import Final
 
 import msgspec
 
-from offbeat.messages.failures import OffbeatError
-from offbeat.runs.directory import CONFIG, SUMMARY, RunDirUnusable
+from offbeat.launch.control import check_live
+from offbeat.messages.failures import FixableError
+from offbeat.runs.directory import RunDirUnusable
 from offbeat.weight_sync.served import ServedWeights
 
 FOLDER: Final = "verify"
@@ -22,17 +23,8 @@ _QUESTION, _ANSWER = ".question", ".answer"
 _LOOK_S: Final = 0.1
 
 
-class RunDoesNotAnswer(OffbeatError):
+class RunDoesNotAnswer(FixableError):
     """No driver answered a question about the served weights in time."""
-
-    run: str
-    waited_s: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.run}: no answer within {self.waited_s:g} s. Is the run alive? Its newest checkpoint "
-            "is compared without --engine"
-        )
 
 
 def ask(run_dir: Path, within_s: float) -> list[ServedWeights]:
@@ -42,11 +34,7 @@ def ask(run_dir: Path, within_s: float) -> list[ServedWeights]:
         RunDirUnusable: It is not the directory of a live run, or cannot be written.
         RunDoesNotAnswer: Nobody answered in time; the question is withdrawn.
     """
-    if not (run_dir / CONFIG).exists():
-        raise RunDirUnusable(str(run_dir), "it holds no run", "Name the directory of a live run")
-    if (run_dir / SUMMARY).exists():
-        fix = "Leave --engine out: its checkpoints are compared"
-        raise RunDirUnusable(str(run_dir), "its run has ended", fix)
+    check_live(run_dir, "Leave --engine out: its checkpoints are compared")
     token = secrets.token_hex(4)
     question, answer = (run_dir / FOLDER / f"{token}{end}" for end in (_QUESTION, _ANSWER))
     try:
@@ -54,7 +42,8 @@ def ask(run_dir: Path, within_s: float) -> list[ServedWeights]:
         question.touch()
         return _awaited(answer, time.monotonic() + within_s)
     except TimeoutError:
-        raise RunDoesNotAnswer(str(run_dir), within_s) from None
+        fix = "Is the run alive? Its newest checkpoint is compared without --engine"
+        raise RunDoesNotAnswer(str(run_dir), f"no answer within {within_s:g} s", fix) from None
     except OSError as error:
         fix = "Ask on the machine that runs it"
         raise RunDirUnusable(str(run_dir), error.strerror or str(error), fix) from error

@@ -3,9 +3,10 @@
 It loads torch, whose import takes seconds: only recipes with a model import it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.lora import LoraConfig
@@ -35,9 +36,10 @@ def check_adapters(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding
     yield ok(
         _SUBJECT, f"rank {lora.rank}, alpha {lora.alpha:g}, on {targets}: {count:,} parameters"
     )
-    yield from _rank_is_low(model, lora)
+    targeted = targeted_modules(model, lora)
+    yield from _rank_is_low(targeted, lora.rank)
     if not lora.target_modules:
-        yield from _experts_are_left_out(model, lora)
+        yield from _experts_are_left_out(model, targeted)
 
 
 def adapter_parameters(model: PreTrainedModel, lora: LoraConfig) -> int:
@@ -46,27 +48,25 @@ def adapter_parameters(model: PreTrainedModel, lora: LoraConfig) -> int:
     return sum(lora.rank * (each.in_features + each.out_features) for each in sides)
 
 
-def _rank_is_low(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding]:
-    ranks = {
-        path: min(each.in_features, each.out_features)
-        for path, each in targeted_modules(model, lora).items()
-    }
-    above = [path for path, rank in ranks.items() if lora.rank > rank]
+def _rank_is_low(targeted: Mapping[str, nn.Linear], rank: int) -> Iterator[Finding]:
+    ranks = {path: min(each.in_features, each.out_features) for path, each in targeted.items()}
+    above = [path for path, most in ranks.items() if rank > most]
     if not above:
         return
     least = min(ranks.values())
     named = ", ".join(above[:_NAMED]) + (", ..." if len(above) > _NAMED else "")
     yield warning(
         _SUBJECT,
-        f"trainer.lora.rank={lora.rank} is more than the smaller axis of {len(above)} of {len(ranks)} "
+        f"trainer.lora.rank={rank} is more than the smaller axis of {len(above)} of {len(ranks)} "
         f"targeted matrices ({named}): no change of theirs has so high a rank, so the rest costs memory alone",
         f"Set trainer.lora.rank to {least} or less.",
     )
 
 
-def _experts_are_left_out(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Finding]:
+def _experts_are_left_out(
+    model: PreTrainedModel, adapted: Mapping[str, nn.Linear]
+) -> Iterator[Finding]:
     """Warn of fused experts, which are no linear modules, so that default targets miss them."""
-    adapted = targeted_modules(model, lora)
     experts = sum(
         each.numel()
         for name, each in model.named_parameters()

@@ -16,7 +16,7 @@ from offbeat.launch.checks.model_files import ModelFiles
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where Ray keeps its object store on Linux
 _PROCESS_BYTES: Final = 600 * 2**20
 """Memory of one actor with torch and transformers imported, before it holds a model, in bytes."""
-_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _STORE_OF_MEMORY: Final = 0.3
 _STORE_OF_SHARED: Final = 0.95
 _LARGEST_STORE: Final = 200e9
@@ -83,7 +83,7 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
         trained: Parameters that ``trainer.freeze`` leaves, or those of adapters: others have neither
             gradient nor moments. None: all; of adapters, which are then not counted, none.
     """
-    each = _BYTES[config.model.dtype]
+    each = DTYPE_BYTES[config.model.dtype]
     weights = model.parameters * each
     states = 0
     adapts = lora_of(config) is not None
@@ -146,7 +146,7 @@ def release_bytes(config: RunConfig, model: ModelFiles) -> int:
     sends = config.generator.has_engines and config.sync.transport == "object_store"
     if not sends or (lora_of(config) is not None and config.sync.adapter == "separate"):
         return 0
-    each = _BYTES[config.sync.wire_dtype or config.model.dtype]
+    each = DTYPE_BYTES[config.sync.wire_dtype or config.model.dtype]
     return model.parameters * (1 if config.sync.quantize else each)
 
 

@@ -36,6 +36,7 @@ from offbeat.launch.checks.files import (
 from offbeat.launch.checks.finding import Finding, Level, error, ok
 from offbeat.launch.checks.gpu_memory import gpu_bytes
 from offbeat.launch.checks.machine import (
+    DTYPE_BYTES,
     check_cores,
     check_memory,
     check_shared_memory,
@@ -130,6 +131,9 @@ def find(
             tensor_ranks.check_tensor_ranks(config, gpu),
             encoder.check_encoder(config, gpu),
         )
+    checkpoint, adapter_bytes = config.checkpoint, None
+    if trained is not None and lora_of(config) is not None:
+        adapter_bytes = trained * DTYPE_BYTES[config.model.dtype]
     yield from chain(
         check_packages(config),
         check_vllm(config),
@@ -160,8 +164,9 @@ def find(
             folder,
             model,
             requested=run_dir is not None,
-            checkpoints=_states_on_disk(config),
-            adapter_bytes=_adapter_bytes(config, trained),
+            # The newest state is written next to the states that are kept.
+            checkpoints=checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0,
+            adapter_bytes=adapter_bytes,
         ),
         check_wandb(config, os.environ),
         check_tensorboard(config),
@@ -233,15 +238,3 @@ def summary(findings: Iterable[Finding]) -> str:
         if counts[level]
     ]
     return ", ".join(bad) or "Everything is in order."
-
-
-def _states_on_disk(config: RunConfig) -> int:
-    """Return one more than the number of states kept: the newest is written beside them."""
-    checkpoint = config.checkpoint
-    return checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0
-
-
-def _adapter_bytes(config: RunConfig, trained: int | None) -> int | None:
-    if trained is None or lora_of(config) is None:
-        return None
-    return trained * {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]

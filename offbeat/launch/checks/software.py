@@ -2,14 +2,15 @@
 
 import importlib.metadata
 import importlib.util
-import socket
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from offbeat.config.limits import lora_of, trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.launch.gcs_watch import connect
 from offbeat.telemetry.wandb_sink import resolved_mode
 
 _NEEDED: Final = ("ray", "torch", "transformers", "tensordict")
@@ -86,7 +87,7 @@ def check_ray_address(
     if not address:
         yield ok("ray cluster", "a local one is started for the run")
         return
-    if problem := _unreachable(address, reach or _connect):
+    if problem := _unreachable(address, reach or partial(connect, within_s=_CONNECT_S)):
         yield error(
             "ray cluster",
             f"RAY_ADDRESS={address}: {problem}",
@@ -112,10 +113,6 @@ def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
     except (OSError, OverflowError) as failure:  # a port beyond 65535 overflows
         return f"nobody answers there: {failure}"
     return ""
-
-
-def _connect(host: str, port: int) -> None:
-    socket.create_connection((host, port), timeout=_CONNECT_S).close()
 
 
 def gpus_wanted(config: RunConfig) -> float:

@@ -52,7 +52,7 @@ from offbeat.launch.checks.user_code import (
 from offbeat.launch.checks.vllm import check_vllm_model
 from offbeat.launch.checks.weight_sync import check_weight_sync
 from offbeat.launch.checks.wire import Devices, check_wire
-from offbeat.launch.wire_room import MachinesApart, check_one_machine
+from offbeat.launch.cluster import MachinesApart, check_one_machine
 from tests.support.model_families import LONG_ROPES, family_model
 
 ROOT = Path(__file__).resolve().parents[3]
