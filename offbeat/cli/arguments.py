@@ -1,6 +1,8 @@
 """Arguments that several commands have, and what they say of a setting written as an option."""
 
 import difflib
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
@@ -8,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from offbeat.messages.exit_codes import REFUSED
+from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import printable_lines
 
 RecipeArgument = Annotated[
@@ -29,6 +32,15 @@ def refuse(problem: object, exit_code: int = REFUSED) -> NoReturn:
     """Print a problem on standard error, and end the command."""
     typer.echo(printable_lines(str(problem)), err=True)
     raise typer.Exit(exit_code)
+
+
+@contextmanager
+def error_in_one_line() -> Generator[None, None, None]:
+    """Exit with code 2 and one line if a run is unreadable."""
+    try:
+        yield
+    except (OffbeatError, OSError) as error:
+        refuse(f"offbeat: {error}")
 
 
 class RecipeCommand(TyperCommand):

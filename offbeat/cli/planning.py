@@ -5,7 +5,13 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.arguments import OverridesArgument, RecipeArgument, RecipeCommand, refuse
+from offbeat.cli.arguments import (
+    OverridesArgument,
+    RecipeArgument,
+    RecipeCommand,
+    error_in_one_line,
+    refuse,
+)
 from offbeat.messages.exit_codes import FAILED
 from offbeat.messages.text import printable_lines
 
@@ -80,7 +86,6 @@ def plan(
 ) -> None:
     """Predict what other settings would do to the speed of a run, from its own times."""
     from offbeat.planning.run_plan import plan_run
-    from offbeat.runs.past_run import error_in_one_line
 
     with error_in_one_line():
         planned = plan_run(

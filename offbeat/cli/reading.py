@@ -5,7 +5,7 @@ from typing import Annotated, cast
 
 import typer
 
-from offbeat.cli.arguments import refuse
+from offbeat.cli.arguments import error_in_one_line, refuse
 from offbeat.messages.text import printable_lines
 
 reading_app = typer.Typer(rich_markup_mode=None)
@@ -17,7 +17,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 @reading_app.command()
 def replay(run: RunArgument, as_json: JsonOption = False) -> None:
     """Fold a run's journal again, and compare it with what the run wrote. 1: they differ."""
-    from offbeat.runs.past_run import error_in_one_line
     from offbeat.runs.replay import replay as replayed
 
     with error_in_one_line():
@@ -48,7 +47,6 @@ def why(
 ) -> None:
     """Show the history of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
     from offbeat.runs.evaluated_row import evaluated_row
-    from offbeat.runs.past_run import error_in_one_line
     from offbeat.runs.why import why as group_history
 
     if (group is None) == (of_eval is None):
@@ -75,7 +73,6 @@ def report(
     ] = None,
 ) -> None:
     """Write one self-contained page on a run: outcome, time line, curves, groups. Opens offline."""
-    from offbeat.runs.past_run import error_in_one_line
     from offbeat.runs.report.document import write_report
 
     with error_in_one_line():
@@ -102,7 +99,6 @@ def export(
     """Copy a run's metrics into another tool's format, from the run directory alone."""
     from offbeat.runs.export.exporting import TOOLS, Tool
     from offbeat.runs.export.exporting import export as exported
-    from offbeat.runs.past_run import error_in_one_line
 
     if to not in TOOLS:
         refuse(f"--to {to}: no such format. Use one of {', '.join(TOOLS)}.")
@@ -132,7 +128,6 @@ def watch(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
 ) -> None:
     """Serve the page of offbeat report, live, for all runs of a directory. Ctrl-C ends it."""
-    from offbeat.runs.past_run import error_in_one_line
     from offbeat.runs.watch.server import serve
 
     with error_in_one_line():

@@ -95,7 +95,8 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     """
     redactor = _enter_process(spec)
     ledger, journal = await _journal_of(spec)
-    prompts, evaluation = await _prompts_of(spec)
+    reading = partial(_read_prompts, spec)
+    prompts, evaluation = await _in_thread(reading, "its prompt files", READ_PROMPTS_S)
     fence = Fence(spec.run_id, ledger.incarnation + 1)
     trace = TraceFile(spec.run_dir / TRACE_FILE, asyncio.get_running_loop().time)
     telemetry = _telemetry(spec)
@@ -115,8 +116,23 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         scores=scores,
         cpu_s=time.process_time,
     )
-    controller = _controller(spec, fence, ports, ledger)
-    _report_workers(rollouts, controller)
+    config = spec.config
+    controller = Controller(
+        config,
+        fence,
+        ports,
+        sampler=_sampler(spec),
+        advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
+        loss=LossSpec.of(config),
+        max_group_bytes=max_group_bytes(config),
+        rng=random.Random(config.seed),
+        ledger=ledger,
+        driver=spec.driver,
+        evaluates_only=spec.evaluates_only,
+    )
+    rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
+    rollouts.report_lost(controller.state.worker_lost)
+    rollouts.report_to(controller.state.worker_reported)
     if fence.incarnation > 1:
         journal.past.take(Opened(spec.run_id, fence.incarnation, spec.driver))
         controller.progress.go_on_from(journal.past)
@@ -156,30 +172,6 @@ def _telemetry(spec: RunSpec) -> Telemetry:
     )
 
 
-def _controller(spec: RunSpec, fence: Fence, ports: Ports, ledger: Ledger) -> Controller:
-    config = spec.config
-    return Controller(
-        config,
-        fence,
-        ports,
-        sampler=_sampler(spec),
-        advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
-        loss=LossSpec.of(config),
-        max_group_bytes=max_group_bytes(config),
-        rng=random.Random(config.seed),
-        ledger=ledger,
-        driver=spec.driver,
-        evaluates_only=spec.evaluates_only,
-    )
-
-
-def _report_workers(rollouts: RayRollouts, controller: Controller) -> None:
-    """Let the controller know what becomes of workers."""
-    rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
-    rollouts.report_lost(controller.state.worker_lost)
-    rollouts.report_to(controller.state.worker_reported)
-
-
 def _generators(spec: RunSpec, actors: Actors) -> Mapping[str, Generator]:
     if spec.evaluates_only:
         return loaded_generators(actors.engines)
@@ -202,11 +194,6 @@ def _layouts(config: RunConfig, actors: Actors) -> EngineLayouts | None:
     if not by_region or config.generator.backend != "vllm":
         return None
     return layouts_of(actors.engines, config.sync.deadline_s)
-
-
-async def _prompts_of(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:
-    """Read the prompts of training and evaluation in a thread: this machine may have to fetch them."""
-    return await _in_thread(partial(_read_prompts, spec), "its prompt files", READ_PROMPTS_S)
 
 
 def _read_prompts(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:

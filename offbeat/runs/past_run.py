@@ -1,20 +1,17 @@
 """Reads the journal of a finished, crashed or live run."""
 
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
-
-import typer
 
 from offbeat.controller.events import AnyEvent
 from offbeat.controller.journal import read_journal
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
-from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import FixableError, OffbeatError
-from offbeat.messages.text import cut, printable_lines
+from offbeat.messages.text import cut
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.runs.nearby_runs import what_to_name
 from offbeat.runs.report.limits import regular_bytes
@@ -114,13 +111,3 @@ def conserves(ledger: Ledger) -> bool:
     places = ledger.admitted + ledger.in_flight + len(ledger.ready) + len(ledger.training)
     ended = ledger.totals.trained + sum(ledger.totals.dropped.values())
     return ledger.totals.drawn == places + ended and places == len(ledger.groups)
-
-
-@contextmanager
-def error_in_one_line() -> Generator[None, None, None]:
-    """Exit with code 2 and one line if a run is unreadable."""
-    try:
-        yield
-    except (OffbeatError, OSError) as error:
-        typer.echo(f"offbeat: {printable_lines(str(error))}", err=True)
-        raise typer.Exit(REFUSED) from error

@@ -108,16 +108,7 @@ def _with_rope_scaling(settings: dict[str, Any], bound: int) -> int:
 def _missing_files(folder: Path) -> Iterator[Finding]:
     if not any(folder.glob("*.safetensors")):
         yield error(_SUBJECT, f"{folder} has no *.safetensors file", _FIX)
-    yield from _missing_shards(folder)
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        yield error(_SUBJECT, f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)})", _FIX)
-
-
-def _missing_shards(folder: Path) -> Iterator[Finding]:
-    """Yield findings for weight files that the index names and that are missing."""
-    if not (folder / _INDEX).is_file():
-        return
-    index, problem = _read_settings(folder / _INDEX)
+    index, problem = _read_settings(folder / _INDEX) if (folder / _INDEX).is_file() else ({}, None)
     if problem:
         yield problem
     places: object = index.get("weight_map")
@@ -126,6 +117,8 @@ def _missing_shards(folder: Path) -> Iterator[Finding]:
         for name in sorted(name for name in named if not (folder / name).is_file()):
             seen = f"{folder} has no {name}, which its {_INDEX} names"
             yield error(_SUBJECT, seen, "Copy or download it again.")
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        yield error(_SUBJECT, f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)})", _FIX)
 
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], Finding | None]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sync import wire_of
 from offbeat.launch.checks.finding import Finding, error, warning
-from offbeat.launch.checks.software import gpus_wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,13 @@ def find_devices(config: RunConfig) -> Devices | None:
 def check_wire(
     config: RunConfig, devices: Devices | None, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Check that ``sync.wire`` has its devices, and say that no GPU has shown that it works."""
+    """Check that ``sync.wire`` has its library, and say that no GPU has shown that it works.
+
+    ``check_gpus`` compares the devices that the run needs with this machine's.
+    """
     wire = wire_of(config.sync)
     if devices is None or wire == "tcp":
         return
-    wanted = gpus_wanted(config)
     if not devices.count:
         yield error(
             "weight sync",
@@ -48,20 +49,9 @@ def check_wire(
             f"sync.wire=nccl needs a build of torch with NCCL, and torch {devices.torch} has none",
             "Set sync.wire to tcp, or install another build of torch.",
         )
-    elif wire == "nccl" and wanted > devices.count and not environ.get("RAY_ADDRESS"):
-        yield error(
-            "weight sync",
-            f"sync.wire=nccl needs {wanted:g} devices, one for each trainer rank and those of every engine, "
-            f"and torch sees {devices.count}",
-            "Set sync.wire to tcp, or to cuda_ipc where all of them share one GPU.",
-        )
     else:
-        yield warning("weight sync", *_untested(wire, environ))
-
-
-def _untested(wire: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    text = f"sync.wire={wire} has not been run on a GPU"
-    fix = "Run make test-gpu here first; sync.wire=tcp is what has been run."
-    if wire == "cuda_ipc" and environ.get("RAY_ADDRESS"):
-        text += ", and works within a machine: a cluster in which several have GPUs is refused at the start"
-    return text, fix
+        text = f"sync.wire={wire} has not been run on a GPU"
+        if wire == "cuda_ipc" and environ.get("RAY_ADDRESS"):
+            text += ", and works within a machine: a cluster in which several have GPUs is refused at the start"
+        fix = "Run make test-gpu here first; sync.wire=tcp is what has been run."
+        yield warning("weight sync", text, fix)
