@@ -67,30 +67,16 @@ class MachinesApart(FixableError):
     form = "{} {}. {}"
 
 
-class RayNotStarted(OffbeatError):
+class RayNotStarted(FixableError):
     """The private cluster on this machine did not start."""
 
-    detail: str
-    fix: str
-
-    def __str__(self) -> str:
-        return (
-            f"Ray did not start on this machine: {self.detail}. "
-            f"{self.fix}, or join a cluster that runs: RAY_ADDRESS=..."
-        )
+    form = "Ray did not start on {}: {}. {}, or join a cluster that runs: RAY_ADDRESS=..."
 
 
-class ClusterUnreachable(OffbeatError):
+class ClusterUnreachable(FixableError):
     """No Ray cluster answers at ``RAY_ADDRESS``."""
 
-    address: str
-    detail: str
-
-    def __str__(self) -> str:
-        return (
-            f"RAY_ADDRESS={self.address}: {self.detail}. Name a cluster that runs as HOST:6379, or unset "
-            "RAY_ADDRESS to run on this machine alone"
-        )
+    form = "RAY_ADDRESS={}: {}. {}"
 
 
 class ClusterLost(OffbeatError):
@@ -130,7 +116,8 @@ def start_ray(runtime_env: Mapping[str, str]) -> None:
                 **local,
             )
     except ConnectionError as error:
-        raise ClusterUnreachable(address, first_line(error).rstrip(".")) from error
+        fix = "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run on this machine alone"
+        raise ClusterUnreachable(address, first_line(error).rstrip("."), fix) from error
     except Exception as error:
         if not_started := why_not_started(error):
             raise not_started from error
@@ -169,10 +156,10 @@ def why_not_started(error: Exception) -> RayNotStarted | None:
     detail = " ".join(str(error).split()).rstrip(".")
     # Ray has no error class of its own for a start that takes too long
     if type(error) is Exception:
-        return RayNotStarted(detail, "Stop what keeps its cores busy")
+        return RayNotStarted("this machine", detail, "Stop what keeps its cores busy")
     if isinstance(error, OSError) and not isinstance(error, ConnectionError):
         places = "Set RAY_TMPDIR to a short path, and HOME to a directory, that can be written"
-        return RayNotStarted(detail, places)
+        return RayNotStarted("this machine", detail, places)
     return None
 
 

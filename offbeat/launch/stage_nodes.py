@@ -65,15 +65,14 @@ def stage_on_nodes(
         name = name_by_lines[lines]
         try:
             say(f"{name}: {ray.get(next(lines))}")
+            continue
         except StopIteration:
-            del name_by_lines[lines]
             say(f"{name}: done")
         except RayTaskError as error:
-            del name_by_lines[lines]
             failures[name] = cause_of(error, name, "staging")
         except RayError as error:
-            del name_by_lines[lines]
             failures[name] = lost(error, name, "staging")
+        del name_by_lines[lines]
     return failures
 
 

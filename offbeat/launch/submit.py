@@ -20,7 +20,7 @@ from offbeat.config.secrets import is_secret_key
 from offbeat.launch.checks.finding import size
 from offbeat.launch.ray_token import client_environment
 from offbeat.messages.exit_codes import REFUSED
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import FixableError, OffbeatError
 from offbeat.messages.text import first_line, printable_lines
 from offbeat.telemetry.redaction import Redactor
 
@@ -46,16 +46,10 @@ class CannotPack(OffbeatError):
         return f"cannot submit from {self.working_dir}: {self.problem}"
 
 
-class NoDashboardAddress(OffbeatError):
+class NoDashboardAddress(FixableError):
     """An address at which there can be no Ray dashboard."""
 
-    address: str
-
-    def __str__(self) -> str:
-        return (
-            f"--address {self.address!r} is not the address of a Ray dashboard. "
-            "Write it as http://HOST:8265"
-        )
+    form = "--address {!r} {}. {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +128,8 @@ def check_address(address: str) -> None:
     except ValueError:  # of the port, or of an IPv6 address
         reachable = False
     if not reachable:
-        raise NoDashboardAddress(address)
+        problem = "is not the address of a Ray dashboard"
+        raise NoDashboardAddress(address, problem, "Write it as http://HOST:8265")
 
 
 def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> RayJob:

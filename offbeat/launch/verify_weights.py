@@ -1,7 +1,6 @@
 """Compares a run's weights over every leg from its checkpoint to the engines, as far as asked."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -207,23 +206,16 @@ def _merged_export(
     for name, tensor in adapters.named():
         part = part_named(name)
         parts |= {} if part is None else {(part.module, part.side): tensor}
-    dtype = getattr(torch, config.model.dtype)
+    dtype, scaling = getattr(torch, config.model.dtype), lora.alpha / lora.rank
+
+    def with_adapter(name: str, base: Tensor) -> tuple[str, Tensor]:
+        module = name.removesuffix(".weight")
+        tensor = base.to(dtype) if base.is_floating_point() else base
+        if (module, "A") not in parts:
+            return name, tensor
+        a, b = (parts[module, side].to(dtype) for side in "AB")
+        return name, merged(tensor, a, b, scaling)
+
     initial = run.run_dir / INITIAL_MODEL
     base = saved_weights(initial if initial.is_dir() else Path(config.model.path))
-    add = partial(_with_adapter, parts, lora.alpha / lora.rank, dtype)
-    return _export(between, target, (add(name, each) for name, each in base.named()))
-
-
-def _with_adapter(
-    parts: dict[tuple[str, str], Tensor],
-    scaling: float,
-    dtype: torch.dtype,
-    name: str,
-    base: Tensor,
-) -> tuple[str, Tensor]:
-    module = name.removesuffix(".weight")
-    tensor = base.to(dtype) if base.is_floating_point() else base
-    if (module, "A") not in parts:
-        return name, tensor
-    a, b = (parts[module, side].to(dtype) for side in "AB")
-    return name, merged(tensor, a, b, scaling)
+    return _export(between, target, (with_adapter(name, each) for name, each in base.named()))

@@ -40,16 +40,21 @@ def ask(run_dir: Path, within_s: float) -> list[ServedWeights]:
     try:
         question.parent.mkdir(exist_ok=True)
         question.touch()
-        return _awaited(answer, time.monotonic() + within_s)
-    except TimeoutError:
-        fix = "Is the run alive? Its newest checkpoint is compared without --engine"
-        raise RunDoesNotAnswer(str(run_dir), f"no answer within {within_s:g} s", fix) from None
+        until_s = time.monotonic() + within_s
+        while not answer.exists():
+            if time.monotonic() >= until_s:
+                fix = "Is the run alive? Its newest checkpoint is compared without --engine"
+                raise RunDoesNotAnswer(str(run_dir), f"no answer within {within_s:g} s", fix)
+            time.sleep(_LOOK_S)
+        served = msgspec.msgpack.decode(answer.read_bytes(), type=list[ServedWeights])
+        answer.unlink()
     except OSError as error:
         fix = "Ask on the machine that runs it"
         raise RunDirUnusable(str(run_dir), error.strerror or str(error), fix) from error
     finally:
         with contextlib.suppress(OSError):
             question.unlink(missing_ok=True)
+    return served
 
 
 def take_questions(run_dir: Path) -> list[str]:
@@ -71,13 +76,3 @@ def answer(run_dir: Path, question: str, served: Sequence[ServedWeights]) -> Non
     staged = run_dir / FOLDER / f".{question}"
     staged.write_bytes(msgspec.msgpack.encode(list(served)))
     staged.rename(run_dir / FOLDER / f"{question}{_ANSWER}")
-
-
-def _awaited(file: Path, until_s: float) -> list[ServedWeights]:
-    while not file.exists():
-        if time.monotonic() >= until_s:
-            raise TimeoutError
-        time.sleep(_LOOK_S)
-    served = msgspec.msgpack.decode(file.read_bytes(), type=list[ServedWeights])
-    file.unlink()
-    return served

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.config.limits import encoder_of, encoder_tokens, freeze_patterns
+from offbeat.config.limits import encoder_of, encoder_tokens, freeze_patterns, trainer_replicas
 from offbeat.config.mixture import environment_views, key_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import MEDIA_LIMIT
@@ -145,7 +145,9 @@ def _of_side(config: RunConfig, sides: _Sides, side: Side, gpu: int | None) -> F
     if side is Side.TOWER:
         trains = sides.inventory.is_trained(side)
         messages = messages_said(config, sides.model, trains_tower=trains)
-        seen = f"{seen}, for {_at_once(config)} at once; {messages}"
+        tokens = encoder_tokens(config.trainer)
+        media = "all media of a chunk" if tokens is None else f"{tokens} tokens of media"
+        seen = f"{seen}, for {media} at once; {messages}"
     is_less_in_half = held_in(torch.bfloat16).total < held.total
     less, key = _what_lowers(config, side, is_less_in_half=is_less_in_half)
     whole = sides.inventory.parameters * getattr(torch, config.model.dtype).itemsize
@@ -156,21 +158,11 @@ def _of_side(config: RunConfig, sides: _Sides, side: Side, gpu: int | None) -> F
 
 def _what_lowers(config: RunConfig, side: Side, *, is_less_in_half: bool) -> tuple[str, str]:
     """Return what lowers the memory of a rank of a side, and the section of that side."""
-    trainer, encoder = config.trainer, encoder_of(config.trainer)
+    encoder, lanes = encoder_of(config.trainer), trainer_replicas(config.trainer)
     key = "trainer.encoder" if side is Side.TOWER else "trainer"
-    is_most = (  # the number of lanes is a multiple of that of the encoders
-        side is Side.TOWER
-        and trainer.backend != "stub"
-        and encoder is not None
-        and encoder.data_parallel == trainer.data_parallel
-    )
+    # The number of lanes is a multiple of the number of encoders.
+    is_most = side is Side.TOWER and encoder is not None and encoder.data_parallel == lanes
     raised = [] if is_most else [f"{key}.data_parallel"]
     ways = [f"Raise {' or '.join([*raised, f'{key}.tensor_parallel'])}"]
     ways += ["set model.dtype=bfloat16"] if is_less_in_half else []
     return ", ".join([*ways, "freeze more of it (trainer.freeze)"]), key
-
-
-def _at_once(config: RunConfig) -> str:
-    """Return the media that a pass of the tower computes."""
-    tokens = encoder_tokens(config.trainer)
-    return "all media of a chunk" if tokens is None else f"{tokens} tokens of media"
