@@ -21,7 +21,7 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
         yield from _bands_hold_what_is_on_policy(loss)
         yield from _the_cap_is_inside_the_band(loss)
         yield from _a_sequence_has_one_weight(loss)
-        yield from _a_kl_gradient_has_a_use(loss)
+        yield from _the_kl_has_one_gradient(loss)
         yield from _a_deviation_divides_advantages_only(config, loss)
         yield from _a_teacher_has_a_place(config, loss)
         yield from _old_logprobs_outlast_a_minibatch(config, loss)
@@ -35,15 +35,14 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
 
 def _corrections(loss: PolicyGradientLossConfig) -> dict[str, str]:
     """The corrections that are on, as they are written."""
-    keys = dict[str, str]()
-    if loss.tis_cap is not None:
-        keys["tis_cap"] = f"{loss.tis_cap:g}"
-    if loss.sequence_cap is not None:
-        keys["sequence_cap"] = f"{loss.sequence_cap:g}"
-    for name, band in (("icepop_band", loss.icepop_band), ("sequence_band", loss.sequence_band)):
-        if band is not None:
-            keys[name] = _written(band)
-    return keys
+    caps = {"tis_cap": loss.tis_cap, "sequence_cap": loss.sequence_cap}
+    written = {name: f"{cap:g}" for name, cap in caps.items() if cap is not None}
+    return written | {name: _written(band) for name, band in _bands(loss)}
+
+
+def _bands(loss: PolicyGradientLossConfig) -> list[tuple[str, tuple[float, float]]]:
+    bands = {"icepop_band": loss.icepop_band, "sequence_band": loss.sequence_band}
+    return [(name, band) for name, band in bands.items() if band is not None]
 
 
 def _written(band: tuple[float, float]) -> str:
@@ -63,8 +62,8 @@ def _corrections_have_something_to_correct(loss: PolicyGradientLossConfig) -> It
 
 
 def _bands_hold_what_is_on_policy(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
-    for name, band in (("icepop_band", loss.icepop_band), ("sequence_band", loss.sequence_band)):
-        if band is not None and not band[0] < 1 < band[1]:
+    for name, band in _bands(loss):
+        if not band[0] < 1 < band[1]:
             yield Clash(
                 (f"{_LOSS}.{name}",),
                 f"{_LOSS}.{name}={_written(band)} does not hold 1: it would drop exactly what the engine "
@@ -86,9 +85,7 @@ def _the_cap_is_inside_the_band(loss: PolicyGradientLossConfig) -> Iterator[Clas
 
 def _dual_clip_is_outside_the_clip_range(loss: PessimisticLossConfig) -> Iterator[Clash]:
     dual = loss.dual_clip
-    if dual is None:
-        return
-    if dual <= 1 + loss.clip_high:
+    if dual is not None and dual <= 1 + loss.clip_high:
         yield Clash(
             (f"{_LOSS}.dual_clip", f"{_LOSS}.clip_high"),
             f"{_LOSS}.dual_clip={dual:g} is inside the clip range, which ends at "
@@ -98,15 +95,19 @@ def _dual_clip_is_outside_the_clip_range(loss: PessimisticLossConfig) -> Iterato
 
 
 def _a_sequence_has_one_weight(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
-    if loss.sequence_cap is not None:
-        for name in ("tis_cap", "icepop_band", "sequence_weights"):
-            if name in _corrections(loss) or (name == "sequence_weights" and loss.sequence_weights):
-                yield Clash(
-                    (f"{_LOSS}.sequence_cap", f"{_LOSS}.{name}"),
-                    f"{_LOSS}.sequence_cap={loss.sequence_cap:g} and {_LOSS}.{name}="
-                    f"{_corrections(loss).get(name, 'true')} correct for the same difference twice",
-                    "Leave one of them out.",
-                )
+    by_token = {
+        name: value
+        for name, value in _corrections(loss).items()
+        if name in ("tis_cap", "icepop_band")
+    }
+    weights = {"sequence_weights": "true"} if loss.sequence_weights else {}
+    for name, value in (by_token | weights).items() if loss.sequence_cap is not None else ():
+        yield Clash(
+            (f"{_LOSS}.sequence_cap", f"{_LOSS}.{name}"),
+            f"{_LOSS}.sequence_cap={loss.sequence_cap:g} and {_LOSS}.{name}={value} correct for the same "
+            "difference twice",
+            "Leave one of them out.",
+        )
     if not loss.sequence_weights:
         return
     if loss.sequence_band is None or loss.sequence_statistic != "product":
@@ -117,26 +118,17 @@ def _a_sequence_has_one_weight(loss: PolicyGradientLossConfig) -> Iterator[Clash
             f"Set {_LOSS}.sequence_statistic to product and {_LOSS}.sequence_band to its bounds, as in "
             f"[0, 2], or leave {_LOSS}.sequence_weights out.",
         )
-    for name in ("tis_cap", "icepop_band"):
-        if name in _corrections(loss):
-            yield Clash(
-                (f"{_LOSS}.sequence_weights", f"{_LOSS}.{name}"),
-                f"{_LOSS}.sequence_weights=true and {_LOSS}.{name}={_corrections(loss)[name]} correct for the "
-                "same difference twice: by sequence and by token",
-                "Leave one of them out.",
-            )
-
-
-def _a_kl_gradient_has_a_use(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
-    if loss.kl_gradient != "unbiased":
-        return
-    if not loss.kl_coef:
+    for name, value in by_token.items():
         yield Clash(
-            (f"{_LOSS}.kl_gradient", f"{_LOSS}.kl_coef"),
-            f"{_LOSS}.kl_gradient=unbiased is not used: {_LOSS}.kl_coef=0",
-            f"Set {_LOSS}.kl_coef to more than 0, or leave {_LOSS}.kl_gradient out.",
+            (f"{_LOSS}.sequence_weights", f"{_LOSS}.{name}"),
+            f"{_LOSS}.sequence_weights=true and {_LOSS}.{name}={value} correct for the same difference "
+            "twice: by sequence and by token",
+            "Leave one of them out.",
         )
-    elif loss.kl_kind == "k2":
+
+
+def _the_kl_has_one_gradient(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
+    if loss.kl_gradient == "unbiased" and loss.kl_coef and loss.kl_kind == "k2":
         yield Clash(
             (f"{_LOSS}.kl_gradient", f"{_LOSS}.kl_kind"),
             f"{_LOSS}.kl_gradient=unbiased does not go with {_LOSS}.kl_kind=k2: the mean of k2 is "
@@ -146,16 +138,13 @@ def _a_kl_gradient_has_a_use(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
 
 
 def _a_kl_penalty_is_there(loss: AnyLossConfig) -> Iterator[Clash]:
-    if loss.kl_coef:
-        return
-    for name in ("kl_kind", "kl_clamp"):
-        value = getattr(loss, name)
-        if value != type(loss).model_fields[name].default:
-            yield Clash(
-                (f"{_LOSS}.{name}", f"{_LOSS}.kl_coef"),
-                f"{_LOSS}.{name}={value} is not used: {_LOSS}.kl_coef=0",
-                f"Set {_LOSS}.kl_coef to more than 0, or leave {_LOSS}.{name} out.",
-            )
+    changed = loss.model_dump(include={"kl_kind", "kl_clamp", "kl_gradient"}, exclude_defaults=True)
+    for name, value in changed.items() if not loss.kl_coef else ():
+        yield Clash(
+            (f"{_LOSS}.{name}", f"{_LOSS}.kl_coef"),
+            f"{_LOSS}.{name}={value} is not used: {_LOSS}.kl_coef=0",
+            f"Set {_LOSS}.kl_coef to more than 0, or leave {_LOSS}.{name} out.",
+        )
 
 
 def _a_constant_has_a_use(loss: AnyLossConfig) -> Iterator[Clash]:
@@ -210,14 +199,14 @@ def _a_deviation_divides_advantages_only(
 def _a_teacher_has_a_place(config: RunConfig, loss: PolicyGradientLossConfig) -> Iterator[Clash]:
     teacher = loss.teacher
     if teacher is None:
-        changed = loss.model_dump(exclude_defaults=True)
-        for name in sorted({"teacher_coef", "teacher_reward_coef"} & changed.keys()):
-            if getattr(loss, name) != type(loss).model_fields[name].default:
-                yield Clash(
-                    (f"{_LOSS}.{name}", f"{_LOSS}.teacher"),
-                    f"{_LOSS}.{name} is not used: there is no teacher",
-                    f"Set {_LOSS}.teacher to a model directory, or leave {_LOSS}.{name} out.",
-                )
+        for name in loss.model_dump(
+            include={"teacher_coef", "teacher_reward_coef"}, exclude_defaults=True
+        ):
+            yield Clash(
+                (f"{_LOSS}.{name}", f"{_LOSS}.teacher"),
+                f"{_LOSS}.{name} is not used: there is no teacher",
+                f"Set {_LOSS}.teacher to a model directory, or leave {_LOSS}.{name} out.",
+            )
         return
     if loss.step_std:
         yield Clash(
@@ -234,25 +223,17 @@ def _a_teacher_has_a_place(config: RunConfig, loss: PolicyGradientLossConfig) ->
         )
 
 
-def _several(config: RunConfig) -> tuple[str, str]:
-    """Return the key of several optimizer steps per step, and how it is written; empty for one."""
-    algorithm = config.algorithm
-    for name in ("minibatches", "epochs"):
-        if (count := getattr(algorithm, name)) > 1:
-            return f"algorithm.{name}", f"algorithm.{name}={count}"
-    return "", ""
-
-
 def _old_logprobs_outlast_a_minibatch(
     config: RunConfig, loss: PolicyGradientLossConfig
 ) -> Iterator[Clash]:
-    key, written = _several(config)
-    if key and loss.old_logprobs == "current":
+    parts = {"minibatches": config.algorithm.minibatches, "epochs": config.algorithm.epochs}
+    name, count = next(((name, n) for name, n in parts.items() if n > 1), ("", 1))
+    if count > 1 and loss.old_logprobs == "current":
         yield Clash(
-            (f"{_LOSS}.old_logprobs", key),
-            f"{_LOSS}.old_logprobs=current is the policy of each optimizer step, not the one that {written} "
-            "began with: the ratio would be 1 in all of them, and bound none",
-            f"Set {_LOSS}.old_logprobs to policy, or {key} to 1.",
+            (f"{_LOSS}.old_logprobs", f"algorithm.{name}"),
+            f"{_LOSS}.old_logprobs=current is the policy of each optimizer step, not the one that "
+            f"algorithm.{name}={count} began with: the ratio would be 1 in all of them, and bound none",
+            f"Set {_LOSS}.old_logprobs to policy, or algorithm.{name} to 1.",
         )
 
 

@@ -37,11 +37,10 @@ from offbeat.config.run import RunConfig
 from offbeat.config.schedule_in_steps import schedule_in_steps
 from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import MAKE_PROMPTS, MEDIA_LIMIT, EnvironmentConfig
-from offbeat.config.sections.generator import GeneratorConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
 from offbeat.config.sections.sync import BUCKETS_AT_ONCE, wire_of
-from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig, TrainerConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig
 
 __all__ = ["Clash", "clashes"]
 
@@ -53,11 +52,8 @@ def clashes(config: RunConfig, *, dry_run: bool = False) -> Iterator[Clash]:
 
     A dry run needs no backend and no device.
     """
-    for check in _ALWAYS:
+    for check in _ALWAYS if dry_run else _ALWAYS + _REAL_RUNS:
         yield from check(config)
-    if not dry_run:
-        for check in _REAL_RUNS:
-            yield from check(config)
 
 
 # --- staleness, buffer and flow ------------------------------------------------------------------
@@ -310,34 +306,30 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
 
 
 def _devices_and_gpus_agree(config: RunConfig) -> Iterator[Clash]:
-    yield from _device_and_gpus("generator", config.generator)
-    yield from _device_and_gpus("trainer", config.trainer)
-
-
-def _device_and_gpus(section: str, config: GeneratorConfig | TrainerConfig) -> Iterator[Clash]:
-    if config.backend == "stub":
-        return
-    device, gpus = config.device, config.gpus
-    kind = device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        yield Clash(
-            (f"{section}.device",),
-            f"{section}.device={device} is no device this version runs on",
-            "Set it to cpu or cuda.",
-        )
-    elif kind == "cuda" and gpus == 0:
-        yield Clash(
-            (f"{section}.device", f"{section}.gpus"),
-            f"{section}.device={device} with {section}.gpus=0: Ray hides the GPUs from an actor that "
-            "reserves none",
-            f"Set {section}.gpus to 1, or {section}.device to cpu.",
-        )
-    elif kind == "cpu" and gpus > 0:
-        yield Clash(
-            (f"{section}.gpus", f"{section}.device"),
-            f"{section}.gpus={gpus:g} with {section}.device=cpu: the GPU would be reserved and left idle",
-            f"Set {section}.device to cuda, or {section}.gpus to 0.",
-        )
+    for section, chosen in (("generator", config.generator), ("trainer", config.trainer)):
+        if chosen.backend == "stub":
+            continue
+        device, gpus = chosen.device, chosen.gpus
+        kind = device.partition(":")[0]
+        if kind not in ("cpu", "cuda"):
+            yield Clash(
+                (f"{section}.device",),
+                f"{section}.device={device} is no device this version runs on",
+                "Set it to cpu or cuda.",
+            )
+        elif kind == "cuda" and gpus == 0:
+            yield Clash(
+                (f"{section}.device", f"{section}.gpus"),
+                f"{section}.device={device} with {section}.gpus=0: Ray hides the GPUs from an actor that "
+                "reserves none",
+                f"Set {section}.gpus to 1, or {section}.device to cpu.",
+            )
+        elif kind == "cpu" and gpus > 0:
+            yield Clash(
+                (f"{section}.gpus", f"{section}.device"),
+                f"{section}.gpus={gpus:g} with {section}.device=cpu: the GPU would be reserved and left idle",
+                f"Set {section}.device to cuda, or {section}.gpus to 0.",
+            )
 
 
 def _adapters_leave_nothing_to_freeze(config: RunConfig) -> Iterator[Clash]:
@@ -382,6 +374,20 @@ def _paths_on_the_hub_name_files(config: RunConfig) -> Iterator[Clash]:
             )
 
 
+_READ_A_FILE: Final = {
+    "function": (
+        "prompts: a reward function makes none",
+        "file with a `prompt` or `messages` in each row",
+    ),
+    "agent": (
+        "tasks: an agent makes none",
+        "JSON Lines file; each row is the task of a call of the agent",
+    ),
+    "gsm8k": ("prompts of its own", "file with `question` and `answer` in each row"),
+}
+"""Environments whose prompts are in a file: what they lack without it, and what the file holds."""
+
+
 def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
     name, path = config.environment.name, config.data.path
     if name in MAKE_PROMPTS and path is not None:
@@ -390,23 +396,12 @@ def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
             f"data.path is not used: environment.name={name} makes its own prompts",
             "Leave data.path out, or set environment.name to function to score the rows of your file.",
         )
-    elif name == "function" and path is None:
+    elif name in _READ_A_FILE and path is None:
+        missing, rows = _READ_A_FILE[name]
         yield Clash(
             ("data.path", "environment.name"),
-            "environment.name=function has no prompts: a reward function makes none",
-            "Set data.path to a file with a `prompt` or `messages` in each row.",
-        )
-    elif name == "agent" and path is None:
-        yield Clash(
-            ("data.path", "environment.name"),
-            "environment.name=agent has no tasks: an agent makes none",
-            "Set data.path to a JSON Lines file; each row is the task of a call of the agent.",
-        )
-    elif name == "gsm8k" and path is None:
-        yield Clash(
-            ("data.path", "environment.name"),
-            "environment.name=gsm8k has no prompts of its own",
-            "Set data.path to a file with `question` and `answer` in each row.",
+            f"environment.name={name} has no {missing}",
+            f"Set data.path to a {rows}.",
         )
     if config.data.columns and path is None:
         yield Clash(
@@ -459,14 +454,10 @@ def in_each_environment(
     def checked(config: RunConfig) -> Iterator[Clash]:
         for name, view in environment_views(config).items():
             for clash in check(view):
-                yield _in_environment(name, clash) if name else clash
+                keys = tuple(text_in(name, key) for key in clash.keys)
+                yield Clash(keys, text_in(name, clash.message), text_in(name, clash.hint))
 
     return checked
-
-
-def _in_environment(name: str, clash: Clash) -> Clash:
-    keys = tuple(text_in(name, key) for key in clash.keys)
-    return Clash(keys, text_in(name, clash.message), text_in(name, clash.hint))
 
 
 def mixture_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -596,14 +587,16 @@ def _rows_are_trained_as_they_are(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-CALL_KEYS = ("reward_concurrency", "reward_retries", "reward_retry_on", "reward_calls_per_s")
+CALL_KEYS: Final = {"reward_concurrency", "reward_retries", "reward_retry_on", "reward_calls_per_s"}
 """Keys of ``environment`` that only an async reward reads."""
 
 
 def call_keys_set(environment: EnvironmentConfig) -> list[str]:
     """Return which keys of the calls of async rewards are not at their default."""
-    set_here = environment.model_dump(exclude_defaults=True)
-    return [f"environment.{key}" for key in CALL_KEYS if key in set_here]
+    return [
+        f"environment.{key}"
+        for key in environment.model_dump(include=CALL_KEYS, exclude_defaults=True)
+    ]
 
 
 def reward_function_clashes(environment: EnvironmentConfig) -> Iterator[Clash]:
@@ -870,21 +863,17 @@ def layout_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield parallel sizes that cannot work together, or beside another setting."""
     trainer = config.trainer
     if isinstance(trainer, TorchTrainerConfig) and trainer.tensor_parallel > 1:
-        yield from _torch_divides_plain_models(config, trainer)
+        ranks = f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch"
+        if moe_of(config) is not None:
+            yield Clash(
+                ("trainer.tensor_parallel", "trainer.moe"),
+                f"{ranks} does not go with trainer.moe: experts are not divided",
+                "Set trainer.tensor_parallel to 1, or leave trainer.moe out.",
+            )
     if isinstance(trainer, MegatronTrainerConfig):
         yield from _tensor_parallel_ranks_share_the_tokens(trainer)
         yield from _experts_fill_the_ranks_of_a_stage(trainer)
         yield from _every_stage_has_its_layers(trainer)
-
-
-def _torch_divides_plain_models(config: RunConfig, trainer: TorchTrainerConfig) -> Iterator[Clash]:
-    ranks = f"trainer.tensor_parallel={trainer.tensor_parallel} of trainer.backend=torch"
-    if moe_of(config) is not None:
-        yield Clash(
-            ("trainer.tensor_parallel", "trainer.moe"),
-            f"{ranks} does not go with trainer.moe: experts are not divided",
-            "Set trainer.tensor_parallel to 1, or leave trainer.moe out.",
-        )
 
 
 def _tensor_parallel_ranks_share_the_tokens(trainer: MegatronTrainerConfig) -> Iterator[Clash]:
@@ -1158,12 +1147,6 @@ def _recording_clashes(config: RunConfig, wire: str) -> Iterator[Clash]:
 # --- run directory --------------------------------------------------------------------------------
 
 
-def run_dir_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Check that the run directory is a path, with the name of the run filled in."""
-    yield from _run_dir_can_be_filled_in(config)
-    yield from _run_dir_is_a_path(config)
-
-
 def _run_dir_can_be_filled_in(config: RunConfig) -> Iterator[Clash]:
     if set(config.run_dir.replace("{name}", "")) & set("{}"):
         yield Clash(
@@ -1204,7 +1187,8 @@ _ALWAYS = (
     _adapters_leave_nothing_to_freeze,
     moe_clashes,
     encoder_clashes,
-    run_dir_clashes,
+    _run_dir_can_be_filled_in,
+    _run_dir_is_a_path,
     mixture_clashes,
     in_each_environment(_user_code_is_named),
     in_each_environment(reward_call_clashes),

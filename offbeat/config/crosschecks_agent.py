@@ -6,7 +6,6 @@ from offbeat.config.clash import Clash
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
-from offbeat.config.sections.rollout import RolloutConfig
 
 
 def agent_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -81,16 +80,10 @@ def agent_limit_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield limits of the samples of agents in a run that has none."""
     if any(view.environment.is_agent for view in environment_views(config).values()):
         return
-    rollout = config.rollout
-    of_agents = {
-        "max_sample_tokens": rollout.max_sample_tokens,
-        "max_branches": rollout.max_branches,
-        "branches": rollout.branches,
-    }
-    for key, value in of_agents.items():
-        if value != RolloutConfig.model_fields[key].default:
-            yield Clash(
-                (f"rollout.{key}", "environment.name"),
-                f"rollout.{key}={value} is not used: it is about the samples of agents alone",
-                f"Leave rollout.{key} out.",
-            )
+    of_agents = {"max_sample_tokens", "max_branches", "branches"}
+    for key, value in config.rollout.model_dump(include=of_agents, exclude_defaults=True).items():
+        yield Clash(
+            (f"rollout.{key}", "environment.name"),
+            f"rollout.{key}={value} is not used: it is about the samples of agents alone",
+            f"Leave rollout.{key} out.",
+        )
