@@ -124,6 +124,7 @@ class ChatBridge(Protocol):
     ) -> RenderedPrompt | BranchReason:
         """Return the prompt that continues ``history``, or why there is none.
 
+        The messages follow ``history``, and the tools are the same.
         The prompt begins with ``history.token_ids``. A turn that was cut is closed with the token
         by which the format of the model ends it, behind what the client has added to it.
 

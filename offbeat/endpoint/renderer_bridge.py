@@ -62,10 +62,6 @@ class RendererBridge:
         tools: Tools,
         variables: str = NO_VARIABLES,
     ) -> RenderedPrompt | BranchReason:
-        if not history.is_followed_by(messages):
-            return BranchReason.HISTORY_EDITED
-        if tools != history.tools:
-            return BranchReason.TOOLS_CHANGED
         _refuse_variables(variables)
         length, drawn = len(history.messages), history.token_ids
         prompt, completion = drawn[: history.prompt_length], drawn[history.prompt_length :]

@@ -238,6 +238,9 @@ class SampleSession:
         if self.turns and any(message.role == "assistant" for message in request.messages):
             reason = BranchReason.HISTORY_EDITED
         for parent in self._continued_by(request.messages):
+            if request.tools != parent.history.tools:
+                reason = BranchReason.TOOLS_CHANGED
+                continue
             prompt = await _apart(request, partial(bridge.extend, parent.history, *asked))
             if isinstance(prompt, RenderedPrompt):
                 return parent, None, prompt

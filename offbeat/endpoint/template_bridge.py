@@ -67,10 +67,6 @@ class TemplateBridge:
         tools: Tools,
         variables: str = NO_VARIABLES,
     ) -> RenderedPrompt | BranchReason:
-        if not history.is_followed_by(messages):
-            return BranchReason.HISTORY_EDITED
-        if tools != history.tools:
-            return BranchReason.TOOLS_CHANGED
         render, asked = self._template.render, self._asked(history, variables)
         sent = messages[: len(history.messages)]
         answered = render(sent, tools, variables, opens_answer=False)

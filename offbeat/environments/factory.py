@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -114,17 +114,21 @@ def make_prompts(
 
 def _made_prompts(config: RunConfig) -> PromptSource | None:
     """Return the prompts of an environment of the package that makes its own; None of another."""
-    shuffle, seed, epochs = config.data.shuffle, config.seed, config.data.epochs
+    shuffle, epochs = config.data.shuffle, config.data.epochs
+    order: dict[str, Any] = {"shuffle": shuffle, "seed": config.seed, "epochs": epochs}
     match config.environment.name:
         case "stub":
-            return StubPrompts(_STUB_ROWS, shuffle=shuffle, seed=seed, epochs=epochs)
+            return StubPrompts(_STUB_ROWS, **order)
         case "arithmetic":
-            return _arithmetic_prompts(config)
+            terms = _options(config.environment, ArithmeticOptions)
+            try:
+                return ArithmeticPrompts(terms.low, terms.high, **order)
+            except ValueError as error:
+                raise BadEnvironment("environment.options", str(error)) from error
         case "digits":
             return _digit_prompts(config, shuffle=shuffle, epochs=epochs)
         case "reasoning_gym":
-            rows = _options(config.environment, GymOptions).rows
-            return GymPrompts(rows, shuffle=shuffle, seed=seed, epochs=epochs)
+            return GymPrompts(_options(config.environment, GymOptions).rows, **order)
         case _:
             return None
 
@@ -229,8 +233,9 @@ def _function(
     working_dir: Path,
     began_with: Mapping[str, str],
 ) -> FunctionReward:
-    target = _reward_target(config, reward.target, working_dir, began_with.get(key, ""))
-    target = replace(target, options=reward.options, may_be_none=key != ENVIRONMENT)
+    source, may_be_none = began_with.get(key, ""), key != ENVIRONMENT
+    given = {"options": reward.options, "may_be_none": may_be_none}
+    target = _reward_target(config, reward.target, working_dir, source, **given)
     grades = {"is_counted": False, "ignores_thinking": True} if reward.target in GRADERS else {}
     return FunctionReward(tokenizer, target, config.reward_workers, **grades)
 
@@ -247,7 +252,7 @@ def _built_in(
         case "demonstrations":
             return Demonstrations(tokenizer)
         case "reasoning_gym":
-            target = _reward_target(config, REWARD, working_dir, source="")
+            target = _reward_target(config, REWARD, working_dir)
             options = _options(config, GymOptions)
             return ReasoningGym(tokenizer, target, config.reward_workers, options)
         case _:
@@ -267,16 +272,13 @@ def make_agent(
         if program is None:
             problem = f"{config.command[0]!r} is no program, from {working_dir} or on the PATH"
             raise BadEnvironment("environment.command", problem)
-        target = _reward_target(config, agent_program.TARGET, working_dir, "")
-        command = [program, *config.command[1:]]
-        target = replace(target, options={"command": command})
-    elif config.target is not None:
-        source = began_with.get(ENVIRONMENT, "")
-        target = _reward_target(config, config.target, working_dir, source)
-    else:
+        options = {"command": [program, *config.command[1:]]}
+        return _agent(config, agent_program.TARGET, working_dir, "", options)
+    if config.target is None:
         problem = "an agent needs it, or environment.command; name module:name"
         raise BadEnvironment("environment.target", problem)
-    return _agent(config, target)
+    source = began_with.get(ENVIRONMENT, "")
+    return _agent(config, config.target, working_dir, source, config.options)
 
 
 def make_verifiers(config: EnvironmentConfig, working_dir: Path, model_path: str) -> AgentFunction:
@@ -285,19 +287,20 @@ def make_verifiers(config: EnvironmentConfig, working_dir: Path, model_path: str
     Raises:
         BadEnvironment: The options have other keys, or wrong types.
     """
-    options = msgspec.to_builtins(_options(config, VerifiersOptions))
-    target = _reward_target(config, EPISODE, working_dir, "")
-    given = {"tokenizer": str(working_dir / model_path), "renderer": dict(config.renderer)}
-    return _agent(config, replace(target, options=given | {"options": options}))
+    options = {
+        "tokenizer": str(working_dir / model_path),
+        "renderer": dict(config.renderer),
+        "options": msgspec.to_builtins(_options(config, VerifiersOptions)),
+    }
+    return _agent(config, EPISODE, working_dir, "", options)
 
 
-def _agent(config: EnvironmentConfig, target: RewardTarget) -> AgentFunction:
-    agent = replace(
-        target,
-        limits=None,
-        deadline_s=None,
-        variables=(*INHERITED, *config.variables),
-    )
+def _agent(
+    config: EnvironmentConfig, target: str, working_dir: Path, source: str, options: dict[str, Any]
+) -> AgentFunction:
+    variables = (*INHERITED, *config.variables)
+    given = {"options": options, "limits": None, "deadline_s": None, "variables": variables}
+    agent = _reward_target(config, target, working_dir, source, **given)
     # The process group of a program ends with each episode, and whatever it has left in it.
     limits = EpisodeLimits(config.episodes_at_once, 1 if config.command else None)
     return AgentFunction(agent, config.reward_workers, limits)
@@ -336,20 +339,6 @@ def _options(config: EnvironmentConfig, kind: type[_Options]) -> _Options:
         raise BadEnvironment("environment.options", problem) from error
 
 
-def _arithmetic_prompts(config: RunConfig) -> PromptSource:
-    options = _options(config.environment, ArithmeticOptions)
-    try:
-        return ArithmeticPrompts(
-            options.low,
-            options.high,
-            seed=config.seed,
-            shuffle=config.data.shuffle,
-            epochs=config.data.epochs,
-        )
-    except ValueError as error:
-        raise BadEnvironment("environment.options", str(error)) from error
-
-
 def _digit_prompts(
     config: RunConfig, *, shuffle: bool, epochs: int | None, held_out: bool = False
 ) -> PromptSource:
@@ -358,9 +347,21 @@ def _digit_prompts(
 
 
 def _reward_target(
-    config: EnvironmentConfig, target: str, working_dir: Path, source: str
+    config: EnvironmentConfig,
+    target: str,
+    working_dir: Path,
+    source: str = "",
+    **changes: Any,  # noqa: ANN401 - of the fields of a target
 ) -> RewardTarget:
-    return RewardTarget(
+    processes, rate = config.workers * config.reward_workers, config.reward_calls_per_s
+    limits = CallLimits(
+        deadline_s=_SHARE_OF_DEADLINE * config.reward_deadline_s,
+        concurrency=config.reward_concurrency,
+        calls_per_s=None if rate is None else rate / processes,
+        retries=config.reward_retries,
+        retry_on=config.reward_retry_on,
+    )
+    made = RewardTarget(
         target=reward_target(target),
         working_dir=working_dir,
         options=config.options,
@@ -368,19 +369,9 @@ def _reward_target(
         deadline_s=config.reward_deadline_s,
         start_s=config.reward_start_s,
         source=source,
-        limits=_call_limits(config),
+        limits=limits,
     )
-
-
-def _call_limits(config: EnvironmentConfig) -> CallLimits:
-    processes, rate = config.workers * config.reward_workers, config.reward_calls_per_s
-    return CallLimits(
-        deadline_s=_SHARE_OF_DEADLINE * config.reward_deadline_s,
-        concurrency=config.reward_concurrency,
-        calls_per_s=None if rate is None else rate / processes,
-        retries=config.reward_retries,
-        retry_on=config.reward_retry_on,
-    )
+    return replace(made, **changes)
 
 
 def _custom(

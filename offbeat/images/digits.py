@@ -86,20 +86,10 @@ def drawn(named: object) -> "Image":
     Raises:
         BadPicture: It does not name one.
     """
-    return _image(drawn_digit(named))
-
-
-def drawn_digit(named: object) -> DigitPicture:
-    """Return the picture and its digit; raises as ``drawn``."""
-    fields = cast("Mapping[str, object]", named)
-    match fields:
-        case {"seed": int(seed), "index": int(index)} if seed >= 0 and index >= 0:
-            return picture(seed, index)
-        case _:
-            raise BadPicture(f"{named!r:.80}", "is no drawn picture: give its seed and index")
-
-
-def _image(drawn: DigitPicture) -> "Image":
     from PIL import Image  # noqa: PLC0415 - of the extra vision
 
-    return Image.fromarray(drawn.pixels).convert("RGB")
+    match cast("Mapping[str, object]", named):
+        case {"seed": int(seed), "index": int(index)} if seed >= 0 and index >= 0:
+            return Image.fromarray(picture(seed, index).pixels).convert("RGB")
+        case _:
+            raise BadPicture(f"{named!r:.80}", "is no drawn picture: give its seed and index")
