@@ -139,16 +139,16 @@ class Child:
         Raises:
             RewardFailed: ``reward_import_failed``, or the process died or hung in its imports.
         """
-        ours, theirs = socket.socketpair()
-        mark, mark_fd = EpisodeMark.create()
-        with ExitStack() as undo:  # of a cancellation, too: the pool may be closed
+        with ExitStack() as undo, ExitStack() as passed:  # undone if cancelled, too
+            mark, mark_fd = EpisodeMark.create()
             undo.callback(mark.close)
-            with theirs, ExitStack() as passed:
-                passed.callback(os.close, mark_fd)
-                undo.callback(ours.close)
-                streams = await asyncio.open_unix_connection(sock=ours)
-                undo.callback(streams[1].close)
-                process = await _spawn(theirs, mark_fd, target)
+            passed.callback(os.close, mark_fd)
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            passed.enter_context(theirs)
+            streams = await asyncio.open_unix_connection(sock=ours)
+            undo.callback(streams[1].close)
+            process = await _spawn(theirs, mark_fd, target)
             undo.pop_all()
         events = {"on_call_end": on_call_end, "on_change": on_change}
         child = cls(target, process, streams, mark, count=count, **events)
@@ -306,7 +306,7 @@ class Child:
             return  # a sample has failed, or is late: the caller kills this process
         if call is None or reply.sample in call.replies:
             raise RewardFailed("reward_answered_twice", _TWICE.format(reply.sample))
-        if reply.sample >= call.samples:
+        if not 0 <= reply.sample < call.samples:
             raise RewardFailed(_DIED, f"it sent {reply!r}, no answer")
         call.replies[reply.sample] = reply
         problem = reply.problem

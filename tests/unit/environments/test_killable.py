@@ -133,6 +133,11 @@ def test_a_child_that_answers_twice_for_one_sample_and_never_for_another_has_no_
     assert failure("forges", "a", "b").startswith("reward_answered_twice: sample 0")
 
 
+@pytest.mark.parametrize("sample", [-1, 2])
+def test_a_child_that_answers_for_a_sample_that_there_is_not_has_no_rewards(sample: int) -> None:
+    assert failure("forges", "a", "b", sample=sample).startswith("reward_process_died: it sent")
+
+
 def test_an_integer_is_a_reward() -> None:
     assert rewards("whole", "ab") == [2.0]
 
