@@ -6,20 +6,13 @@ Legend: G samples of the group, B branches over all samples, N response tokens o
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.failures import FailureKind, SchemaError
-from offbeat.messages.groups import (
-    Receipt,
-    RewardsByName,
-    RolloutTask,
-    SampleFailure,
-    SampleStatus,
-    VersionSpans,
-)
+from offbeat.messages.groups import Receipt, RewardsByName, RolloutTask, VersionSpans
 from offbeat.messages.media import Media
 from offbeat.rollouts.calls import failed
 from offbeat.transfer_queue import schema
@@ -51,25 +44,8 @@ class Rollout:
     media: Media | None = None  # of the prompt
 
 
-@dataclass(frozen=True, slots=True)
-class SampleOutcomes:
-    """The fields of a receipt about failed tries of its samples; empty where none has failed."""
-
-    statuses: tuple[SampleStatus, ...] = ()
-    failures: tuple[SampleFailure, ...] = ()
-    retries: tuple[int, ...] = ()
-
-
-NOTHING_FAILED: Final = SampleOutcomes()
-
-
-def packed(
-    task: RolloutTask,
-    rollout: Rollout,
-    rewards: list[float],
-    outcomes: SampleOutcomes = NOTHING_FAILED,
-) -> tuple[Receipt, Columns]:
-    """The columns of the group and their receipt.
+def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[Receipt, Columns]:
+    """Return the columns of the group and their receipt.
 
     Raises:
         RolloutFailed: ``schema``, when a column is not what the schema declares (a NaN logprob).
@@ -96,7 +72,7 @@ def packed(
         schema.check(columns, required)
     except SchemaError as error:
         raise failed(task, FailureKind.DATA, "schema", str(error)) from error
-    return _receipt(task, rollout, columns, outcomes), columns
+    return _receipt(task, rollout, columns), columns
 
 
 def version_of_each_token(spans: tuple[VersionSpans, ...], tokens: int) -> NDArray[np.int32]:
@@ -108,9 +84,7 @@ def version_of_each_token(spans: tuple[VersionSpans, ...], tokens: int) -> NDArr
     return np.repeat(np.array(versions, dtype=np.int32), counts)
 
 
-def _receipt(
-    task: RolloutTask, rollout: Rollout, columns: Columns, outcomes: SampleOutcomes
-) -> Receipt:
+def _receipt(task: RolloutTask, rollout: Rollout, columns: Columns) -> Receipt:
     starts, spans = rollout.offsets, rollout.version_spans
     if rollout.branches:
         bounds = np.cumsum([0, *rollout.branches])
@@ -139,9 +113,6 @@ def _receipt(
         kept_kv=rollout.kept_kv,
         truncated_turns=rollout.truncated_turns,
         refused_requests=rollout.refused_requests,
-        statuses=outcomes.statuses,
-        failures=outcomes.failures,
-        retries=outcomes.retries,
         turns=rollout.turns,
         rewards_by_name=rollout.rewards_by_name,
         answers=rollout.answers,

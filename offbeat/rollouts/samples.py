@@ -26,7 +26,7 @@ from offbeat.messages.groups import (
 )
 from offbeat.messages.media import Media
 from offbeat.rollouts.calls import Generate, failed
-from offbeat.rollouts.columns import NOTHING_FAILED, Columns, SampleOutcomes, packed
+from offbeat.rollouts.columns import Columns, packed
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.transcript import Transcript, common_prompt, joined
 
@@ -181,7 +181,8 @@ def packed_samples(
             each.transcript.become_masked(each.failure.reason, prompt_ids[-1], newest)
     rewards = [one.reward for one in transcripts]
     rollout = replace(joined(prompt_ids, transcripts), media=media)
-    return packed(task, rollout, rewards, _outcomes(samples))
+    receipt, columns = packed(task, rollout, rewards)
+    return _with_outcomes(receipt, samples), columns
 
 
 def packed_with_own_prompts(
@@ -253,11 +254,13 @@ def _check_enough(task: RolloutTask, samples: Sequence[DrawnSample]) -> None:
     ) from first
 
 
-def _outcomes(samples: Sequence[DrawnSample]) -> SampleOutcomes:
+def _with_outcomes(receipt: Receipt, samples: Sequence[DrawnSample]) -> Receipt:
+    """Return the receipt with the failed tries of its samples, if any try has failed."""
     if all(each.failure is None for each in samples):
-        return NOTHING_FAILED
+        return receipt
     statuses = tuple(each.status for each in samples)
-    return SampleOutcomes(
+    return msgspec.structs.replace(
+        receipt,
         statuses=statuses if SampleStatus.MASKED in statuses else (),
         failures=tuple(
             SampleFailure.NONE if each.failure is None else _KINDS[each.failure.kind]
