@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Required, TypedDict, Unpack
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.step_guard import StepCall, StepGuard
+from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -32,6 +33,32 @@ LogprobColumns = dict[str, NDArray[np.float32]]
 TopLogprobs = tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]
 """Token ids and their natural logprobs: one tuple per prompt, most probable token first."""
 COUNTERS: Final = "counters.json"
+
+
+class LogprobRequest(TypedDict, total=False):
+    """Models under which log-probabilities are computed."""
+
+    policy: Required[bool]
+    """The weights that are trained."""
+
+    reference: Required[bool]
+    """The initial weights."""
+
+    temperature: Required[float]
+    """Logprobs are of softmax(logits / temperature)."""
+
+    teacher: str | None
+    """The model of this directory, which never changes; None, the default: no teacher."""
+
+
+def requested_columns(request: LogprobRequest) -> list[str]:
+    """Return the names of the columns that a request fills."""
+    by_name = {
+        POLICY_LOGPROBS: request["policy"],
+        REFERENCE_LOGPROBS: request["reference"],
+        TEACHER_LOGPROBS: request.get("teacher") is not None,
+    }
+    return [name for name, is_wanted in by_name.items() if is_wanted]
 
 
 class _Counters(msgspec.Struct, frozen=True):
@@ -205,22 +232,13 @@ class TrainerBackend(ABC):
 
     @abstractmethod
     def prepare_logprobs(
-        self,
-        chunk: "TensorDictBase",
-        *,
-        policy: bool,
-        reference: bool,
-        temperature: float,
-        teacher: str | None = None,
+        self, chunk: "TensorDictBase", **request: Unpack[LogprobRequest]
     ) -> list[LogprobColumns]:
         """Compute the log-probability of every response token under the current weights.
 
         Args:
             chunk: This rank's groups (``tensordict_codec.build_chunk``).
-            policy: Under the weights that are trained.
-            reference: Under the initial weights.
-            temperature: Logprobs are of softmax(logits / temperature).
-            teacher: Under the model of this directory, which never changes; None: none.
+            request: The models to compute them under.
 
         Returns:
             For each group, ``policy_logprobs``, ``reference_logprobs`` and ``teacher_logprobs``,

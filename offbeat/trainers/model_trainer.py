@@ -7,7 +7,7 @@ chunks or assigned to ranks, and ``train`` is the same step in one call.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, Required, TypedDict, TypeVar, Unpack
@@ -29,9 +29,11 @@ from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.trainers.backend import (
     Advantages,
     LogprobColumns,
+    LogprobRequest,
     TopLogprobs,
     TrainerBackend,
     logged_failure,
+    requested_columns,
 )
 from offbeat.trainers.batches.inputs import loss_tokens
 from offbeat.trainers.batches.packing import Batch, PackedRows
@@ -51,11 +53,6 @@ from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepSums, StepTotals
 from offbeat.trainers.weights import shared_digest, torch_dtype
-from offbeat.transfer_queue.schema import (
-    POLICY_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    TEACHER_LOGPROBS,
-)
 
 T = TypeVar("T")
 LossOf = Callable[[PackedRows, Tensor, Tensor], Tensor]
@@ -139,32 +136,21 @@ class ModelTrainer(TrainerBackend):
         self._teacher_path: str | None = None  # of the logprobs that are being computed
 
     def prepare_logprobs(
-        self,
-        chunk: TensorDictBase,
-        *,
-        policy: bool,
-        reference: bool,
-        temperature: float,
-        teacher: str | None = None,
+        self, chunk: TensorDictBase, **request: Unpack[LogprobRequest]
     ) -> list[LogprobColumns]:
         """Compute log-probabilities like the base class.
 
         Gradients of an open step stay. Reference and teacher are loaded when they are first needed.
         """
-        self._teacher_path = teacher
-        requested = (
-            (POLICY_LOGPROBS, policy),
-            (REFERENCE_LOGPROBS, reference),
-            (TEACHER_LOGPROBS, teacher is not None),
-        )
+        self._teacher_path = request.get("teacher")
         batch, microbatches = self._prepared_on_all_ranks(
             "prepare_logprobs", lambda: self._planner.cut(read_groups(chunk), only_trained=False)
         )
         columns: list[LogprobColumns] = [{} for _ in range(len(chunk))]
-        for name in (name for name, wanted in requested if wanted):
+        for name in requested_columns(request):
             count = 0 if batch is None else len(batch.tokens)
             with torch.no_grad():
-                values = self._logprobs(name, count, microbatches, temperature)
+                values = self._logprobs(name, count, microbatches, request["temperature"])
             for group, part in enumerate(np.split(values, batch.ends[:-1]) if batch else ()):
                 columns[group][name] = part
         return columns
@@ -184,11 +170,7 @@ class ModelTrainer(TrainerBackend):
 
     def weights_digest(self) -> str:
         """Compute one digest over names and bytes of all weights. All ranks call it together."""
-        return self._digest_of(self.named_weights())
-
-    def _digest_of(self, named: Iterable[tuple[str, Tensor]], base: str = "") -> str:
-        """Return the digest of weights that rank 0 has whole. All ranks call it together."""
-        return shared_digest(named, self.peers, base)
+        return shared_digest(self.named_weights(), self.peers)
 
     # --- the step --------------------------------------------------------------------------------
 
@@ -234,7 +216,10 @@ class ModelTrainer(TrainerBackend):
         timer = PassTimer(self._device)
         self._add_gradients(microbatches, loss_of, sums.loss.temperature)
         timer.stop()
-        self._count_work(microbatches[: result.microbatches], timer)
+        own = microbatches[: result.microbatches]  # the rest is padding
+        tokens = sum(tokens_and_pairs(each)[0] for each in own)
+        flops = 0.0 if self._flops is None else sum(map(self._flops.of, own))
+        self._step.add_work(tokens, flops, timer.seconds)
         return result
 
     def _read(
@@ -269,11 +254,15 @@ class ModelTrainer(TrainerBackend):
         started, sums = time.perf_counter(), self._step
         with self._undone_if_raised():
             rate = learning_rate(self._schedule, self.steps_applied, self._total_steps)
-            outcomes = [self._updated(part, rate) for part in self._sums_of_updates()]
+            outcomes = list[UpdateOutcome]()
+            for part in self._sums_of_updates():
+                totals = self._totals(part)
+                outcomes.append(UpdateOutcome(totals, *self._update(totals, rate)))
             counts = self._totals(sums) if len(outcomes) > 1 else outcomes[0].totals
         logged_failure(self._close_sums)
         of_all = combined_outcome(outcomes, sums.loss)
         self.steps_applied += not of_all.reason
+        load = {} if self.expert_load is None else self.expert_load.take_metrics()
         took_s = time.perf_counter() - started
         return StepResult(
             applied=not of_all.reason,
@@ -283,7 +272,7 @@ class ModelTrainer(TrainerBackend):
             tokens=counts.tokens,
             sequences=counts.sequences,
             chunks=sums.chunks,
-            metrics=of_all.totals.metrics | update_metrics(outcomes) | self._load_metrics(),
+            metrics=of_all.totals.metrics | update_metrics(outcomes) | load,
             reason=of_all.reason,
             compute_s=sums.compute_s + took_s,
             speed=counts.speed(known_peak(self._device, self._dtype)),
@@ -303,10 +292,6 @@ class ModelTrainer(TrainerBackend):
             sums.count_chunk(result.tokens, result.sequences, 0.0)
             yield sums
 
-    def _updated(self, sums: StepSums, rate: float) -> UpdateOutcome:
-        totals = self._totals(sums)
-        return UpdateOutcome(totals, *self._update(totals, rate))
-
     def _totals(self, sums: StepSums) -> StepTotals:
         return sums.totals(self.peers, contributes=self._is_replica_leader)
 
@@ -322,10 +307,6 @@ class ModelTrainer(TrainerBackend):
         if self.expert_load is not None:
             self.expert_load.apply(self._router_biases())
         return norm, ""
-
-    def _load_metrics(self) -> dict[str, float]:
-        """Return what the experts did in the last applied optimizer step of the step."""
-        return {} if self.expert_load is None else self.expert_load.take_metrics()
 
     def _drop(self) -> None:
         self._close_sums()
@@ -354,12 +335,6 @@ class ModelTrainer(TrainerBackend):
     def _replica(self) -> int:
         """Return the number of the replica, whose ranks train the same groups."""
         return self.peers.rank
-
-    def _count_work(self, microbatches: Sequence[PackedRows], timer: PassTimer) -> None:
-        """Count tokens and FLOPs of the passes of a chunk, without padding, and their time."""
-        tokens = sum(tokens_and_pairs(each)[0] for each in microbatches)
-        flops = 0.0 if self._flops is None else sum(map(self._flops.of, microbatches))
-        self._step.add_work(tokens, flops, timer.seconds)
 
     @abstractmethod
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:

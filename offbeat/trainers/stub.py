@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 import msgspec
 import numpy as np
@@ -23,8 +23,10 @@ from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.trainers.backend import (
     Advantages,
     LogprobColumns,
+    LogprobRequest,
     TopLogprobs,
     TrainerBackend,
+    requested_columns,
 )
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.held_columns import read_groups
@@ -32,12 +34,9 @@ from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
     GENERATION_LOGPROBS,
     LOSS_MASK,
-    POLICY_LOGPROBS,
     PROMPT_IDS,
-    REFERENCE_LOGPROBS,
     RESPONSE_IDS,
     RESPONSE_OFFSETS,
-    TEACHER_LOGPROBS,
     Columns,
 )
 from offbeat.weight_sync.canary import invented
@@ -88,22 +87,10 @@ class StubTrainer(TrainerBackend):
         self._digest = self.initial_digest = _UNTRAINED
 
     def prepare_logprobs(
-        self,
-        chunk: "TensorDictBase",
-        *,
-        policy: bool,
-        reference: bool,
-        temperature: float,
-        teacher: str | None = None,
+        self, chunk: "TensorDictBase", **request: Unpack[LogprobRequest]
     ) -> list[LogprobColumns]:
         """Return the engine's own logprobs under the requested names, as if both agreed exactly."""
-        del temperature
-        requested = (
-            (POLICY_LOGPROBS, policy),
-            (REFERENCE_LOGPROBS, reference),
-            (TEACHER_LOGPROBS, teacher is not None),
-        )
-        names = [name for name, wanted in requested if wanted]
+        names = requested_columns(request)
         return [
             {name: group[GENERATION_LOGPROBS].astype(np.float32) for name in names}
             for group in read_groups(chunk)

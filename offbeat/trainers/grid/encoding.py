@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Unpack, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,13 @@ from offbeat.messages.media import Media
 from offbeat.messages.training import ChunkResult
 from offbeat.multimodal.canaries import canary_media
 from offbeat.multimodal.passes import FeaturesMismatch
-from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs
+from offbeat.trainers.backend import (
+    Advantages,
+    LogprobColumns,
+    LogprobRequest,
+    TopLogprobs,
+    requested_columns,
+)
 from offbeat.trainers.batches.fitness import check_media
 from offbeat.trainers.batches.packing import PackedRows
 from offbeat.trainers.grid.bridge import Kind, dtype_code, gradient_dtype
@@ -34,7 +40,7 @@ from offbeat.trainers.torch.sharding import settle, settled
 from offbeat.transfer_queue.schema import (
     LOSS_MASK,
     POLICY_LOGPROBS,
-    REFERENCE_LOGPROBS,
+    TEACHER_LOGPROBS,
 )
 
 Encode = Callable[[Media, bool], Tensor]
@@ -117,21 +123,14 @@ class EncodingTrainer(ExchangingTrainer):
         return False  # tokens and loss are those of the language ranks
 
     def prepare_logprobs(
-        self,
-        chunk: TensorDictBase,
-        *,
-        policy: bool,
-        reference: bool,
-        temperature: float,
-        teacher: str | None = None,
+        self, chunk: TensorDictBase, **request: Unpack[LogprobRequest]
     ) -> list[LogprobColumns]:
         """Encode the media of groups whose logprobs the lanes compute; return no columns."""
-        del temperature, teacher
         media, _ = self._prepared_on_all_ranks(
             "prepare_logprobs", lambda: (self._media(chunk, only_trained=False), [])
         )
-        for name, wanted in ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference)):
-            if wanted:
+        for name in requested_columns(request):
+            if name != TEACHER_LOGPROBS:
                 self._encode(name, media, trained=False)
         return [{} for _ in range(len(chunk))]
 

@@ -28,6 +28,6 @@ Needs the extra ``megatron``; nothing but this room and ``megatron_grid`` import
     gathering     whole tensors gathered from all ranks' pieces
     hf_files      boxes read from safetensors
     state         a rank's share of a checkpoint, readable under any layout
-    vocabulary    log-probabilities from logits sharded over tensor-parallel ranks
+    vocabulary    columns of the vocabulary whose logits a tensor-parallel rank has
     cpu_shim      the library on a CPU, for tests
 """

@@ -55,6 +55,7 @@ from offbeat.trainers.model_trainer import LossOf, RankOptions
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import WorldBroken, line_of, run_on_all_ranks
 from offbeat.trainers.torch.optimizer import is_applicable
+from offbeat.trainers.weights import shared_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 
 T = TypeVar("T")
@@ -313,5 +314,6 @@ class MegatronTrainer(BoxedTrainer):
     @cached_property
     def _reference(self) -> Forward:
         model = self._build(self._description()).requires_grad_(requires_grad=False)
-        self._check_initial(self._digest_of(self.gathering.all_tensors(weights_of(model))))
+        named = self.gathering.all_tensors(weights_of(model))
+        self._check_initial(shared_digest(named, self.peers))
         return self._forward_of(model, model)

@@ -38,6 +38,7 @@ from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.sharding import ShardedWeights, local_region, own
 from offbeat.trainers.torch.tensor_parallel import divide
+from offbeat.trainers.weights import shared_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region
@@ -116,7 +117,7 @@ class MegatronEncoderTrainer(EncodingTrainer, BoxedTrainer):
     def _reference(self) -> _Tower:
         tower = self._build(trained=False)
         named = self.gathering.all_tensors(self._weights_in(tower.shards))
-        self._check_initial(self._digest_of(named))
+        self._check_initial(shared_digest(named, self.peers))
         return tower
 
     def _prepared_on_all_ranks(

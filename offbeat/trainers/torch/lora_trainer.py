@@ -4,7 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch declares some functions without types, and peft is an extra.
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.trainers.backend import TopLogprobs
-from offbeat.trainers.checkpoints.weight_files import FILE_BYTES
 from offbeat.trainers.ranks.peers import run_on_all_ranks
 from offbeat.trainers.torch.lora import (
     ADAPTER_FOLDER,
@@ -35,10 +34,9 @@ from offbeat.trainers.torch.lora import (
 from offbeat.trainers.torch.proof import Witness
 from offbeat.trainers.torch.quantized_pass import exchanged_weights, whole_of
 from offbeat.trainers.torch.rank_mesh import RankMesh
-from offbeat.trainers.torch.saving import save_model
 from offbeat.trainers.torch.sharding import Weights, own
 from offbeat.trainers.torch.split_step import TorchTrainer
-from offbeat.trainers.weights import TrainedWeights
+from offbeat.trainers.weights import TrainedWeights, shared_digest
 from offbeat.transfer_queue.schema import REFERENCE_LOGPROBS
 from offbeat.weight_sync.adapter import merged
 from offbeat.weight_sync.manifest import Adapter
@@ -56,8 +54,8 @@ def merged_matrices(model: PreTrainedModel, scaling: float) -> Generator[None]:
         first, second = (model.get_submodule(side_of(path, side)) for side in "AB")
 
         def make(whole: Tensor) -> Tensor:
-            sides = (whole_of(each.get_parameter("weight")) for each in (first, second))
-            return merged(whole, *sides, scaling)
+            a, b = (whole_of(each.get_parameter("weight")) for each in (first, second))
+            return merged(whole, a, b, scaling)
 
         return model.get_submodule(path), model.get_submodule(base_of(model, path)), "weight", make
 
@@ -79,7 +77,7 @@ class LoraTrainer(TorchTrainer):
 
     def weights_digest(self) -> str:
         """Compute one digest over the base and all adapters. All ranks call it together."""
-        return self._digest_of(self.named_weights(), self.adapter.base)
+        return shared_digest(self.named_weights(), self.peers, self.adapter.base)
 
     @property
     def weights(self) -> TrainedWeights:
@@ -103,24 +101,15 @@ class LoraTrainer(TorchTrainer):
         with served if is_rounded else nullcontext():
             return super()._top_logprobs(prompts, count)
 
-    def save(self, directory: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
-        """Write the merged model as ``TorchTrainer`` does, and in it ``adapter/`` for PEFT."""
+    def _export(self) -> tuple[Iterator[tuple[str, Tensor]], Callable[[Path], None]]:
+        """Return the merged model, with ``adapter/`` in its directory for PEFT."""
         adapters = [(name, each.cpu()) for name, each in self.named_weights() if self.is_first]
 
         def beside(staged: Path) -> None:
             folder = staged / ADAPTER_FOLDER
             save_adapter(adapters, self._model, self._lora, self.model_path, folder)
 
-        save_model(
-            self.merged.named(),
-            self._model,
-            self._dtype,
-            Path(directory),
-            self.model_path,
-            self.peers,
-            file_bytes=file_bytes,
-            beside=beside,
-        )
+        return self.merged.named(), beside
 
     # --- inside ----------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ from offbeat.trainers.torch.sharding import Weights, settle, settled
 from offbeat.trainers.torch.split_attention import register_split_attention
 from offbeat.trainers.torch.spreading import spread
 from offbeat.trainers.torch.tensor_proof import check_same_rows, prove_copies
-from offbeat.trainers.weights import TrainedWeights
+from offbeat.trainers.weights import TrainedWeights, shared_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, TEACHER_LOGPROBS
 from offbeat.weight_sync.receiver import TensorRegion
 
@@ -183,15 +183,21 @@ class TorchTrainer(ReloadableTrainer):
         All ranks call it together. Rank 0 writes, and holds the tensors of one file of ``file_bytes`` and
         those gathered with them.
         """
+        weights, beside = self._export()
         save_model(
-            self.named_weights(),
+            weights,
             self._model,
             self._dtype,
             Path(directory),
             self.model_path,
             self.peers,
             file_bytes=file_bytes,
+            beside=beside,
         )
+
+    def _export(self) -> tuple[Iterator[tuple[str, Tensor]], Callable[[Path], None]]:
+        """Return the weights of an export, and a function that writes what else is in its directory."""
+        return self.named_weights(), lambda _: None
 
     @property
     def identity(self) -> Identity:
@@ -389,5 +395,5 @@ class TorchTrainer(ReloadableTrainer):
     def _reference(self) -> PreTrainedModel:
         whole = self._read_model("the reference")
         model = self._unfilled(whole).requires_grad_(requires_grad=False)
-        self._check_initial(self._digest_of(self._cut(model, whole).named()))
+        self._check_initial(shared_digest(self._cut(model, whole).named(), self.peers))
         return model
