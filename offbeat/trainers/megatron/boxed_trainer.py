@@ -10,14 +10,13 @@ make up one world: all of them gather, digest, save and load the whole model tog
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor
@@ -168,9 +167,20 @@ class BoxedTrainer(ModelTrainer):
         """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it.
 
         Rank 0 writes, and holds the tensors of one file of ``file_bytes`` and those gathered with them.
+        An existing directory is replaced.
+
+        Raises:
+            OSError: The disk failed. Every rank raises it, so that none waits for another.
         """
-        weights, like = self._weights_of_files(), self.model_path
-        save_directory(weights, Path(directory), like, self._dtype, self.peers, file_bytes)
+
+        def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
+            with replaced(Path(directory), self.model_path) as staged:
+                write_weights(gathered, staged, file_bytes)
+                config = AutoConfig.from_pretrained(self.model_path, local_files_only=True)
+                config.dtype = self._dtype
+                config.save_pretrained(staged)
+
+        write_on_first_rank(self._weights_of_files(), self.peers, write)
 
     def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
         named = ((self._file_names.get(name, name), each) for name, each in self.named_weights())

@@ -12,6 +12,7 @@ Legend: O tokens of this rank in a row, T tokens of a row, B rows, H heads, D di
 # megatron-core has no types.
 
 import copy
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from offbeat.trainers.megatron.groups import context_group
+from offbeat.trainers.torch.vocabulary_rows import AddedUp, sum_over
 
 
 def summed(values: Tensor, group: ProcessGroup) -> Tensor:
@@ -32,7 +34,7 @@ def summed(values: Tensor, group: ProcessGroup) -> Tensor:
     Every rank goes on to compute the same from the sum, so the gradient of its own part is the
     gradient of the sum: it is not added up again.
     """
-    return _Summed.apply(values, group)  # pyright: ignore[reportReturnType]
+    return AddedUp.apply(values, partial(sum_over, group=group))  # pyright: ignore[reportReturnType]
 
 
 class GatherTokens(torch.autograd.Function):
@@ -82,17 +84,3 @@ class ContextAttention(DotProductAttention):
         group = context_group()
         keys, values = self.gather.apply(key, group), self.gather.apply(value, group)
         return super().forward(query, keys, values, attention_mask)
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401 -- as above
-        del ctx
-        whole = values.clone()
-        dist.all_reduce(whole, group=group)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 -- as above
-        del ctx
-        return grads[0], None

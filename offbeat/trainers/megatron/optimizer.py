@@ -24,7 +24,7 @@ from offbeat.trainers.megatron.groups import layout_group
 from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.movement import Movement, MovementProbe
-from offbeat.trainers.torch.optimizer import sum_squares
+from offbeat.trainers.torch.optimizer import adamw_of, sum_squares
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MASTER: Final = "master"
@@ -122,20 +122,7 @@ class MainGradAdamW(RankOptimizer):
             name: each.detach().float().requires_grad_() if self._has_masters else each
             for name, each in self._parameters.items()
         }
-        masters = self._masters.values()
-        self._adamw = torch.optim.AdamW(
-            [
-                {
-                    "params": [each for each in masters if each.ndim > 1],
-                    "weight_decay": config.weight_decay,
-                },
-                {"params": [each for each in masters if each.ndim <= 1], "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=config.betas,
-            eps=config.eps,
-            fused=True,
-        )
+        self._adamw = adamw_of(self._masters.values(), config)
 
     def grad_norm(self) -> float:
         """Return the norm over owned boxes: replicas and tied embeddings count once."""

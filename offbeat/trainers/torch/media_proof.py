@@ -1,20 +1,24 @@
-"""Startup proof that packed rows behind media compute what the model computes per sample."""
+"""Packed rows of a startup proof, and the proof of rows behind media."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 # torch declares some functions without types.
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import structlog
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.model_proof.media_prompts import MediaPrompt, media_prompts
 from offbeat.model_proof.plain import distance, eager_attention, plain_logprobs
+from offbeat.multimodal.passes import FeaturesOf
 from offbeat.multimodal.rules import media_rules
-from offbeat.trainers.batches.packing import flatten, pack
+from offbeat.trainers.batches.packing import Batch, PackedRows, flatten, pack
 from offbeat.trainers.batches.rows import plan_rows
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.forward import packed_logprobs
@@ -60,12 +64,8 @@ def prove_media(
     rules = media_rules(model.config)
     groups = [_columns(each) for each in prompts]
     batch = flatten(groups, only_trained=False, vocabulary=vocabulary(model), media_rules=rules)
-    rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
-    packed = pack(batch, rows, flat=split)
-    got = torch.empty(len(batch.tokens))
-    got_N = packed_logprobs(model, packed, 1.0, dtype)
-    got[torch.from_numpy(packed.source_N)] = got_N.float().cpu()
-    samples = got.split(batch.length_S.tolist())
+    firsts = [0] * len(prompts)
+    samples = in_rows(model, batch, firsts, share=share, split=split, dtype=dtype).values()
     gap, name = distance(samples, want), type(model).__name__
     if problem := gap.problem(tolerance):
         problem = f"computes log-probabilities behind {rules.noun} that are {problem}"
@@ -81,3 +81,31 @@ def _columns(each: MediaPrompt) -> Columns:
         RESPONSE_OFFSETS: np.cumsum([0, *tokens]),
         **each.media,
     }
+
+
+@torch.no_grad()
+def in_rows(
+    model: PreTrainedModel,
+    batch: Batch,
+    firsts: Sequence[int],
+    *,
+    share: bool,
+    split: bool,
+    dtype: torch.dtype = torch.float32,
+    features_of: FeaturesOf | None = None,
+) -> dict[int, Tensor]:
+    """Return log-probabilities of all responses, computed in one microbatch as a trainer does."""
+    packed = packed_in_one(batch, firsts, share=share, split=split)
+    logprobs = torch.empty(len(batch.tokens))
+    got_N = packed_logprobs(model, packed, 1.0, dtype, features_of=features_of)
+    logprobs[torch.from_numpy(packed.source_N)] = got_N.float().cpu()
+    return dict(enumerate(logprobs.split(batch.length_S.tolist())))
+
+
+def packed_in_one(batch: Batch, firsts: Sequence[int], *, share: bool, split: bool) -> PackedRows:
+    """Return the rows of a batch in one microbatch, their prompts at these positions."""
+    rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
+    packed = pack(batch, rows, flat=split)
+    first_R = np.array([firsts[row.group] for row in rows])
+    shift = np.repeat(first_R, [row.length for row in rows])[None] if split else first_R[:, None]
+    return replace(packed, positions_RT=packed.positions_RT + shift)

@@ -99,18 +99,7 @@ class Optimizer:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if _is_copy(parameter, master):
                 parameter.register_post_accumulate_grad_hook(_adder(master))
-        decayed = [each for each in self._masters if each.ndim > 1]
-        others = [each for each in self._masters if each.ndim <= 1]
-        self._adamw = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": config.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=config.betas,
-            eps=config.eps,
-            fused=True,
-        )
+        self._adamw = adamw_of(self._masters, config)
 
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
         """Divide the summed gradients, clip them, update the weights and discard the gradients.
@@ -271,6 +260,22 @@ def _master(parameter: nn.Parameter) -> Tensor:
     if parameter.dtype not in HALF:
         return parameter
     return parameter.detach().float().requires_grad_()
+
+
+def adamw_of(updated: Collection[Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
+    """Return torch's AdamW of these tensors, of which only matrices decay."""
+    decayed = [each for each in updated if each.ndim > 1]
+    others = [each for each in updated if each.ndim <= 1]
+    return torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ],
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        fused=True,
+    )
 
 
 def is_applicable(norm: float, limit: float | None) -> bool:

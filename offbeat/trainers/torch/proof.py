@@ -35,11 +35,10 @@ from offbeat.model_proof.plain import (
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.model_proof.tiny_model import LENGTH, tiny_model, with_attention
 from offbeat.multimodal.passes import FeaturesOf
-from offbeat.trainers.batches.packing import Batch, PackedRows, flatten, pack
-from offbeat.trainers.batches.rows import plan_rows
+from offbeat.trainers.batches.packing import Batch, PackedRows, flatten
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.torch.forward import has_plain_head, packed_logprobs
-from offbeat.trainers.torch.media_proof import prove_media
+from offbeat.trainers.torch.forward import has_plain_head
+from offbeat.trainers.torch.media_proof import in_rows, packed_in_one, prove_media
 from offbeat.trainers.torch.model import vocabulary
 from offbeat.trainers.torch.sharding import class_name
 from offbeat.trainers.torch.split_attention import SPLIT, register_split_attention
@@ -54,7 +53,6 @@ _NEAR: Final = (4, (6, 6))
 _FAR: Final = (6, (FAR_TOKENS - 6,))
 _SDPA: Final = "sdpa"
 _FROM_THE_START: Final = (0, 0)
-_WIDEST: Final = 1 << 30  # one row for all samples of a group
 
 _log = structlog.stdlib.get_logger()
 
@@ -94,7 +92,7 @@ class Witness:
 
     def packed(self, model: PreTrainedModel) -> PackedRows:
         """Return the rows in one microbatch."""
-        return _packed(*self.rows(model), share=self.share, split=self.split)
+        return packed_in_one(*self.rows(model), share=self.share, split=self.split)
 
 
 _proofs: dict[tuple[object, ...], RowProof] = {}
@@ -241,7 +239,7 @@ def _compare(
 ) -> tuple[bool, str]:
     """Return whether a tiny model computes the reference in rows, and a description."""
     try:
-        got = _in_rows(model, batch, _FROM_THE_START, share=share, split=split)
+        got = in_rows(model, batch, _FROM_THE_START, share=share, split=split)
     except Exception as error:  # noqa: BLE001 -- a class may refuse masks and positions in its own way
         return False, f"{type(error).__name__}: {error}".splitlines()[0][:200]
     worst = _distance(got, want).worst
@@ -284,7 +282,7 @@ def prove_model(
             f"has no position {max_model_len - 1} ({error})",
             f"Lower generator.max_model_len={max_model_len}",
         ) from error
-    got = _in_rows(model, batch, firsts, share=proof.shared_prompt, split=proof.split, dtype=dtype)
+    got = in_rows(model, batch, firsts, share=proof.shared_prompt, split=proof.split, dtype=dtype)
     gap = _distance(got, want)
     if problem := gap.problem(tolerance):
         raise UntrainableModel(
@@ -310,7 +308,7 @@ def prove_sharding(
         UntrainableModel: The results differ.
     """
     batch, firsts = witness.rows(model)
-    got = _in_rows(
+    got = in_rows(
         model,
         batch,
         firsts,
@@ -360,34 +358,6 @@ def _alone(
         logprobs = plain_logprobs(model, prompt + response, firsts[group])
         want[sample] = logprobs[len(prompt) - 1 :].cpu()
     return want
-
-
-@torch.no_grad()
-def _in_rows(
-    model: PreTrainedModel,
-    batch: Batch,
-    firsts: Sequence[int],
-    *,
-    share: bool,
-    split: bool,
-    dtype: torch.dtype = torch.float32,
-    features_of: FeaturesOf | None = None,
-) -> dict[int, Tensor]:
-    """Return log-probabilities of all responses, computed in one microbatch as a trainer does."""
-    packed = _packed(batch, firsts, share=share, split=split)
-    logprobs = torch.empty(len(batch.tokens))
-    got_N = packed_logprobs(model, packed, 1.0, dtype, features_of=features_of)
-    logprobs[torch.from_numpy(packed.source_N)] = got_N.float().cpu()
-    return dict(enumerate(logprobs.split(batch.length_S.tolist())))
-
-
-def _packed(batch: Batch, firsts: Sequence[int], *, share: bool, split: bool) -> PackedRows:
-    """Return the rows of a batch in one microbatch, their prompts at these positions."""
-    rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
-    packed = pack(batch, rows, flat=split)
-    first_R = np.array([firsts[row.group] for row in rows])
-    shift = np.repeat(first_R, [row.length for row in rows])[None] if split else first_R[:, None]
-    return replace(packed, positions_RT=packed.positions_RT + shift)
 
 
 def _distance(got: dict[int, Tensor], want: dict[int, Tensor]) -> Distance:

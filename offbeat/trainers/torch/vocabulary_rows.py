@@ -13,7 +13,7 @@ Legend: U places with logits, V this rank's rows of the vocabulary, N tokens, T 
 # torch declares some functions without types, and transformers its models.
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,9 +59,7 @@ class VocabularyShare:
 
     def added_up(self, values: Tensor) -> Tensor:
         """Return the sum of a tensor over the ranks; all of them call it together."""
-        whole = values.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(whole, group=self.group)
-        return whole
+        return sum_over(values, self.group)
 
     def gathered(self, values: Tensor) -> Tensor:
         """Return a tensor of each rank, stacked; all of them call it together."""
@@ -100,7 +98,8 @@ class DividedEmbedding(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         is_own, row = self._share.own(input_ids)
         found = embedding(row, local_part(self.weight), self._padding)
-        return _AddedUp.apply(found.masked_fill(~is_own[..., None], 0.0), self._share)  # pyright: ignore[reportReturnType] -- apply has no type
+        own = found.masked_fill(~is_own[..., None], 0.0)
+        return AddedUp.apply(own, self._share.added_up)  # pyright: ignore[reportReturnType] -- apply has no type
 
 
 class DividedHead(nn.Module):
@@ -118,12 +117,19 @@ class DividedHead(nn.Module):
         return linear(read, local_part(self.weight), bias)
 
 
-class _AddedUp(torch.autograd.Function):
-    """The sum over ranks, whose gradient each of them has whole."""
+def sum_over(values: Tensor, group: Any) -> Tensor:  # noqa: ANN401 -- torch does not type groups
+    """Return the sum of a tensor over the ranks of a group; all of them call it together."""
+    whole = values.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(whole, group=group)
+    return whole
+
+
+class AddedUp(torch.autograd.Function):
+    """The sum over ranks, each of which has its whole gradient: it is not added up again."""
 
     @staticmethod
-    def forward(_: Any, values: Tensor, share: VocabularyShare) -> Tensor:  # noqa: ANN401 -- torch does not type its context
-        return share.added_up(values)
+    def forward(_: Any, values: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ANN401 -- torch does not type its context
+        return add(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 -- as above
