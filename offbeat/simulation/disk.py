@@ -21,6 +21,9 @@ class SavedModel(msgspec.Struct, frozen=True):
     attempt: int
 
 
+UNTRAINED: Final = SavedModel(0, INITIAL_DIGEST, 0, 0)
+
+
 class SimulatedDisk:
     """Complete checkpoints, the name in LATEST, and spooled payloads."""
 

@@ -32,7 +32,7 @@ from offbeat.messages.training import (
 from offbeat.messages.weights import Canary, FullReason, WeightDelta, WeightRelease
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
-from offbeat.simulation.disk import INITIAL_DIGEST, SavedModel
+from offbeat.simulation.disk import INITIAL_DIGEST, UNTRAINED, SavedModel
 from offbeat.simulation.faults import Effect, FaultMoment, effect_of
 from offbeat.simulation.network import SimulatedCall
 from offbeat.simulation.payloads import SimulatedPayload
@@ -79,10 +79,9 @@ class FakeTrainer(Actor):
         self._steps = StepKeys()
         self._queue: deque[SimulatedCall] = deque()
         self._busy = False
-        self._digest, self._version = INITIAL_DIGEST, 0
+        self._model = UNTRAINED
         self._base: str | None = None  # digest of the last release, which the next delta applies to
         self._ranks: SourceRanks | None = None  # those of a process that has published a release
-        self._last_step = self._last_attempt = 0
         self._open: list[tuple[SimulatedPayload, tuple[float, ...]]] = []
         self._minibatches, self._loss = list[int](), LossSpec()
         self._chunks = 0
@@ -163,7 +162,7 @@ class FakeTrainer(Actor):
             self._check_holds(args[0], TrainerCall.SAVE)
         work: Mapping[str, Callable[..., object]] = {
             "state": self._state,
-            "abort_train_step": self._abort,
+            "abort_train_step": self._steps.abort,
             "prepare_logprobs": self._prepare_logprobs,
             "publish_weights": self._publish,
             "restore": self._restore,
@@ -180,11 +179,11 @@ class FakeTrainer(Actor):
     def _state(self) -> TrainerState:
         return TrainerState(
             ranks=1,
-            version=self._version,
-            last_step=self._last_step,
-            last_attempt=self._last_attempt,
+            version=self._model.version,
+            last_step=self._model.step,
+            last_attempt=self._model.attempt,
             parameters=10,
-            digest=self._digest,
+            digest=self._model.digest,
             incarnation=f"trainer-{self.incarnation_number}",
             initial_digest=INITIAL_DIGEST,
         )
@@ -194,8 +193,8 @@ class FakeTrainer(Actor):
     def _step_call(self, call: SimulatedCall, kind: str) -> object:
         key: StepKey = call.args[0]
         during = _DURING[call.method]
-        if during is TrainerCall.BEGIN and key.step != self._version + 1:
-            raise StepOutOfOrder(str(key), f"the step after version {self._version}")
+        if during is TrainerCall.BEGIN and key.step != self._model.version + 1:
+            raise StepOutOfOrder(str(key), f"the step after version {self._model.version}")
 
         def work() -> object:
             if effect_of(kind) is Effect.RAISES:
@@ -213,8 +212,7 @@ class FakeTrainer(Actor):
         self._minibatches = list[int]()
 
     def _accumulate(self, call: SimulatedCall) -> ChunkResult:
-        key, chunk = call.args
-        del key
+        chunk: Chunk = call.args[1]
         self._check_columns(chunk, "microbatch")
         payloads = _columns_of(chunk)
         self._open += zip(payloads, chunk.advantages, strict=True)
@@ -236,27 +234,25 @@ class FakeTrainer(Actor):
         key: StepKey = call.args[0]
         groups, chunks = [payload for payload, _ in self._open], self._chunks
         advantages = tuple(each for _, each in self._open)
-        self._open, self._chunks = [], 0
         if kind == "gradient_nan":
             nan = "gradient norm is nan"
             return StepResult(False, 0.5, 0.0, 1e-3, 100, 10, chunks, {}, nan, self.step_s)  # noqa: FBT003
-        self._version += 1
-        self._last_step, self._last_attempt = key.attempt_id
         content = sorted((payload.prompt_index, payload.seed) for payload in groups)
-        text = f"{self._digest}{content}"
-        self._digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        text = f"{self._model.digest}{content}"
+        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        self._model = SavedModel(self._model.version + 1, digest, *key.attempt_id)
         self.context.record(
             TrainerApplied,
             incarnation=self.incarnation_number,
             step=key.step,
             attempt=key.attempt,
-            version=self._version,
+            version=self._model.version,
             prompt_indices=tuple(payload.prompt_index for payload in groups),
             attempts=tuple(payload.attempt for payload in groups),
             oldest=tuple(payload.oldest for payload in groups),
             newest=tuple(payload.newest for payload in groups),
             poison=tuple(payload.poison for payload in groups),
-            digest=self._digest,
+            digest=digest,
             masked=tuple(payload.masked for payload in groups),
             advantages=advantages,
             branches=tuple(payload.branches for payload in groups),
@@ -264,32 +260,28 @@ class FakeTrainer(Actor):
             minibatches=tuple(self._minibatches),
             epochs=self._loss.epochs,
         )
-        self.context.faults.step(self._version)
+        self.context.faults.step(self._model.version)
         return StepResult(True, 0.5, 1.0, 1e-3, 100, 10, chunks, {}, "", self.step_s)  # noqa: FBT003
-
-    def _abort(self, key: StepKey) -> None:
-        if self._steps.abort(key):
-            self._open, self._chunks = [], 0
 
     # --- weights ---------------------------------------------------------------------------------
 
     def _publish(self, version: int) -> WeightRelease:
         self._check_holds(version, TrainerCall.PUBLISH)
-        self.context.record(ReleasePublished, self.incarnation_number, version, self._digest)
+        self.context.record(ReleasePublished, self.incarnation_number, version, self._model.digest)
         canary = self._canary(version)
         if self.context.config.sync.ranks_send:
             release = self._offered(version, canary)
         else:
             memory = (self.context.machines.memory_of(self.name),)
-            release = WeightRelease(version, self._digest, None, memory, _NBYTES, canary)
+            release = WeightRelease(version, self._model.digest, None, memory, _NBYTES, canary)
         if not self.context.config.sync.delta:
             return release
-        base, self._base = self._base, self._digest
+        base, self._base = self._base, self._model.digest
         if base is None:
             return msgspec.structs.replace(release, full_reason=FullReason.NO_BASE)
-        if zlib.crc32(self._digest.encode()) % _ONE_TOO_LARGE == 0:
+        if zlib.crc32(self._model.digest.encode()) % _ONE_TOO_LARGE == 0:
             return msgspec.structs.replace(release, full_reason=FullReason.TOO_LARGE)
-        changes = f"{base} to {self._digest}"
+        changes = f"{base} to {self._model.digest}"
         delta = WeightDelta(base, changes, None, release.chunks, _NBYTES // 20, 0.01)
         return msgspec.structs.replace(release, delta=delta)
 
@@ -298,18 +290,18 @@ class FakeTrainer(Actor):
         if self._ranks is None:
             self._ranks = self.ranks_class(self, self.context)
         kind = self.context.faults.at(FaultMoment.PUBLISH, self.name)
-        manifest = self._ranks.publish(self._digest, diverges=kind == "copies_diverge")
-        return WeightRelease(version, self._digest, manifest, (self._ranks,), _NBYTES, canary)
+        manifest = self._ranks.publish(self._model.digest, diverges=kind == "copies_diverge")
+        return WeightRelease(version, self._model.digest, manifest, (self._ranks,), _NBYTES, canary)
 
     def _canary(self, version: int) -> Canary | None:
         interval = self.context.config.sync.canary_interval
         if not interval or version % interval:
             return None
-        return Canary((), *invented(self._digest), tolerance("float32"))
+        return Canary((), *invented(self._model.digest), tolerance("float32"))
 
     def _check_holds(self, version: int, during: TrainerCall) -> None:
-        if version != self._version:
-            raise TrainStepFailed(0, version, during, f"it holds version {self._version}")
+        if version != self._model.version:
+            raise TrainStepFailed(0, version, during, f"it holds version {self._model.version}")
 
     def _checkpoint(self, version: int, kind: str) -> Checkpoint:
         self._check_holds(version, TrainerCall.CHECKPOINT)
@@ -317,22 +309,19 @@ class FakeTrainer(Actor):
             raise CheckpointFailed(0, version, "a step is open")
         if kind == "checkpoint_fails":
             raise CheckpointFailed(0, version, "no space left on device")
-        model = SavedModel(version, self._digest, self._last_step, self._last_attempt)
-        self.context.disk.write(model)
+        self.context.disk.write(self._model)
         if kind == "checkpoint_untold":
             self.die()
         else:
             self.context.disk.move_latest(version)
-        return Checkpoint(version, self._digest, _NBYTES)
+        return Checkpoint(version, self._model.digest, _NBYTES)
 
     def _restore(self, at_most: int) -> TrainerState:
         disk = self.context.disk
-        model = disk.newest(at_most) or SavedModel(0, INITIAL_DIGEST, 0, 0)
+        self._model = model = disk.newest(at_most) or UNTRAINED
+        self._base = None
         disk.abandon_after(model.version)
-        self._version, self._digest, self._base = model.version, model.digest, None
-        self._last_step, self._last_attempt = model.step, model.attempt
         self._steps.close()
-        self._open, self._chunks = [], 0
         self.context.record(TrainerRestored, self.incarnation_number, model.version, model.digest)
         return self._state()
 
