@@ -13,10 +13,9 @@ from offbeat.actors.ray_run_files import prepared
 from offbeat.config.base import of_kind
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.generators.spec import EngineSpec
-from offbeat.messages.failures import WeightSyncFailed
-from offbeat.messages.weights import WeightDelta
+from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.served import ServedWeights, loaded_digest
 from offbeat.weight_sync.transports.messages import ShardRoute
 
@@ -52,43 +51,24 @@ class EmbeddedEngineActor(EngineActor):
         del epoch  # it has no cache that outlives a version
         await self._loop.between_steps(lambda engine: engine.set_version(version))
 
-    async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> TakenRelease:
-        return await self._load(epoch, version, digest, manifest, chunks)
-
     async def _take_parts(
-        self,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        route: ShardRoute,
-        delta: WeightDelta | None = None,
+        self, epoch: int, release: WeightRelease, route: ShardRoute
     ) -> TakenRelease | None:
-        del delta  # they travel between main memories, and so do their bases
         if self._keeps_base:
-            return None
-        buckets = await self._fetcher.fetch_buckets(route, epoch, manifest)
-        return await self._load(epoch, version, digest, manifest, buckets)
+            return None  # deltas travel between main memories, and so do their bases
+        buckets = await self._fetcher.fetch_buckets(route, epoch, release.manifest)
+        return await self._take(epoch, release, buckets)
 
-    async def _load(
-        self,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        chunks: "Sequence[BucketMemory]",
+    async def _take(
+        self, epoch: int, release: WeightRelease, chunks: "Sequence[BucketMemory]"
     ) -> TakenRelease:
-        given_up = threading.Event()
-        try:
-            receiver, read_back = await self._receiver_of(epoch, manifest)
-            receiver.begin(epoch, manifest)
-            for index, chunk in enumerate(chunks):
-                receiver.apply(epoch, index, chunk)
-            receiver.verify(digest)
-        except TransferRefused as refused:
-            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
+        manifest: Manifest = release.manifest
+        version, given_up = release.version, threading.Event()
+        receiver, read_back = await self._receiver_of(epoch, manifest)
+        receiver.begin(epoch, manifest)
+        for index, chunk in enumerate(chunks):
+            receiver.apply(epoch, index, chunk)
+        receiver.verify(release.digest)
 
         def commit(engine: "EmbeddedEngine") -> TakenRelease:
             started_s, canary, gap = time.perf_counter(), manifest.canary, None
@@ -106,7 +86,7 @@ class EmbeddedEngineActor(EngineActor):
             return TakenRelease(time.perf_counter() - started_s, gap)
 
         try:
-            release = await self._loop.between_steps(commit)
+            taken = await self._loop.between_steps(commit)
         except asyncio.CancelledError:
             given_up.set()
             raise
@@ -115,7 +95,7 @@ class EmbeddedEngineActor(EngineActor):
             self._version = self._digest = None  # the old weights are overwritten
             raise
         self._last = manifest.digest, receiver, read_back
-        return release
+        return taken
 
     async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
         from offbeat.weight_sync.verification import packed_again

@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol, cast
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
-from offbeat.actors.transports import make_receiver
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.weight_fetch import WeightFetcher, in_thread
 from offbeat.messages.failures import (
@@ -27,9 +26,9 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line
-from offbeat.messages.weights import EngineState, WeightDelta, WeightsAck
+from offbeat.messages.weights import EngineState, WeightDelta, WeightRelease, WeightsAck
 from offbeat.weight_sync.canary import CanaryChecks
-from offbeat.weight_sync.delta import KeptBase, check_delta, rebuilt
+from offbeat.weight_sync.delta import HeldRelease, KeptBase, check_delta, rebuilt
 from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.served import ServedWeights, loaded_digest
@@ -63,6 +62,8 @@ class EngineActor:
     """Base class of engine actors: fence, state and acks. Subclasses load the weights. Async."""
 
     _takes_regions = False  # whether ``_take`` takes chunks that hold regions of tensors
+    # Failures of a transfer that leave the served weights as they were
+    _refusals: tuple[type[OffbeatError], ...] = (TransferFailed, TransferRefused)
 
     def __init__(
         self, spec: EngineSpec, served: ServedEngine, incarnation: str, device: str | None = None
@@ -74,7 +75,7 @@ class EngineActor:
         self._guard = FenceGuard(spec.name)
         self._requests = ReplyBatcher(self._generate, self._as_failure)
         self._epoch = 0  # epoch of the newest transfer begun
-        self._fetcher = WeightFetcher(spec.name, make_receiver, device or "cpu")
+        self._fetcher = WeightFetcher(spec.name, device or "cpu")
         self._keeps_base, self._kept_base = spec.keeps_base, KeptBase(spec.name)
         self._version: int | None = None
         self._digest: str | None = None
@@ -128,86 +129,74 @@ class EngineActor:
         problem = "this kind of engine cannot read back the weights that it serves"
         return ServedWeights(self._name, version, manifest, problem=problem)
 
-    async def load_weights(
-        self,
-        fence: Fence,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        *handles: Bytes | ShardRoute,
+    async def load(
+        self, fence: Fence, epoch: int, release: WeightRelease, *handles: Bytes | ShardRoute
     ) -> WeightsAck:
         """Load a release completely, or raise and keep serving the previous one.
 
         Args:
             fence: Fence of the caller.
             epoch: Epoch of the transfer.
-            version: Version of the release.
-            digest: Digest of the release.
-            manifest: Manifest of the release.
-            *handles: The chunks of the release, or the route to the trainer ranks that hold its parts.
+            release: The release without handles. With a delta, it is loaded by its changes.
+            *handles: The chunks of the release or of its delta, or the route to the trainer ranks
+                that hold its parts.
 
         Raises:
+            BaseRefused: The engine does not serve the base of the delta. Nothing was begun: the full
+                release may follow.
             ReleaseLost: The ranks that hold a part have ended, or send another release.
             WeightSyncFailed: The release did not fit, arrived damaged, or could not be fetched.
         """
-        self._begin(fence, epoch, version)
-        started_s = time.perf_counter()
-        with self._transfer(epoch, version):
-            if (route := _route_in(handles)) is not None:
-                taken = await self._take_parts(epoch, version, digest, manifest, route)
-                if taken is not None:
-                    return self._acked(started_s, epoch, version, digest, manifest, taken)
-                chunks = await self._fetcher.fetch_on_host(route, epoch, manifest)
-            else:
-                chunks = cast("tuple[Bytes, ...]", handles)
-        return await self._served_from_buckets(started_s, epoch, version, digest, manifest, chunks)
-
-    async def load_delta(
-        self,
-        fence: Fence,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        delta: WeightDelta,
-        *handles: Bytes | ShardRoute,
-    ) -> WeightsAck:
-        """Load a release by what it changes of the one that this engine serves.
-
-        Args:
-            fence: Fence of the caller.
-            epoch: Epoch of the transfer.
-            version: Version of the release.
-            digest: Digest of the release.
-            manifest: Manifest of the release.
-            delta: The changes, without handles.
-            *handles: The chunks of the delta, or the route to the trainer ranks that hold its parts.
-
-        Raises:
-            BaseRefused: The engine serves another release. Nothing was begun: the full release may
-                follow.
-            ReleaseLost, WeightSyncFailed: As ``load_weights``.
-        """
-        started_s = time.perf_counter()
+        started_s, delta, base = time.perf_counter(), release.delta, None
         self._guard.check(fence)
-        base = self._kept_base.check(version, delta.base, self._digest)
-        self._begin(fence, epoch, version)
-        with self._transfer(epoch, version):
-            if (route := _route_in(handles)) is not None:
-                taken = await self._take_parts(epoch, version, digest, manifest, route, delta)
-                if taken is not None:
-                    return self._acked(started_s, epoch, version, digest, manifest, taken)
-                parts = await self._fetcher.fetch_on_host(route, epoch, delta.manifest, manifest)
+        if delta is not None:
+            base = self._kept_base.check(release.version, delta.base, self._digest)
+        self._begin(fence, epoch, release.version)
+        with self._transfer(epoch, release.version):
+            route = handles[0] if handles and isinstance(handles[0], ShardRoute) else None
+            taken = None if route is None else await self._take_parts(epoch, release, route)
+            if taken is not None:
+                self._manifest = release.manifest
             else:
                 parts = cast("tuple[Bytes, ...]", handles)
+                if route is not None:
+                    sent = release.manifest if delta is None else delta.manifest
+                    parts = await self._fetcher.fetch_on_host(route, epoch, sent, release.manifest)
+                if delta is not None and base is not None:
+                    parts = await self._rebuilt(epoch, release, delta, base, parts)
+                taken = await self._take_whole(epoch, release, parts)
+        return self._acked(started_s, epoch, release.version, release.digest, taken)
 
-            def rebuild() -> tuple[Bytes, ...]:
-                check_delta(epoch, delta, parts)
-                return rebuilt(epoch, base, manifest, parts, self._kept_base.lend)
+    async def _rebuilt(
+        self,
+        epoch: int,
+        release: WeightRelease,
+        delta: WeightDelta,
+        base: HeldRelease,
+        parts: tuple[Bytes, ...],
+    ) -> tuple[Bytes, ...]:
+        """Return the chunks of a release, from its base and the chunks of its delta."""
 
-            chunks = await in_thread(f"delta {epoch}", rebuild)
-        return await self._served_from_buckets(started_s, epoch, version, digest, manifest, chunks)
+        def rebuild() -> tuple[Bytes, ...]:
+            check_delta(epoch, delta, parts)
+            return rebuilt(epoch, base, release.manifest, parts, self._kept_base.lend)
+
+        return await in_thread(f"delta {epoch}", rebuild)
+
+    async def _take_whole(
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
+    ) -> TakenRelease:
+        """Take all chunks; a loader that takes no regions gets whole tensors made of them."""
+        whole, parts = release, chunks
+        if release.manifest.pieces and not self._takes_regions:
+            because = self._whole_because()
+            whole = await self._fetcher.joined(release, chunks, because)
+            parts = whole.chunks
+        taken = await self._take(epoch, whole, parts)
+        self._manifest = whole.manifest
+        if self._keeps_base:
+            self._kept_base.serves(release.digest, release.manifest, chunks)
+        return taken
 
     async def serve_loaded(self, fence: Fence, epoch: int, version: int) -> WeightsAck:
         """Serve the weights of the model directory, which this process was created with.
@@ -227,26 +216,15 @@ class EngineActor:
             digest = await loop.run_in_executor(None, loaded_digest, self._model_path)
         except OSError as error:
             raise WeightSyncFailed(self._name, epoch, version, str(error)) from error
-        await self._name_loaded(epoch, version)
-        self._version, self._digest = version, digest
-        return WeightsAck(
-            engine=self._name,
-            incarnation=self._incarnation,
-            epoch=epoch,
-            version=version,
-            digest=digest,
-            transfer_s=time.perf_counter() - started_s,
-            pause_s=0.0,
-            busy_s=self._served.busy_s,
-            tokens=self._served.tokens,
-            cpu_s=time.process_time(),
-        )
+        with self._transfer(epoch, version):
+            await self._name_loaded(epoch, version)
+        return self._acked(started_s, epoch, version, digest, TakenRelease(0.0, None))
 
     async def _name_loaded(self, epoch: int, version: int) -> None:
         """Stamp tokens of the loaded weights with this version from here on.
 
         Raises:
-            WeightSyncFailed: The engine has other weights by now.
+            TransferRefused: The engine has other weights by now.
         """
         raise NotImplementedError
 
@@ -264,60 +242,17 @@ class EngineActor:
             yield
         except SenderGone as gone:
             raise ReleaseLost(self._name, version, str(gone)) from gone
-        except (TransferFailed, TransferRefused) as failure:
+        except self._refusals as failure:
             raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
-
-    async def _served_from(
-        self,
-        started_s: float,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        chunks: tuple[Bytes, ...],
-        content: str = "",
-    ) -> WeightsAck:
-        """Load the chunks and ack ``digest``; ``content``: the digest of the chunks, if another."""
-        try:
-            taken = await self._take(epoch, version, content or digest, manifest, chunks)
         except CanaryFailed:
             self._version = self._digest = None  # the old weights are overwritten
             raise
-        if self._keeps_base:
-            self._kept_base.serves(digest, manifest, chunks)
-        return self._acked(started_s, epoch, version, digest, manifest, taken)
-
-    async def _served_from_buckets(
-        self,
-        started_s: float,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        buckets: tuple[Bytes, ...],
-    ) -> WeightsAck:
-        """Load buckets and ack; a loader that takes no regions gets whole tensors made of them."""
-        if self._takes_regions or not manifest.pieces:
-            return await self._served_from(started_s, epoch, version, digest, manifest, buckets)
-        whole = await self._fetcher.joined(manifest, digest, buckets, self._whole_because())
-        ack = await self._served_from(
-            started_s, epoch, version, digest, whole.manifest, whole.chunks, whole.digest
-        )
-        if self._keeps_base:
-            self._kept_base.serves(digest, manifest, buckets)
-        return ack
 
     def _acked(
-        self,
-        started_s: float,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        taken: TakenRelease,
+        self, started_s: float, epoch: int, version: int, digest: str, taken: TakenRelease
     ) -> WeightsAck:
-        """Serve what was taken from here on; return the ack."""
-        self._version, self._digest, self._manifest = version, digest, manifest
+        """Start serving the loaded weights and return their ack."""
+        self._version, self._digest = version, digest
         return WeightsAck(
             engine=self._name,
             incarnation=self._incarnation,
@@ -353,12 +288,12 @@ class EngineActor:
         return RemoteBug(self._name, "generate", type(error).__name__, first_line(error))
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:
         """Load, verify and commit a release, and check its canary, if it has one.
 
         Raises:
-            WeightSyncFailed: It did not fit, or arrived damaged: the engine serves the previous
+            TransferRefused: It did not fit, or arrived damaged: the engine serves the previous
                 version.
             CanaryFailed: The engine computes other values: it serves nothing, and its requests are
                 lost.
@@ -366,28 +301,16 @@ class EngineActor:
         raise NotImplementedError
 
     async def _take_parts(
-        self,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        route: ShardRoute,
-        delta: WeightDelta | None = None,
+        self, epoch: int, release: WeightRelease, route: ShardRoute
     ) -> TakenRelease | None:
-        """Fetch, verify and commit regions of tensors as they are; None: this process loads buckets.
+        """Fetch, verify and commit the regions of a release, or of its delta.
 
-        ``delta``: what the route sends, where it is what the release changes of the served one.
+        Return None if this process loads chunks.
 
         Raises:
-            TransferFailed, WeightSyncFailed, CanaryFailed: As ``load_weights`` and ``_take``.
+            TransferFailed, TransferRefused, CanaryFailed: As ``load`` and ``_take``.
         """
-        del epoch, version, digest, manifest, route, delta
+        del epoch, release, route
 
     def _whole_because(self) -> str:
         return "the loader of this engine takes whole tensors, no regions"
-
-
-def _route_in(handles: Sequence[Bytes | ShardRoute]) -> ShardRoute | None:
-    """Return the route of a release that is fetched from trainer ranks, else None."""
-    first = handles[0] if handles else None
-    return first if isinstance(first, ShardRoute) else None

@@ -7,16 +7,8 @@ from typing import NoReturn
 from offbeat.actors.call import reply_of
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator
-from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import (
-    Checkpoint,
-    Chunk,
-    ChunkResult,
-    PreparedColumns,
-    StepResult,
-    TrainerState,
-)
+from offbeat.messages.training import TrainerState
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.weight_sync.served import loaded_digest
 
@@ -49,35 +41,15 @@ class NoTrainer:
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
         """Do nothing: no step is open."""
 
-    async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        del fence, chunk, loss
-        self._refuse("prepare_logprobs")
-
-    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
-        del fence, key, loss
-        self._refuse("begin_train_step")
-
-    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
-        del fence, key, chunk
-        self._refuse("train_microbatch")
-
-    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        del fence, key
-        self._refuse("finish_train_step")
-
-    async def save(self, fence: Fence, step: int) -> None:
-        del fence, step
-        self._refuse("save")
-
-    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        del fence, version
-        self._refuse("save_checkpoint")
-
     async def _digest(self) -> str:
         return await asyncio.get_running_loop().run_in_executor(None, loaded_digest, self._path)
 
-    def _refuse(self, call: str) -> NoReturn:
-        raise NotImplementedError(f"{call}: an evaluation trains nothing, and saves nothing")
+    async def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        del args, kwargs
+        raise NotImplementedError("an evaluation trains nothing, and saves nothing")
+
+    prepare_logprobs = begin_train_step = train_microbatch = finish_train_step = _refuse
+    save = save_checkpoint = _refuse
 
 
 class LoadedGenerator(RayGenerator):

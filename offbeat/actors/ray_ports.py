@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import ray
 
 from offbeat.actors.call import ArgumentLost, reply_of
@@ -152,13 +151,8 @@ class RayGenerator:
         return await reply_of(self._engine.state.remote(fence), self.name, "state")
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        content = release.version, release.digest, release.manifest
-        if release.delta is None:
-            ref = self._engine.load_weights.remote(fence, epoch, *content, *release.chunks)
-        else:
-            # Ray replaces handles with their content only if they are arguments themselves
-            header, chunks = msgspec.structs.replace(release.delta, chunks=()), release.delta.chunks
-            ref = self._engine.load_delta.remote(fence, epoch, *content, header, *chunks)
+        # Ray replaces handles with their content only if they are arguments themselves
+        ref = self._engine.load.remote(fence, epoch, release.without_handles(), *release.handles)
         try:
             return await reply_of(ref, self.name, "weight sync")
         except ArgumentLost as lost:

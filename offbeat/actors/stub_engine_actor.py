@@ -7,8 +7,9 @@ from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
+from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.canary import invented_answers
-from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.manifest import Bytes
 
 
 class StubEngineActor(EngineActor):
@@ -25,13 +26,11 @@ class StubEngineActor(EngineActor):
         await self._stub.set_version(version)
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:
-        del digest
-        started_s, gap = time.perf_counter(), None
-        if manifest.canary is not None:
-            digest = bytes(chunks[0]).hex()  # all of a stub's weights
-            answers = invented_answers(digest)
-            gap = self._canaries.check(manifest.canary, answers, epoch=epoch, version=version)
+        started_s, version, gap = time.perf_counter(), release.version, None
+        if (canary := release.manifest.canary) is not None:
+            answers = invented_answers(bytes(chunks[0]).hex())  # all of a stub's weights
+            gap = self._canaries.check(canary, answers, epoch=epoch, version=version)
         await self._stub.set_version(version)
         return TakenRelease(time.perf_counter() - started_s, gap)

@@ -1,7 +1,7 @@
-"""Both ends of each ``sync.transport``. A process imports only what its transport needs."""
+"""Sender of each ``sync.transport``. A process imports only what its transport needs."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from offbeat.config.limits import trainer_device
 from offbeat.config.sections.sync import ReshardSyncConfig
@@ -16,10 +16,6 @@ from offbeat.weight_sync.transport import (
     Source,
     WeightSource,
 )
-from offbeat.weight_sync.transports.object_store import ObjectStoreSender
-
-if TYPE_CHECKING:
-    from offbeat.generators.weight_fetch import ShardReceiver
 
 
 def make_sender(
@@ -43,6 +39,8 @@ def make_sender(
         return make_reshard_sender(config, source, host(), incarnation, peers, device)
     if spec.rank:
         return NullSender(cast("SharedSource", source))
+    from offbeat.weight_sync.transports.object_store import ObjectStoreSender  # noqa: PLC0415
+
     return ObjectStoreSender(cast("Source", source), delta=config.delta)
 
 
@@ -51,15 +49,3 @@ def publish(sender: Sender, version: int, layout: EngineLayout | None) -> Publis
     if layout is not None and isinstance(sender, FollowsLayout):
         sender.follow(layout)
     return sender.publish(version)
-
-
-def make_receiver(member: str, device: str) -> "ShardReceiver":
-    """Create an engine's end of the transport whose handles are routes to trainer ranks.
-
-    Args:
-        member: Name of the engine.
-        device: Device where wires of devices receive; TCP receives into main memory.
-    """
-    from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver  # noqa: PLC0415
-
-    return ReshardReceiver(member, device=device)

@@ -1,6 +1,8 @@
 """Ray actor of a vLLM engine."""
 
 import asyncio
+import contextlib
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -31,16 +33,15 @@ from offbeat.generators.vllm.served_families import check_family
 from offbeat.generators.vllm.staging import StagingArea
 from offbeat.generators.vllm.workarounds import untried
 from offbeat.generators.weight_fetch import in_thread
-from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed
+from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.fences import Fence
-from offbeat.messages.weights import EngineState, WeightDelta
+from offbeat.messages.weights import EngineState, WeightRelease
 from offbeat.multimodal.rules import media_rules
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.layout_file import write_layout
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.served import ServedWeights, TensorDifference
-from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.messages import ShardRoute
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ Started = tuple[Library, Any]
 
 class VllmEngineActor(EngineActor):
     """A vLLM engine. Its first reply comes after a real request has passed through it."""
+
+    _refusals = (*EngineActor._refusals, CallRefused, DeadlineExceeded)  # noqa: SLF001 -- its base
 
     def __init__(self, spec: EngineSpec, started: Started | None = None) -> None:
         """``started`` is an engine that runs already, used as it is; tests share it."""
@@ -113,25 +116,25 @@ class VllmEngineActor(EngineActor):
 
     async def _name_loaded(self, epoch: int, version: int) -> None:
         await self._warmed_up()
-        try:
-            await self._updates.name_loaded(epoch, version)
-        except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
-            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
+        await self._updates.name_loaded(epoch, version)
 
-    async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> TakenRelease:
-        await self._warmed_up()
+    @contextlib.contextmanager
+    def _transfer(self, epoch: int, version: int) -> Generator[None]:
         try:
-            if manifest.adapter is not None:
-                whole = await self._merged(epoch, version, digest, manifest, chunks)
-                manifest, digest, chunks, *_ = whole
-            return TakenRelease(*await self._updates.take(epoch, version, digest, manifest, chunks))
-        except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
-            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
+            with super()._transfer(epoch, version):
+                yield
         finally:
             if not self._vllm.serving:
                 self._version = self._digest = None
+
+    async def _take(
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
+    ) -> TakenRelease:
+        await self._warmed_up()
+        if release.manifest.adapter is not None:
+            release = await self._merged(epoch, release, chunks)
+            chunks = release.chunks
+        return TakenRelease(*await self._updates.take(epoch, release, chunks))
 
     async def layout(self, fence: Fence) -> EngineLayout | None:
         """Return the regions that each worker loads; None: they could not be recorded.
@@ -151,28 +154,16 @@ class VllmEngineActor(EngineActor):
         return layout
 
     async def _take_parts(
-        self,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        route: ShardRoute,
-        delta: WeightDelta | None = None,
+        self, epoch: int, release: WeightRelease, route: ShardRoute
     ) -> TakenRelease | None:
         await self._warmed_up()
-        try:
-            if not manifest.pieces or await self._updates.layout.get() is None:
-                return None
-            if delta is None:
-                self._kept_base.forget()  # the workers give up theirs before they fetch
-            taken = await self._updates.fetch(epoch, version, digest, manifest, route, delta)
-            self._kept_base.serves(digest, manifest, ())
-            return TakenRelease(*taken)
-        except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
-            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
-        finally:
-            if not self._vllm.serving:
-                self._version = self._digest = None
+        if not release.manifest.pieces or await self._updates.layout.get() is None:
+            return None
+        if release.delta is None:
+            self._kept_base.forget()  # the workers give up theirs before they fetch
+        taken = await self._updates.fetch(epoch, release, route)
+        self._kept_base.serves(release.digest, release.manifest, ())
+        return TakenRelease(*taken)
 
     async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
         try:
@@ -197,17 +188,17 @@ class VllmEngineActor(EngineActor):
         return f"the engine's layout is not recorded: {self._updates.layout.problem}"
 
     async def _merged(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> PublishedRelease:
-        """Add adapters to the model that the engine was loaded from, beside decoding."""
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
+    ) -> WeightRelease:
+        """Add adapters to the model that the engine was loaded from, while decoding goes on."""
         from offbeat.generators.vllm.adapter_base import FileBase
 
-        def merge() -> PublishedRelease:
+        def merge() -> WeightRelease:
             try:
                 self._base = self._base or FileBase(self._model_path, self._coverage)
             except OSError as error:
                 raise TransferRefused(epoch, "base", str(error), "readable files") from error
-            return self._base.whole(epoch, version, digest, manifest, chunks)
+            return self._base.whole(epoch, release, chunks)
 
         return await in_thread(f"adapters {epoch}", merge)
 

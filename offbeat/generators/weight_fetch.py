@@ -6,69 +6,38 @@ needs neither.
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
+from offbeat.messages.weights import WeightRelease
+from offbeat.weight_sync.background import start_in_thread
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transports.messages import ShardRoute
 
 if TYPE_CHECKING:
     from offbeat.weight_sync.chunks import BucketMemory
-    from offbeat.weight_sync.region_tensors import WholeRelease
+    from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
 _ONLY_TCP: Final = "tcp, as no layout of this engine is recorded (docs/weight-sync.md)"
 
 
-class VerifiedBuckets(Protocol):
-    """Verified buckets of one transfer."""
-
-    @property
-    def buckets(self) -> "tuple[BucketMemory, ...]":
-        """Return the buckets in the order in which they were asked for."""
-        ...
-
-
-class ShardReceiver(Protocol):
-    """Receiving end of a transport whose handles are routes to trainer ranks. Blocking."""
-
-    def receive(
-        self,
-        route: ShardRoute,
-        epoch: int,
-        manifest: Manifest,
-        cancelled: threading.Event | None = None,
-        *,
-        needed: Sequence[int],
-        release: Manifest | None = None,
-    ) -> VerifiedBuckets:
-        """Receive and verify these buckets.
-
-        Raises:
-            TransferFailed: No rank that holds a bucket could send it.
-        """
-        ...
-
-
 class WeightFetcher:
     """Receives weight releases from the trainer ranks that hold their parts."""
 
-    def __init__(
-        self, member: str, make_receiver: Callable[[str, str], ShardReceiver], device: str = "cpu"
-    ) -> None:
+    def __init__(self, member: str, device: str = "cpu") -> None:
         """Create the fetcher.
 
         Args:
             member: Name of the engine.
-            make_receiver: (member, device) -> receiver; called at the first fetch.
             device: Device where wires of devices receive.
         """
-        self._member, self._device, self._make_receiver = member, device, make_receiver
-        self._receiver: ShardReceiver | None = None
+        self._member, self._device = member, device
+        self._receiver: ReshardReceiver | None = None
         self._has_joined = False
 
     async def fetch_buckets(
@@ -92,8 +61,12 @@ class WeightFetcher:
         Raises:
             TransferFailed: No rank that holds a bucket could send it.
         """
+        from offbeat.weight_sync.transports.reshard_receiver import (  # noqa: PLC0415 -- see above
+            ReshardReceiver,
+        )
+
         if self._receiver is None:
-            self._receiver = self._make_receiver(self._member, self._device)
+            self._receiver = ReshardReceiver(self._member, device=self._device)
         receiver, cancelled = self._receiver, threading.Event()
         everything = range(len(route.buckets))
         try:
@@ -130,8 +103,8 @@ class WeightFetcher:
         return tuple(on_host(each) for each in buckets)
 
     async def joined(
-        self, manifest: Manifest, digest: str, buckets: "tuple[BucketMemory, ...]", reason: str
-    ) -> "WholeRelease":
+        self, release: WeightRelease, buckets: "tuple[BucketMemory, ...]", reason: str
+    ) -> WeightRelease:
         """Return a verified release of regions as one of whole tensors; log the reason once.
 
         Raises:
@@ -141,15 +114,15 @@ class WeightFetcher:
 
         if not self._has_joined:
             self._has_joined = True
-            nbytes = sum(spec.nbytes for spec in manifest.tensors)
+            tensors = release.manifest.tensors
             log.warning(
                 "weights.whole_tensors",
                 engine=self._member,
-                tensors=len(manifest.tensors),
-                nbytes=nbytes,
+                tensors=len(tensors),
+                nbytes=sum(spec.nbytes for spec in tensors),
                 reason=reason,
             )
-        return await in_thread("whole tensors", lambda: joined_release(manifest, digest, buckets))
+        return await in_thread("whole tensors", lambda: joined_release(release, buckets))
 
 
 async def in_thread(name: str, work: Callable[[], T]) -> T:
@@ -157,23 +130,4 @@ async def in_thread(name: str, work: Callable[[], T]) -> T:
 
     If the caller is cancelled, the work runs to its end and its result is discarded.
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def run() -> None:
-        try:
-            value = work()
-        except Exception as error:  # noqa: BLE001 -- raised where the result is awaited
-            _settle(loop, answer, lambda error=error: answer.set_exception(error))
-        else:
-            _settle(loop, answer, lambda: answer.set_result(value))
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await answer
-
-
-def _settle(
-    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[T], settle: Callable[[], None]
-) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(lambda: None if answer.done() else settle())
+    return await asyncio.wrap_future(start_in_thread(work, name))

@@ -96,3 +96,13 @@ class WeightRelease(msgspec.Struct, frozen=True):
     canary: Canary | None = None  # the canary of the manifest
     delta: WeightDelta | None = None  # for engines that serve its base
     full_reason: FullReason | None = None  # why there is no delta, where ``sync.delta`` is set
+
+    @property
+    def handles(self) -> tuple[Any, ...]:
+        """Return the handles that an engine loads: the chunks of the delta, if there is one."""
+        return self.chunks if self.delta is None else self.delta.chunks
+
+    def without_handles(self) -> "WeightRelease":
+        """Return the description of this release, to send next to the handles."""
+        delta = None if self.delta is None else msgspec.structs.replace(self.delta, chunks=())
+        return msgspec.structs.replace(self, chunks=(), delta=delta)

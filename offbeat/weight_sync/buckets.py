@@ -42,10 +42,6 @@ class BucketPlan(msgspec.Struct, frozen=True):
         """Return the buckets that a source rank packs."""
         return [index for index, route in enumerate(self.routes) if rank in route.holders]
 
-    def needed_by(self, receiver: int) -> list[int]:
-        """Return the buckets that a receiver needs."""
-        return needed_by(self.routes, receiver)
-
 
 def needed_by(routes: Sequence[BucketRoute], receiver: int) -> list[int]:
     """Return the indices of the buckets that a receiver needs."""

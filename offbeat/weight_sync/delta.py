@@ -1,29 +1,28 @@
 """Delta releases: what a release changes against the one before it, its *base*.
 
-    sender   packs a release, compares each chunk with that of its base, keeps the release
+    sender   packs a release, compares each chunk with the same chunk of the base (``shard_delta``)
     engine   compares the base by digest with what it serves, rebuilds the chunks of the release from
-             those of the base, and keeps them
+             the chunks of the base, and keeps them
 
 The rebuilt chunks go the way of received ones: digests, coverage, commit and canary are the same.
 Imports torch with the first delta only.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import xxhash
 
 from offbeat.messages.failures import BaseRefused
-from offbeat.messages.weights import FullReason, WeightDelta
-from offbeat.weight_sync.delta_encoding import apply, changed_words, encode, whole, whole_nbytes
+from offbeat.messages.weights import WeightDelta
+from offbeat.weight_sync.delta_encoding import apply
 from offbeat.weight_sync.dtypes import narrowest_bytes
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
+from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transaction import Transaction
-from offbeat.weight_sync.transport import Source
 
 MOST_SHARE: Final = 0.5
 """Largest delta, in bytes of the full release: above it, the saving is not worth the rebuilding."""
@@ -36,99 +35,6 @@ class HeldRelease:
     digest: str
     manifest: Manifest
     chunks: list[Bytes]
-
-
-class PackedRelease(NamedTuple):
-    """The content of a release, and of its delta."""
-
-    manifest: Manifest  # sealed
-    digest: str
-    chunks: tuple[Bytes, ...]
-    delta: WeightDelta | None  # None: there is none
-    full_reason: FullReason | None  # why there is none; None: there is one, or none was asked for
-
-
-class DeltaPacker:
-    """Packs releases of one source, each with its delta against the one before.
-
-    Chunk by chunk the new release takes the place of its base, so a sender that keeps its newest
-    release anyway needs memory for one chunk more. A failure leaves no base.
-    """
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
-        self._base: HeldRelease | None = None
-
-    def forget(self) -> None:
-        """Forget the base: the next release has no delta."""
-        self._base = None
-
-    def pack(self, source: Source) -> PackedRelease:
-        """Pack a release into new arrays."""
-        base, self._base = self._base, None
-        if base is not None and not base.manifest.describes_as(source.manifest):
-            base = None
-        encoder = None if base is None else _Encoder(base)
-        chunks, digests = list[Bytes](), list[str]()
-        for index, (chunk, digest) in enumerate(source.chunks()):
-            if encoder is not None:
-                encoder.take(index, chunk)
-            chunks.append(chunk)
-            digests.append(digest)
-        manifest = source.manifest.sealed(digests)
-        digest, delta, reason = release_digest(manifest, digests), None, None
-        if self._enabled:
-            self._base = HeldRelease(digest, manifest, chunks)
-            delta, reason = (None, FullReason.NO_BASE) if encoder is None else encoder.delta(digest)
-        return PackedRelease(manifest, digest, tuple(chunks), delta, reason)
-
-
-class _Encoder:
-    """Encodes the chunks of a release against those of its base, which it gives up one by one."""
-
-    def __init__(self, base: HeldRelease) -> None:
-        self._base, self._manifest = base, base.manifest
-        self._widths = word_bytes(base.manifest)
-        # None: the chunk itself, which is copied only if there is going to be a delta
-        self._parts, self._changed = list[Bytes | None](), 0
-        self._left = int(MOST_SHARE * base.manifest.nbytes)  # bytes; negative: too large
-
-    def take(self, index: int, chunk: Bytes) -> None:
-        if self._left >= 0:
-            part = encode(self._base.chunks[index], chunk, self._widths[index])
-            if part is None:
-                self._changed += chunk.nbytes // self._widths[index]
-                self._left -= whole_nbytes(chunk)
-            else:
-                self._changed += changed_words(part)
-                self._left -= part.nbytes
-            self._parts.append(part)
-        self._base.chunks[index] = chunk  # its former memory may be lent again
-
-    def delta(self, digest: str) -> tuple[WeightDelta | None, FullReason | None]:
-        """Return the delta that makes the release with this digest, or why there is none."""
-        if self._left < 0:
-            return None, FullReason.TOO_LARGE
-        parts = tuple(
-            whole(chunk) if part is None else part
-            for part, chunk in zip(self._parts, self._base.chunks, strict=True)
-        )
-        base, sizes = self._base.digest, tuple(each.nbytes for each in parts)
-        digests = tuple(xxhash.xxh3_128_hexdigest(each.data) for each in parts)
-        manifest = delta_manifest(base, digest, sizes, digests)
-        words = sum(
-            nbytes // width
-            for nbytes, width in zip(self._manifest.chunk_nbytes, self._widths, strict=True)
-        )
-        delta = WeightDelta(
-            base=base,
-            digest=release_digest(manifest, digests),
-            manifest=manifest,
-            chunks=parts,
-            nbytes=manifest.nbytes,
-            changed=self._changed / max(words, 1),
-        )
-        return delta, None
 
 
 def delta_manifest(
@@ -217,12 +123,17 @@ def check_delta(epoch: int, delta: WeightDelta, chunks: tuple[Bytes, ...]) -> No
     arrived.verify(delta.digest)
 
 
+def new_memory(nbytes: int) -> Bytes:
+    """Return new memory [nbytes] uint8."""
+    return np.empty(nbytes, np.uint8)
+
+
 def rebuilt(
     epoch: int,
     base: HeldRelease,
     manifest: Manifest,
     parts: tuple[Bytes, ...],
-    lend: Callable[[int], Bytes] | None = None,
+    lend: Callable[[int], Bytes] = new_memory,
 ) -> tuple[Bytes, ...]:
     """Return the chunks of a release, from those of its base and its checked delta.
 
@@ -239,25 +150,22 @@ def rebuilt(
     if not base.manifest.describes_as(manifest) or len(base.chunks) != len(parts):
         digests = base.manifest.digest, manifest.digest
         raise TransferRefused(epoch, "layout of the base", *digests)
-    return tuple(_rebuilt(epoch, base, manifest, parts, lend or _new))
+    sized = zip(manifest.chunk_nbytes, base.chunks, parts, strict=True)
+    return tuple(
+        rebuilt_chunk(epoch, index, old, part, lend(nbytes))
+        for index, (nbytes, old, part) in enumerate(sized)
+    )
 
 
-def _rebuilt(
-    epoch: int,
-    base: HeldRelease,
-    manifest: Manifest,
-    parts: tuple[Bytes, ...],
-    lend: Callable[[int], Bytes],
-) -> Iterator[Bytes]:
-    for index, (old, part) in enumerate(zip(base.chunks, parts, strict=True)):
-        into = lend(manifest.chunk_nbytes[index])
-        try:
-            apply(part, old, into)
-        except ValueError as error:
-            what = f"delta of chunk {index}"
-            raise TransferRefused(epoch, what, str(error), "changes of this chunk") from error
-        yield into
+def rebuilt_chunk(epoch: int, index: int, base: Bytes, part: Bytes, into: Bytes) -> Bytes:
+    """Write a chunk of a release into ``into``, from that of its base and its changes; return it.
 
-
-def _new(nbytes: int) -> Bytes:
-    return np.empty(nbytes, np.uint8)
+    Raises:
+        TransferRefused: The part is no change of this chunk.
+    """
+    try:
+        apply(part, base, into)
+    except ValueError as error:
+        what = f"delta of chunk {index}"
+        raise TransferRefused(epoch, what, str(error), "changes of this chunk") from error
+    return into

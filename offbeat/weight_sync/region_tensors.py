@@ -1,14 +1,14 @@
 """Tensors for a loader that takes whole ones, of which only the regions it reads have arrived."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.weight_sync.chunks import BucketMemory, Bytes, digest_of, tensor_views, walk
+from offbeat.messages.weights import WeightRelease
+from offbeat.weight_sync.chunks import BucketMemory, digest_of, tensor_views, walk
 from offbeat.weight_sync.manifest import Manifest, TensorMeta, plan, release_digest
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.transaction import Transaction
@@ -84,28 +84,18 @@ def _joined(shape: tuple[int, ...], parts: Sequence[tuple[Region, Tensor]]) -> T
     return whole
 
 
-class WholeRelease(NamedTuple):
-    """A release in chunks of whole tensors, as transports without a plan send it."""
-
-    manifest: Manifest
-    digest: str
-    chunks: tuple[Bytes, ...]
-
-
-def joined_release(
-    manifest: Manifest, digest: str, buckets: Sequence[BucketMemory]
-) -> WholeRelease:
+def joined_release(release: WeightRelease, buckets: Sequence[BucketMemory]) -> WeightRelease:
     """Copy the regions of buckets into whole tensors; return those as a sealed release.
 
     Raises:
         TransferRefused: The buckets are not those of the release with this digest, or do not cover
             every tensor once.
     """
-    transaction = Transaction("this process")
+    manifest, transaction = release.manifest, Transaction("this process")
     transaction.begin(1, manifest, {t.name: (t.shape, t.dtype) for t in manifest.tensors})
     for index, data in enumerate(buckets):
         transaction.arrived(1, index, data.nbytes, digest_of(data))
-    transaction.verify(digest)
+    transaction.verify(release.digest)
     metas = (TensorMeta(t.name, t.shape, t.dtype, t.source_dtype) for t in manifest.tensors)
     layout = plan(metas, max(manifest.chunk_nbytes, default=1))
     chunks = list(walk(layout))
@@ -124,4 +114,5 @@ def joined_release(
                 places[name][piece.region.slices].copy_(values)
     sealed = layout.sealed([digest_of(data) for data in memory])
     sealed = msgspec.structs.replace(sealed, canary=manifest.canary)
-    return WholeRelease(sealed, release_digest(sealed, sealed.chunk_digests), tuple(memory))
+    digest = release_digest(sealed, sealed.chunk_digests)
+    return msgspec.structs.replace(release, digest=digest, manifest=sealed, chunks=tuple(memory))

@@ -84,23 +84,6 @@ class TransferPlan:
         for piece, sender, receiver, via in columns:
             yield Transfer(self.pieces[piece], sender, receiver, via)
 
-    def buckets(self, sender: int, receiver: int, max_bytes: int) -> Iterator[list[TensorPiece]]:
-        """Yield what one sender sends to one receiver, in messages of at most ``max_bytes``.
-
-        A larger piece is a message of its own.
-        """
-        bucket, filled = list[TensorPiece](), 0
-        for each in self.transfers():
-            if (each.sender, each.receiver, each.via) != (sender, receiver, DIRECT):
-                continue
-            if bucket and filled + each.piece.nbytes > max_bytes:
-                yield bucket
-                bucket, filled = [], 0
-            bucket.append(each.piece)
-            filled += each.piece.nbytes
-        if bucket:
-            yield bucket
-
     @cached_property
     def digest(self) -> str:
         """Digest of everything that ranks have to agree on before the first byte."""

@@ -115,12 +115,8 @@ class InProcessGenerator:
         return await self._reply(self.engine.state(fence))
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        content, delta = (release.version, release.digest, release.manifest), release.delta
-        if delta is not None:
-            loading = self.engine.load_delta(fence, epoch, *content, delta, *delta.chunks)
-        else:
-            loading = self.engine.load_weights(fence, epoch, *content, *release.chunks)
-        return await self._reply(loading)
+        about, handles = release.without_handles(), release.handles
+        return await self._reply(self.engine.load(fence, epoch, about, *handles))
 
     async def exchange(
         self,

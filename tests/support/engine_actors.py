@@ -91,6 +91,4 @@ def release_with_canary(
 
 async def load(actor: EmbeddedEngineActor, epoch: int, new: WeightRelease) -> WeightsAck:
     """Load a release as the controller's adapter does."""
-    return await actor.load_weights(
-        FENCE, epoch, new.version, new.digest, new.manifest, *new.chunks
-    )
+    return await actor.load(FENCE, epoch, new.without_handles(), *new.handles)

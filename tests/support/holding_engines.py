@@ -5,7 +5,8 @@ import asyncio
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.stub_engine_actor import StubEngineActor
-from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.messages.weights import WeightRelease
+from offbeat.weight_sync.manifest import Bytes
 
 
 class HoldingEngine(EngineActor):
@@ -21,12 +22,12 @@ class HoldingEngine(EngineActor):
         await self._release_received.wait()
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:
         if self._release_received is not None:
             self._release_received.set()
             await asyncio.Event().wait()
-        return await super()._take(epoch, version, digest, manifest, chunks)
+        return await super()._take(epoch, release, chunks)
 
 
 class HoldingStub(HoldingEngine, StubEngineActor): ...

@@ -36,8 +36,8 @@ LAST_WORD: Final = (
 
 REASONS: Final[dict[str, tuple[str, ...]]] = {
     RAISED_AGAIN: (
-        "actors/embedded_engine_actor.py EmbeddedEngineActor._load",
-        "actors/embedded_engine_actor.py EmbeddedEngineActor._load",
+        "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
+        "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
         "actors/environment_worker_actor.py EnvironmentActor._roll_out",
         "actors/trainer_actor.py TrainerActor._classified",
         "actors/trainer_actor.py TrainerActor._together",
@@ -84,9 +84,8 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "actors/call_batching.py ReplyBatcher._answer",
         "endpoint/server.py AgentEndpoint._answer_or_refusal",  # as status 500; the sample fails with it
         "generators/engine_loop.py EngineLoop._execute",
-        "generators/weight_fetch.py in_thread",
+        "weight_sync/background.py start_in_thread",
         "launch/bounded_call.py bounded",
-        "weight_sync/transports/eager_groups.py _begun",
         "weight_sync/transports/reshard_receiver.py _Transfer._work",
     ),
     USER_CODE: (

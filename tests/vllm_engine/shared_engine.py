@@ -187,16 +187,16 @@ ANYTHING = Anything({}, "float32", tied=False)
 
 async def load(actor: VllmEngineActor, epoch: int, release: WeightRelease) -> WeightsAck:
     """As the controller's adapter calls it."""
-    content = release.version, release.digest, release.manifest, *release.chunks
-    return await actor.load_weights(FENCE, epoch, *content)
+    return await actor.load(FENCE, epoch, release.without_handles(), *release.handles)
 
 
 async def fetch(
     actor: VllmEngineActor, epoch: int, version: int, release: PublishedRelease
 ) -> WeightsAck:
-    """Have it fetch a release from the ranks that hold it, as the controller's adapter does."""
-    manifest, digest, (route,), *_ = release
-    return await actor.load_weights(FENCE, epoch, version, digest, manifest, route)
+    """Have it fetch a full release from the ranks that hold it, as the controller's port does."""
+    manifest, digest, handles, *_ = release
+    about = WeightRelease(version, digest, manifest, (), manifest.nbytes)
+    return await actor.load(FENCE, epoch, about, *handles)
 
 
 async def layout_of(actor: VllmEngineActor) -> EngineLayout:

@@ -50,14 +50,6 @@ class Line:
         assert {v for spans in result.version_spans for v, _ in spans} == {self.version}
 
 
-async def load_delta(actor: Engine, epoch: int, release: WeightRelease) -> WeightsAck:
-    """As the controller's adapter calls it."""
-    delta = release.delta
-    assert delta is not None
-    content = release.version, release.digest, release.manifest, delta, *delta.chunks
-    return await actor.load_delta(FENCE, epoch, *content)
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 def test_an_engine_takes_changes_alone_and_serves_what_the_trainer_holds(
     shared: Shared, *, in_place: bool
@@ -70,7 +62,7 @@ def test_an_engine_takes_changes_alone_and_serves_what_the_trainer_holds(
         for epoch in (2, 3):
             new = line.published()
             assert new.delta is not None and new.delta.nbytes < new.nbytes / 10
-            await line.is_served(actor, new, await load_delta(actor, epoch, new))
+            await line.is_served(actor, new, await load(actor, epoch, new))
 
     shared.play(story, in_place=in_place, keeps_base=True)
 
@@ -84,8 +76,10 @@ def test_an_engine_that_serves_another_release_refuses_the_changes_and_takes_the
         assert skipped.delta is not None
         await load(actor, 1, first)
         with pytest.raises(BaseRefused):
-            await load_delta(actor, 2, new)
+            await load(actor, 2, new)
         assert (await actor.state(FENCE)).version == first.version
-        await line.is_served(actor, new, await load(actor, 3, new))
+        await line.is_served(
+            actor, new, await load(actor, 3, msgspec.structs.replace(new, delta=None))
+        )
 
     shared.play(story, keeps_base=True)

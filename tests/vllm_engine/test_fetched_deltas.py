@@ -19,12 +19,13 @@ from shared_engine import (
     endless_model,
     fetch,
     layout_of,
+    load,
     running,
 )
 from transformers import AutoModelForCausalLM
 
 from offbeat.messages.failures import BaseRefused, WeightSyncFailed
-from offbeat.messages.weights import WeightsAck
+from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.weight_sync.engine_layout import needed_buckets
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.verification import compare_served
@@ -63,9 +64,10 @@ async def fetch_delta(
     actor: Engine, epoch: int, version: int, release: PublishedRelease
 ) -> WeightsAck:
     """As the controller's adapter calls it."""
-    manifest, digest, _, delta, *_ = release
-    assert delta is not None, release.full_reason
-    return await actor.load_delta(FENCE, epoch, version, digest, manifest, delta, *delta.chunks)
+    manifest, digest, _, delta, reason = release
+    assert delta is not None, reason
+    whole = WeightRelease(version, digest, manifest, (), manifest.nbytes, delta=delta)
+    return await load(actor, epoch, whole)
 
 
 async def is_served(actor: Engine, model: Path, ack: WeightsAck, release: PublishedRelease) -> None:

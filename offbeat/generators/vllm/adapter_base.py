@@ -20,12 +20,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from offbeat.generators.vllm.coverage import Coverage
+from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.adapter import AdapterTarget, check_base
 from offbeat.weight_sync.chunks import WeightChunk, pack, walk
 from offbeat.weight_sync.manifest import Bytes, Manifest, plan, release_digest
 from offbeat.weight_sync.receiver import Receiver
 from offbeat.weight_sync.served import loaded_digest
-from offbeat.weight_sync.transport import PublishedRelease
 
 _CHUNK_BYTES: Final = 64 * 2**20
 _FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -59,27 +59,30 @@ class FileBase:
         self._packed = list[tuple[Bytes, str]]()  # chunks of the release being made
         self._one_at_a_time = threading.Lock()
 
-    def whole(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
-    ) -> PublishedRelease:
+    def whole(self, epoch: int, release: WeightRelease, chunks: Sequence[Bytes]) -> WeightRelease:
         """Verify a release of adapters; return the release of the model with them added.
 
         Raises:
             TransferRefused: It does not fit this base, or arrived damaged.
         """
+        manifest: Manifest = release.manifest
         with self._one_at_a_time:
             check_base(epoch, self, manifest)
             receiver = Receiver(AdapterTarget(self, manifest))
             receiver.begin(epoch, manifest)
             for index, chunk in enumerate(chunks):
                 receiver.apply(epoch, index, chunk)
-            receiver.verify(digest)
-            receiver.commit(version)
+            receiver.verify(release.digest)
+            receiver.commit(release.version)
             packed, self._packed = self._packed, []
         sealed = self._manifest.sealed([each for _, each in packed])
         sealed = msgspec.structs.replace(sealed, canary=manifest.canary)
-        whole = release_digest(sealed, sealed.chunk_digests)
-        return PublishedRelease(sealed, whole, tuple(chunk for chunk, _ in packed))
+        return msgspec.structs.replace(
+            release,
+            digest=release_digest(sealed, sealed.chunk_digests),
+            manifest=sealed,
+            chunks=tuple(chunk for chunk, _ in packed),
+        )
 
     # --- the base of an ``AdapterTarget`` ---------------------------------------------------------
 

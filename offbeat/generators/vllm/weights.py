@@ -46,7 +46,7 @@ from offbeat.generators.vllm.staging import StagingArea, check_sizes, room_for
 from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, Verdicts
 from offbeat.generators.vllm.workarounds import PAUSE_SLEEP
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.weights import Canary, WeightDelta
+from offbeat.messages.weights import Canary, WeightRelease
 from offbeat.weight_sync.canary import CanaryChecks
 from offbeat.weight_sync.chunks import WeightChunk, walk
 from offbeat.weight_sync.errors import TransferRefused
@@ -102,7 +102,7 @@ class WeightUpdates:
         self._loads_files = loads_files
 
     async def take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
+        self, epoch: int, release: WeightRelease, chunks: Sequence[Bytes]
     ) -> tuple[float, float | None]:
         """Load, verify and serve a release.
 
@@ -118,20 +118,12 @@ class WeightUpdates:
             EngineUnavailable: The engine's processes have ended.
             CanaryFailed: Engine and trainer compute different log-probabilities from these weights.
         """
-        return await self._taken(
-            epoch, version, manifest, lambda: self._stage(epoch, digest, manifest, chunks)
-        )
+        return await self._taken(epoch, release, lambda: self._stage(epoch, release, chunks))
 
     async def fetch(
-        self,
-        epoch: int,
-        version: int,
-        digest: str,
-        manifest: Manifest,
-        route: ShardRoute,
-        delta: WeightDelta | None = None,
+        self, epoch: int, release: WeightRelease, route: ShardRoute
     ) -> tuple[float, float | None]:
-        """Have every worker fetch what it loads of a release, or its ``delta``; verify and serve it.
+        """Have every worker fetch what it loads of a release, or its delta; verify and serve it.
 
         The layout has been recorded.
 
@@ -143,12 +135,10 @@ class WeightUpdates:
             SenderGone: All ranks that hold a part have ended, or send another release.
             OffbeatError: As ``take``.
         """
-        return await self._taken(
-            epoch, version, manifest, lambda: self._fetch(epoch, digest, manifest, route, delta)
-        )
+        return await self._taken(epoch, release, lambda: self._fetch(epoch, release, route))
 
     async def _taken(
-        self, epoch: int, version: int, manifest: Manifest, stage: Callable[[], Awaitable[None]]
+        self, epoch: int, release: WeightRelease, stage: Callable[[], Awaitable[None]]
     ) -> tuple[float, float | None]:
         self._newest = max(self._newest, epoch)
         async with self._one_at_a_time:
@@ -156,7 +146,7 @@ class WeightUpdates:
                 raise TransferRefused(epoch, "epoch", str(epoch), f"the newest, {self._newest}")
             self._engine.check_usable("take weights")
             await stage()
-            return await self._update(epoch, version, manifest.canary)
+            return await self._update(epoch, release.version, release.manifest.canary)
 
     async def name_loaded(self, epoch: int, version: int) -> None:
         """Serve the weights that vLLM has loaded itself, under this version.
@@ -203,21 +193,15 @@ class WeightUpdates:
 
     # --- staging ----------------------------------------------------------------------------------
 
-    async def _stage(
-        self, epoch: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
-    ) -> None:
+    async def _stage(self, epoch: int, release: WeightRelease, chunks: Sequence[Bytes]) -> None:
         """Have the workers map the release and verify its digests.
 
         Only the workers hash its content, as they read it: here only the digests themselves are
         compared with that of the release.
         """
-        known = self._planned is not None and self._planned.describes_as(manifest)
-        if not known:
-            self.coverage.check(epoch, manifest)  # work-around: silent_coverage
+        manifest: Manifest = release.manifest
+        known = self._checked(epoch, release)
         check_sizes(epoch, manifest, chunks)
-        got = release_digest(manifest, manifest.chunk_digests)
-        if got != digest:
-            raise TransferRefused(epoch, "digest", got, digest)
         grown = self.area.reserve(room_for(manifest.chunk_nbytes))
         offsets = await self._filled(chunks)
         if grown or not known:
@@ -227,28 +211,29 @@ class WeightUpdates:
         await self._call("stage", self._llm.collective_rpc("ws_stage", args=(epoch, staged)))
         await self._call("verify", self._verdicts.of(epoch, VERIFIED, self._workers))
 
-    async def _fetch(
-        self,
-        epoch: int,
-        digest: str,
-        manifest: Manifest,
-        route: ShardRoute,
-        delta: WeightDelta | None,
-    ) -> None:
+    def _checked(self, epoch: int, release: WeightRelease) -> bool:
+        """Check coverage and digest of a release; return whether the workers know its layout."""
+        manifest: Manifest = release.manifest
+        known = self._planned is not None and self._planned.describes_as(manifest)
+        if not known:
+            self.coverage.check(epoch, manifest)  # work-around: silent_coverage
+        got = release_digest(manifest, manifest.chunk_digests)
+        if got != release.digest:
+            raise TransferRefused(epoch, "digest", got, release.digest)
+        return known
+
+    async def _fetch(self, epoch: int, release: WeightRelease, route: ShardRoute) -> None:
         """Have every worker fetch and verify the buckets that hold anything of what it loads.
 
         Each fetch has its own limits per bucket, and the caller one for all of it.
         """
-        if self._planned is None or not self._planned.describes_as(manifest):
-            self.coverage.check(epoch, manifest)
+        manifest: Manifest = release.manifest
+        if not self._checked(epoch, release):
             await self._introduce_fetch(manifest, route)
-        got, digests = release_digest(manifest, manifest.chunk_digests), manifest.chunk_digests
-        if got != digest:
-            raise TransferRefused(epoch, "digest", got, digest)
         self._staged = LoadedRelease(epoch, manifest, self._chunks, None)
-        senders = msgspec.msgpack.encode(route.senders)
+        senders, delta = msgspec.msgpack.encode(route.senders), release.delta
         changes = b"" if delta is None else msgspec.msgpack.encode((delta.base, delta.manifest))
-        args = epoch, len(self._chunks), list(digests), senders, changes
+        args = epoch, len(self._chunks), list(manifest.chunk_digests), senders, changes
         try:
             await self._call("fetch", self._llm.collective_rpc("ws_fetch", args=args))
             verdict = self._verdicts.of(epoch, VERIFIED, self._workers)

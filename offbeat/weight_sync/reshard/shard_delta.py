@@ -1,9 +1,10 @@
-"""Deltas of a reshard: what each rank's buckets change of the release before, their *base*.
+"""Senders' side of deltas: what the buckets of each rank change of the release before, their *base*.
 
     pack    a rank compares each bucket that it packs with that of the base, and keeps it in its place
     agree   ranks exchange sizes and digests of the changes: all have the same delta, or none
 
 Every rank that holds a bucket offers its changes, so that copies stand in for each other there too.
+Over the object store one rank has all buckets: the chunks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,12 +12,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from offbeat.messages.weights import FullReason, WeightDelta
 from offbeat.weight_sync.chunks import BucketMemory, digest_of, on_host
-from offbeat.weight_sync.delta import MOST_SHARE, delta_manifest, word_bytes
-from offbeat.weight_sync.delta_encoding import apply, changed_words, encode, whole
+from offbeat.weight_sync.delta import (
+    MOST_SHARE,
+    delta_manifest,
+    new_memory,
+    rebuilt_chunk,
+    word_bytes,
+)
+from offbeat.weight_sync.delta_encoding import changed_words, encode, whole
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 from offbeat.weight_sync.reshard.agreement import agreed_digests
@@ -36,6 +42,7 @@ class ShardChanges(msgspec.Struct, frozen=True):
 
     base: str = ""  # digest of the release that they apply to; empty: this rank has none
     buckets: Mapping[int, BucketChange] = {}
+    is_too_large: bool = False  # they exceed ``MOST_SHARE`` of the release, so not all were encoded
 
 
 class PackedShard(NamedTuple):
@@ -76,14 +83,17 @@ class ShardDeltas:
             return PackedShard(list(source.packed(room)), {}, ShardChanges())
         widths, packed = word_bytes(source.manifest), list[PackedBucket]()
         parts, changes = dict[int, Bytes](), dict[int, BucketChange]()
+        left = MOST_SHARE * source.manifest.nbytes
         for each in source.packed(room):
             packed.append(each)
             old, width = base.buckets.pop(each.bucket), widths[each.bucket]
-            part, words = _encoded(on_host(old), on_host(each.data), width)
+            if left >= 0:
+                part, words = _encoded(on_host(old), on_host(each.data), width)
+                left -= part.nbytes
+                parts[each.bucket] = part
+                changes[each.bucket] = BucketChange(digest_of(part), part.nbytes, words)
             del old  # its memory may be lent to the next bucket
-            parts[each.bucket] = part
-            changes[each.bucket] = BucketChange(digest_of(part), part.nbytes, words)
-        return PackedShard(packed, parts, ShardChanges(base.digest, changes))
+        return PackedShard(packed, parts, ShardChanges(base.digest, changes, left < 0))
 
     def published(self, digest: str, layout: str, buckets: Mapping[int, BucketMemory]) -> None:
         """Keep these buckets as the base of the next release.
@@ -122,6 +132,8 @@ def agreed_delta(
     base = by_rank[0].base
     if not base or any(each.base != base for each in by_rank):
         return None, FullReason.NO_BASE
+    if any(each.is_too_large for each in by_rank):
+        return None, FullReason.TOO_LARGE
     digests = agreed_digests(
         [{bucket: c.digest for bucket, c in each.buckets.items()} for each in by_rank], names
     )
@@ -159,12 +171,8 @@ def rebuilt_buckets(
 
     def made() -> Iterator[Bytes]:
         for bucket, old, part in zip(buckets, base, parts, strict=True):
-            into = np.empty(release.chunk_nbytes[bucket], np.uint8)
-            try:
-                apply(on_host(part), on_host(old), into)
-            except ValueError as error:
-                what = f"delta of bucket {bucket}"
-                raise TransferRefused(epoch, what, str(error), "changes of it") from error
+            into = new_memory(release.chunk_nbytes[bucket])
+            rebuilt_chunk(epoch, bucket, on_host(old), on_host(part), into)
             want, got = release.chunk_digests[bucket], digest_of(into)
             if got != want:
                 raise TransferRefused(epoch, f"digest of rebuilt bucket {bucket}", got, want)

@@ -8,7 +8,6 @@ create the group, in a thread that is left behind at the deadline, and no bucket
     both have formed  the byte
 """
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -17,6 +16,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from torch import Tensor
 
+from offbeat.weight_sync.background import start_in_thread
 from offbeat.weight_sync.transports.group import BrokenLink, GroupAddress, GroupMaker
 
 GRACE_S: Final = 1.0
@@ -42,28 +42,13 @@ def call_within(
             ``GRACE_S``, both have ended by now.
         Exception: Whatever the call raises.
     """
-    outcome = _begun(call, what)
+    outcome = start_in_thread(call, what)
     wait([outcome], limit_s)
     if not outcome.done():
-        pending: list[Future[Any]] = [outcome, _begun(give_up, f"give up: {what}")]
+        pending: list[Future[Any]] = [outcome, start_in_thread(give_up, f"give up: {what}")]
         wait(pending, GRACE_S)
         raise BrokenLink(f"{what} has not ended after {limit_s:.3g} s")
     return outcome.result()
-
-
-def _begun(call: Callable[[], T], name: str) -> Future[T]:
-    outcome = Future[T]()
-
-    def run() -> None:
-        try:
-            value = call()
-        except Exception as error:  # noqa: BLE001 -- raised where the result is taken
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(value)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return outcome
 
 
 log = structlog.stdlib.get_logger()

@@ -4,7 +4,12 @@ The release outlives the process that published it: an engine that starts later 
 the trainer.
 """
 
-from offbeat.weight_sync.delta import DeltaPacker
+import msgspec
+
+from offbeat.weight_sync.delta import new_memory
+from offbeat.weight_sync.manifest import release_digest
+from offbeat.weight_sync.reshard.shard_delta import ShardDeltas, agreed_delta
+from offbeat.weight_sync.shards import WholeShards
 from offbeat.weight_sync.transport import PublishedRelease, Source
 
 
@@ -13,7 +18,7 @@ class ObjectStoreSender:
 
     def __init__(self, source: Source, *, delta: bool = False) -> None:
         """``delta``: whether each release also has what changed since the one before."""
-        self._source, self._packer = source, DeltaPacker(enabled=delta)
+        self._source, self._deltas = WholeShards(source), ShardDeltas(enabled=delta)
         self.delta_handles = self.handles if delta else 0
 
     @property
@@ -22,11 +27,19 @@ class ObjectStoreSender:
 
     def publish(self, version: int) -> PublishedRelease:
         del version
-        manifest, digest, chunks, delta, reason = self._packer.pack(self._source)
-        return PublishedRelease(manifest, digest, chunks, delta, reason)
+        packed = self._deltas.pack(self._source, lambda _, nbytes: new_memory(nbytes))
+        chunks = {each.bucket: each.data for each in packed.buckets}
+        manifest = self._source.manifest.sealed([each.digest for each in packed.buckets])
+        digest, delta, reason = release_digest(manifest, manifest.chunk_digests), None, None
+        if self.delta_handles:
+            delta, reason = agreed_delta([packed.changes], manifest, digest, str)
+        if delta is not None:
+            delta = msgspec.structs.replace(delta, chunks=tuple(packed.parts.values()))
+        self._deltas.published(digest, manifest.digest, chunks)
+        return PublishedRelease(manifest, digest, tuple(chunks.values()), delta, reason)
 
     def forget(self) -> None:
-        self._packer.forget()
+        self._deltas.forget()
 
     def close(self) -> None:
         """Do nothing: there is no thread to stop."""

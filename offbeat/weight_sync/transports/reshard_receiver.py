@@ -56,7 +56,7 @@ class ReshardReceiver:
             device: Where wires of devices receive; tcp receives into main memory.
             wires: (name, device) -> one end of that wire, which is kept.
         """
-        self._member, self._rank = member, rank
+        self.member, self.rank = member, rank
         self._device, self._make_wire = device, wires
         self._wires, self._lock = dict[str, BucketWire](), threading.Lock()
         self._plan = ""  # digest of the plan of the last transfer
@@ -87,7 +87,7 @@ class ReshardReceiver:
             SenderGone: All ranks that hold a bucket have ended, or send another release.
         """
         if needed is None:
-            needed = needed_by(route.buckets, self._rank)
+            needed = needed_by(route.buckets, self.rank)
         self._go_by(manifest.digest)
         transfer = _Transfer(self, route, epoch, manifest, needed)
         transfer.cancelled = cancelled or threading.Event()
@@ -108,14 +108,6 @@ class ReshardReceiver:
                 for each in self._wires.values():
                     each.release_memory()
             self._plan = plan
-
-    @property
-    def member(self) -> str:
-        return self._member
-
-    @property
-    def rank(self) -> int:
-        return self._rank
 
 
 class _Transfer:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import structlog
@@ -25,7 +26,8 @@ from offbeat.messages.failures import StaleFence, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.weight_sync.manifest import Bytes, Manifest, plan, release_digest
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Bytes, plan, release_digest
 from offbeat.weight_sync.served import loaded_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.virtual_time import run
@@ -54,12 +56,13 @@ class Checking(EngineActor):
         super().__init__(spec(), self.stub, "incarnation-1")
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:
-        got = release_digest(manifest, [xxhash.xxh3_128_hexdigest(each.data) for each in chunks])
-        if got != digest:
-            raise WeightSyncFailed(self._name, epoch, version, f"digest {got}")
-        await self.stub.set_version(version)
+        digests = [xxhash.xxh3_128_hexdigest(each.data) for each in chunks]
+        got = release_digest(release.manifest, digests)
+        if got != release.digest:
+            raise TransferRefused(epoch, "digest", got, release.digest)
+        await self.stub.set_version(release.version)
         return TakenRelease(0.0, None)
 
 
@@ -78,9 +81,8 @@ async def load(
     digest: str = "",
     fence: Fence = FENCE,
 ) -> WeightsAck:
-    return await actor.load_weights(
-        fence, epoch, new.version, digest or new.digest, new.manifest, *new.chunks
-    )
+    about = msgspec.structs.replace(new.without_handles(), digest=digest or new.digest)
+    return await actor.load(fence, epoch, about, *new.handles)
 
 
 async def generate(actor: EngineActor, request: GenerateRequest = REQUEST) -> GenerateResult:
@@ -291,7 +293,7 @@ def test_a_release_that_is_not_whole_leaves_the_engine_as_it_was(
             chunks.pop()
         digest = "another" if wrong == "digest" else new.digest
         with pytest.raises(WeightSyncFailed, match="generator-0 did not take weight version 2"):
-            await actor.load_weights(FENCE, 2, 2, digest, new.manifest, *chunks)
+            await load(actor, msgspec.structs.replace(new, chunks=chunks), epoch=2, digest=digest)
         state = await actor.state(FENCE)
         assert (state.version, state.digest) == (1, release_of(TINY, 1).digest)
         assert same(await generate(actor), before)

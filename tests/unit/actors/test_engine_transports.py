@@ -15,14 +15,13 @@ from offbeat.actors.transports import make_sender
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost, WeightSyncFailed
-from offbeat.messages.fences import Fence
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.source import ModuleSource, named_weights
 from offbeat.weight_sync.transport import Sender
+from tests.support.loading import FENCE, load, released
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
-FENCE = Fence("run", 1)
 
 
 def config(**sync: Any) -> RunConfig:
@@ -89,16 +88,11 @@ def test_two_engines_serve_the_same_bytes_over_reshard_as_over_the_object_store(
             train(model)
             digests = set[str]()
             for kind in kinds:
-                released = senders[kind].publish(version)
-                about = FENCE, version, version, released.digest, released.manifest
-                delta = released.delta
-                assert (delta is None) == (version == 1)
+                release = released(version, senders[kind].publish(version))
+                assert (release.delta is None) == (version == 1)
                 for each in engines[kind]:
-                    if delta is None:
-                        ack = await each.load_weights(*about, *released.handles)
-                    else:
-                        ack = await each.load_delta(*about, delta, *delta.chunks)
-                    assert (ack.version, ack.digest) == (version, released.digest)
+                    ack = await load(each, version, release)
+                    assert (ack.version, ack.digest) == (version, release.digest)
                     digests.add(ack.digest)
             served = [content(each._module) for kind in kinds for each in engines[kind]]  # noqa: SLF001
             assert served == [content(model)] * 4
@@ -118,18 +112,17 @@ def test_an_engine_reports_a_lost_release_when_the_sender_is_gone_and_takes_the_
 ) -> None:
     async def main() -> None:
         actor = engine(tmp_path)
-        manifest, digest, handles, *_ = over_tcp.publish(3)
-        ack = await actor.load_weights(FENCE, 1, 3, digest, manifest, *handles)
-        assert (ack.epoch, ack.version, ack.digest) == (1, 3, digest)
+        release = released(3, over_tcp.publish(3))
+        ack = await load(actor, 1, release)
+        assert (ack.epoch, ack.version, ack.digest) == (1, 3, release.digest)
         over_tcp.close()
         with pytest.raises(ReleaseLost, match="is gone"):
-            await actor.load_weights(FENCE, 2, 4, digest, manifest, *handles)
+            await load(actor, 2, release)
         state = await actor.state(FENCE)
-        assert (state.version, state.digest) == (3, digest)
+        assert (state.version, state.digest) == (3, release.digest)
         with pytest.raises(WeightSyncFailed, match="a newer transfer was begun: epoch 2"):
-            await actor.load_weights(FENCE, 2, 4, digest, manifest, *handles)
-        whole = sender(model, tmp_path).publish(4)
-        again = await actor.load_weights(FENCE, 3, 4, whole.digest, whole.manifest, *whole.handles)
+            await load(actor, 2, release)
+        again = await load(actor, 3, released(4, sender(model, tmp_path).publish(4)))
         assert again.version == 4, "one transport heals what another one broke"
         await actor.close()
 
@@ -141,8 +134,7 @@ def test_a_call_that_is_cancelled_leaves_the_engine_what_it_was(
 ) -> None:
     async def main() -> None:
         actor = engine(tmp_path)
-        manifest, digest, handles, *_ = over_tcp.publish(3)
-        call = asyncio.ensure_future(actor.load_weights(FENCE, 1, 3, digest, manifest, *handles))
+        call = asyncio.ensure_future(load(actor, 1, released(3, over_tcp.publish(3))))
         await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from offbeat.generators.vllm.adapter_base import FileBase
 from offbeat.generators.vllm.coverage import coverage_of
+from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.adapter import merged
 from offbeat.weight_sync.chunks import tensor_views, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Adapter, Manifest, release_digest
 from offbeat.weight_sync.served import loaded_digest
 from offbeat.weight_sync.source import GatheredSource
-from offbeat.weight_sync.transport import PublishedRelease
 
 TARGETS = ("self_attn.q_proj", "mlp.down_proj")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -46,7 +46,7 @@ def adapters_of(weights: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
     return made
 
 
-def released(tensors: dict[str, Tensor], base: str) -> PublishedRelease:
+def released(tensors: dict[str, Tensor], base: str, version: int = 1) -> WeightRelease:
     metas = [
         (name, tuple(each.shape), str(each.dtype).removeprefix("torch."))
         for name, each in tensors.items()
@@ -54,7 +54,8 @@ def released(tensors: dict[str, Tensor], base: str) -> PublishedRelease:
     source = GatheredSource(metas, lambda: iter(tensors.items()), 2_000, None, Adapter(base, 4, 8))
     chunks, digests = zip(*source.chunks(), strict=True)
     manifest = source.manifest.sealed(digests)
-    return PublishedRelease(manifest, release_digest(manifest, digests), chunks)
+    digest = release_digest(manifest, digests)
+    return WeightRelease(version, digest, manifest, chunks, manifest.nbytes)
 
 
 def opened(manifest: Manifest, chunks: tuple[Any, ...]) -> dict[str, Tensor]:
@@ -69,11 +70,11 @@ def test_a_release_of_adapters_becomes_the_model_with_them_added(model: Path, dt
     base = FileBase(str(model), coverage_of(str(model), dtype))
     for version in (1, 2):
         adapters = adapters_of(weights, seed=version)
-        given = released(adapters, loaded_digest(str(model)))
-        whole = base.whole(version, version, given.digest, given.manifest, given.handles)
+        given = released(adapters, loaded_digest(str(model)), version)
+        whole = base.whole(version, given, given.chunks)
         coverage_of(str(model), dtype).check(version, whole.manifest)
         assert whole.digest == release_digest(whole.manifest, whole.manifest.chunk_digests)
-        got = opened(whole.manifest, whole.handles)
+        got = opened(whole.manifest, whole.chunks)
         assert got.keys() == weights.keys()
         for name, each in weights.items():
             part = f"base_model.model.{name.removesuffix('.weight')}.lora_"
@@ -90,11 +91,11 @@ def test_adapters_of_another_base_or_with_a_flipped_bit_are_refused(model: Path)
     base = FileBase(str(model), coverage_of(str(model), "float32"))
     foreign = released(adapters, "another")
     with pytest.raises(TransferRefused, match="base of the adapters"):
-        base.whole(1, 1, foreign.digest, foreign.manifest, foreign.handles)
+        base.whole(1, foreign, foreign.chunks)
     given = released(adapters, base.digest)
-    damaged = given.handles[0].copy()
+    damaged = given.chunks[0].copy()
     damaged[5] ^= 1
     with pytest.raises(TransferRefused, match="digest"):
-        base.whole(2, 1, given.digest, given.manifest, (damaged, *given.handles[1:]))
-    whole = base.whole(3, 1, given.digest, given.manifest, given.handles)
+        base.whole(2, given, (damaged, *given.chunks[1:]))
+    whole = base.whole(3, given, given.chunks)
     assert whole.manifest.nbytes > given.manifest.nbytes

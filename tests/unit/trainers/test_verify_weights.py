@@ -27,7 +27,7 @@ from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.verify_weights import VerifiedRun, verify_engines
 from offbeat.launch.weight_requests import answer, take_questions
-from offbeat.messages.fences import Fence
+from offbeat.messages.weights import WeightRelease
 from offbeat.runs.directory import CONFIG, SUMMARY
 from offbeat.trainers.checkpoints.store import CheckpointStore
 from offbeat.trainers.megatron.mapping import TensorBox
@@ -39,6 +39,7 @@ from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.source import GatheredSource
 from offbeat.weight_sync.verification import Leg, LegResult
+from tests.support.loading import load
 
 QUERY = "model.layers.1.self_attn.q_proj.weight"
 
@@ -275,7 +276,8 @@ def served_after(
         try:
             before = await actor.served_weights()
             assert (before.version, before.manifest) == (None, None)
-            await actor.load_weights(Fence("run", 1), 1, version, digest, manifest, *chunks)
+            release = WeightRelease(version, digest, manifest, chunks, manifest.nbytes)
+            await load(actor, 1, release)
             if torn:
                 actor.tear(torn)
             return await actor.served_weights()

@@ -15,11 +15,9 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
-from offbeat.messages.failures import CanaryFailed, WeightSyncFailed
-from offbeat.messages.fences import Fence
+from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.manifest import Bytes
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.transport import (
     PublishedRelease,
@@ -28,8 +26,8 @@ from offbeat.weight_sync.transport import (
     with_handles_apart,
 )
 from offbeat.weight_sync.transports.messages import TransferTimeouts
+from tests.support.loading import load, load_full
 
-FENCE = Fence("run", 1)
 BUCKET_BYTES = 2048
 PATIENT = TransferTimeouts(slowest_bytes_per_s=1e6, slack_s=60.0)
 
@@ -72,19 +70,16 @@ class LoadingEngine(EngineActor):
         super().__init__(spec, stub, "g0-1")
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:
-        try:
-            self.receiver.begin(epoch, manifest)
-            for index, chunk in enumerate(chunks):
-                self.receiver.apply(epoch, index, chunk)
-            self.receiver.verify(digest)
-        except TransferRefused as refused:
-            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
-        self.receiver.commit(version)
+        self.receiver.begin(epoch, release.manifest)
+        for index, chunk in enumerate(chunks):
+            self.receiver.apply(epoch, index, chunk)
+        self.receiver.verify(release.digest)
+        self.receiver.commit(release.version)
         if self.fails:
             self.fails = False
-            raise CanaryFailed("g0", epoch, version, 1, -1.0, -2.0, 1.0, 0.1)
+            raise CanaryFailed("g0", epoch, release.version, 1, -1.0, -2.0, 1.0, 0.1)
         return TakenRelease(0.0, None)
 
 
@@ -94,10 +89,10 @@ class WholeTensorEngine(LoadingEngine):
     _takes_regions = False
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:
-        assert not manifest.pieces, "its loader was given regions"
-        return await super()._take(epoch, version, digest, manifest, chunks)
+        assert not release.manifest.pieces, "its loader was given regions"
+        return await super()._take(epoch, release, chunks)
 
 
 class Ranks:
@@ -155,13 +150,7 @@ class Line:
     async def load(self, release: WeightRelease, *, full: bool = False) -> WeightsAck:
         """Call the engine as its port does."""
         self.epoch += 1
-        content: Any = FENCE, self.epoch, release.version, release.digest, release.manifest
-        delta, engine = None if full else release.delta, self.engine
-        chunks = release.chunks if delta is None else delta.chunks
-        if delta is None:
-            return await engine.load_weights(*content, *chunks)
-        content = *content, delta
-        return await engine.load_delta(*content, *chunks)
+        return await (load_full if full else load)(self.engine, self.epoch, release)
 
     async def served(self, release: WeightRelease, *, full: bool = False) -> None:
         ack = await self.load(release, full=full)

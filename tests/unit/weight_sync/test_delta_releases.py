@@ -8,15 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from delta_line import FENCE, Line, LoadingEngine, Ranks, TrainedModel, play
+from delta_line import Line, LoadingEngine, Ranks, TrainedModel, play
 
 from offbeat.messages.failures import BaseRefused, CanaryFailed, WeightSyncFailed
 from offbeat.messages.weights import FullReason
-from offbeat.weight_sync.delta import DeltaPacker, HeldRelease, rebuilt
+from offbeat.weight_sync.delta import HeldRelease, rebuilt
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
+from tests.support.loading import FENCE
 
 CHUNK_BYTES = 4096
 
@@ -200,14 +201,14 @@ def test_a_damaged_delta_changes_nothing_and_the_engine_takes_the_next(line: Lin
 def test_a_base_that_is_not_compared_is_caught_by_the_digests_of_the_chunks() -> None:
     """The comparison is the first guard; rebuilt chunks are verified as received ones are."""
     model, engine = TrainedModel(1), TrainedModel(7)
-    packer, source = DeltaPacker(enabled=True), ModuleSource(model, CHUNK_BYTES)
-    other = packer.pack(source)
+    sender = ObjectStoreSender(ModuleSource(model, CHUNK_BYTES), delta=True)
+    other = sender.publish(1)
     model.step()
-    packer.pack(source)
+    sender.publish(2)
     model.step()
-    new = packer.pack(source)
+    new = sender.publish(3)
     assert new.delta is not None
-    wrong = HeldRelease(new.delta.base, other.manifest, list(other.chunks))
+    wrong = HeldRelease(new.delta.base, other.manifest, list(other.handles))
     receiver, before = ModuleReceiver(engine), engine.content()
     receiver.begin(1, new.manifest)
     with pytest.raises(TransferRefused, match="digest of chunk 0"):

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.buckets import plan_buckets
 from offbeat.weight_sync.chunks import digest_of
-from offbeat.weight_sync.delta import DeltaPacker, HeldRelease, rebuilt
+from offbeat.weight_sync.delta import HeldRelease, rebuilt
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.errors import CoverageRefused, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
@@ -192,11 +193,11 @@ def test_a_delta_between_quantized_releases_rebuilds_the_release() -> None:
     weights = trained(3)
     source = GatheredSource(metas(weights), lambda: iter(weights.items()), CHUNK_BYTES, BLOCKS)
 
-    packer = DeltaPacker(enabled=True)
-    first = packer.pack(source)
-    base = HeldRelease(first.digest, first.manifest, [each.copy() for each in first.chunks])
+    sender = ObjectStoreSender(source, delta=True)
+    first = sender.publish(1)
+    base = HeldRelease(first.digest, first.manifest, [each.copy() for each in first.handles])
     weights[Q][5, :20] *= -1
-    second = packer.pack(source)
+    second = sender.publish(2)
     assert second.digest != first.digest
     assert second.delta is not None
     again = rebuilt(1, base, second.manifest, second.delta.chunks)
@@ -239,7 +240,8 @@ def test_ranks_that_quantize_their_own_rows_send_the_release_of_one_rank() -> No
             buckets[each.bucket], digests[each.bucket] = each.data, each.digest
     sealed = plan.manifest.sealed([digests[index] for index in sorted(digests)])
     digest = release_digest(sealed, sealed.chunk_digests)
-    whole = joined_release(sealed, digest, [buckets[index] for index in sorted(buckets)])
+    release = WeightRelease(1, digest, sealed, (), sealed.nbytes)
+    whole = joined_release(release, [buckets[index] for index in sorted(buckets)])
     release = PublishedRelease(whole.manifest, whole.digest, whole.chunks)
     alone = loaded(published(weights))
     together = loaded(release)

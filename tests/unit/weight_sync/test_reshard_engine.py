@@ -15,14 +15,13 @@ from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost
-from offbeat.messages.fences import Fence
 from offbeat.weight_sync.served import ServedWeights
 from offbeat.weight_sync.source import named_weights
 from offbeat.weight_sync.verification import compare_served
+from tests.support.loading import load, released
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
 CONFIG = RunConfig.model_validate({"steps": 1, "model": {"path": str(TINY)}})
-FENCE = Fence("run", 1)
 
 
 def engine(
@@ -53,16 +52,16 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
     bench = ReshardBench(2, models=[model] * 2, bucket_bytes=100_000)
 
     async def main() -> None:
-        manifest, digest, (route,), *_ = bench.publish(3)
+        release = released(3, bench.publish(3))
         for epoch, kind in enumerate((EmbeddedEngineActor, WholeTensors), start=1):
             actor = engine(tmp_path, kind)
             with capture_logs() as log:
-                ack = await actor.load_weights(FENCE, epoch, 3, digest, manifest, route)
+                ack = await load(actor, epoch, release)
             said = [each for each in log if each["event"] == "weights.whole_tensors"]
             takes_regions = kind is EmbeddedEngineActor
             assert len(said) == (0 if takes_regions else 1)
             assert all("takes whole tensors" in each["reason"] for each in said)
-            assert (ack.epoch, ack.version, ack.digest) == (epoch, 3, digest)
+            assert (ack.epoch, ack.version, ack.digest) == (epoch, 3, release.digest)
             about = await actor.served_weights()
             assert about.manifest is not None
             assert bool(about.manifest.pieces) == takes_regions
@@ -73,11 +72,11 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
             with torch.no_grad():
                 for _, each in named_weights(model):
                     each.mul_(2)
-            manifest, digest, (route,), *_ = bench.publish(3)
+            release = released(3, bench.publish(3))
             await actor.close()
         bench.close()
         with pytest.raises(ReleaseLost, match=r"is gone: .* no other rank holds bucket"):
-            await engine(tmp_path).load_weights(FENCE, 9, 4, digest, manifest, route)
+            await load(engine(tmp_path), 9, release)
 
     asyncio.run(main())
 
@@ -91,8 +90,7 @@ def test_the_leg_and_the_region_of_a_tensor_that_differ_are_named_in_its_own_coo
 
     async def main() -> tuple[ServedWeights, ServedWeights]:
         actor = engine(tmp_path)
-        manifest, digest, (route,), *_ = bench.publish(3)
-        await actor.load_weights(FENCE, 1, 3, digest, manifest, route)
+        await load(actor, 1, released(3, bench.publish(3)))
         as_sent = await actor.served_weights()
         with torch.no_grad():
             actor._module.get_parameter(name)[rows - 1] += 1  # noqa: SLF001
@@ -102,15 +100,15 @@ def test_the_leg_and_the_region_of_a_tensor_that_differ_are_named_in_its_own_coo
         return as_sent, torn
 
     as_sent, torn = asyncio.run(main())
-    wire, load = compare_served(torn, lambda _: saved(model))
+    wire, loaded = compare_served(torn, lambda _: saved(model))
     assert wire.is_equal
     second_rank = f"[{rows // 2}:{rows}]"
-    assert load.difference is not None
-    assert load.difference[:2] == (name, second_rank)
+    assert loaded.difference is not None
+    assert loaded.difference[:2] == (name, second_rank)
     with torch.no_grad():
         model.get_parameter(name)[0] += 1
-    wire, load = compare_served(as_sent, lambda _: saved(model))
-    assert load.is_equal
+    wire, loaded = compare_served(as_sent, lambda _: saved(model))
+    assert loaded.is_equal
     assert wire.difference is not None
     assert wire.difference[:2] == (name, f"[0:{rows // 2}]")
     lacking, _ = compare_served(as_sent, lambda _: (e for e in saved(model) if e[0] != name))

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.buckets import BucketPlan, BucketRoute, plan_buckets
 from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.errors import TransferRefused
@@ -44,13 +45,14 @@ def packed(plan: BucketPlan) -> tuple[Manifest, str, list[Bytes]]:
 
 def test_whole_tensors_are_made_of_verified_buckets_alone() -> None:
     manifest, digest, buckets = packed(two_ranks())
-    whole = joined_release(manifest, digest, buckets)
+    release = WeightRelease(1, digest, manifest, (), manifest.nbytes)
+    whole = joined_release(release, buckets)
     (data,) = whole.chunks
     assert np.array_equal(data.view(np.float32).reshape(7, 5), W.numpy())
     assert whole.digest == release_digest(whole.manifest, whole.manifest.chunk_digests)
     buckets[1] = buckets[1] + np.uint8(1)
     with pytest.raises(TransferRefused, match=r"digest of chunk 1 \(w\["):
-        joined_release(manifest, digest, buckets)
+        joined_release(release, buckets)
 
 
 def test_a_loader_of_whole_tensors_refuses_regions() -> None:

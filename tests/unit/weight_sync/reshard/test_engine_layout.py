@@ -16,6 +16,7 @@ from offbeat.weight_sync.buckets import (
     BucketPlan,
     BucketRoute,
     NamedRegion,
+    needed_by,
     plan_buckets,
 )
 from offbeat.weight_sync.engine_layout import EngineLayout, needed_buckets, needs_of
@@ -111,7 +112,7 @@ def test_any_disjoint_boxes_of_every_rank_arrive_as_plain_slices_and_each_needed
     manifest, chunks = case.packed(plan)
     for rank, needed in enumerate(case.needed):
         buckets = needed_buckets(1, manifest, case.layout.needs(rank))
-        assert list(buckets) == plan.needed_by(rank)
+        assert list(buckets) == needed_by(plan.routes, rank)
         target = RegionTarget(case.tensors, case.layout.needs(rank))
         part = receive(target, manifest, chunks, buckets)
         assert sum(each.region.elements for each in part.pieces) == sum(

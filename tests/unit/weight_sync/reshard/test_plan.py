@@ -181,16 +181,6 @@ def test_a_receiver_takes_from_its_own_machine_what_that_has() -> None:
     execute(plan)
 
 
-def test_pieces_travel_in_buckets_of_at_most_the_given_size() -> None:
-    plan = planned(ModelGrid(), ModelGrid(tensor=2), per_machine=1)
-    buckets = list(plan.buckets(0, 1, 1000))
-    sizes = [sum(piece.nbytes for piece in bucket) for bucket in buckets]
-    assert max(sizes) <= 1000
-    assert sum(sizes) == account(plan).received[1]
-    flat = [piece for bucket in buckets for piece in bucket]
-    assert flat == [each.piece for each in plan.transfers() if each.receiver == 1]
-
-
 def test_all_ranks_compute_the_same_digest_and_another_layout_has_another_one() -> None:
     source, target = ModelGrid(tensor=2), ModelGrid(tensor=4)
     assert planned(source, target).digest == planned(source, target).digest

@@ -1,0 +1,30 @@
+"""Loads releases into engine actors of this process as the controller's port does."""
+
+from typing import Any, Final
+
+import msgspec
+
+from offbeat.actors.engine_actor import EngineActor
+from offbeat.messages.fences import Fence
+from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.weight_sync.transport import PublishedRelease, release_of
+
+FENCE: Final = Fence("run", 1)
+
+
+async def load(
+    actor: EngineActor, epoch: int, release: WeightRelease, fence: Fence = FENCE
+) -> WeightsAck:
+    """Load a release, by its delta if it has one."""
+    return await actor.load(fence, epoch, release.without_handles(), *release.handles)
+
+
+async def load_full(actor: EngineActor, epoch: int, release: WeightRelease) -> WeightsAck:
+    """Load a release by its own chunks."""
+    return await load(actor, epoch, msgspec.structs.replace(release, delta=None))
+
+
+def released(version: int, published: PublishedRelease) -> WeightRelease:
+    """Return a release of a sender in this process, whose handles were not sent separately."""
+    changes: tuple[Any, ...] = () if published.delta is None else published.delta.chunks
+    return release_of(version, published, (*published.handles, *changes), len(changes))
