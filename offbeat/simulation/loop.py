@@ -213,7 +213,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 entry = ready[chosen]
                 ready[chosen] = ready[-1]
                 ready.pop()
-            if type(entry) is Process:
+            if isinstance(entry, Process):
                 if entry.frozen:
                     entry.parked.append(entry)
                     continue

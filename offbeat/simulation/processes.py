@@ -25,7 +25,7 @@ class Process(msgspec.Struct, eq=False):
     noticed_at: float = 0.0  # when its callers learn of its death
     parked: "list[Entry | Process]" = []  # callbacks that came due while it was frozen
     # First steps of its tasks, in order
-    starting: "deque[Entry]" = msgspec.field(default_factory=deque)
+    starting: "deque[Entry]" = msgspec.field(default_factory=deque["Entry"])
     context: Context = msgspec.field(default_factory=copy_context)
 
     def __post_init__(self) -> None:

@@ -10,13 +10,14 @@ make up one world: all of them gather, digest, save and load the whole model tog
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor

@@ -365,8 +365,8 @@ class ASampleThatWasDrawnAgainIsReportedTwice(Planted):
     settings: ClassVar = {"rollout": {"on_failed_sample": "retry", "sample_retries": 2}}
 
     class Builder(StepMetricsBuilder):
-        def _failed_samples(self) -> dict[str, float]:
-            shares = super()._failed_samples()
+        def _per_sample(self) -> dict[str, float]:
+            shares = super()._per_sample()
             return {**shares, "rollout/retried_fraction": 2 * shares["rollout/retried_fraction"]}
 
     def plant(self) -> None:
