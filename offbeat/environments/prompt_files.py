@@ -145,17 +145,14 @@ class FilePrompts(RowPrompts):
         """Digest of the files' bytes."""
         self.digests = reader.digests
         """Digests of the prompts, in the order of the rows."""
-        self._files_folder = str(files[0].parent.absolute()) if reader.names_media else ""
+        if reader.names_media:
+            self._folder = str(files[0].parent.absolute())  # all files lie in one folder
         super().__init__(len(self._store), shuffle=shuffle, seed=seed, epochs=epochs)
 
     def longest(self, count: int) -> Iterator[Prompt]:
         """Yield the prompts of the longest rows by bytes, longest first."""
         for row in self._store.longest(count):
-            yield Prompt(row, 0, row, self._data(row), folder=self._files_folder)
-
-    def _folder(self, row: int) -> str:
-        del row  # all files lie in one folder
-        return self._files_folder
+            yield Prompt(row, 0, row, self._data(row), folder=self._folder)
 
     def _data(self, row: int) -> dict[str, Any]:
         return msgspec.json.decode(self._store[row], type=dict[str, Any])

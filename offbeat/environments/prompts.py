@@ -32,6 +32,9 @@ class PromptSource(Protocol):
 class RowPrompts(abc.ABC):
     """Prompt source over numbered rows; a subclass returns the content of a row."""
 
+    _folder = ""
+    """Folder of the files that rows come from; empty if from no file."""
+
     def __init__(self, rows: int, *, shuffle: bool, seed: int, epochs: int | None) -> None:
         self._rows, self._shuffle, self._seed, self._epochs = rows, shuffle, seed, epochs
 
@@ -44,11 +47,7 @@ class RowPrompts(abc.ABC):
         if self._epochs is not None and epoch >= self._epochs:
             return None
         row = permuted(place, self._rows, self._seed, epoch) if self._shuffle else place
-        return Prompt(prompt_index, epoch, row, self._data(row), folder=self._folder(row))
-
-    def _folder(self, row: int) -> str:  # noqa: ARG002 - of a source of files
-        """Return the folder of the file that a row comes from; empty if from no file."""
-        return ""
+        return Prompt(prompt_index, epoch, row, self._data(row), folder=self._folder)
 
     @abc.abstractmethod
     def _data(self, row: int) -> dict[str, Any]: ...
