@@ -45,25 +45,13 @@ _REASONS: Final = {
 }
 
 
-class AgentFunction:
+class AgentFunction(RewardPool):
     """Runs a user's agent function in killable children."""
 
     def __init__(self, target: RewardTarget, workers: int, limits: EpisodeLimits) -> None:
+        super().__init__(replace(target, episodes=limits), workers)
         self.episodes = workers * limits.at_once
         """Episodes that run at once."""
-        self._pool = RewardPool(replace(target, episodes=limits), workers)
-
-    async def start(self) -> None:
-        """Start all children.
-
-        Raises:
-            RewardFailed: The target cannot be imported, or is not async.
-        """
-        await self._pool.start()
-
-    async def close(self) -> None:
-        """Kill every child. No episode may be running."""
-        await self._pool.close()
 
     async def run(self, task: RolloutTask, client: AgentClient) -> NamedRewards:
         """Play one episode and return its rewards; an episode that is cancelled is ended.
@@ -76,7 +64,7 @@ class AgentFunction:
         """
         try:
             encoded = msgspec.json.encode(client).decode()
-            (rewards,) = await self._pool.call(task.prompt.data, [encoded])
+            (rewards,) = await self.call(task.prompt.data, [encoded])
         except RewardFailed as error:
             reason = _REASONS.get(error.reason, error.reason)
             raise group_failure(task, error, reason) from error
