@@ -34,7 +34,6 @@ from offbeat.runs.inputs import (
     read_inputs,
     replace_inputs,
     targets,
-    write_inputs,
 )
 from offbeat.telemetry.summary import write_atomically
 
@@ -75,7 +74,7 @@ def make_run_dir(
             with (candidate / CONFIG).open("x", encoding="utf-8") as file:
                 ours = candidate / CONFIG
                 file.write(to_yaml(config, os.environ))
-            write_inputs(config, candidate, Path.cwd(), commits)
+            replace_inputs(candidate, all_inputs(config, Path.cwd(), commits))
             keep_tokenizer(Path(config.model.path), candidate)
         except FileExistsError:
             continue

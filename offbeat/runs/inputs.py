@@ -82,16 +82,6 @@ def targets(config: RunConfig) -> dict[str, str]:
     return {key: target for key, target in named.items() if target not in GRADERS}
 
 
-def write_inputs(
-    config: RunConfig,
-    directory: Path,
-    working_dir: Path,
-    before: Mapping[str, str] | None = None,
-) -> None:
-    """Write the digests of the run's inputs into its directory, as ``all_inputs`` has them."""
-    replace_inputs(directory, all_inputs(config, working_dir, before or {}))
-
-
 def all_inputs(config: RunConfig, working_dir: Path, before: Mapping[str, str]) -> dict[str, str]:
     """Return the digests of the run's inputs, and the directory its modules are imported from.
 

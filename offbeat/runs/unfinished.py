@@ -21,7 +21,7 @@ Outcome = Literal["aborted", "failed"]
 def last_summary(
     run_dir: Path, config: RunConfig, run_id: str, outcome: Outcome, error: str
 ) -> Summary:
-    """Return the summary that the controller wrote; else write and return the best one without it.
+    """Return the summary that the controller wrote; else write and return that of its journal.
 
     The journal has all of it but the syncs. A damaged summary or journal is named in the error and
     does not hide how the run ended.
