@@ -10,14 +10,13 @@ make up one world: all of them gather, digest, save and load the whole model tog
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor
@@ -39,40 +38,11 @@ from offbeat.trainers.megatron.optimizer import RankState
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.trainers.megatron.tower import names_in_files
 from offbeat.trainers.model_trainer import ModelTrainer
-from offbeat.trainers.ranks.peers import Peers, write_on_first_rank
+from offbeat.trainers.ranks.peers import write_on_first_rank
 from offbeat.trainers.receiver_names import file_shapes
 from offbeat.weight_sync.precision import is_quantized
 from offbeat.weight_sync.quantize import rounded
 from offbeat.weight_sync.receiver import TensorRegion
-
-
-def save_directory(
-    weights: Iterable[tuple[str, Tensor]],
-    target: Path,
-    like: Path,
-    dtype: torch.dtype,
-    peers: Peers,
-    file_bytes: int,
-) -> None:
-    """Write weights, ``like``'s config and its tokenizer, atomically. All ranks call it.
-
-    Rank 0 writes, and the others return when it is done. An existing directory is replaced.
-    ``file_bytes`` is the most that a file of weights has.
-
-    Raises:
-        OSError: The disk of rank 0 failed.
-        PeerFailed: Rank 0 failed.
-    """
-
-    def write(gathered: Iterator[tuple[str, Tensor]]) -> None:
-        with replaced(target, like) as staged:
-            write_weights(gathered, staged, file_bytes)
-            config = AutoConfig.from_pretrained(like, local_files_only=True)
-            config.dtype = dtype
-            config.save_pretrained(staged)
-
-    write_on_first_rank(peers, "the export", weights, write)
-
 
 _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
 
@@ -181,7 +151,7 @@ class BoxedTrainer(ModelTrainer):
                 config.dtype = self._dtype
                 config.save_pretrained(staged)
 
-        write_on_first_rank(self._weights_of_files(), self.peers, write)
+        write_on_first_rank(self.peers, "the export", self._weights_of_files(), write)
 
     def _weights_of_files(self) -> Iterator[tuple[str, Tensor]]:
         named = ((self._file_names.get(name, name), each) for name, each in self.named_weights())
