@@ -20,8 +20,7 @@ from offbeat.trainers.megatron.architecture import (
 )
 from offbeat.trainers.megatron.freezing import frozen_weights
 from offbeat.trainers.megatron.layout import grid_of
-from offbeat.trainers.megatron.layout_choice import fitting_sizes
-from offbeat.trainers.megatron.layout_rules import broken_rules
+from offbeat.trainers.megatron.layout_rules import broken_rules, fitting_sizes
 from offbeat.trainers.megatron.rank_bytes import largest_rank
 from offbeat.trainers.rank_bytes import RankBytes
 

@@ -7,9 +7,8 @@ layout          language ranks, encoder ranks, lanes                            
 provenance      which media a lane reads, by digest                                         (pure)
 bridge          messages between two ranks: header, features, gradients
 tower_plan      how encoder ranks divide the matrices of a tower, by family
-tower_proof     proof of a cut tower at the start
+tower_proof     proof of a cut tower at the start; features as one tensor
 sides           which tensors of a model are tower or language; drops the other side's modules
-stacking        features as one tensor; a picture for a pass that no prompt needs
 exchange        what trainers of both sides share, of any backend: rounds of messages
 encoding        trainers of encoder ranks: media of lanes, passes of the tower, gradients
 lane            what trainers of language ranks share: features that come, gradients that go back

@@ -30,7 +30,7 @@ from offbeat.trainers.grid.bridge import Kind, dtype_code, gradient_dtype
 from offbeat.trainers.grid.errors import BridgeMismatch
 from offbeat.trainers.grid.exchange import ExchangingTrainer
 from offbeat.trainers.grid.provenance import MergedMedia, matched
-from offbeat.trainers.grid.stacking import example, stacked
+from offbeat.trainers.grid.tower_proof import example, stacked
 from offbeat.trainers.held_columns import read_groups
 from offbeat.trainers.model_trainer import TrainedGroups
 from offbeat.trainers.ranks.peers import run_and_reduce_max, run_on_all_ranks
@@ -113,10 +113,6 @@ class EncodingTrainer(ExchangingTrainer):
     def _is_sender(self) -> bool:
         """Return whether this rank exchanges messages for those that share its tower's matrices."""
         return self._grid.sender_of(self.peers.rank) == self.peers.rank
-
-    def _share(self, gradient: Tensor) -> None:
-        """Give the gradient of features that one rank has received to all that share its matrices."""
-        self._mesh.equalise([gradient])
 
     @property
     def _is_replica_leader(self) -> bool:
@@ -201,7 +197,7 @@ class EncodingTrainer(ExchangingTrainer):
                 gradient = run_on_all_ranks(
                     self.peers, "the gradients", lambda: self._gradient(made, parts, named)
                 )
-                self._share(gradient)
+                self._mesh.equalise([gradient])  # one of the ranks that share matrices received it
                 self._pass_on_all_ranks("the tower's backward", lambda: passes.backward(gradient))
             settle(model)
 

@@ -5,19 +5,31 @@
 
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbeat.messages.media import Media
 from offbeat.model_proof.plain import TOLERANCES
 from offbeat.multimodal.rules import MediaRules
 from offbeat.trainers.errors import UntrainableModel
-from offbeat.trainers.grid.stacking import example, stacked
 from offbeat.trainers.torch.rank_mesh import RankMesh
 from offbeat.trainers.torch.sharding import class_name, settle
 from offbeat.trainers.torch.tensor_proof import copies_gap
 
 NOT_APART: Final = (0.0, "")
+
+
+def example(rules: MediaRules) -> Media:
+    """Return a medium of noise, for a pass that no prompt needs."""
+    return rules.example(np.random.default_rng(0))
+
+
+def stacked(made: tuple[Tensor, tuple[Tensor, ...]]) -> Tensor:
+    """Return features and those of deeper layers as one tensor [blocks, F, H]."""
+    embedded_FH, deep = made
+    return torch.stack([embedded_FH, *deep])
 
 
 @torch.no_grad()

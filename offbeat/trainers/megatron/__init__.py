@@ -10,7 +10,6 @@ Needs the extra ``megatron``; nothing but this room and ``megatron_grid`` import
     microbatches  microbatches of a chunk, aligned between ranks
     optimizer     AdamW over the gradient buffers
     sharded_optimizer   AdamW sharded over data-parallel ranks by the library, on CUDA
-    parts         replaceable parts of a trainer
     model         architecture -> GPTModel
     layers        layer specification of the model
     architecture  Hugging Face config -> sizes, or a refusal
@@ -19,8 +18,7 @@ Needs the extra ``megatron``; nothing but this room and ``megatron_grid`` import
     freezing      weights of a vision tower that are not trained
     mapping       map from elements of a parameter to Hugging Face's tensors         (pure)
     layout        parallel sizes of a world and a rank's place in it                 (pure)
-    layout_rules  which sizes fit a model                                          (pure)
-    layout_choice sizes that fit a model, near to those of a recipe               (pure)
+    layout_rules  which sizes fit a model, and sizes near to a recipe that do      (pure)
     rank_bytes    shapes of a rank's parameters, and the bytes it holds            (pure)
     token_share   the tokens of a microbatch that a context-parallel rank computes (pure)
     context       attention and sums over context-parallel ranks

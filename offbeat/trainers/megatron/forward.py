@@ -31,9 +31,8 @@ from offbeat.trainers.expert_load import loss_weights
 from offbeat.trainers.megatron.context import summed
 from offbeat.trainers.megatron.groups import context_group, tensor_group
 from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.media_share import axes_share, media_share
 from offbeat.trainers.megatron.model import PackedRotary
-from offbeat.trainers.megatron.token_share import TokenShare, token_share
+from offbeat.trainers.megatron.token_share import TokenShare, axes_share, media_share, token_share
 from offbeat.trainers.megatron.tower import FeatureSource
 from offbeat.trainers.megatron.vocabulary import own_columns
 from offbeat.trainers.torch.logprobs import largest_logprobs, token_logprobs_and_entropies

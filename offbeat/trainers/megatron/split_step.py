@@ -8,6 +8,7 @@ A rank receives its data-parallel share of the groups; ranks of one replica rece
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, Unpack
@@ -15,6 +16,7 @@ from typing import TypeVar, Unpack
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from numpy.typing import NDArray
@@ -37,6 +39,7 @@ from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer
 from offbeat.trainers.megatron.flops import architecture_flops
 from offbeat.trainers.megatron.forward import Forward
 from offbeat.trainers.megatron.freezing import freeze_weights, frozen_weights
+from offbeat.trainers.megatron.gradients import Gradients
 from offbeat.trainers.megatron.groups import layout_group, pipeline_group, start_groups
 from offbeat.trainers.megatron.hf_files import load_boxes
 from offbeat.trainers.megatron.layout import ParallelLayout
@@ -48,8 +51,9 @@ from offbeat.trainers.megatron.model import (
     transformer_config,
     weights_of,
 )
-from offbeat.trainers.megatron.parts import BackendParts, optimizer_for
+from offbeat.trainers.megatron.optimizer import MainGradAdamW, RankOptimizer
 from offbeat.trainers.megatron.router import ExpertRouter
+from offbeat.trainers.megatron.sharded_optimizer import ShardedAdamW
 from offbeat.trainers.megatron.tower import FeatureSource, attach_tower, features_by, tower_of
 from offbeat.trainers.model_trainer import LossOf, RankOptions
 from offbeat.trainers.movement import UpdateResult
@@ -59,6 +63,23 @@ from offbeat.trainers.weights import shared_digest
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendParts:
+    """Parts that a trainer is assembled from; the defaults are those of production."""
+
+    gradients: Callable[[DistributedDataParallel, TransformerConfig], Gradients] = Gradients
+    optimizer: type[RankOptimizer] | None = None
+    """None: ``optimizer_for`` chooses."""
+
+    overlap_grad_reduce: bool = False
+
+
+def optimizer_for(device: torch.device, dtype: torch.dtype) -> type[RankOptimizer]:
+    """Return ``ShardedAdamW`` on CUDA, but for float64, which it does not support."""
+    is_sharded = device.type == "cuda" and dtype != torch.float64
+    return ShardedAdamW if is_sharded else MainGradAdamW
 
 
 class MegatronTrainer(BoxedTrainer):

@@ -1,10 +1,10 @@
-"""The tokens of a microbatch that one context-parallel rank computes. Pure.
+"""The tokens of a microbatch that one context-parallel rank computes, and its features of media. Pure.
 
 A row is cut into two parts per rank, and each rank has one from either end, since later tokens attend
 to more.
 
 Legend: R rows, T tokens of a row, O tokens of this rank in a row, U positions that predict, N wanted
-tokens.
+tokens, S tokens of O whose embeddings this rank holds, K placeholders.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ from typing import Final
 
 import numpy as np
 
+from offbeat.multimodal.placing import PlacedMedia
 from offbeat.trainers.batches.packing import PROMPT, Bools, Ints, PackedRows, visible
+from offbeat.trainers.megatron.layout import ParallelLayout
 
 PARTS_PER_RANK: Final = 2
 
@@ -93,3 +95,50 @@ def _hidden(segments_RT: Ints, columns_O: Ints, columns_T: Ints) -> Bools:
     from_RO1, to_R1T = segments_RT[:, columns_O, None], segments_RT[:, None, columns_T]
     later_OT = columns_T[None, :] > columns_O[:, None]
     return later_OT | ((from_RO1 != to_R1T) & (to_R1T != PROMPT))
+
+
+@dataclass(frozen=True, slots=True)
+class MediaShare:
+    """Placeholders among the tokens whose embeddings a rank holds."""
+
+    places_K: Ints  # indices into the flattened [S, R] of the embedding
+    sources_K: Ints  # index of the feature of each, over all media of the microbatch
+
+
+def media_share(
+    media: PlacedMedia,
+    shape: tuple[int, int],
+    layout: ParallelLayout,
+    *,
+    sequence_parallel: bool,
+) -> MediaShare:
+    """Return the placeholders of one rank: every one is that of one context-parallel rank.
+
+    With sequence parallelism each is that of one tensor-parallel rank as well, else of all of them.
+
+    Args:
+        media: Media in the rows of a microbatch.
+        shape: Its rows and the tokens of each.
+        layout: The rank.
+        sequence_parallel: Whether tensor-parallel ranks share the tokens.
+    """
+    rows, tokens = shape
+    row_K, column_K = np.divmod(media.places_K, tokens)
+    column_of = np.full(tokens, -1)
+    columns_S = np.arange(tokens)
+    if layout.grid.context > 1:
+        columns_S = columns_of(tokens, layout.context_rank, layout.grid.context)
+    if sequence_parallel:
+        columns_S = columns_S.reshape(layout.grid.tensor, -1)[layout.tensor_rank]
+    column_of[columns_S] = np.arange(len(columns_S))
+    own_K = column_of[column_K]
+    is_own_K = own_K >= 0
+    return MediaShare((own_K * rows + row_K)[is_own_K], media.sources_K[is_own_K])
+
+
+def axes_share(axes_3RT: Ints, layout: ParallelLayout) -> Ints:
+    """Return the positions [3, R, O] of the tokens of one context-parallel rank."""
+    if layout.grid.context == 1:
+        return axes_3RT
+    columns_O = columns_of(axes_3RT.shape[2], layout.context_rank, layout.grid.context)
+    return np.ascontiguousarray(axes_3RT[:, :, columns_O])

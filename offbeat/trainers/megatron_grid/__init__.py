@@ -3,7 +3,6 @@
 Builds on ``trainers.grid``, which has the exchange of pictures, and on ``trainers.megatron``. Needs the
 extra ``megatron``.
 
-    sides       architecture of a model whose tower can be held apart
     language    trainer of a language rank: megatron-core's decoder without a tower
     encoder     trainer of an encoder rank: the tower, sharded over encoder ranks
     optimizer   state of the tower's optimizer in the form of the language ranks'

@@ -20,11 +20,13 @@ from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import model_without_memory
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.grid.bridge import shared_values
 from offbeat.trainers.grid.encoding import EncodingTrainer
 from offbeat.trainers.grid.tower_plan import tower_plan
 from offbeat.trainers.grid.tower_proof import example_features, prove_tower
 from offbeat.trainers.grid.weights import side_mesh
+from offbeat.trainers.megatron.architecture import Architecture, read_architecture
 from offbeat.trainers.megatron.boxed_trainer import BoxedTrainer
 from offbeat.trainers.megatron.freezing import freeze_weights, frozen_weights
 from offbeat.trainers.megatron.groups import start_groups
@@ -32,7 +34,6 @@ from offbeat.trainers.megatron.hf_files import load_boxes
 from offbeat.trainers.megatron.mapping import TOWER, TensorBox
 from offbeat.trainers.megatron.tower import unfilled_tower
 from offbeat.trainers.megatron_grid.optimizer import TowerOptimizer
-from offbeat.trainers.megatron_grid.sides import architecture_with_tower
 from offbeat.trainers.model_trainer import LossOf, RankOptions
 from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.peers import run_on_all_ranks
@@ -44,6 +45,19 @@ from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region
 
 T = TypeVar("T")
+
+
+def architecture_with_tower(path: str | Path) -> Architecture:
+    """Return the architecture of a model whose tower can be held apart.
+
+    Raises:
+        UntrainableModel: It has no tower, or the trainer has no mapping for it.
+    """
+    architecture = read_architecture(path)
+    if not architecture.media_rules.reads_media:
+        problem = "reads no media, so that it has no tower to encode them"
+        raise UntrainableModel(architecture.name, problem, "Leave trainer.encoder out")
+    return architecture
 
 
 class _Tower(NamedTuple):

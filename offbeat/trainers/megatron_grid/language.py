@@ -27,8 +27,7 @@ from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.megatron.tower import FeatureSource
-from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
-from offbeat.trainers.megatron_grid.sides import architecture_with_tower
+from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer, architecture_with_tower
 from offbeat.trainers.ranks.assembly import in_steps, rank_options
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec

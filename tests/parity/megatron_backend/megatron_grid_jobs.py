@@ -27,8 +27,7 @@ from offbeat.trainers.grid.bridge import gradient_dtype
 from offbeat.trainers.grid.layout import Side, side_grid
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.trainers.megatron.mapping import TOWER
-from offbeat.trainers.megatron.parts import BackendParts
-from offbeat.trainers.megatron.split_step import MegatronTrainer
+from offbeat.trainers.megatron.split_step import BackendParts, MegatronTrainer
 from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer
 from offbeat.trainers.megatron_grid.language import MegatronLanguageTrainer
 from offbeat.trainers.ranks.dispatch import Replicas

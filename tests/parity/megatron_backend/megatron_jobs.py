@@ -42,9 +42,8 @@ from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.gradients import Gradients
 from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.mapping import is_router_bias
-from offbeat.trainers.megatron.parts import BackendParts
 from offbeat.trainers.megatron.rank_bytes import rank_parameters
-from offbeat.trainers.megatron.split_step import MegatronTrainer
+from offbeat.trainers.megatron.split_step import BackendParts, MegatronTrainer
 from offbeat.trainers.rank_bytes import RankBytes
 from offbeat.trainers.ranks.assembly import source_of
 from offbeat.trainers.ranks.dispatch import Replicas, shares

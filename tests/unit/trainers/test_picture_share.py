@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from offbeat.multimodal.placing import PlacedMedia
 from offbeat.trainers.megatron.layout import ParallelLayout
-from offbeat.trainers.megatron.media_share import axes_share, media_share
-from offbeat.trainers.megatron.token_share import columns_of
+from offbeat.trainers.megatron.token_share import axes_share, columns_of, media_share
 from offbeat.weight_sync.grid import ModelGrid
 
 
