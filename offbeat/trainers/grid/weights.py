@@ -41,7 +41,8 @@ class GridWeights(Weights):
         All ranks iterate together, and to the end.
         """
         side, speaker = self._grid.side_of(self._rank), self._grid.ranks_of(Side.TOWER)[0]
-        mine, device = self._held.named(), self._device
+        mine, parts = self._held.named(), self.local_tensors().values()
+        device = own(next(iter(parts))).device
         for each in self._inventory.weights:
             if each.side is side:
                 _, whole = next(mine)
@@ -72,7 +73,3 @@ class GridWeights(Weights):
     def fill(self, values: Mapping[str, Tensor]) -> None:
         """Copy whole weights into this rank's parts."""
         self._held.fill(values)
-
-    @property
-    def _device(self) -> torch.device:
-        return own(next(iter(self.local_tensors().values()))).device

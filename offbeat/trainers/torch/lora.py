@@ -77,12 +77,7 @@ def inject(model: PreTrainedModel, lora: LoraConfig) -> None:
     except ValueError as error:  # no module is linear
         raise UntrainableModel(name, f"takes no adapters ({error})", _NAME_OTHERS) from error
     model.eval()
-    for path, module in adapted_modules(model).items():
-        if not isinstance(module.base_layer, nn.Linear):
-            problem = (
-                f"has {path}, which is no linear module but {type(module.base_layer).__name__}"
-            )
-            raise UntrainableModel(name, problem, _NAME_OTHERS)
+    for module in adapted_modules(model).values():
         for part in (module.lora_A, module.lora_B):
             part.to(dtype=module.base_layer.weight.dtype)
 

@@ -36,6 +36,7 @@ from offbeat.trainers.ranks.peers import all_reduce_max_or_fail, run_on_all_rank
 from offbeat.trainers.teacher import check_tokenizers
 from offbeat.trainers.torch.flops import model_flops
 from offbeat.trainers.torch.forward import (
+    PassOptions,
     packed_logprobs,
     packed_logprobs_and_entropies,
     top_logprobs,
@@ -273,16 +274,12 @@ class TorchTrainer(ReloadableTrainer):
         self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
     ) -> None:
         normalize = self._step.loss.config.normalize
+        options = PassOptions(plain_head=self._plain_head, features_of=self._features_of)
         with settled(self._model), self._room.used(largest_tokens(microbatches)):
             for packed in microbatches:
                 with self._routing.trained(packed, normalize):
                     logprobs_N, entropy_N = packed_logprobs_and_entropies(
-                        self._model,
-                        packed,
-                        temperature,
-                        self._dtype,
-                        plain_head=self._plain_head,
-                        features_of=self._features_of,
+                        self._model, packed, temperature, self._dtype, **options
                     )
                     self._routing.forward_done()
                     if packed.is_padding:
@@ -322,17 +319,11 @@ class TorchTrainer(ReloadableTrainer):
     ) -> NDArray[np.float32]:
         model = self._model_of(name)
         plain_head = self._plain_head and name != TEACHER_LOGPROBS
+        options = PassOptions(plain_head=plain_head, features_of=self._features_of)
         values = np.empty(count, np.float32)
         with settled(model), self._computing(name):
             for packed in microbatches:
-                logprobs_N = packed_logprobs(
-                    model,
-                    packed,
-                    temperature,
-                    self._dtype,
-                    plain_head=plain_head,
-                    features_of=self._features_of,
-                )
+                logprobs_N = packed_logprobs(model, packed, temperature, self._dtype, **options)
                 if not packed.is_padding:
                     values[packed.source_N] = logprobs_N.float().cpu().numpy()
             settle(model)
