@@ -84,9 +84,9 @@ class ExpertNames:
     """(regions under the trainer's names, whole shapes by those names) -> under these names."""
 
     def metas(self, metas: Iterable[Meta]) -> Iterator[Meta]:
-        """Yield name, shape and dtype of each tensor that ``named`` yields."""
+        """Yield name, shape and dtype of each tensor that ``named`` yields; an empty dtype: float32."""
         without_memory = (
-            (name, torch.empty(shape, dtype=getattr(torch, dtype), device="meta"))
+            (name, torch.empty(shape, dtype=getattr(torch, dtype or "float32"), device="meta"))
             for name, shape, dtype in metas
         )
         for name, tensor in self.named(without_memory):
