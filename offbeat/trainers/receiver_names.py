@@ -59,14 +59,11 @@ def names_for_files(path: str | Path, metas: Sequence[Meta]) -> ExpertNames:
         UntrainableModel: No known naming yields names that are all in the files.
     """
     wanted = file_shapes(path)
-    if not wanted:
-        return AS_THEY_ARE
-    tried = _shapes_by_naming(metas)
-    for names, made in tried:
-        if not _lacking(made, wanted):
-            return names
-    _, made = tried[0]
-    raise _unmapped(path, "vLLM", _lacking(made, wanted))
+    names = names_that_fit(metas, wanted)
+    made = {name: shape for name, shape, _ in names.metas(metas)}
+    if wanted and (lacking := _lacking(made, wanted)):
+        raise _unmapped(path, "vLLM", lacking)
+    return names
 
 
 def names_that_fit(metas: Sequence[Meta], wanted: Shapes) -> ExpertNames:

@@ -216,7 +216,7 @@ class Forward:
         def at_places(made_FH: Tensor, like: Tensor) -> Tensor:
             if made_FH.requires_grad and not self._sequence_parallel:
                 # Each of the ranks that share matrices has the whole gradient: their sum is taken.
-                made_FH.register_hook(self._equal_share)
+                made_FH.register_hook(lambda gradient: gradient / self._layout.grid.tensor)
             return made_FH.to(like.dtype).index_select(0, sources_K)
 
         def write(_: nn.Module, __: tuple[Tensor, ...], embedded_SRH: Tensor) -> Tensor:
@@ -241,9 +241,6 @@ class Forward:
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _equal_share(self, gradient: Tensor) -> Tensor:
-        return gradient / self._layout.grid.tensor
 
     @contextmanager
     def _only_places(self, places_U: Tensor) -> Generator[None]:

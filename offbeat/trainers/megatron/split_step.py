@@ -113,7 +113,14 @@ class MegatronTrainer(BoxedTrainer):
         self._enter_layout()
         self._load_share()
         self._train_share()
-        self._planner = self._planner_of_rows()
+        a = self.architecture
+        self._planner = MicrobatchPlanner(
+            microbatch_tokens(trainer),
+            trainer.shared_prompt,
+            ratio_tokens=a.layer_weights / (2 * a.hidden),
+            vocabulary=a.vocabulary,
+            media_rules=a.media_rules,
+        )
         self.initial_digest = self.current_digest()
 
     # --- log-probabilities -----------------------------------------------------------------------
@@ -258,16 +265,6 @@ class MegatronTrainer(BoxedTrainer):
         self._meet(self._boxes_of(self.model))
         owned = [box for box in self.gathering.owned() if self._is_trained(box)]
         self.optimizer = self._optimizer_state = optimizer(self.ddp, self._config.optimizer, owned)
-
-    def _planner_of_rows(self) -> MicrobatchPlanner:
-        a = self.architecture
-        return MicrobatchPlanner(
-            microbatch_tokens(self._config),
-            self._config.shared_prompt,
-            ratio_tokens=a.layer_weights / (2 * a.hidden),
-            vocabulary=a.vocabulary,
-            media_rules=a.media_rules,
-        )
 
     def _read_architecture(self) -> Architecture:
         """Return the sizes of what the ranks of the layout hold."""
