@@ -169,6 +169,6 @@ class TraceFile:
 
     def _end(self) -> None:
         if self._events is not None:
-            end = metadata("offbeat.end", left_out=self.tally.left_out)
+            end = metadata("offbeat.end", {"left_out": self.tally.left_out})
             self._file.append([msgspec.json.encode(end)])
             self._file.close()

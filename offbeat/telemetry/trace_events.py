@@ -77,8 +77,9 @@ class TraceEvents:
         process = self._first_process + _NUMBERS.get(kind, 0)
         if process not in self._processes:
             self._processes.add(process)
-            yield metadata("process_name", process, name=_PROCESSES.get(kind, kind) + self._suffix)
-            yield metadata("process_sort_index", process, sort_index=process)
+            title = _PROCESSES.get(kind, kind) + self._suffix
+            yield metadata("process_name", {"name": title}, process)
+            yield metadata("process_sort_index", {"sort_index": process}, process)
         return process
 
     def _thread(self, lane: Place, process: int, start_us: float) -> Generator[Event, None, int]:
@@ -88,15 +89,15 @@ class TraceEvents:
             if free_us <= start_us:
                 return thread
         title = f"{lane[1]} +{len(threads)}" if threads else lane[1]
-        self._threads += 1
-        threads[self._threads] = 0
-        yield metadata("thread_name", process, self._threads, name=title)
+        thread = self._threads = self._threads + 1
+        threads[thread] = 0
+        yield metadata("thread_name", {"name": title}, process, thread)
         # Threads of one lane share an index, so that they are drawn next to each other.
-        yield metadata("thread_sort_index", process, self._threads, sort_index=next(iter(threads)))
-        return self._threads
+        yield metadata("thread_sort_index", {"sort_index": next(iter(threads))}, process, thread)
+        return thread
 
 
-def metadata(what: str, process: int = 0, thread: int = 0, **facts: float | str) -> Event:
+def metadata(what: str, facts: Mapping[str, Any], process: int = 0, thread: int = 0) -> Event:
     """Return an event that describes a process, a thread or, by default, the whole trace."""
     return _event("M", what, process, thread, 0, facts)
 

@@ -47,12 +47,8 @@ class TraceJson:
             self._end = self.events = 0
             incarnation, began_unix_s = 0, unix_s
         self._file = FileIO(self.path, "a")
-        facts: dict[str, Any] = {
-            "incarnation": incarnation,
-            "unix_s": unix_s,
-            "began_unix_s": began_unix_s,
-        }
-        self.append([msgspec.json.encode(metadata(_BEGIN, **facts))])
+        facts = {"incarnation": incarnation, "unix_s": unix_s, "began_unix_s": began_unix_s}
+        self.append([msgspec.json.encode(metadata(_BEGIN, facts))])
         return incarnation, began_unix_s
 
     def append(self, events: Sequence[bytes]) -> None:
