@@ -213,10 +213,13 @@ class Forward:
 
         handles = list[RemovableHandle]()
 
+        def equal_share(gradient: Tensor) -> Tensor:
+            return gradient / self._layout.grid.tensor
+
         def at_places(made_FH: Tensor, like: Tensor) -> Tensor:
             if made_FH.requires_grad and not self._sequence_parallel:
                 # Each of the ranks that share matrices has the whole gradient: their sum is taken.
-                made_FH.register_hook(lambda gradient: gradient / self._layout.grid.tensor)
+                made_FH.register_hook(equal_share)
             return made_FH.to(like.dtype).index_select(0, sources_K)
 
         def write(_: nn.Module, __: tuple[Tensor, ...], embedded_SRH: Tensor) -> Tensor:
