@@ -7,11 +7,31 @@ of each callback before it runs.
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Final
+from typing import Any, Final, final
 
 import msgspec
 
 
+class Entry(msgspec.Struct, eq=False):
+    """Callback to be run in a process, soon or at ``when_s``: a handle in ``asyncio`` terms."""
+
+    callback: Callable[..., object] | None
+    args: tuple[Any, ...]
+    context: Context
+    process: "Process"
+    when_s: float
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        return self.when_s
+
+
+@final
 class Process(msgspec.Struct, eq=False):
     """One incarnation of a process.
 
@@ -25,7 +45,7 @@ class Process(msgspec.Struct, eq=False):
     noticed_at: float = 0.0  # when its callers learn of its death
     parked: "list[Entry | Process]" = []  # callbacks that came due while it was frozen
     # First steps of its tasks, in order
-    starting: "deque[Entry]" = msgspec.field(default_factory=deque["Entry"])
+    starting: deque[Entry] = msgspec.field(default_factory=deque[Entry])
     context: Context = msgspec.field(default_factory=copy_context)
 
     def __post_init__(self) -> None:
@@ -33,25 +53,6 @@ class Process(msgspec.Struct, eq=False):
 
     def __repr__(self) -> str:
         return self.name
-
-
-class Entry(msgspec.Struct, eq=False):
-    """Callback to be run in a process, soon or at ``when_s``: a handle in ``asyncio`` terms."""
-
-    callback: Callable[..., object] | None
-    args: tuple[Any, ...]
-    context: Context
-    process: Process
-    when_s: float
-
-    def cancel(self) -> None:
-        self.callback, self.args = None, ()
-
-    def cancelled(self) -> bool:
-        return self.callback is None
-
-    def when(self) -> float:
-        return self.when_s
 
 
 PROCESS: Final[ContextVar[Process]] = ContextVar("process")
