@@ -123,8 +123,7 @@ def check_delta(epoch: int, delta: WeightDelta, chunks: tuple[Bytes, ...]) -> No
     arrived.verify(delta.digest)
 
 
-def new_memory(nbytes: int) -> Bytes:
-    """Return new memory [nbytes] uint8."""
+def _new(nbytes: int) -> Bytes:
     return np.empty(nbytes, np.uint8)
 
 
@@ -133,7 +132,7 @@ def rebuilt(
     base: HeldRelease,
     manifest: Manifest,
     parts: tuple[Bytes, ...],
-    lend: Callable[[int], Bytes] = new_memory,
+    lend: Callable[[int], Bytes] = _new,
 ) -> tuple[Bytes, ...]:
     """Return the chunks of a release, from those of its base and its checked delta.
 

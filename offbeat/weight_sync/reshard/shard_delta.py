@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from offbeat.messages.weights import FullReason, WeightDelta
 from offbeat.weight_sync.chunks import BucketMemory, digest_of, on_host
 from offbeat.weight_sync.delta import (
     MOST_SHARE,
     delta_manifest,
-    new_memory,
     rebuilt_chunk,
     word_bytes,
 )
@@ -171,7 +171,7 @@ def rebuilt_buckets(
 
     def made() -> Iterator[Bytes]:
         for bucket, old, part in zip(buckets, base, parts, strict=True):
-            into = new_memory(release.chunk_nbytes[bucket])
+            into = np.empty(release.chunk_nbytes[bucket], np.uint8)
             rebuilt_chunk(epoch, bucket, on_host(old), on_host(part), into)
             want, got = release.chunk_digests[bucket], digest_of(into)
             if got != want:

@@ -5,8 +5,8 @@ the trainer.
 """
 
 import msgspec
+import numpy as np
 
-from offbeat.weight_sync.delta import new_memory
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.reshard.shard_delta import ShardDeltas, agreed_delta
 from offbeat.weight_sync.shards import WholeShards
@@ -27,7 +27,7 @@ class ObjectStoreSender:
 
     def publish(self, version: int) -> PublishedRelease:
         del version
-        packed = self._deltas.pack(self._source, lambda _, nbytes: new_memory(nbytes))
+        packed = self._deltas.pack(self._source, lambda _, nbytes: np.empty(nbytes, np.uint8))
         chunks = {each.bucket: each.data for each in packed.buckets}
         manifest = self._source.manifest.sealed([each.digest for each in packed.buckets])
         digest, delta, reason = release_digest(manifest, manifest.chunk_digests), None, None
