@@ -55,7 +55,7 @@ def pages(program: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return found | {"compared": write_report(both, directory / "compared.html").path}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it runs, no other test of the process can run a loop
 def browser(program: str, pages: dict[str, Path]) -> Iterator[Any]:
     """Chromium. It is started after the runs are written: both want the thread's event loop."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  # pyright: ignore[reportMissingImports] -- an extra
