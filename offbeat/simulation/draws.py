@@ -1,6 +1,7 @@
 """Draws the config of an episode from a seed. Depends on the option ``images``."""
 
 import random
+from copy import deepcopy
 from typing import Any, Final
 
 import msgspec
@@ -77,7 +78,7 @@ def draw_plan(
         planned_faults: These faults instead.
     """
     rng = random.Random(f"{seed}/plan")
-    changes = _merged(_FIXED, _drawn(rng))
+    changes = _merged(deepcopy(_FIXED), _drawn(rng))
     surplus = rng.random() < SURPLUS_SHARE
     if surplus:
         changes = _merged(changes, _surplus(rng, changes["sampler"]["max_staleness"]))

@@ -1,5 +1,6 @@
 """Whole episodes: the very controller of a real run among the fakes, audited."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -83,6 +84,13 @@ def test_every_drawn_run_is_one_that_a_recipe_may_ask_for() -> None:
         assert not list(clashes(plan.config, dry_run=True))
         assert plan.config.steps >= 12 and plan.config.groups_per_step >= 8
         assert plan.config.generator.engines >= 3
+
+
+def test_a_seed_draws_the_same_plan_whatever_was_drawn_before() -> None:
+    def draw(seeds: Iterable[int]) -> dict[int, EpisodePlan]:
+        return {seed: draw_plan(seed, BASE, "all", None) for seed in seeds}
+
+    assert draw(range(60)) == draw(reversed(range(60)))
 
 
 def test_on_average_three_faults_and_more_fire() -> None:
