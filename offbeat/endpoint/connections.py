@@ -166,9 +166,9 @@ class Connection(HttpHandler):
             super().data_received(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self.transport is not None:
-            self._connections.closed(self)
-            super().connection_lost(exc)
+        # Without a transport, too: aiohttp drops it when it closes the connection itself.
+        self._connections.closed(self)
+        super().connection_lost(exc)
 
 
 def _refusal(most: int) -> bytes:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from offbeat.endpoint.agent_groups import TooFewDescriptors, raise_descriptor_limit
-from offbeat.endpoint.connections import MOST_PER_SAMPLE
+from offbeat.endpoint.connections import MOST_PER_SAMPLE, Connection, Connections
 from offbeat.endpoint.server import AgentEndpoint
 from tests.support.agent_endpoint import DrawnBytes, session
 
@@ -140,6 +141,34 @@ def test_a_sample_has_so_many_connections_and_no_more_while_others_have_theirs()
         assert await caller.ask(await caller.connect()) == (200, "")
 
     play(story, max_connections=MOST_PER_SAMPLE + 9)
+
+
+class Transport(asyncio.Transport):
+    """A transport to nobody."""
+
+    def write(self, data: Any) -> None: ...
+    def close(self) -> None: ...
+    def is_closing(self) -> bool:
+        return False
+
+
+def test_a_connection_that_the_server_closes_at_its_keep_alive_gives_its_place_back() -> None:
+    async def main() -> None:
+        async def answer(request: web.BaseRequest) -> web.Response:
+            return web.Response()
+
+        server, open_now = web.Server(answer), Connections(most=4, head_deadline_s=60.0)
+        connection = Connection(server, asyncio.get_running_loop(), open_now)
+        connection.connection_made(Transport())
+        await asyncio.sleep(0)  # its task waits for a request now
+        assert (len(open_now), len(server.connections)) == (1, 1)
+        connection.force_close()  # as aiohttp does at the keep-alive, and after a failed answer
+        connection.connection_lost(None)
+        await asyncio.sleep(0)  # its task ends
+        await asyncio.sleep(0)
+        assert (len(open_now), len(server.connections)) == (0, 0)
+
+    asyncio.run(main())
 
 
 def test_descriptors_are_raised_for_the_connections_of_all_episodes() -> None:
