@@ -124,6 +124,8 @@ class Child:
         """Whether it is to be replaced: it has cancelled an episode, which may have left threads or
         processes, or has played as many as it should."""
         self.is_gone = False
+        self.idle_loss: RewardFailed | None = None
+        """Why the process ended, if it had been given no call."""
 
     @classmethod
     async def start(
@@ -187,9 +189,15 @@ class Child:
         """
         self._begun += 1
         number, deadline_s = self._begun, self._target.deadline_s
+        try:
+            encoded = msgspec.Raw(msgspec.json.encode(row))
+            request = framed(RewardCall(number, encoded, list(responses)))
+        except BaseException:
+            self._on_call_end()
+            raise
         answers = asyncio.get_running_loop().create_future()
         call = self._open[number] = _Call(len(responses), answers, asyncio.timeout(None))
-        self._send(RewardCall(number, msgspec.Raw(msgspec.json.encode(row)), list(responses)))
+        self._writer.write(request)
         try:
             async with call.deadline:
                 self._begin_sample(call)
@@ -233,7 +241,7 @@ class Child:
             raise RewardFailed(_IMPORT_FAILED, reply.detail, RewardFault.IMPORT)
         self._is_concurrent = isinstance(reply, Ready) and reply.concurrent
 
-    def _send(self, message: RewardTarget | RewardCall | CancelCall) -> None:
+    def _send(self, message: RewardTarget | CancelCall) -> None:
         self._writer.write(framed(message))
 
     def _begin_sample(self, call: _Call) -> None:
@@ -306,7 +314,8 @@ class Child:
             return  # a sample has failed, or is late: the caller kills this process
         if call is None or reply.sample in call.replies:
             raise RewardFailed("reward_answered_twice", _TWICE.format(reply.sample))
-        if not 0 <= reply.sample < call.samples:
+        is_whole = (reply.rewards is None) != (reply.problem is None)
+        if not (is_whole and 0 <= reply.sample < call.samples):
             raise RewardFailed(_DIED, f"it sent {reply!r}, no answer")
         call.replies[reply.sample] = reply
         problem = reply.problem
@@ -345,6 +354,7 @@ class Child:
         self._mark.close()
         is_shared, opened = len(self._open) > 1, self._open
         self._open, self.is_gone = {}, True
+        self.idle_loss = None if self._begun else lost
         for number, call in opened.items():
             if not call.answers.done():
                 lost.sample, failed = self._running(call), lost
@@ -431,6 +441,8 @@ class RewardPool:
         Raises:
             RewardFailed: With the reason of the first sample that has no reward.
         """
+        if not responses:
+            return []
         await self._places.acquire()
         # A call in a child that is being replaced has a place too, so the emptiest of the others
         # has room.
@@ -513,7 +525,7 @@ class _Slot:
     def _children(self) -> list[Child]:
         return self._former if self._current is None else [*self._former, self._current]
 
-    def _starting(self) -> asyncio.Task[Child]:
+    def _starting(self) -> asyncio.Future[Child]:
         start = Child.start(
             self._target,
             count=self._count,
@@ -530,5 +542,18 @@ class _Slot:
         drains = any(not each.is_gone for each in self._former)
         if current.is_gone or (current.is_worn and not drains):
             self._former = [each for each in self._former if not each.has_ended] + [current]
-            self._start = self._starting()
+            self._start = (
+                self._starting() if current.idle_loss is None else _fail(current.idle_loss)
+            )
             current.drain()
+
+
+def _fail(lost: RewardFailed) -> asyncio.Future[Child]:
+    """Return a start that has failed: the next call raises it and starts another child.
+
+    A target whose process ends after its import would be restarted for ever.
+    """
+    failed: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+    failed.set_exception(lost)
+    failed.exception()  # asyncio logs one that nobody has read
+    return failed

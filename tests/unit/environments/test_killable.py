@@ -1,6 +1,7 @@
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -136,6 +137,35 @@ def test_a_child_that_answers_twice_for_one_sample_and_never_for_another_has_no_
 @pytest.mark.parametrize("sample", [-1, 2])
 def test_a_child_that_answers_for_a_sample_that_there_is_not_has_no_rewards(sample: int) -> None:
     assert failure("forges", "a", "b", sample=sample).startswith("reward_process_died: it sent")
+
+
+def test_a_child_that_answers_with_neither_rewards_nor_a_problem_has_no_rewards() -> None:
+    assert failure("forges", "a", "b", empty=True).startswith("reward_process_died: it sent")
+
+
+def test_a_call_that_cannot_be_sent_costs_nobody_else_a_place() -> None:
+    async def scenario() -> None:
+        async with pool_of("user_rewards:length") as pool:
+            with pytest.raises(UnicodeEncodeError):
+                await score_with(pool, {"lone surrogate": "\ud800"}, ["a"])
+            assert await score_with(pool, {}, []) == []
+            assert await score_with(pool, {}, ["ab"]) == [2.0]
+
+    asyncio.run(scenario())
+
+
+def test_a_child_that_ends_before_its_first_call_is_told_once_and_not_restarted_for_ever() -> None:
+    async def scenario() -> None:
+        async with pool_of("user_rewards:length") as pool:
+            (pid,) = pool.pids
+            os.kill(pid, signal.SIGKILL)
+            while pool.pids:  # noqa: ASYNC110 - the pool tells nobody
+                await asyncio.sleep(0)
+            with pytest.raises(RewardFailed, match="reward_process_died"):
+                await score_with(pool, {}, ["a"])
+            assert await score_with(pool, {}, ["ab"]) == [2.0]
+
+    asyncio.run(scenario())
 
 
 def test_an_integer_is_a_reward() -> None:
