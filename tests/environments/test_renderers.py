@@ -26,7 +26,7 @@ from tests.support.agent_conversations import (
 )
 from tests.support.agent_endpoint import (
     CHATML,
-    KEEPS_THINKING_SINCE_THE_LAST_QUESTION,
+    NO_END_TOKENS,
     DrawnBytes,
     qwen_byte_tokenizer,
     session,
@@ -167,7 +167,7 @@ def recipe(folder: Path, chat_template: str | None, **renderer: Any) -> RunConfi
     ("chat_template", "renderer", "level", "said"),
     [
         (CHATML, {}, Level.OK, "by the chat template of"),
-        (KEEPS_THINKING_SINCE_THE_LAST_QUESTION, {}, Level.OK, "named; it shows no tools"),
+        (NO_END_TOKENS, {}, Level.OK, "named; it shows no tools"),
         (CHATML, DROPS, Level.WARNING, "opens a conversation with a tool otherwise than"),
         (None, DROPS, Level.OK, "no chat template to compare it with"),
         (None, {}, Level.ERROR, "needs a tokenizer with a chat template"),
