@@ -129,7 +129,9 @@ def test_pictures_that_the_model_does_not_read_are_refused_before_they_are_sent(
     one = digits_of(3)
     assert one.media is not None
     given = Pictures.of(one.media)
-    small = Pictures(given.kind, given.values[: 3 * 16 * 16], given.sizes // [1, 2, 2]).media
+    small = Pictures(
+        given.kind, given.values[: 3 * 16 * 16], given.sizes // np.array([1, 2, 2], np.int32)
+    ).media
 
     async def story(actor: TakenOver) -> None:
         await load(actor, 1, pictured(0).release)
@@ -144,7 +146,7 @@ def test_pictures_that_the_model_does_not_read_are_refused_before_they_are_sent(
 def test_pictures_are_refused_by_an_engine_of_a_model_of_text(shared: Shared) -> None:
     async def story(actor: TakenOver) -> None:
         await serve(actor, 1, 0)
-        with pytest.raises(InvalidRequest, match="which the served model does not read"):
+        with pytest.raises(InvalidRequest, match="the model reads only text"):
             await ask(actor, EncodedPrompt((2, 5), digits_of(3).media))
 
     shared.play(story)
