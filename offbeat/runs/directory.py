@@ -380,6 +380,6 @@ def leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yield every value with its dotted key."""
     if isinstance(tree, dict):
         for key, value in cast("dict[str, object]", tree).items():
-            yield from leaves(value, f"{prefix}.{key}" if prefix else key)
+            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, tree

@@ -272,7 +272,7 @@ def _compared_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, 
         return "not written", "", []
     try:
         summary = Summary.from_json(read_limited(path, SUMMARY_BYTES))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return "differs", "", [f"{SUMMARY} cannot be read: {error}"]
     why = summary.error or (summary.ended_by and f"ended by {summary.ended_by}")
     ended = f"{summary.outcome}: {why}" if why else summary.outcome

@@ -31,7 +31,7 @@ def last_summary(
         return Summary.from_json(path.read_bytes())
     except FileNotFoundError:
         pass
-    except (msgspec.DecodeError, OSError) as damage:
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as damage:
         log.error("summary.unreadable", error=str(damage))  # noqa: TRY400
     journal, ledger, history = run_dir / JOURNAL, Ledger(), History()
     try:

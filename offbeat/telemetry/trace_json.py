@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from offbeat.telemetry.trace_events import metadata
 
+log = structlog.stdlib.get_logger()
 _BEGIN: Final = "offbeat.begin"
 _MARK: Final = f'"name":"{_BEGIN}"'.encode()
 
@@ -43,7 +45,9 @@ class TraceJson:
             incarnation, began_unix_s = self._scan()
         except (msgspec.DecodeError, KeyError, TypeError):
             if self.path.stat().st_size:
-                self.path.rename(self.path.with_name(f"{self.path.name}.unreadable"))
+                aside = self.path.with_name(f"{self.path.name}.unreadable")
+                self.path.rename(aside)
+                log.warning("trace.set_aside", path=str(aside))
             self._end = self.events = 0
             incarnation, began_unix_s = 0, unix_s
         self._file = FileIO(self.path, "a")

@@ -135,7 +135,7 @@ class RunStory:
             return msgspec.json.decode(read_limited(self.run_dir / name, limit), type=kind)
         except FileNotFoundError:
             pass
-        except (*_UNREADABLE, msgspec.DecodeError) as error:
+        except (*_UNREADABLE, msgspec.DecodeError, UnicodeDecodeError) as error:
             self.problems.append(f"{name} cannot be read: {error}")
         return None
 

@@ -177,7 +177,7 @@ def _decoded(path: Path, nbytes: int, kind: type[T]) -> T | None:
     """Decode a JSON file of a run; None if it is missing, or anything else."""
     try:
         return msgspec.json.decode(read_limited(path, nbytes), type=kind)
-    except (OSError, FileTooLarge, NoRegularFile, msgspec.DecodeError):
+    except (OSError, FileTooLarge, NoRegularFile, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -141,7 +141,8 @@ class BoxedTrainer(ModelTrainer):
         An existing directory is replaced.
 
         Raises:
-            OSError: The disk failed. Every rank raises it, so that none waits for another.
+            OSError: The disk of rank 0 failed, and what was at ``directory`` is unchanged.
+            PeerFailed: Rank 0 failed.
         """
 
         def write(gathered: Iterator[tuple[str, Tensor]]) -> None:

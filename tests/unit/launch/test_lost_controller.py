@@ -96,7 +96,7 @@ def test_a_damage_that_ended_the_run_is_told_once(tmp_path: Path) -> None:
     assert last_summary(tmp_path, CONFIG, "tiny-1", "failed", problem).error == problem
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"run_id": 3}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b'{"run_id": 3}', b"\xff", b'{"run_id": "\xff"}'])
 def test_a_damaged_summary_is_made_again_from_the_journal(tmp_path: Path, content: bytes) -> None:
     run = RecordedRun(tmp_path)
     run.ledger.released(0, "d0")
