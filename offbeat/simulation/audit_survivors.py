@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.simulation import records
 from offbeat.simulation.audit_findings import AuditTable, Findings
@@ -15,6 +16,8 @@ _SLACK_S: Final = 20.0
 """Seconds that a run may be quiet beyond the time to give an engine up."""
 _SLOWEST_SIGMAS: Final = 5.0
 """Standard deviations by which the slowest rollout exceeds the median: the trainer may wait for it."""
+_SLOWEST_STEP: Final = 1.5
+"""Longest time of a pass of the simulated trainer over a step, in its ``stub.step_s``."""
 _OTHERS_S: Final = 150.0
 """Seconds for which another fault may explain that a run is quiet: the longest deadline, and more."""
 _WORK: Final = (
@@ -43,10 +46,15 @@ class Survivors(AuditTable):
         generator, stub = config.generator, config.stub
         self._engines = {f"generator-{index}" for index in range(generator.engines)}
         self._workers = {each.worker for each in history if isinstance(each, records.WorkerStarted)}
+        passes = LossSpec.of(config).epochs + 1  # the first one is made while groups arrive
         self._quiet_s = (
             generator.probe_interval_s
             + generator.probe_strikes * generator.probe_deadline_s
-            + max(_SLACK_S, stub.median_rollout_s * math.exp(_SLOWEST_SIGMAS * stub.tail_sigma))
+            + max(
+                _SLACK_S,
+                stub.median_rollout_s * math.exp(_SLOWEST_SIGMAS * stub.tail_sigma),
+                _SLOWEST_STEP * passes * stub.step_s,  # engines may wait for its weights
+            )
         )
         ends = [each.at for each in history if isinstance(each, records.Ended)]
         self._ended_at = ends[0] if ends else 0.0

@@ -249,6 +249,12 @@ def test_a_step_that_a_new_controller_adopts_is_scored_and_the_budget_of_calls_w
     assert violations_of(result) == []
 
 
+def test_a_slow_step_after_the_verdict_on_a_lost_machine_is_no_idle_engine() -> None:
+    """Its updates take 22 s, after 20 s in which the first sync waited for the lost engine."""
+    result = run_episode(68688808, load_recipe(QUICKSTART).config, profile="all")
+    assert (result.outcome, violations_of(result)) == ("finished", [])
+
+
 def test_no_trainer_starts_on_a_machine_that_is_cut_off() -> None:
     """It answered its controller from there, and no engine ever reached its ranks."""
     result = run_episode(957769006, load_recipe(QUICKSTART).config)
