@@ -189,12 +189,11 @@ class Child:
         """
         self._begun += 1
         number, deadline_s = self._begun, self._target.deadline_s
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._on_call_end)
             encoded = msgspec.Raw(msgspec.json.encode(row))
             request = framed(RewardCall(number, encoded, list(responses)))
-        except BaseException:
-            self._on_call_end()
-            raise
+            undo.pop_all()
         answers = asyncio.get_running_loop().create_future()
         call = self._open[number] = _Call(len(responses), answers, asyncio.timeout(None))
         self._writer.write(request)
