@@ -9,7 +9,7 @@ from typing import Any
 from offbeat.generators.vllm.errors import VllmMissing
 
 Library = Any
-"""The module ``library``: vLLM's classes and functions under their own names."""
+"""The module ``imported_names``: vLLM's classes and functions under their own names."""
 
 
 def load_library() -> Library:
@@ -19,10 +19,10 @@ def load_library() -> Library:
         VllmMissing: vLLM, or a package it needs, is not installed.
     """
     try:
-        from offbeat.generators.vllm import library  # noqa: PLC0415 - see above
+        from offbeat.generators.vllm import imported_names  # noqa: PLC0415 - see above
     except ImportError as error:
         raise VllmMissing(str(error)) from error
-    return library
+    return imported_names
 
 
 def vllm_version() -> str:
