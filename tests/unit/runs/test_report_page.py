@@ -221,10 +221,10 @@ def test_a_recipe_that_stands_for_more_than_its_text_is_not_built(
 def test_a_key_that_is_no_text_and_a_summary_that_is_no_utf8_get_a_page(run: RecordedRun) -> None:
     run_dir = trained(run)
     with (run_dir / "config.yaml").open("a") as recipe:
-        recipe.write("1: {2: 3}\n")
+        recipe.write("1: 2\n0: {3: 4}\n")
     (run_dir / "summary.json").write_bytes(b'{"run_id": "\xff"}')
     (compared,) = document([run_dir])["runs"]
-    assert compared["config"]["1.2"] == "3"
+    assert (compared["config"]["1"], compared["config"]["0.3"]) == ("2", "4")
     assert [problem.split()[0] for problem in RunStory(run_dir, 10).problems] == ["summary.json"]
 
 
