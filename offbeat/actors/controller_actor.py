@@ -5,7 +5,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, Protocol
 
-from offbeat.actors.process import dump_stacks_on_signal
+from offbeat.telemetry.process import dump_stacks_on_signal
 from offbeat.environments.exits import contain_exits
 
 _LOOK_S: Final = 1.0

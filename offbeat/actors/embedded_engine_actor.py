@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.actors.process import new_incarnation
+from offbeat.telemetry.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.base import of_kind
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, cast
 
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
-from offbeat.actors.fence_guard import FenceGuard
+from offbeat.messages.fence_guard import FenceGuard
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.weight_fetch import WeightFetcher, in_thread
 from offbeat.messages.failures import (

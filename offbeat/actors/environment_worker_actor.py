@@ -18,9 +18,9 @@ import ray
 from offbeat.actors.call import RemoteBug, reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange, ReplyBatcher
 from offbeat.actors.environment_parts import load_tokenizer, make_agents
-from offbeat.actors.fence_guard import FenceGuard
+from offbeat.messages.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
-from offbeat.actors.process import new_incarnation
+from offbeat.telemetry.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.actors.ray_worker import LIVENESS
 from offbeat.config.limits import on_failed_sample

@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from offbeat.actors.call import raised_line
 from offbeat.actors.handles import Handle
-from offbeat.actors.process import prepare
+from offbeat.telemetry.process import prepare
 from offbeat.config.run import RunConfig
 from offbeat.messages.text import first_line
 from offbeat.run_files.files import Fingerprint, RunFiles

@@ -3,7 +3,7 @@
 import time
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.actors.process import new_incarnation
+from offbeat.telemetry.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import msgspec
 import ray
 
-from offbeat.actors.fence_guard import FenceGuard
+from offbeat.messages.fence_guard import FenceGuard
 from offbeat.actors.node_address import node_address
-from offbeat.actors.process import new_incarnation
+from offbeat.telemetry.process import new_incarnation
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
-from offbeat.actors.transports import make_sender, publish
+from offbeat.trainers.senders import make_sender, publish
 from offbeat.actors.world_entry import WorldEntry
 from offbeat.config.limits import trainer_device
 from offbeat.config.loss_spec import LossSpec

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from offbeat.actors.fence_guard import FenceGuard
+from offbeat.messages.fence_guard import FenceGuard
 from offbeat.messages.failures import StaleFence
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.faults import FaultMoment

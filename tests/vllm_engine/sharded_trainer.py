@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from offbeat.actors import megatron_trainer_actor, torch_trainer_actor
-from offbeat.actors.transports import make_sender, publish
+from offbeat.trainers.senders import make_sender, publish
 from offbeat.config.run import RunConfig
 from offbeat.trainers.ranks.process_group import join
 from offbeat.trainers.ranks.reshard_sender import ReshardSender

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.actors.transports import make_sender
+from offbeat.trainers.senders import make_sender
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost, WeightSyncFailed

@@ -1,6 +1,6 @@
 import pytest
 
-from offbeat.actors.fence_guard import FenceGuard
+from offbeat.messages.fence_guard import FenceGuard
 from offbeat.messages.failures import StaleFence
 from offbeat.messages.fences import Fence
 
