@@ -23,7 +23,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from offbeat.messages.failures import ActorLost, OffbeatError, StartFailed
+from offbeat.messages.failures import ActorLost, ArgumentLost, OffbeatError, RemoteBug, StartFailed
 from offbeat.messages.text import first_line, printable
 
 _LOST = (
@@ -44,31 +44,6 @@ _OUT_OF_MEMORY: Final = (
 _PID: Final = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
 _EXIT: Final = re.compile(r"Worker exit type: (\w+) Worker exit detail: ([^.\n]+)")
 _EXCEPTION: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
-
-
-class RemoteBug(OffbeatError):
-    """An actor raised an unexpected error: a bug, so the run ends with its location."""
-
-    actor: str
-    during: str
-    kind: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.actor} raised {self.kind} in {self.during}: {self.detail}"
-
-
-class ArgumentLost(ActorLost):
-    """An argument was lost with the machine that stored it, so the call was not executed.
-
-    The actor itself is alive. Callers that pass references handle this error separately; for all
-    others the call did not reach the actor.
-    """
-
-    object_id: str  # as in ``ObjectRef.hex()``
-
-    def __str__(self) -> str:
-        return f"{self.actor} is there, but an argument of {self.during} is lost: {self.detail}"
 
 
 async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:

@@ -5,8 +5,8 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, Protocol
 
-from offbeat.telemetry.process import dump_stacks_on_signal
 from offbeat.environments.exits import contain_exits
+from offbeat.telemetry.process import dump_stacks_on_signal
 
 _LOOK_S: Final = 1.0
 # Without a question of the driver, which asks twice a second; then it is killed, or hangs

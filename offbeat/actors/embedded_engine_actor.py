@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.telemetry.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.base import of_kind
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.weights import WeightRelease
+from offbeat.telemetry.process import new_incarnation
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.served import ServedWeights, loaded_digest

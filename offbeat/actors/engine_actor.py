@@ -11,9 +11,7 @@ import time
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, Protocol, cast
 
-from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
-from offbeat.messages.fence_guard import FenceGuard
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.weight_fetch import WeightFetcher, in_thread
 from offbeat.messages.failures import (
@@ -21,8 +19,10 @@ from offbeat.messages.failures import (
     EngineUnavailable,
     OffbeatError,
     ReleaseLost,
+    RemoteBug,
     WeightSyncFailed,
 )
+from offbeat.messages.fence_guard import FenceGuard
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.text import first_line

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 import ray
 
-from offbeat.actors.call import RemoteBug, reply_of
+from offbeat.actors.call import reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange, ReplyBatcher
 from offbeat.actors.environment_parts import load_tokenizer, make_agents
-from offbeat.messages.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
-from offbeat.telemetry.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.actors.ray_worker import LIVENESS
 from offbeat.config.limits import on_failed_sample
@@ -32,8 +30,16 @@ from offbeat.environments.factory import make_environment
 from offbeat.environments.media_prompts import MediaEncoder, media_prompts
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
-from offbeat.generators.errors import EngineUnavailable, InvalidRequest
-from offbeat.messages.failures import ActorLost, FailureKind, OffbeatError, RolloutFailed
+from offbeat.messages.failures import (
+    ActorLost,
+    EngineUnavailable,
+    FailureKind,
+    InvalidRequest,
+    OffbeatError,
+    RemoteBug,
+    RolloutFailed,
+)
+from offbeat.messages.fence_guard import FenceGuard
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -53,6 +59,7 @@ from offbeat.rollouts.spooling import Spooling
 from offbeat.rollouts.truncation import by_length
 from offbeat.run_files.files import RunFiles
 from offbeat.run_files.sharing import Sharing
+from offbeat.telemetry.process import new_incarnation
 from offbeat.telemetry.redaction import Redactor
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter

@@ -16,11 +16,11 @@ from typing import Any
 
 import ray
 
-from offbeat.actors.call import ArgumentLost, reply_of
+from offbeat.actors.call import reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_worker import OnJoined, OnLost, OnReport, RayWorker
-from offbeat.messages.failures import ActorLost, ReleaseLost
+from offbeat.messages.failures import ActorLost, ArgumentLost, ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.training import Chunk

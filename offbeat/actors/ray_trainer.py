@@ -20,13 +20,13 @@ from typing import Any, Final, TypeVar
 
 import ray
 
-from offbeat.actors.call import ArgumentLost, reply_of
+from offbeat.actors.call import reply_of
 from offbeat.actors.engine_layouts import EngineLayouts
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import PayloadHandle, Places, flat
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
-from offbeat.messages.failures import ActorLost, PayloadLost, StartFailed, UnfitGroup
+from offbeat.messages.failures import ActorLost, ArgumentLost, PayloadLost, StartFailed, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import (
     Checkpoint,

@@ -3,11 +3,11 @@
 import time
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.telemetry.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
 from offbeat.messages.weights import WeightRelease
+from offbeat.telemetry.process import new_incarnation
 from offbeat.weight_sync.canary import invented_answers
 from offbeat.weight_sync.manifest import Bytes
 

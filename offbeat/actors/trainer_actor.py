@@ -17,11 +17,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import msgspec
 import ray
 
-from offbeat.messages.fence_guard import FenceGuard
 from offbeat.actors.node_address import node_address
-from offbeat.telemetry.process import new_incarnation
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
-from offbeat.trainers.senders import make_sender, publish
 from offbeat.actors.world_entry import WorldEntry
 from offbeat.config.limits import trainer_device
 from offbeat.config.loss_spec import LossSpec
@@ -33,10 +30,12 @@ from offbeat.messages.failures import (
     TrainerCall,
     TrainStepFailed,
 )
+from offbeat.messages.fence_guard import FenceGuard
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, ChunkResult, StepResult, TrainerState
 from offbeat.run_files.disk import DISK
 from offbeat.run_files.transfer import send
+from offbeat.telemetry.process import new_incarnation
 from offbeat.trainers.backend import Advantages, TrainerBackend
 from offbeat.trainers.canaries import Canaries
 from offbeat.trainers.checkpoints.mirrored import FOLDER, MirroredCheckpoints
@@ -47,6 +46,7 @@ from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
 from offbeat.trainers.memory import PeakMemory, meter_of
 from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of
+from offbeat.trainers.senders import make_sender, publish
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.trained_log import trained_log
 from offbeat.transfer_queue.schema import Columns, payload_bytes

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.telemetry.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.base import of_kind
 from offbeat.config.sections.generator import VllmGeneratorConfig
@@ -37,6 +36,7 @@ from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightRelease
 from offbeat.multimodal.rules import media_rules
+from offbeat.telemetry.process import new_incarnation
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.layout_file import write_layout

@@ -9,8 +9,7 @@ from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 
 from offbeat.endpoint.chat_bridge import TemplateRefused
 from offbeat.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
-from offbeat.generators.errors import InvalidRequest
-from offbeat.messages.failures import OffbeatError, RolloutFailed, StrayMediaToken
+from offbeat.messages.failures import InvalidRequest, OffbeatError, RolloutFailed, StrayMediaToken
 
 _KEEP_ALIVE_S: Final = 75.0
 """Limit between two requests: longer than clients keep a connection (OpenAI's 5 s, aiohttp 15 s)."""

@@ -25,9 +25,8 @@ from offbeat.endpoint.chat_bridge import (
     RenderedPrompt,
 )
 from offbeat.endpoint.errors import LimitExceeded, SessionFinished
-from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stop_strings import text_before_stop
-from offbeat.messages.failures import RolloutFailed, StrayMediaToken
+from offbeat.messages.failures import InvalidRequest, RolloutFailed, StrayMediaToken
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateResult
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.multi_turn import Transcript

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import structlog
 
 from offbeat.generators.embedded.engine import EmbeddedEngine
-from offbeat.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 
 T = TypeVar("T")

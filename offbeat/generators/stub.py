@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from offbeat.config.sections.stub import StubConfig
-from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.generators.stop_strings import StopMatcher
+from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
 

@@ -120,6 +120,31 @@ class ActorLost(OffbeatError):
         return f"{self.actor} was lost during {self.during}: {self.detail}"
 
 
+class RemoteBug(OffbeatError):
+    """An actor raised an unexpected error: a bug, so the run ends with its location."""
+
+    actor: str
+    during: str
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.actor} raised {self.kind} in {self.during}: {self.detail}"
+
+
+class ArgumentLost(ActorLost):
+    """An argument was lost with the machine that stored it, so the call was not executed.
+
+    The actor itself is alive. Callers that pass references handle this error separately; for all
+    others the call did not reach the actor.
+    """
+
+    object_id: str  # as in ``ObjectRef.hex()``
+
+    def __str__(self) -> str:
+        return f"{self.actor} is there, but an argument of {self.during} is lost: {self.detail}"
+
+
 class StartFailed(OffbeatError):
     """A process could not be set up; another start would fail the same way."""
 
@@ -140,6 +165,17 @@ class EngineUnavailable(OffbeatError):
 
     def __str__(self) -> str:
         return f"engine {self.engine} cannot {self.during}: {self.problem}. {self.fix}"
+
+
+class InvalidRequest(OffbeatError):
+    """A generate request that this engine can never serve. No part of it was accepted."""
+
+    request_id: str
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"request {self.request_id!r} refused: {self.problem}. {self.fix}"
 
 
 class DeadlineExceeded(OffbeatError):

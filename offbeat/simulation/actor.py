@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from offbeat.messages.fence_guard import FenceGuard
 from offbeat.messages.failures import StaleFence
+from offbeat.messages.fence_guard import FenceGuard
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.faults import FaultMoment
 from offbeat.simulation.network import DEATH_NOTICED_S, SimulatedCall

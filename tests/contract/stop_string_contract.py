@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from offbeat.generators.errors import InvalidRequest
+from offbeat.messages.failures import InvalidRequest
 from offbeat.messages.generation import (
     STOPPED_AT_STRING,
     GenerateRequest,

@@ -19,8 +19,8 @@ from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.embedded.start import Detokenizer
 from offbeat.generators.engine_loop import EngineLoop
-from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stub import StubEngine, stub_text
+from offbeat.messages.failures import InvalidRequest
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from offbeat.actors import megatron_trainer_actor, torch_trainer_actor
-from offbeat.trainers.senders import make_sender, publish
 from offbeat.config.run import RunConfig
 from offbeat.trainers.ranks.process_group import join
 from offbeat.trainers.ranks.reshard_sender import ReshardSender
+from offbeat.trainers.senders import make_sender, publish
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.weight_sync.chunks import BucketMemory
 from offbeat.weight_sync.engine_layout import EngineLayout

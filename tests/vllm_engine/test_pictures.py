@@ -10,9 +10,8 @@ from pictured import digits_of, pictured, worst_error
 from shared_engine import Shared, TakenOver, load, serve
 
 from offbeat.environments.protocol import EncodedPrompt
-from offbeat.generators.errors import InvalidRequest
 from offbeat.images.pictures import Pictures
-from offbeat.messages.failures import CanaryFailed
+from offbeat.messages.failures import CanaryFailed, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 
 FP32_NATS: Final = 1e-5

@@ -10,7 +10,7 @@ from outcomes import is_exact
 from releases import weights
 from shared_engine import END, PROMPT, Shared, TakenOver, ask, load, refused, serve
 
-from offbeat.generators.errors import InvalidRequest
+from offbeat.messages.failures import InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 
 FP32_NATS: Final = 1e-4

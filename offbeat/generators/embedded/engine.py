@@ -24,9 +24,9 @@ from offbeat.generators.embedded.cache import ClockedCache
 from offbeat.generators.embedded.proof import prepare_model
 from offbeat.generators.embedded.request import OpenRequest, RequestLimits, Sample
 from offbeat.generators.embedded.rows import RunningRows
-from offbeat.generators.errors import NO_TOKENIZER_FIX, InvalidRequest
+from offbeat.generators.errors import NO_TOKENIZER_FIX
 from offbeat.generators.stop_strings import Decode, StopMatcher
-from offbeat.messages.failures import EngineUnavailable
+from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
 from offbeat.messages.weights import CanaryAnswer

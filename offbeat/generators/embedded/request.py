@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stop_strings import StopMatcher
+from offbeat.messages.failures import InvalidRequest
 from offbeat.messages.generation import LEAST_TEMPERATURE, GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
 from offbeat.multimodal.rules import TEXT_ONLY, MediaRules

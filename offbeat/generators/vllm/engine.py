@@ -15,10 +15,11 @@ from typing import Any, Final, Literal, TypeVar
 
 from offbeat.config.sections.vllm import VllmConfig
 from offbeat.generators.embedded.request import RequestLimits
-from offbeat.generators.errors import NO_TOKENIZER_FIX, EngineUnavailable, InvalidRequest
+from offbeat.generators.errors import NO_TOKENIZER_FIX
 from offbeat.generators.vllm.lazy_import import Library
 from offbeat.generators.vllm.outputs import label_of, result_of, sampling_arguments
 from offbeat.generators.vllm.prompt_inputs import PromptInputs
+from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import CanaryAnswer
 from offbeat.multimodal.canaries import canary_media

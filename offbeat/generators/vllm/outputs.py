@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from offbeat.generators.errors import EngineUnavailable
+from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
 

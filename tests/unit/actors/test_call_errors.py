@@ -11,8 +11,8 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from offbeat.actors.call import ArgumentLost, raised_line, reply_of
-from offbeat.messages.failures import ActorLost, OffbeatError
+from offbeat.actors.call import raised_line, reply_of
+from offbeat.messages.failures import ActorLost, ArgumentLost, OffbeatError
 from offbeat.messages.text import first_line
 
 TRACEBACK = """The actor died because of an error raised in its creation task, ray::Actor.__init__()

@@ -13,16 +13,20 @@ import torch
 import xxhash
 from transformers import AutoModelForCausalLM
 
-from offbeat.actors.call import RemoteBug
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
-from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
-from offbeat.messages.failures import StaleFence, WeightSyncFailed
+from offbeat.messages.failures import (
+    EngineUnavailable,
+    InvalidRequest,
+    RemoteBug,
+    StaleFence,
+    WeightSyncFailed,
+)
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.trainers.senders import make_sender
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost, WeightSyncFailed
 from offbeat.trainers.ranks.peers import SingleRank
+from offbeat.trainers.senders import make_sender
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.source import ModuleSource, named_weights
 from offbeat.weight_sync.transport import Sender

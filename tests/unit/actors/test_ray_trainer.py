@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from offbeat.actors.call import ArgumentLost
 from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer, combined, judged, part_of
 from offbeat.config.sections.encoder import EncoderConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import (
     ActorLost,
+    ArgumentLost,
     PayloadLost,
     SchemaError,
     StartFailed,

@@ -19,8 +19,8 @@ from yarl import URL
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
-from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.images.errors import STRAY_TOKEN
+from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.multimodal.prompt_tokens import MediaTokens
 from tests.support.agent_endpoint import CHATML, DrawnBytes, encode, session, template

@@ -10,7 +10,8 @@ from generator_fixtures import Finish, MakeEngine, MakeModel, MakeRequest, Sampl
 
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
-from offbeat.generators.errors import InvalidRequest, UndecodableModel
+from offbeat.generators.errors import UndecodableModel
+from offbeat.messages.failures import InvalidRequest
 
 
 def test_a_request_ends_at_its_length_and_says_so(

@@ -11,7 +11,7 @@ from generator_fixtures import MakeEngine, MakeRequest, RunAsync
 
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.engine_loop import EngineLoop
-from offbeat.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 
 Body = Callable[[EngineLoop, "WatchedEngine"], Coroutine[Any, Any, None]]

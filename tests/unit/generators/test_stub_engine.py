@@ -9,8 +9,8 @@ import pytest
 from generator_fixtures import MakeRequest, RunAsync
 
 from offbeat.config.sections.stub import StubConfig
-from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.generators.stub import StubEngine
+from offbeat.messages.failures import EngineUnavailable, InvalidRequest
 
 
 class HeldTime:

@@ -1,7 +1,7 @@
 import pytest
 
-from offbeat.messages.fence_guard import FenceGuard
 from offbeat.messages.failures import StaleFence
+from offbeat.messages.fence_guard import FenceGuard
 from offbeat.messages.fences import Fence
 
 
