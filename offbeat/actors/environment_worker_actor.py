@@ -17,7 +17,6 @@ import ray
 
 from offbeat.actors.call import reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange, ReplyBatcher
-from offbeat.actors.environment_parts import load_tokenizer, make_agents
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import prepared
 from offbeat.actors.ray_worker import LIVENESS
@@ -25,11 +24,13 @@ from offbeat.config.limits import on_failed_sample
 from offbeat.config.mixture import environment_views, inputs_in
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
+from offbeat.endpoint.worker_agents import make_agents
 from offbeat.environments.exits import contain_exits
 from offbeat.environments.factory import make_environment
 from offbeat.environments.media_prompts import MediaEncoder, media_prompts
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
+from offbeat.environments.tokenizer import load_tokenizer
 from offbeat.messages.failures import (
     ActorLost,
     EngineUnavailable,

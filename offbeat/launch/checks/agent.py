@@ -6,12 +6,12 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from offbeat.actors.environment_parts import load_tokenizer
 from offbeat.config.run import RunConfig
 from offbeat.endpoint.bridges import bridge_renderer, make_bridge
 from offbeat.endpoint.chat import ChatMessage, Tools
 from offbeat.endpoint.chat_bridge import ChatBridge, TemplateRefused
 from offbeat.environments.factory import BadEnvironment
+from offbeat.environments.tokenizer import load_tokenizer
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.messages.text import printable
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from transformers import PreTrainedModel
 
-from offbeat.actors.environment_parts import load_tokenizer
 from offbeat.config.limits import freeze_patterns, lora_of, moe_of
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.moe import MoeConfig
+from offbeat.environments.tokenizer import load_tokenizer
 from offbeat.generators.embedded.model import check_declared
 from offbeat.generators.embedded.proof import prove_kind as prove_decoding
 from offbeat.generators.end_tokens import end_ids_of, end_ids_problem

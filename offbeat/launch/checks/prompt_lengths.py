@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from offbeat.actors.environment_parts import load_tokenizer
 from offbeat.config.run import RunConfig
 from offbeat.environments.demonstrations import Demonstrations
 from offbeat.environments.factory import make_environment, make_evaluation_sets, make_prompts
@@ -19,6 +18,7 @@ from offbeat.environments.inputs import eval_key
 from offbeat.environments.media_prompts import media_prompts
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import EncodedPrompt, Environment
+from offbeat.environments.tokenizer import load_tokenizer
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt

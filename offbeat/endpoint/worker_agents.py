@@ -1,7 +1,4 @@
-"""Loads and makes the parts of an environment worker: tokenizer, agents."""
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# transformers leaves its configs and its loading functions untyped.
+"""Makes the agents of an environment worker."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,19 +11,6 @@ from offbeat.generators.end_tokens import end_ids_of
 
 if TYPE_CHECKING:
     from offbeat.endpoint.agent_groups import AgentGroups
-
-
-def load_tokenizer(config: RunConfig) -> Any:  # noqa: ANN401 -- a tokenizer of transformers, or None
-    """Load the model's tokenizer; a stub environment needs none, and no import of it."""
-    if config.environment.name == "stub":
-        return None
-    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, for what a stub never uses
-
-    return AutoTokenizer.from_pretrained(
-        config.model.path,
-        local_files_only=True,
-        trust_remote_code=config.model.trust_remote_code,
-    )
 
 
 def make_agents(
