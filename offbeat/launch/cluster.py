@@ -17,7 +17,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offbeat.actors.controller_actor import ControllerActor
-from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
+from offbeat.actors.environment_worker_actor import EnvironmentActor
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import RunFilesActor
 from offbeat.actors.ray_worker import LIVENESS
@@ -37,6 +37,7 @@ from offbeat.launch.ray_token import TokenRefused, has_token, keep_token_private
 from offbeat.launch.session_folder import in_own_session, session_folder
 from offbeat.messages.failures import DeadlineExceeded, FixableError, OffbeatError
 from offbeat.messages.text import first_line
+from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.run_files.shared_directory import RunDirToken
 from offbeat.run_files.sharing import Sharing
 from offbeat.trainers.spec import TrainerSpec

@@ -11,4 +11,6 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
     incarnation: str
     reward_calls: int = 0  # of reward functions, their tries included
-    cpu_s: float = 0.0  # of this process, without its children: rewards and agents
+    # Of this process, or of the worker's thread if other components share its process; without its
+    # children: rewards and agents
+    cpu_s: float = 0.0

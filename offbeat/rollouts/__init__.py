@@ -1,1 +1,4 @@
-"""Runs the episodes of a prompt group and packs its columns. No Ray; an actor calls it."""
+"""Runs the episodes of prompt groups and packs their columns, without Ray.
+
+``worker`` is the environment worker; a Ray actor or a run in one process calls it.
+"""

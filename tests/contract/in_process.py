@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from offbeat.actors.call_batching import BatchedReply, CallBatcher
 from offbeat.actors.engine_actor import EngineActor
-from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
+from offbeat.actors.environment_worker_actor import EnvironmentActor
 from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import ActorLost, UnfitGroup
@@ -25,6 +25,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.transfer_queue.schema import Columns
 from offbeat.weight_sync.transport import release_of

@@ -8,7 +8,6 @@ import pytest
 from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, InProcessWorker
 from tensordict import TensorDict, TensorDictBase
 
-from offbeat.actors.environment_worker_actor import EnvironmentSpec
 from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.actors.stub_trainer_actor import StubSource
 from offbeat.actors.trainer_actor import TrainerActor
@@ -17,6 +16,7 @@ from offbeat.generators.spec import EngineSpec
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.training import ChunkResult
+from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.trainers.backend import Advantages
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.stub import StubTrainer
@@ -142,7 +142,8 @@ def test_the_group_is_followed_from_its_admission_into_the_trainer(
 ) -> None:
     for giver, taker in (
         ("controller/rollouts.py", "controller/ledger.py"),
-        ("actors/environment_worker_actor.py", "rollouts/deadline.py"),
+        ("actors/call_batching.py", "rollouts/worker.py"),
+        ("rollouts/worker.py", "rollouts/deadline.py"),
         ("rollouts/single_turn.py", "rollouts/columns.py"),
         ("controller/rollouts.py", "transfer_queue/index.py"),
         ("controller/train_step.py", "controller/ledger.py"),

@@ -10,11 +10,11 @@ import xxhash
 from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, InProcessWorker
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.actors.environment_worker_actor import EnvironmentSpec
 from offbeat.actors.torch_trainer_actor import TorchTrainerActor, make
 from offbeat.environments.prompts import ArithmeticPrompts
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.manifest import Manifest, release_digest

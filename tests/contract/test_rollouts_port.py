@@ -11,7 +11,7 @@ from in_process import InProcessGenerator, InProcessRollouts, InProcessWorker
 from rollouts_contract import QUICK, SLOW, Bench, Play, RolloutsContract, Story
 from simulated import simulate
 
-from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
+from offbeat.actors.environment_worker_actor import EnvironmentActor
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.actors.ray_worker import LIVENESS
@@ -23,6 +23,7 @@ from offbeat.controller.failpoints import Failpoint
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
+from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller, SimulatedGenerator, SimulatedRollouts
 from offbeat.simulation.engine import FakeEngine

@@ -38,7 +38,6 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     RAISED_AGAIN: (
         "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
         "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
-        "actors/environment_worker_actor.py EnvironmentActor._roll_out",
         "actors/trainer_actor.py TrainerActor._classified",
         "actors/trainer_actor.py TrainerActor._together",
         "actors/world_entry.py WorldEntry.join",
@@ -67,6 +66,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "launch/cluster.py start_ray",
         "rollouts/calls.py environment_code",
         "rollouts/samples.py SampleDraws.draw_all",
+        "rollouts/worker.py EnvironmentWorker.roll_out",
         "sampler/checked_sampler.py CheckedSampler._call",
         "sampler/custom.py load_custom",
         "telemetry/wandb_sink.py WandbSink.write",

@@ -1,0 +1,365 @@
+"""Environment worker: runs episodes of many groups concurrently on one event loop.
+
+The process around it calls ``admit`` and ``roll_out`` for the controller, and sends the requests of
+the worker to the engines.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from offbeat.config.limits import on_failed_sample
+from offbeat.config.mixture import environment_views, inputs_in
+from offbeat.config.run import RunConfig
+from offbeat.config.sampling_identity import sampling_identity
+from offbeat.environments.exits import contain_exits
+from offbeat.environments.factory import make_environment
+from offbeat.environments.media_prompts import MediaEncoder, media_prompts
+from offbeat.environments.protocol import Environment
+from offbeat.environments.text import Tokenizer
+from offbeat.environments.tokenizer import load_tokenizer
+from offbeat.messages.failures import (
+    ActorLost,
+    EngineUnavailable,
+    FailureKind,
+    InvalidRequest,
+    RemoteBug,
+    RolloutFailed,
+)
+from offbeat.messages.fence_guard import FenceGuard
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.media import media_of
+from offbeat.messages.text import first_line
+from offbeat.messages.worker_report import WorkerReport
+from offbeat.multimodal.prompt_tokens import TEXT_ALONE, MediaTokens, media_tokens
+from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests, environment_code
+from offbeat.rollouts.deadline import within_deadline
+from offbeat.rollouts.failure_log import FailureLog
+from offbeat.rollouts.group import PromptMedia, run_group
+from offbeat.rollouts.media_log import media_log
+from offbeat.rollouts.response_text import TextlessTokens, response_texts
+from offbeat.rollouts.rollout_log import RolloutLog
+from offbeat.rollouts.samples import SampleFailurePolicy
+from offbeat.rollouts.spooling import Spooling
+from offbeat.rollouts.truncation import by_length
+from offbeat.run_files.files import RunFiles
+from offbeat.run_files.sharing import Sharing, WriteLocation
+from offbeat.telemetry.process import new_incarnation
+from offbeat.telemetry.redaction import Redactor
+from offbeat.transfer_queue.schema import Columns
+from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
+
+GenerateOn = Callable[[str, GenerateRequest], Awaitable[GenerateResult]]
+"""Sends a request to the engine of that name; raises the failures that ``classify`` knows."""
+
+
+class WorkerAgents(Protocol):
+    """Agents of a worker, which play the episodes of a group in processes of the user's code."""
+
+    async def start(self) -> None:
+        """Start the agents. Called once, before any other method."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the agents. No group may be running."""
+        ...
+
+    async def run_group(
+        self, engine: EngineClient, policy: SampleFailurePolicy
+    ) -> tuple[Receipt, Columns]:
+        """Play an episode per sample of the engine client's task, score and pack them."""
+        ...
+
+
+MakeAgents = Callable[[RunConfig, Any, Path, Mapping[str, str], Sequence[int]], WorkerAgents]
+"""Creates the agents of a worker without starting them.
+
+Arguments: the config of the environment, the tokenizer of the model, the directory of the user's
+code, the input digests that the run began with, and the tokens that end a response.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """Constructor arguments of a worker; picklable, so that a restart builds the same worker."""
+
+    name: str
+    config: RunConfig
+    working_dir: str  # directory that user reward code is imported from
+    run_dir: str
+    # Actor names by engine, since a handle would not survive the driver's object store. Empty:
+    # engines are in the worker's process.
+    engines: Mapping[str, str] = field(default_factory=dict[str, str])
+    sharing: Sharing | None = None  # None: there is only one machine
+    # Input digests that the run began with
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class EnvironmentWorker:
+    """Environments of one worker, its logs and its spool.
+
+    Create it in any thread; all methods belong to one event loop.
+    """
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        place: WriteLocation,
+        generate: GenerateOn,
+        make_agents: MakeAgents,
+        *,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        """Create the environments; they are started by the first group.
+
+        Args:
+            spec: Settings of the worker.
+            place: Where this process writes.
+            generate: Sends the requests of the worker to its engines.
+            make_agents: Makes agents if the recipe has any.
+            cpu_clock: Returns the CPU seconds to report. Pass ``time.thread_time`` if other
+                components of the run share the process.
+
+        Raises:
+            As ``EnvironmentRunner.make``.
+        """
+        self._spec, self._generate, self._cpu_clock = spec, generate, cpu_clock
+        self._incarnation = incarnation = new_incarnation(spec.name)
+        self._requests = UniqueRequests(incarnation)
+        self._guard = FenceGuard(spec.name)
+        self._sampled_under = sampling_identity(spec.config)
+        working_dir = Path(spec.working_dir)
+        self._environments = {
+            name: EnvironmentRunner.make(
+                view, working_dir, inputs_in(name, spec.inputs), make_agents
+            )
+            for name, view in environment_views(spec.config).items()
+        }
+        self._log = RolloutLog(place.directory / "rollouts", incarnation, files=place.files)
+        redactor = Redactor.from_environment(config=spec.config)
+        self._failures = FailureLog(place.files or RunFiles(place.directory), redactor)
+        self._spooling: Spooling | None = None
+        # Spooled groups that no controller could read would never be removed.
+        if spec.config.transfer_queue.spool == "ready" and place.files is None:
+            spool = place.directory / FOLDER
+            self._spooling = Spooling(
+                SpoolWriter(spool, spec.name, incarnation.removeprefix(f"{spec.name}-"))
+            )
+        self._started: asyncio.Task[None] | None = None
+
+    @property
+    def incarnation(self) -> str:
+        """Return the name of this worker, which no other worker of the run ever has."""
+        return self._incarnation
+
+    def admit(self, fence: Fence) -> None:
+        """Accept the controller that sends the next groups, or refuse it.
+
+        The first group of a controller starts new segments of the spool. From the first call on,
+        the running event loop survives user code that exits.
+
+        Raises:
+            StaleFence: The controller has been replaced.
+        """
+        contain_exits()
+        self._guard.check(fence)
+        if self._spooling is not None:
+            self._spooling.begin(f"{fence.run_id}/{fence.incarnation}")
+
+    async def roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
+        """Roll one group out, log it and spool it.
+
+        Returns:
+            The receipt, for the controller; and the columns, for the trainer.
+
+        Raises:
+            RolloutFailed: Any failure, classified by ``classify`` unless it is typed already.
+        """
+        config = self._spec.config
+        environment = self._environments[task.prompt.environment]
+        try:
+            await self._start_once()
+            receipt, columns = await within_deadline(
+                task,
+                partial(self._requests.send, partial(self._generate, task.engine)),
+                partial(environment.run_group, task, self._failures),
+            )
+        except RolloutFailed as failure:
+            self._failures.add(task, failure, environment.tokenizer)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # classified here, before it crosses processes
+            failure = classify(error, task)
+            failure.__cause__ = error
+            self._failures.add(task, failure, environment.tokenizer)
+            raise failure from error
+        max_new_tokens = config.generator.sampling.max_new_tokens
+        receipt, columns = by_length(task, receipt, columns, config.rollout, max_new_tokens)
+        textless = environment.textless
+        receipt = msgspec.structs.replace(
+            receipt,
+            sampling=self._sampled_under,
+            textless_tokens=0 if textless is None else textless.count_trained(columns),
+        )
+        if config.rollout.log and not task.evaluation:
+            self._log.add(task, receipt, columns)
+        if self._spooling is not None and not task.evaluation:
+            receipt = await self._spooling.spooled(receipt, columns)
+        return receipt, columns
+
+    def report(self) -> WorkerReport:
+        """Return what this worker has done so far."""
+        calls = sum(each.reward_calls for each in self._environments.values())
+        return WorkerReport(self._incarnation, calls, self._cpu_clock())
+
+    async def close(self) -> WorkerReport:
+        """Write what is logged and close the environments. No group may be running.
+
+        Returns:
+            The last report, which counts the calls of cancelled groups.
+        """
+        await self._log.close()
+        self._failures.close()
+        if self._spooling is not None:
+            await self._spooling.close()
+        for each in self._environments.values():
+            await each.close()
+        return self.report()
+
+    async def _start_once(self) -> None:
+        if self._started is None:
+            self._started = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._started)
+
+    async def _start(self) -> None:
+        for each in self._environments.values():
+            await each.start()
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentRunner:
+    """One environment of a worker, and the settings that its groups are rolled out under."""
+
+    config: RunConfig  # the view of this environment
+    sampling: SamplingParams
+    environment: Environment | WorkerAgents
+    tokenizer: Tokenizer | None = None  # None: the environment needs none
+    media: MediaEncoder | None = None  # None: prompts have no media
+    tokens: MediaTokens = TEXT_ALONE  # of the model, which no text may hold
+    textless: TextlessTokens | None = None  # None: there is no tokenizer
+
+    @classmethod
+    def make(
+        cls,
+        view: RunConfig,
+        working_dir: Path,
+        began_with: Mapping[str, str],
+        make_agents: MakeAgents,
+    ) -> Self:
+        """Create the environment; it is not started yet.
+
+        Raises:
+            As ``make_environment``, ``make_agents`` and ``MediaPrompts.encoder``.
+        """
+        section = view.generator.sampling
+        sampling = SamplingParams(
+            temperature=section.temperature,
+            top_p=section.top_p,
+            max_new_tokens=section.max_new_tokens,
+            stop_token_ids=section.stop_token_ids,
+        )
+        tokenizer, tokens, textless = load_tokenizer(view), TEXT_ALONE, None
+        if tokenizer is not None:
+            textless = TextlessTokens(tokenizer)
+            remote = view.model.trust_remote_code
+            tokens = media_tokens(view.model.path, tokenizer, trust_remote_code=remote)
+        if view.environment.is_agent:
+            agents = make_agents(view, tokenizer, working_dir, began_with, sampling.stop_token_ids)
+            return cls(view, sampling, agents, tokenizer, None, tokens, textless)
+        environment = make_environment(view.environment, tokenizer, working_dir, began_with)
+        media = media_prompts().encoder(view)
+        return cls(view, sampling, environment, tokenizer, media, tokens, textless)
+
+    @property
+    def reward_calls(self) -> int:
+        """Return the calls made so far; what an agent's own program calls is not known."""
+        return self.environment.reward_calls if isinstance(self.environment, Environment) else 0
+
+    async def start(self) -> None:
+        """Start the environment. Called once, before any other method."""
+        await self.environment.start()
+
+    async def close(self) -> None:
+        """Close the environment. No group may be running."""
+        await self.environment.close()
+        if self.media is not None:
+            self.media.close()
+
+    async def run_group(
+        self, task: RolloutTask, failures: FailureLog, generate: Generate
+    ) -> tuple[Receipt, Columns]:
+        """Roll one group out; of an evaluation it also gets texts, and small copies of media.
+
+        Raises:
+            RolloutFailed: As ``offbeat.rollouts.group.run_group``.
+        """
+        receipt, columns = await self._run_episodes(task, failures, generate)
+        if task.evaluation and self.tokenizer is not None:
+            with environment_code(task):  # a tokenizer may come with the model, as code
+                texts = response_texts(self.tokenizer, receipt, columns)
+            receipt = msgspec.structs.replace(receipt, texts=texts)
+        if task.evaluation:
+            previews = media_log().previews(media_of(columns))
+            receipt = msgspec.structs.replace(receipt, previews=previews)
+        return receipt, columns
+
+    async def _run_episodes(
+        self, task: RolloutTask, failures: FailureLog, generate: Generate
+    ) -> tuple[Receipt, Columns]:
+        config = self.config
+        policy = SampleFailurePolicy(
+            on_failed_sample(config),
+            config.rollout.sample_retries,
+            partial(failures.add, tokenizer=self.tokenizer),
+        )
+        max_model_len = config.generator.max_model_len
+        if not isinstance(self.environment, Environment):
+            engine = EngineClient(
+                task, generate, self.sampling, max_model_len, media_tokens=self.tokens
+            )
+            return await self.environment.run_group(engine, policy)
+        return await run_group(
+            task,
+            self.environment,
+            generate,
+            self.sampling,
+            max_turns=config.environment.max_turns,
+            max_model_len=max_model_len,
+            policy=policy,
+            media=PromptMedia(self.media, config.environment.max_media_bytes, self.tokens),
+        )
+
+
+def classify(error: BaseException, task: RolloutTask) -> RolloutFailed:
+    """Classify an error of a rollout by whether a retry may help. An unknown error is a bug."""
+    match error:
+        case ActorLost():
+            kind, reason = FailureKind.INFRASTRUCTURE, "engine_lost"
+        case EngineUnavailable():
+            kind, reason = FailureKind.INFRASTRUCTURE, "engine_unavailable"
+        case InvalidRequest():
+            kind, reason = FailureKind.DATA, "invalid_request"
+        case RemoteBug():
+            kind, reason = FailureKind.BUG, "engine_raised"
+        case _:
+            kind, reason = FailureKind.BUG, type(error).__name__
+    return RolloutFailed(kind, task.prompt_index, task.attempt, reason, first_line(error))

@@ -1,0 +1,285 @@
+"""An environment worker without Ray: its engines are functions of this process."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+from transformers import PreTrainedTokenizerFast
+
+from offbeat.config.run import RunConfig
+from offbeat.endpoint.worker_agents import make_agents
+from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.factory import BadEnvironment
+from offbeat.environments.protocol import SingleTurn
+from offbeat.environments.stub import StubEnvironment
+from offbeat.messages.failures import (
+    ActorLost,
+    ArgumentLost,
+    EngineUnavailable,
+    FailureKind,
+    InvalidRequest,
+    RemoteBug,
+    RolloutFailed,
+    StaleFence,
+)
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.rollouts.worker import EnvironmentSpec, EnvironmentWorker
+from offbeat.run_files.sharing import WriteLocation
+from tests.support.agent_endpoint import CHATML, DrawnBytes, byte_tokenizer
+from tests.support.environment_fakes import CharTokenizer, answers, task
+from tests.support.environment_workers import WorkerOf, only
+
+AGENTS = Path(__file__).parents[1] / "endpoint"
+FENCE = Fence("run", 1)
+
+
+def test_a_process_that_runs_a_worker_and_its_agents_needs_no_ray() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['ray'] = None\n"  # an import of it raises
+        "import offbeat.rollouts.worker, offbeat.endpoint.worker_agents\n"
+        "import offbeat.endpoint.agent_groups, offbeat.endpoint.bridges\n"
+        "print(*({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stdout.split()) == (0, []), ended.stderr
+
+
+@pytest.mark.parametrize("evaluation", [True, False])
+def test_only_the_responses_of_an_evaluation_are_sent_as_text(
+    tmp_path: Path, evaluation: bool
+) -> None:
+    async def main() -> None:
+        tokenizer = CharTokenizer()
+        worker = WorkerOf(tmp_path, Arithmetic(tokenizer), tokenizer)
+        worker.admit(FENCE)
+        receipt, _ = await worker.roll_out(msgspec.structs.replace(task(), evaluation=evaluation))
+        assert receipt.texts == (("7</s>", "hang</s>") if evaluation else ())
+        await worker.close()
+
+    asyncio.run(main())
+
+
+def test_trained_tokens_that_the_tokenizer_does_not_have_are_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        tokenizer = CharTokenizer()
+        generate = only(answers("7", "\x80\x81x"))
+        worker = WorkerOf(tmp_path, Arithmetic(tokenizer), tokenizer, generate)
+        worker.admit(FENCE)
+        with capture_logs() as logs:
+            for _ in range(2):
+                receipt, _ = await worker.roll_out(task())
+                assert receipt.textless_tokens == 2
+        [warning] = [entry for entry in logs if entry["event"] == "rollout.tokens_without_text"]
+        assert (warning["tokens"], warning["of"]) == (2, 6)
+        await worker.close()
+
+    asyncio.run(main())
+
+
+def test_a_worker_reports_the_cpu_seconds_of_its_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = WorkerOf(tmp_path, Arithmetic(CharTokenizer()), CharTokenizer())
+        worker.admit(FENCE)
+        before_s = worker.report().cpu_s
+        await worker.roll_out(task())
+        assert (await worker.close()).cpu_s > before_s > 0
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_shares_its_process_reports_the_cpu_seconds_of_its_thread(
+    tmp_path: Path,
+) -> None:
+    def burn_cpu() -> None:
+        ends_at = time.process_time() + 0.05
+        while time.process_time() < ends_at:
+            pass
+
+    async def main() -> None:
+        worker = WorkerOf(tmp_path, StubEnvironment(), cpu_clock=time.thread_time)
+        before_s = worker.report().cpu_s
+        await asyncio.to_thread(burn_cpu)
+        assert (await worker.close()).cpu_s - before_s < 0.05
+
+    asyncio.run(main())
+
+
+def test_a_replaced_controller_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = WorkerOf(tmp_path, StubEnvironment())
+        worker.admit(Fence("run", 2))
+        with pytest.raises(StaleFence, match="environment-0 refuses a call with fence"):
+            worker.admit(FENCE)
+        await worker.close()
+
+    asyncio.run(main())
+
+
+def test_a_new_controller_gets_segments_of_the_spool_that_no_other_has(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = WorkerOf(tmp_path, StubEnvironment())
+        segments = list[str]()
+        for incarnation in (1, 1, 2):
+            worker.admit(Fence("run", incarnation))
+            receipt, _ = await worker.roll_out(task())
+            assert receipt.spooled is not None
+            segments.append(receipt.spooled.segment)
+        await worker.close()
+        first, same, other = segments
+        assert first == same != other
+
+    asyncio.run(main())
+
+
+def test_a_request_reaches_the_engine_of_its_task_under_an_id_of_this_worker(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        sent = list[tuple[str, str]]()
+
+        async def generate(engine: str, request: GenerateRequest) -> GenerateResult:
+            sent.append((engine, request.request_id))
+            return await answers("7", "8")(request)
+
+        worker = WorkerOf(tmp_path, StubEnvironment(), generate=generate)
+        worker.admit(FENCE)
+        await worker.roll_out(task())
+        await worker.roll_out(msgspec.structs.replace(task(), engine="engine-3"))
+        await worker.close()
+        assert [engine for engine, _ in sent] == ["engine-0", "engine-3"]
+        assert len({id_ for _, id_ in sent}) == 2
+        assert all(id_.startswith(worker.report().incarnation) for _, id_ in sent)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "reason"),
+    [
+        (ActorLost("engine-0", "generate", "gone"), FailureKind.INFRASTRUCTURE, "engine_lost"),
+        (
+            ArgumentLost("engine-0", "generate", "gone", "id"),
+            FailureKind.INFRASTRUCTURE,
+            "engine_lost",
+        ),
+        (
+            EngineUnavailable("engine-0", "generate", "it is closed", "None."),
+            FailureKind.INFRASTRUCTURE,
+            "engine_unavailable",
+        ),
+        (InvalidRequest("a", "too long", "Cut it."), FailureKind.DATA, "invalid_request"),
+        (RemoteBug("engine-0", "generate", "KeyError", "'x'"), FailureKind.BUG, "engine_raised"),
+        (KeyError("x"), FailureKind.BUG, "KeyError"),
+    ],
+)
+def test_an_error_of_an_engine_is_classified_by_whether_a_retry_may_help(
+    tmp_path: Path, raised: Exception, kind: FailureKind, reason: str
+) -> None:
+    async def generate(engine: str, request: GenerateRequest) -> GenerateResult:
+        raise raised
+
+    async def main() -> None:
+        worker = WorkerOf(tmp_path, StubEnvironment(), generate=generate)
+        worker.admit(FENCE)
+        with pytest.raises(RolloutFailed) as failed:
+            await worker.roll_out(task())
+        failure = failed.value
+        assert (failure.kind, failure.reason) == (kind, reason)
+        assert (failure.prompt_index, failure.attempt) == (7, 1)
+        assert failure.__cause__ is raised
+        await worker.close()
+
+    asyncio.run(main())
+
+
+class Exiting(SingleTurn):
+    """Exits where it is told to."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def _reach(self, here: str) -> None:
+        if self.where == here:
+            sys.exit(2)
+
+    async def start(self) -> None:
+        self._reach("start")
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        self._reach("encode")
+        return (1,)
+
+    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+        self._reach("score")
+        await asyncio.gather(self._in_a_task())
+        return [1.0] * task.samples
+
+    async def _in_a_task(self) -> None:
+        self._reach("a task of its own")
+
+
+@pytest.mark.parametrize("where", ["start", "encode", "score", "a task of its own"])
+def test_an_environment_that_exits_fails_its_group_by_name_and_the_worker_goes_on(
+    tmp_path: Path, where: str
+) -> None:
+    async def main() -> None:
+        environment = Exiting(where)
+        worker = WorkerOf(tmp_path, environment)
+        worker.admit(FENCE)
+        with pytest.raises(RolloutFailed, match="SystemExit: 2"):
+            await worker.roll_out(task())
+        environment.where = "nowhere"
+        if where != "start":
+            await worker.roll_out(task())
+        await worker.close()
+
+    asyncio.run(main())
+
+
+def agent_worker(
+    run_dir: Path, tokenizer: PreTrainedTokenizerFast, engine: DrawnBytes
+) -> EnvironmentWorker:
+    """A worker of an agent, on an engine that draws bytes."""
+    tokenizer.save_pretrained(run_dir / "model")
+    config = RunConfig.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": str(run_dir / "model")},
+            "environment": {"name": "agent", "target": "user_agents:converses"},
+            "data": {"path": "tasks.jsonl"},
+            "generator": {"max_model_len": 4000, "sampling": {"max_new_tokens": 20}},
+        }
+    )
+    spec = EnvironmentSpec("environment-0", config, str(AGENTS), str(run_dir))
+    return EnvironmentWorker(spec, WriteLocation(run_dir), only(engine.generate), make_agents)
+
+
+def test_a_worker_plays_an_agent_and_closes_its_endpoint_and_its_processes(tmp_path: Path) -> None:
+    async def main() -> None:
+        tokenizer, engine = byte_tokenizer(), DrawnBytes()
+        tokenizer.chat_template = CHATML
+        worker = agent_worker(tmp_path, tokenizer, engine)
+        worker.admit(FENCE)
+        receipt, columns = await worker.roll_out(task({"question": "how many"}, samples=3))
+        assert receipt.turns == (2, 2, 2)
+        assert int(columns["loss_mask"].sum()) == sum(len(ids) for _, ids, _ in engine.calls)
+        await worker.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_an_agent_needs_a_chat_template(tmp_path: Path) -> None:
+    with pytest.raises(BadEnvironment, match="needs a tokenizer with a chat template"):
+        agent_worker(tmp_path, byte_tokenizer(), DrawnBytes())
