@@ -5,12 +5,11 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import structlog
 
-from offbeat.actors.ray_spool import RaySpool
 from offbeat.controller.commands import Command
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
@@ -22,6 +21,7 @@ from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.trace import TraceFile
+from offbeat.transfer_queue.spool_reader import SpoolReader
 
 log = structlog.stdlib.get_logger()
 _FLUSH_S = 1.5  # for telemetry after an abnormal end
@@ -38,7 +38,7 @@ class ControllerHost:
     journal: FileJournal
     telemetry: Telemetry
     trace: TraceFile
-    spool: RaySpool
+    spool: SpoolReader[Any]
     scores: EvaluationFiles
     redactor: Redactor
     _outcome: Literal["finished", "aborted", "failed"] = field(default="failed", init=False)
