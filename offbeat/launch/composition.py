@@ -15,12 +15,12 @@ import yaml
 
 from offbeat.actors.engine_layouts import EngineLayouts, layouts_of
 from offbeat.actors.handles import Handle
-from offbeat.actors.no_engines import RowGenerator, UnpublishedTrainer
-from offbeat.actors.no_trainer import NoTrainer, loaded_generators
+from offbeat.actors.loaded_generator import make_loaded_generators
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.actors.ray_run_files import check_sees
 from offbeat.actors.ray_spool import RaySpool
 from offbeat.actors.ray_trainer import RayTrainer
+from offbeat.actors.unpublished_trainer import UnpublishedTrainer
 from offbeat.algorithms.advantages import estimator
 from offbeat.config.dump import to_yaml
 from offbeat.config.limits import max_group_bytes
@@ -39,6 +39,7 @@ from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
 from offbeat.environments.mixed_prompts import MixedPrompts
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.prompts import PromptSource
+from offbeat.generators.rows import RowGenerator
 from offbeat.launch.controller_host import ControllerHost, segments_needed
 from offbeat.launch.evaluate import NoPrompts
 from offbeat.messages.failures import Component, DeadlineExceeded
@@ -55,6 +56,7 @@ from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.trace import TRACE_FILE, TraceFile
+from offbeat.trainers.no_trainer import NoTrainer
 from offbeat.transfer_queue.spool import FOLDER
 
 log = structlog.stdlib.get_logger()
@@ -174,7 +176,7 @@ def _telemetry(spec: RunSpec) -> Telemetry:
 
 def _generators(spec: RunSpec, actors: Actors) -> Mapping[str, Generator]:
     if spec.evaluates_only:
-        return loaded_generators(actors.engines)
+        return make_loaded_generators(actors.engines)
     if not spec.config.generator.has_engines:
         rows = RowGenerator()
         return {rows.name: rows}

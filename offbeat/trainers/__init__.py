@@ -15,5 +15,6 @@ pass_timer            time of forward and backward passes on a device
 held_columns          columns that a rank receives with a call, or ahead of it
 cpu_time              CPU seconds of a rank's process in a step
 memory                peak memory of a rank in each phase of a step
+no_trainer            trainer of an evaluation, which trains nothing
 movement              check that an optimizer step changed the weights
 """

@@ -1,13 +1,12 @@
-"""Ports of a run without engines, whose groups are rows of a file.
+"""Generator of a run without engines, whose groups are rows of a file.
 
 The controller is the same: it dispatches a group to a generator, and has each version of the weights
 served. Here the one generator is always well and serves every version at once, because a row does
-not depend on weights, and the trainer makes no release.
+not depend on weights. The trainer's releases are empty.
 """
 
 from typing import Final
 
-from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 
@@ -56,10 +55,6 @@ class RowGenerator:
     async def close(self) -> None: ...
 
 
-class UnpublishedTrainer(RayTrainer):
-    """Port of the trainer ranks in a run where nobody takes their weights."""
-
-    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
-        """Return a release that names the version and holds no weights; no rank is called."""
-        del fence
-        return WeightRelease(version, f"none-{version}", manifest=None, chunks=(), nbytes=0)
+def make_empty_release(version: int) -> WeightRelease:
+    """Return a release that names the version and holds no weights."""
+    return WeightRelease(version, f"none-{version}", manifest=None, chunks=(), nbytes=0)

@@ -1,15 +1,11 @@
-"""The ports of an evaluation without a trainer: engines serve the weights that they loaded."""
+"""Trainer port of an evaluation, whose engines serve the weights that they loaded."""
 
 import asyncio
-from collections.abc import Mapping
 from typing import NoReturn
 
-from offbeat.actors.call import reply_of
-from offbeat.actors.handles import Handle
-from offbeat.actors.ray_ports import RayGenerator
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import TrainerState
-from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.served import loaded_digest
 
 
@@ -50,16 +46,3 @@ class NoTrainer:
 
     prepare_logprobs = begin_train_step = train_microbatch = finish_train_step = _refuse
     save = save_checkpoint = _refuse
-
-
-class LoadedGenerator(RayGenerator):
-    """Port of an engine that serves what it loaded when its process began."""
-
-    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        ref = self._engine.serve_loaded.remote(fence, epoch, release.version)
-        return await reply_of(ref, self.name, "serve loaded weights")
-
-
-def loaded_generators(engines: Mapping[str, Handle]) -> dict[str, RayGenerator]:
-    """Create the port of each engine."""
-    return {name: LoadedGenerator(name, engine) for name, engine in engines.items()}
