@@ -19,12 +19,13 @@ import ray
 from offbeat.actors.call import reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_worker import OnJoined, OnLost, OnReport, RayWorker
+from offbeat.actors.ray_worker import RayWorker
 from offbeat.messages.failures import ActorLost, ArgumentLost, ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.training import Chunk
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.messages.worker_report import OnJoined, OnLost, OnReport
 from offbeat.transfer_queue.schema import Columns
 
 Places = tuple[tuple[tuple[int, int], ...], ...]

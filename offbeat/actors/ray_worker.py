@@ -20,7 +20,7 @@ first answer to a probe after it, also if the same process is back.
 # Ray declares functions without the types of their parameters.
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 import ray
@@ -30,7 +30,7 @@ from offbeat.actors.call import reply_of
 from offbeat.actors.handles import Handle
 from offbeat.messages.failures import ActorLost, StartFailed
 from offbeat.messages.fixed_times import RETRY_S
-from offbeat.messages.worker_report import WorkerReport
+from offbeat.messages.worker_report import OnJoined, OnLost, OnReport, WorkerReport
 
 T = TypeVar("T")
 log = structlog.stdlib.get_logger()
@@ -43,11 +43,6 @@ _START_S: Final = 120.0
 
 LIVENESS: Final = "liveness"
 """Concurrency group of a worker's probes, with an event loop that no environment blocks."""
-OnJoined = Callable[[str, str], None]
-OnLost = Callable[[str, str], None]
-"""Receives the name of a worker and why its process is lost; again only once it was back."""
-OnReport = Callable[[WorkerReport], None]
-"""Receives the names of a worker and its process when the process replies for the first time."""
 
 
 class WorkerProcess(Protocol):

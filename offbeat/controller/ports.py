@@ -29,6 +29,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.messages.worker_report import OnJoined, OnLost, OnReport
 
 Lane = tuple[Literal["pump", "engine", "rank", "group"], str]
 
@@ -63,6 +64,22 @@ class Rollouts(Protocol):
 
         A worker that is gone already is closed: that is no error.
         """
+        ...
+
+
+class ReportingRollouts(Rollouts, Protocol):
+    """Environment workers that also report about their processes, on the controller's loop."""
+
+    def report_joined(self, on_joined: OnJoined) -> None:
+        """Set the callback for each worker process that replies for the first time."""
+        ...
+
+    def report_lost(self, on_lost: OnLost) -> None:
+        """Set the callback for each worker process that is lost, before its groups fail."""
+        ...
+
+    def report_to(self, on_report: OnReport) -> None:
+        """Set the callback for the report that goes with each reply of a worker."""
         ...
 
 

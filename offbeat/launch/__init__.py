@@ -1,1 +1,1 @@
-"""Launching of runs: driver, cluster, composition of the actors, checks, submit, control."""
+"""Launching of runs: session, driver, cluster, composition of the actors, checks, submit, control."""

@@ -29,11 +29,12 @@ from offbeat.config.sections.sync import wire_of
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.backends import engine_class, trainer_class
 from offbeat.launch.bounded_call import bounded
-from offbeat.launch.composition import Actors, RunSpec, build_run
+from offbeat.launch.composition import Actors, build_run
 from offbeat.launch.environment import passed_on
 from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
 from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token, keep_token_private
+from offbeat.launch.run_parts import RunSpec
 from offbeat.launch.session_folder import in_own_session, session_folder
 from offbeat.messages.failures import DeadlineExceeded, FixableError, OffbeatError
 from offbeat.messages.text import first_line

@@ -1,4 +1,4 @@
-"""Configures the process for a checked recipe, then starts the driver."""
+"""Configures the process for a checked recipe, then runs it on Ray."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +27,11 @@ def launch(
     check_starts_run()
     set_environment(loaded.config.runtime.env)
     # Ray reads its variables when it is imported.
-    from offbeat.launch.driver import drive
+    from offbeat.launch.driver import RAY
+    from offbeat.launch.session import drive
 
     return drive(
+        RAY,
         loaded,
         run_dir,
         dry_run=dry_run,

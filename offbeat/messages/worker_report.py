@@ -1,10 +1,12 @@
-"""Report of an environment worker about itself, which goes with every reply."""
+"""Reports about environment workers, and the functions that receive them."""
+
+from collections.abc import Callable
 
 import msgspec
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """Name of the worker's process, and what it has done since it started.
+    """Report of a worker that goes with every reply: its process, and the work since its start.
 
     Counts are cumulative: a report that is lost, late or repeated changes no sum.
     """
@@ -14,3 +16,11 @@ class WorkerReport(msgspec.Struct, frozen=True):
     # Of this process, or of the worker's thread if other components share its process; without its
     # children: rewards and agents
     cpu_s: float = 0.0
+
+
+OnJoined = Callable[[str, str], None]
+"""Receives the names of a worker and of its process at its first reply, and its first after a loss."""
+OnLost = Callable[[str, str], None]
+"""Receives the name of a worker and why its process is lost; again only once it was back."""
+OnReport = Callable[[WorkerReport], None]
+"""Receives each report of a worker."""

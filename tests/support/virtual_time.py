@@ -2,8 +2,8 @@
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -28,6 +28,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.now
+
+
+class InlineLoop(VirtualLoop):
+    """Runs at once what would block in a thread: a clock that jumps cannot wait for threads."""
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        future = self.create_future()
+        future.set_result(func(*args))
+        return future
 
 
 def run(main: Coroutine[object, object, T]) -> T:

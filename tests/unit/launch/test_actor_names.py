@@ -5,7 +5,7 @@ from pathlib import Path
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.cluster import global_name
-from offbeat.launch.composition import RunSpec
+from offbeat.launch.run_parts import RunSpec
 
 CONFIG = RunConfig.model_validate({"steps": 1, "model": {"path": "none"}})
 

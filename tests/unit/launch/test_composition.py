@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from offbeat.config.run import RunConfig
-from offbeat.launch.composition import Actors, RunSpec, build_run
+from offbeat.launch.composition import Actors, build_run
+from offbeat.launch.run_parts import RunSpec
 from offbeat.run_files.shared_directory import RunDirNotShared, new_token
 from offbeat.run_files.sharing import Sharing
 from tests.support.virtual_time import run

@@ -11,17 +11,8 @@ from offbeat.launch.controller_host import ControllerHost
 from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.summary import Summary
-from tests.support.virtual_time import VirtualLoop, run
+from tests.support.virtual_time import InlineLoop, run
 from tests.support.world import World
-
-
-class InlineLoop(VirtualLoop):
-    """Runs at once what would block in a thread: a clock that jumps cannot wait for threads."""
-
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        future = self.create_future()
-        future.set_result(func(*args))
-        return future
 
 
 class Closed:

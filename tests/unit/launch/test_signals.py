@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from offbeat.launch.driver import Interrupted, Signals, exit_code
+from offbeat.launch.session import Interrupted, Signals, exit_code
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 

@@ -1,0 +1,216 @@
+"""Parts of a run that every runtime shares: its controller, and what the controller reads and writes."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+import yaml
+
+from offbeat.algorithms.advantages import estimator
+from offbeat.config.dump import to_yaml
+from offbeat.config.limits import max_group_bytes
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.mixture import key_in
+from offbeat.config.run import RunConfig
+from offbeat.controller.controller import Controller
+from offbeat.controller.events import Opened
+from offbeat.controller.journal import FileJournal, open_journal
+from offbeat.controller.ledger import Ledger
+from offbeat.controller.ports import Generator, Ports, ReportingRollouts, Trainer
+from offbeat.environments.factory import make_evaluation_sets, make_prompts
+from offbeat.environments.held_out import check_held_out
+from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
+from offbeat.environments.mixed_prompts import MixedPrompts
+from offbeat.environments.prompt_files import FilePrompts
+from offbeat.environments.prompts import PromptSource
+from offbeat.launch.controller_host import ControllerHost, segments_needed
+from offbeat.launch.evaluate import NoPrompts
+from offbeat.messages.failures import Component, DeadlineExceeded
+from offbeat.messages.fences import Fence
+from offbeat.messages.fixed_times import READ_JOURNAL_S, READ_PROMPTS_S
+from offbeat.run_files.sharing import Sharing
+from offbeat.runs.directory import JOURNAL
+from offbeat.runs.inputs import record_input, targets
+from offbeat.sampler.build import build_sampler
+from offbeat.sampler.policy import Sampler
+from offbeat.telemetry.assembly import run_telemetry
+from offbeat.telemetry.evaluation_files import EvaluationFiles
+from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.trace import TRACE_FILE, TraceFile
+from offbeat.transfer_queue.spool_reader import SpoolReader
+
+log = structlog.stdlib.get_logger()
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """Facts about the run that the controller's process needs."""
+
+    config: RunConfig
+    run_id: str
+    run_dir: Path
+    working_dir: Path  # searched first for user code
+    driver: str  # name of the driver process
+    sharing: Sharing | None = None  # None: there is only one machine
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # result of ``read_inputs``
+    evaluates_only: bool = False  # there is no trainer; engines serve the weights that they load
+
+
+@dataclass(frozen=True, slots=True)
+class MadePorts:
+    """Ports of the controller that differ between runtimes."""
+
+    trainer: Trainer
+    generators: Mapping[str, Generator]
+    rollouts: ReportingRollouts
+    spool: SpoolReader[Any]
+
+
+MakePorts = Callable[[RunSpec, Iterable[str]], MadePorts]
+"""Creates the ports of a run from the spool segments to keep, on the controller's event loop."""
+
+
+async def assemble(spec: RunSpec, make_ports: MakePorts) -> ControllerHost:
+    """Create all objects of a run, on the event loop that will run it.
+
+    Raises:
+        DeadlineExceeded: The journal or the prompt files cannot be read in time.
+        InputChanged: A prompt file, or the sampler's source, has changed since the run began.
+        HeldOutTrained: Rows of an evaluation set are trained on.
+    """
+    ledger, journal = await _read_journal(spec)
+    reading = partial(_read_prompts, spec)
+    prompts, evaluation = await _call_in_thread(reading, "its prompt files", READ_PROMPTS_S)
+    fence = Fence(spec.run_id, ledger.incarnation + 1)
+    trace = TraceFile(spec.run_dir / TRACE_FILE, asyncio.get_running_loop().time)
+    telemetry = _make_telemetry(spec)
+    made = make_ports(spec, segments_needed(ledger))
+    scores = EvaluationFiles(spec.run_dir)
+    ports = Ports(
+        prompts=prompts,
+        rollouts=made.rollouts,
+        generators=made.generators,
+        trainer=made.trainer,
+        journal=journal,
+        telemetry=telemetry,
+        trace=trace,
+        payloads=made.spool,
+        evaluation=evaluation,
+        scores=scores,
+        cpu_s=time.process_time,
+    )
+    controller = _make_controller(spec, fence, ports, ledger)
+    made.rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
+    made.rollouts.report_lost(controller.state.worker_lost)
+    made.rollouts.report_to(controller.state.worker_reported)
+    if fence.incarnation > 1:
+        journal.past.take(Opened(spec.run_id, fence.incarnation, spec.driver))
+        controller.progress.go_on_from(journal.past)
+    return ControllerHost(
+        controller,
+        run_id=spec.run_id,
+        run_dir=spec.run_dir,
+        journal=journal,
+        telemetry=telemetry,
+        trace=trace,
+        spool=made.spool,
+        scores=scores,
+        redactor=Redactor.from_environment(config=spec.config),
+    )
+
+
+def _make_controller(spec: RunSpec, fence: Fence, ports: Ports, ledger: Ledger) -> Controller:
+    config = spec.config
+    return Controller(
+        config,
+        fence,
+        ports,
+        sampler=_make_sampler(spec),
+        advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
+        loss=LossSpec.of(config),
+        max_group_bytes=max_group_bytes(config),
+        rng=random.Random(config.seed),
+        ledger=ledger,
+        driver=spec.driver,
+        evaluates_only=spec.evaluates_only,
+    )
+
+
+def _make_telemetry(spec: RunSpec) -> Telemetry:
+    config = spec.config
+    return run_telemetry(
+        config.wandb,
+        tensorboard=config.tensorboard,
+        samples_per_step=config.groups_per_step * config.samples_per_group,
+        run_dir=spec.run_dir,
+        run_id=spec.run_id,
+        run_name=config.name,
+        recipe=yaml.safe_load(to_yaml(config, os.environ)),
+    )
+
+
+def _read_prompts(spec: RunSpec) -> tuple[PromptSource, dict[str, PromptSource]]:
+    prompts = NoPrompts() if spec.evaluates_only else _read_training_prompts(spec)
+    sets = make_evaluation_sets(spec.config, spec.inputs, spec.working_dir)
+    check_held_out(spec.config, prompts, sets)
+    return prompts, sets
+
+
+def _read_training_prompts(spec: RunSpec) -> PromptSource:
+    """Read and verify the run's prompts; a restarted controller reads them again."""
+    prompts = make_prompts(spec.config, spec.inputs, spec.working_dir)
+    sources: Mapping[str, PromptSource] = {"": prompts}
+    if isinstance(prompts, MixedPrompts):
+        sources = {name: each.source for name, each in prompts.sources.items()}
+    for name, each in sources.items():
+        key = key_in(name, DATA)
+        if isinstance(each, FilePrompts) and key not in spec.inputs:
+            record_input(spec.run_dir, key, each.digest)  # the driver could not read them
+    return prompts
+
+
+def _make_sampler(spec: RunSpec) -> Sampler:
+    config, key = spec.config.sampler, SAMPLER
+    if target := targets(spec.config).get(key):
+        check_same(key, target, source_digest(target, spec.working_dir), spec.inputs)
+    return build_sampler(config, spec.config.groups_per_step, spec.working_dir)
+
+
+async def _read_journal(spec: RunSpec) -> tuple[Ledger, FileJournal]:
+    """Read the journal in a thread, so that the driver gets replies however slow the disk is."""
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    opening = partial(
+        open_journal,
+        spec.run_dir / JOURNAL,
+        partial(loop.run_in_executor, None),
+        snapshot_records=spec.config.supervision.snapshot_records,
+        unix_s=time.time,
+    )
+    what = f"its journal in {spec.run_dir / JOURNAL}"
+    ledger, journal = await _call_in_thread(opening, what, READ_JOURNAL_S)
+    took_s = round(loop.time() - began_at, 3)
+    log.info("journal.read", incarnation=ledger.incarnation, took_s=took_s)
+    return ledger, journal
+
+
+async def _call_in_thread(call: Callable[[], T], what: str, within_s: float) -> T:
+    """Call in a thread, so that this process answers however slow a disk is.
+
+    Raises:
+        DeadlineExceeded: ``what`` was not read in time.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            return await asyncio.get_running_loop().run_in_executor(None, call)
+    except TimeoutError as late:
+        raise DeadlineExceeded("start of the controller", what, within_s) from late

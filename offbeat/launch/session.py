@@ -1,0 +1,240 @@
+"""Session of a run: checks it, opens its directory, executes it, and reports how it ended.
+
+The runtime that executes it is an argument. This is the only place that chooses an exit code.
+"""
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final, Literal
+
+import msgspec
+import structlog
+from rich.console import Console
+
+from offbeat.config.loader import LoadedRecipe
+from offbeat.controller.journal import JournalCorrupt, JournalVersion
+from offbeat.environments.hub_files import HubFilesError
+from offbeat.launch.checks.files import fetched_commits
+from offbeat.launch.checks.report import problems_before_start
+from offbeat.launch.dry_run import dry
+from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
+from offbeat.launch.initial_model import with_initial_model, with_start_deadlines
+from offbeat.launch.opened_run import OpenedRun, open_run, written_files
+from offbeat.launch.run_parts import RunSpec
+from offbeat.launch.screen import next_commands, screen
+from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
+from offbeat.messages.failures import DeadlineExceeded, OffbeatError
+from offbeat.messages.text import first_line, printable, printable_lines
+from offbeat.run_files.shared_directory import RunDirToken, new_token
+from offbeat.runs.directory import CONFIG, RunDirUnusable
+from offbeat.runs.inputs import read_inputs
+from offbeat.runs.report.recipe_values import readable_values
+from offbeat.runs.unfinished import Outcome, last_summary
+from offbeat.runs.unsaved import unsaved_steps
+from offbeat.telemetry.logs import configure_logging
+from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.report import render_summary
+from offbeat.telemetry.summary import Summary
+
+log = structlog.stdlib.get_logger()
+_EXIT_OF_SIGNAL: Final = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+class Interrupted(BaseException):
+    """A signal arrived before an orderly end was possible, or a second signal arrived."""
+
+    def __init__(self, signals: "Signals") -> None:
+        super().__init__(signals.received.name if signals.received else "")
+
+
+class Signals:
+    """Records the signal that requests the run's end; a second one ends it at once.
+
+    Without a watcher, the first signal raises ``Interrupted`` wherever the process is. A watcher
+    polls ``at_once`` instead: an exception raised inside a library's call may surface as another
+    one, and one raised while Ray starts can crash the interpreter. ``held_back`` delays the
+    exception to the end of a block.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.watched = False  # a watcher polls it regularly
+        self.begun = False  # whether there is a run that can be ended in order
+        self._again = self._held_back = False
+
+    @property
+    def at_once(self) -> bool:
+        """Return whether the run cannot, or must not, be ended in order."""
+        return self.received is not None and (self._again or not self.begun)
+
+    @contextmanager
+    def installed(self) -> Generator[None, None, None]:
+        handled = set(_EXIT_OF_SIGNAL)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            handled.remove(signal.SIGHUP)  # under nohup the run continues without its terminal
+        before = {number: signal.signal(number, self._on_signal) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held_back(self) -> Generator[None, None, None]:
+        """Delay ``Interrupted`` for the first signal to the end of the block."""
+        self._held_back = True
+        try:
+            yield
+        finally:
+            self._held_back = False
+            if self.received is not None:
+                raise Interrupted(self)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._again = self.received is not None
+        self.received = self.received or signal.Signals(number)
+        if not self.watched and (self._again or not self._held_back):
+            raise Interrupted(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Processes and libraries that execute a run."""
+
+    run: Callable[[RunSpec, RunDirToken, Console, Signals, OpenedRun], Summary]
+    """Executes a checked and opened run to its end, and returns its summary.
+
+    It polls ``Signals`` as a watcher, shows progress on the console, passes on the commands of
+    ``CommandInbox``, and says by ``OpenedRun.has_begun`` when the run has begun. Nothing that it has
+    started is left when it returns or raises.
+    """
+
+    failures: tuple[type[Exception], ...] = ()
+    """Errors of its libraries that fail a run. ``OffbeatError`` and ``OSError`` fail every run; any
+    other error is a bug, and is raised."""
+
+
+def drive(
+    runtime: Runtime,
+    loaded: LoadedRecipe,
+    run_dir: Path | None,
+    *,
+    dry_run: bool,
+    resume: Path | None = None,
+    changed_code: bool = False,
+    evaluates_only: bool = False,
+) -> int:
+    """Run the recipe to its end; return the exit code."""
+    console, errors = screen(sys.stdout), screen(sys.stderr)
+    config = dry(loaded.config) if dry_run else loaded.config
+    config = evaluation_only(config) if evaluates_only else config
+    try:
+        commits = fetched_commits(config, read_inputs(resume) if resume is not None else {})
+    except (HubFilesError, DeadlineExceeded) as error:
+        _say_error(errors, error)
+        return REFUSED
+    if found := problems_before_start(config, run_dir, commits, dry_run=dry_run):
+        for finding in found:
+            _say_error(errors, finding)
+        return REFUSED
+    with ExitStack() as ours:
+        try:
+            opened = open_run(config, run_dir, resume, ours, commits, changed_code=changed_code)
+        except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
+            _say_error(errors, error)
+            return REFUSED
+        try:
+            begun = with_start_deadlines(with_initial_model(config, opened.directory))
+        except (OffbeatError, OSError) as error:
+            _say_error(errors, error)
+            return REFUSED
+        spec = RunSpec(
+            begun,
+            opened.run_id,
+            opened.directory,
+            Path.cwd(),
+            driver=secrets.token_hex(4),
+            inputs=opened.inputs,
+            evaluates_only=evaluates_only,
+        )
+        return _execute(runtime, spec, console, errors, opened)
+
+
+def _execute(
+    runtime: Runtime, spec: RunSpec, console: Console, errors: Console, opened: OpenedRun
+) -> int:
+    directory = spec.run_dir
+    redactor = Redactor.from_environment(config=spec.config)
+    configure_logging("driver", directory / "logs", run_id=spec.run_id, redactor=redactor)
+    _say(console, f"{spec.run_id} writes to {directory}")
+    log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=opened.resumed is not None)
+    opened.log_changes()
+    signals = Signals()
+    try:
+        with signals.installed(), new_token(directory) as token:
+            summary = runtime.run(spec, token, console, signals, opened)
+    except Interrupted as interrupted:
+        summary = summarize_lost_run(spec, "aborted", f"{interrupted} before an orderly end")
+    except (OffbeatError, OSError, *runtime.failures) as error:
+        problem = redactor(printable(f"{type(error).__name__}: {first_line(error)}"))
+        summary = summarize_lost_run(spec, *_classify_failure(signals, problem))
+    log.info("run.ended", outcome=summary.outcome, error=summary.error, steps=summary.steps)
+    console.print(
+        rendered_evaluation(directory)
+        if spec.evaluates_only and summary.outcome == "finished"
+        else render_summary(summary, written_files(directory), readable_values(directory / CONFIG))
+    )
+    if not spec.evaluates_only:
+        offered = next_commands(directory, summary, on_stubs=spec.config.trainer.backend == "stub")
+        _say(console, f"\n{offered}")
+    if spec.evaluates_only and summary.outcome == "finished" and summary.evaluations_failed:
+        summary = msgspec.structs.replace(
+            summary, outcome="failed", error=summary.evaluation_failure
+        )
+    if summary.outcome == "failed":
+        _say(errors, f"offbeat: {summary.error}", "red")
+        _say(errors, f"logs: {directory / 'logs'}")
+    may_lose_steps = summary.outcome != "finished" and spec.config.checkpoint.interval > 0
+    if may_lose_steps and (unsaved := unsaved_steps(directory, summary.trainer_version)):
+        _say(errors, unsaved)
+    return exit_code(summary.outcome, signals.received)
+
+
+def exit_code(
+    outcome: Literal["finished", "aborted", "failed"], received: signal.Signals | None
+) -> int:
+    """Return the exit code of a run: 0 if it finished, also where a signal came too late to end it."""
+    if outcome == "finished":
+        return FINISHED
+    return FAILED if received is None else _EXIT_OF_SIGNAL[received]
+
+
+def _classify_failure(signals: Signals, problem: str) -> tuple[Outcome, str]:
+    """Return outcome and error.
+
+    A signal may hit all processes: failures it causes are not the run's.
+    """
+    if signals.received is None:
+        return "failed", problem
+    return "aborted", f"{signals.received.name} before an orderly end: {problem}"
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _say_error(errors: Console, error: object) -> None:
+    _say(errors, printable_lines(str(error)), "red")
+
+
+def summarize_lost_run(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
+    """Return the summary of a run whose controller wrote none, from what it has recorded."""
+    return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error)
