@@ -6,7 +6,7 @@ two runs that trained the same groups in the same steps have the same digest.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.optimizer import OptimizerConfig
@@ -30,6 +31,8 @@ from offbeat.trainers.backend import (
 )
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.held_columns import read_groups
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import (
     BRANCH_SAMPLES,
     GENERATION_LOGPROBS,
@@ -40,6 +43,7 @@ from offbeat.transfer_queue.schema import (
     Columns,
 )
 from offbeat.weight_sync.canary import invented
+from offbeat.weight_sync.manifest import plan
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -182,6 +186,33 @@ class StubTrainer(TrainerBackend):
             reason="" if applied else "no valid tokens",
             compute_s=step.compute_s + cost_s,
         )
+
+
+class StubSource:
+    """Weight source of the stub: the sixteen bytes of its weights."""
+
+    def __init__(self, trainer: StubTrainer) -> None:
+        self._trainer = trainer
+        self.manifest = plan([("stub.weight", (16,), "uint8")], chunk_bytes=1024)
+
+    def chunks(
+        self, room: Callable[[int, int], NDArray[np.uint8]] | None = None
+    ) -> Iterator[tuple[NDArray[np.uint8], str]]:
+        del room
+        packed = np.frombuffer(bytearray.fromhex(self._trainer.weights_digest()), np.uint8)
+        yield packed, xxhash.xxh3_128_hexdigest(packed.data)
+
+
+def make_stub_rank(spec: TrainerSpec, peers: Peers) -> tuple[StubTrainer, StubSource]:
+    """Create the stub trainer, which represents all ranks of the recipe, and its weight source."""
+    del peers
+    config = spec.config
+    trainer = StubTrainer(
+        config.stub,
+        optimizer=config.trainer.optimizer,
+        groups_per_step=config.groups_per_step,
+    )
+    return trainer, StubSource(trainer)
 
 
 def _group_digest(group: Columns, advantages: Sequence[float]) -> str:

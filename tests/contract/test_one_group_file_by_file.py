@@ -9,7 +9,6 @@ from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, 
 from tensordict import TensorDict, TensorDictBase
 
 from offbeat.actors.stub_engine_actor import StubEngineActor
-from offbeat.actors.stub_trainer_actor import StubSource
 from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
@@ -19,7 +18,7 @@ from offbeat.messages.training import ChunkResult
 from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.trainers.backend import Advantages
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.trainers.stub import StubTrainer
+from offbeat.trainers.stub import StubSource, StubTrainer
 from offbeat.transfer_queue.schema import RESPONSE_IDS, Columns
 from tests.support.architecture import traced
 from tests.support.following import Follower

@@ -10,13 +10,14 @@ import xxhash
 from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, InProcessWorker
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.actors.torch_trainer_actor import TorchTrainerActor, make
+from offbeat.actors.torch_trainer_actor import TorchTrainerActor
 from offbeat.environments.prompts import ArithmeticPrompts
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.torch.choose import make_torch_rank
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.source import GatheredSource
 from tests.support.architecture import traced
@@ -53,7 +54,7 @@ class FirstVersion:
     """Recognises the initial weights: a chunk, a digest, a manifest, a release or an ack of them."""
 
     def __init__(self, spec: TrainerSpec) -> None:
-        _, source = make(spec, SingleRank())
+        _, source = make_torch_rank(spec, SingleRank())
         assert isinstance(source, GatheredSource)
         packed = list(source.chunks())
         digests = [digest for _, digest in packed]

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from offbeat.actors import megatron_trainer_actor, torch_trainer_actor
 from offbeat.config.run import RunConfig
 from offbeat.trainers.ranks.process_group import join
 from offbeat.trainers.ranks.reshard_sender import ReshardSender
@@ -195,9 +194,13 @@ def run_rank(spec: TrainerSpec, at: WorldRendezvous, test: Connection) -> None:
         from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415 -- not here
 
         stands_in.enter_context(cpu_stands_in("cpu"))
-        trainer, source = megatron_trainer_actor.make(spec, peers)
+        from offbeat.trainers.megatron_grid.language import make_megatron_rank  # noqa: PLC0415
+
+        trainer, source = make_megatron_rank(spec, peers)
     else:
-        trainer, source = torch_trainer_actor.make(spec, peers)
+        from offbeat.trainers.torch.choose import make_torch_rank  # noqa: PLC0415 -- only in a rank
+
+        trainer, source = make_torch_rank(spec, peers)
     sender = make_sender(spec, source, lambda: HOST, f"trainer.{spec.rank}", peers)
     assert isinstance(sender, ReshardSender)
     first = [each.values.clone() for each in trainer.held_regions()]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
+from offbeat.config.base import of_kind
 from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.media import Media
 from offbeat.multimodal.passes import Features
@@ -28,9 +29,10 @@ from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.megatron.tower import FeatureSource
 from offbeat.trainers.megatron_grid.encoder import MegatronEncoderTrainer, architecture_with_tower
-from offbeat.trainers.ranks.assembly import in_steps, rank_options
+from offbeat.trainers.ranks.assembly import in_steps, rank_options, shards_of, source_of
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.weight_sync.transport import WeightSource
 
 _FLOAT: Final = msgspec.msgpack.Decoder(float)
 
@@ -85,6 +87,15 @@ class MegatronLanguageTrainer(LaneTrainer, MegatronTrainer):
     def _sum_over_lane(self, gradient: Tensor) -> None:
         """Add up the parts of the ranks of a lane: those of their own tokens, or equal shares."""
         dist.all_reduce(gradient, group=embedding_ranks_group())
+
+
+def make_megatron_rank(spec: TrainerSpec, peers: Peers) -> tuple[BoxedTrainer, WeightSource]:
+    """Create the trainer of a rank, and the source of its weights."""
+    config = of_kind(MegatronTrainerConfig, spec.config.trainer)
+    trainer = megatron_trainer_of(spec, config, peers)
+    if shards := shards_of(spec, trainer.metas(), trainer.held_regions, peers):
+        return trainer, shards
+    return trainer, source_of(spec, trainer.metas(), trainer.named_weights)
 
 
 def megatron_trainer_of(

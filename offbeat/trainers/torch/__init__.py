@@ -1,5 +1,6 @@
 """The torch trainer: any Hugging Face causal LM, cut over ranks by FSDP2 or whole on one.
 
+choose         trainer and weight source of a rank, as the recipe asks for
 split_step     TorchTrainer: forward, backward and optimizer of a step, weights in and out
 forward        rows -> log-probabilities of the wanted tokens
 logprobs       log-probabilities from logits, with a lean backward

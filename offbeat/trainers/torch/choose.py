@@ -1,11 +1,39 @@
-"""Choice of the torch trainer that a recipe asks for: of the whole model, or of adapters beside it."""
+"""Chooses the torch trainer for a recipe, whole model or adapters, and the source of its weights."""
 
 from offbeat.config.base import of_kind
 from offbeat.config.sections.trainer import TorchTrainerConfig
-from offbeat.trainers.ranks.assembly import in_steps, rank_options
+from offbeat.trainers.ranks.assembly import (
+    adapter_source_of,
+    in_steps,
+    rank_options,
+    shards_of,
+    source_of,
+)
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.teacher import check_tokenizers
 from offbeat.trainers.torch.split_step import TorchTrainer
+from offbeat.weight_sync.transport import WeightSource
+
+
+def make_torch_rank(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, WeightSource]:
+    """Create the trainer of a rank, and the source of its weights."""
+    config = of_kind(TorchTrainerConfig, spec.config.trainer)
+    if teacher := spec.config.algorithm.loss.teacher_path:
+        check_tokenizers(teacher, spec.config.model.path)  # now, not before the first step
+    trainer = torch_trainer_of(spec, peers)
+    if config.lora is None:
+        metas = list(trainer.weights.metas())
+        if shards := shards_of(spec, metas, trainer.held_regions, peers):
+            return trainer, shards
+        return trainer, source_of(spec, metas, trainer.named_weights)
+    from offbeat.trainers.torch.lora_trainer import LoraTrainer  # noqa: PLC0415 -- an extra
+
+    assert isinstance(trainer, LoraTrainer)  # noqa: S101 -- chosen by the same setting
+    if spec.config.sync.adapter == "merged":
+        whole = trainer.merged
+        return trainer, source_of(spec, whole.metas(), whole.named)
+    return trainer, adapter_source_of(spec, trainer.weights, trainer.adapter)
 
 
 def torch_trainer_of(spec: TrainerSpec, peers: Peers) -> TorchTrainer:

@@ -11,7 +11,6 @@ import pytest
 import torch.distributed as dist
 from tensordict import TensorDictBase
 
-from offbeat.actors.stub_trainer_actor import StubSource
 from offbeat.actors.trainer_actor import Advantages, TrainerActor
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
@@ -25,7 +24,7 @@ from offbeat.trainers.errors import ColumnsMissing, UntrainableModel
 from offbeat.trainers.held_columns import merged
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
-from offbeat.trainers.stub import StubTrainer
+from offbeat.trainers.stub import StubSource, StubTrainer
 from offbeat.transfer_queue.schema import Columns
 from offbeat.weight_sync.canary import invented
 from offbeat.weight_sync.manifest import release_digest
