@@ -1,400 +1,43 @@
-"""Base of all trainer ranks: fence, classified failures, a log of trained groups.
+"""Base of the Ray actors of trainer ranks.
 
 A sync actor with one call at a time (``max_concurrency=1``, which the driver sets): calls are
-executed in the order in which the controller makes them, which the split step relies on.
+executed in the order in which the controller makes them.
 """
 
-# pyright: reportUnknownMemberType=false
-# Ray declares functions without the types of their parameters.
+# pyright: reportIncompatibleMethodOverride=false, reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters, and a marked method as a remote one.
 
-import traceback
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from collections.abc import Sequence
 
-import msgspec
 import ray
 
 from offbeat.actors.node_address import node_address
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
-from offbeat.actors.world_entry import WorldEntry
-from offbeat.config.limits import trainer_device
 from offbeat.config.loss_spec import LossSpec
-from offbeat.messages.failures import (
-    ActorLost,
-    CheckpointFailed,
-    OffbeatError,
-    StepOutOfOrder,
-    TrainerCall,
-    TrainStepFailed,
-)
-from offbeat.messages.fence_guard import FenceGuard
-from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import Checkpoint, ChunkResult, StepResult, TrainerState
-from offbeat.run_files.disk import DISK
-from offbeat.run_files.transfer import send
-from offbeat.telemetry.process import new_incarnation
-from offbeat.trainers.backend import Advantages, TrainerBackend
-from offbeat.trainers.canaries import Canaries
-from offbeat.trainers.checkpoints.mirrored import FOLDER, MirroredCheckpoints
-from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
-from offbeat.trainers.checkpoints.store import VerifiedCheckpoint
-from offbeat.trainers.cpu_time import CpuTime
-from offbeat.trainers.errors import UnfitColumns
-from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
-from offbeat.trainers.memory import PeakMemory, meter_of
-from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of
-from offbeat.trainers.senders import make_sender, publish
-from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
-from offbeat.trainers.trained_log import trained_log
-from offbeat.transfer_queue.schema import Columns, payload_bytes
-from offbeat.weight_sync.engine_layout import EngineLayout
-from offbeat.weight_sync.errors import TransferFailed
-from offbeat.weight_sync.rendezvous.frames import StoreAddress
-from offbeat.weight_sync.transport import WeightSource, with_handles_apart
-
-if TYPE_CHECKING:
-    from tensordict import TensorDictBase
-
-T = TypeVar("T")
-P = ParamSpec("P")
-Make = Callable[[Peers], tuple[TrainerBackend, WeightSource]]
+from offbeat.messages.fences import Fence
+from offbeat.trainers.held_columns import Places
+from offbeat.trainers.rank import MakeRank, TrainerRank
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.transfer_queue.schema import Columns
 
 
-class TrainerActor:
-    """One trainer rank: a split step and a weight source.
+class TrainerActor(TrainerRank):
+    """A trainer rank as a Ray actor, in a process of the cluster."""
 
-    It starts with the initial model, version 0; ``restore`` loads the state of a run. A finish that
-    raises (``TrainStepFailed`` during finish) may leave weights of no version: then only a restore
-    helps.
-
-    Several ranks first form a process group: rank 0 is called with ``listen``, then all of them
-    with ``join``. They get the same calls in the same order, each with its share of the groups, and
-    execute each call together. After ``WorldBroken``, only new processes can continue.
-    """
-
-    def __init__(self, spec: TrainerSpec, make: Make) -> None:
+    def __init__(self, spec: TrainerSpec, make: MakeRank) -> None:
         """``make`` is called once the other ranks have joined; at once if there are none."""
-        from offbeat.transfer_queue.tensordict_codec import build_chunk  # noqa: PLC0415 -- loads torch
-
-        self._build_chunk = build_chunk
-        name = f"trainer-rank{spec.rank}"
-        needs = SHARE_FIX if spec.ranks > 1 else ""
-        place = prepared(name, spec.run_dir, spec.sharing, spec.config, needs_to_share=needs)
-        self._spec, self._rank, self._make = spec, spec.rank, make
-        self._place, self._checkpoints = place, place.directory / FOLDER
-        self._guard = FenceGuard(f"trainer rank {spec.rank}")
-        self._log = None if spec.rank else trained_log(place)
-        # By call: a repeated one counts once
-        self._prompt_indices: dict[StepKey, Sequence[int]] = {}
-        self._columns = HeldColumns()
-        self._canaries = Canaries(spec.config)
-        self._memory, self._cpu = PeakMemory(meter_of(spec.config.trainer)), CpuTime()
-        self._incarnation = new_incarnation(name)
-        self._world = ""  # name of the process group; empty before it is formed
-        self._entry = WorldEntry(spec.rank, trainer_device(spec.config.trainer))
-        self._peers: Peers = SingleRank()
-        if spec.ranks == 1:
-            self._enter(self._incarnation, SingleRank())
-
-    # --- several ranks ---------------------------------------------------------------------------
-
-    def identity(self, fence: Fence) -> tuple[str, str]:
-        """Return the names of this incarnation and of its process group, empty before it joins."""
-        self._guard.check(fence)
-        return self._incarnation, self._world
-
-    def listen(self, fence: Fence) -> StoreAddress:
-        """Start the store of a new world on rank 0; return its address and key."""
-        self._guard.check(fence)
-        return self._entry.listen()
-
-    def join(self, fence: Fence, at: WorldRendezvous) -> None:
-        """Join the other ranks, and create this rank's part of the model with them.
-
-        Raises:
-            WorldBroken: Not all joined in time; the same processes may try again.
-            Exception: This rank cannot make its part; later calls raise it again at once.
-        """
-        self._guard.check(fence)
-        self._entry.join(at, partial(self._enter, at.world))
-
-    def _enter(self, world: str, peers: Peers) -> None:
-        spec, self._peers = self._spec, peers
-        self._split, source = self._make(peers)
-        self._sender = make_sender(spec, source, node_address, self._incarnation, peers)
-        keep, identity = spec.config.checkpoint.keep, self._split.identity
-        store = RankCheckpoints(self._checkpoints, identity, keep=keep, peers=peers)
-        files = self._place.files
-        self._store = (
-            store if files is None else MirroredCheckpoints(store, self._checkpoints, files)
+        place = prepared(
+            spec.process,
+            spec.run_dir,
+            spec.sharing,
+            spec.config,
+            needs_to_share=SHARE_FIX if spec.ranks > 1 else "",
         )
-        self._world = world
-
-    def _admit(self, fence: Fence) -> None:
-        """Accept a call of the present controller; raise if the ranks have not joined yet."""
-        self._guard.check(fence)
-        if not self._world:
-            raise ActorLost(f"trainer rank {self._rank}", "a call", "it has not met the others")
-
-    # --- a rank ----------------------------------------------------------------------------------
-
-    def state(self, fence: Fence) -> TrainerState:
-        self._admit(fence)
-        return self._together("state", self._state)
-
-    def _state(self) -> TrainerState:
-        last = self._split.last_applied or StepKey(0, 0, 0)
-        return TrainerState(
-            ranks=self._spec.ranks,
-            version=self._split.steps_applied,
-            last_step=last.step,
-            last_attempt=last.attempt,
-            parameters=self._split.parameters,
-            digest=self._split.current_digest(),
-            incarnation=self._incarnation,
-            initial_digest=self._split.initial_digest,
-        )
-
-    def about(self, fence: Fence) -> tuple[str, int, int]:
-        """Return this incarnation's name, and the handles of a published release and of its delta."""
-        self._admit(fence)
-        return self._incarnation, self._sender.handles, self._sender.delta_handles
-
-    def publish_weights(
-        self, fence: Fence, version: int, layout: EngineLayout | None = None
-    ) -> tuple[Any, ...]:
-        """Publish a snapshot: ``(release without handles, handle, handle, ...)``.
-
-        The handles of its delta follow those of the release; None where there is no delta. With a
-        layout, releases are cut for it from here on. Training may continue at once.
-        """
-        self._admit(fence)
-        self._check_holds(version, TrainerCall.PUBLISH)
-        try:
-            make = partial(publish, self._sender, version, layout)
-            published = self._together("publish", lambda: self._canaries.add(make(), self._split))
-        except TransferFailed as error:  # only a new process can send again
-            raise TrainStepFailed(self._rank, version, TrainerCall.PUBLISH, str(error)) from error
-        return with_handles_apart(published, self._sender.delta_handles)
-
-    def hold(self, fence: Fence, number: int, *payloads: Sequence[Columns]) -> None:
-        """Receive the columns of the next call with groups, which refers to them by ``number``.
-
-        With several ranks, a lost object prevents this call only. The rank then reports the loss
-        inside the next call, for which the other ranks would otherwise wait in vain.
-        """
-        self._guard.check(fence)
-        self._columns.put(fence, number, payloads)
+        super().__init__(spec, make, place, node_address)
 
     @ray.method(num_returns=2)
     def prepare_logprobs(
         self, fence: Fence, loss: LossSpec, places: Places, sent: int, *payloads: Sequence[Columns]
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
-        """Return ``(column names, bytes of each group)``, and the columns written, per group.
-
-        Without groups there are no names.
-
-        Raises:
-            ColumnsMissing: The columns sent with ``hold`` did not arrive.
-        """
-        self._admit(fence)
-        chunk = self._chunk(fence, "prepare_logprobs", places, sent, payloads)
-        written = self._classified(
-            TrainerCall.PREPARE_LOGPROBS,
-            self._split.steps_applied + 1,
-            self._split.prepare_logprobs,
-            chunk,
-            policy=loss.config.needs_policy_logprobs,
-            reference=loss.config.needs_reference_logprobs,
-            temperature=loss.temperature,
-            teacher=loss.config.teacher_path,
-        )
-        names = tuple(written[0]) if written else ()
-        return (names, tuple(payload_bytes(columns) for columns in written)), list(written)
-
-    def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
-        """Open the step after the version that these ranks have, and no other.
-
-        A rank that was restarted without the controller's knowledge has the initial model.
-        """
-        self._admit(fence)
-        if key.step != self._split.steps_applied + 1:
-            found = f"the step after version {self._split.steps_applied}, which this rank holds"
-            raise StepOutOfOrder(f"begin of step {key.step}", found)
-        self._classified(TrainerCall.BEGIN, key.step, self._split.begin_train_step, key, loss)
-        self._prompt_indices = {
-            k: v for k, v in self._prompt_indices.items() if k.attempt_id == key.attempt_id
-        }
-
-    def train_microbatch(
-        self,
-        fence: Fence,
-        key: StepKey,
-        prompt_indices: Sequence[int],
-        advantages: Advantages,
-        minibatches: Sequence[int],
-        places: Places,
-        sent: int,
-        *payloads: Sequence[Columns],
-    ) -> ChunkResult:
-        """Train this rank's share of a chunk.
-
-        Args:
-            fence: Fence of the controller.
-            key: The next key of the step.
-            prompt_indices: Those of the whole chunk, not of the share.
-            advantages: Those of the share's groups.
-            minibatches: Minibatch of each of the share's groups; empty: there is one.
-            places: Location of each group's columns in the payloads.
-            sent: Number of the ``hold`` that sent the payloads; 0: they are arguments of this call.
-            payloads: Lists of columns.
-
-        Raises:
-            ColumnsMissing: The columns sent with ``hold`` did not arrive.
-        """
-        self._admit(fence)
-        chunk = self._chunk(fence, "train_microbatch", places, sent, payloads)
-        train = self._split.train_microbatch
-        result = self._classified(
-            TrainerCall.MICROBATCH, key.step, train, key, chunk, advantages, minibatches
-        )
-        self._prompt_indices[key] = prompt_indices
-        return result
-
-    def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        self._admit(fence)
-        before = self._split.last_applied
-        result = self._classified(TrainerCall.FINISH, key.step, self._split.finish_train_step, key)
-        if result.applied and key != before and self._log is not None:
-            prompt_indices = list(chain.from_iterable(self._prompt_indices.values()))
-            self._log.trained(key, self._split.steps_applied, prompt_indices)
-        metrics = {**result.metrics, **self._memory.report(key), **self._cpu.report(key)}
-        return msgspec.structs.replace(result, metrics=metrics)
-
-    def abort_train_step(self, fence: Fence, key: StepKey) -> None:
-        self._admit(fence)
-        self._classified(TrainerCall.ABORT, key.step, self._split.abort_train_step, key)
-
-    def save(self, fence: Fence, step: int) -> None:
-        """Export a Hugging Face directory for transformers and vLLM to the run's checkpoints.
-
-        Raises:
-            TrainStepFailed: These are not the weights of ``step``: a rank was restarted.
-        """
-        self._admit(fence)
-        self._check_holds(step, TrainerCall.SAVE)
-        self._together("save", lambda: self._save_model(f"step_{step}"))
-
-    def _save_model(self, name: str) -> None:
-        model, files = self._checkpoints / name, self._place.files
-        self._split.save(model)
-        if files is not None:
-            send(files, model, FOLDER, name)
-            DISK.remove(model)
-
-    def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        """Save the state that ``restore`` needs, completely and durably. Training waits meanwhile.
-
-        Raises:
-            CheckpointFailed: The disk refused a write.
-            TrainStepFailed: The weights are of another version: a rank was restarted.
-        """
-        self._admit(fence)
-        self._check_holds(version, TrainerCall.CHECKPOINT)
-
-        def save() -> Checkpoint:
-            digest, nbytes = self._split.current_digest(), self._split.state_nbytes
-            written = self._store.save(version, digest, nbytes, self._split.save_state)
-            return Checkpoint(version, digest, written)
-
-        return self._together("checkpoint", save)
-
-    def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        """Load the newest checkpoint that verifies, or the initial model; newer ones are set aside.
-
-        An open step is dropped. The next begin may be of any step, its attempt a new one.
-
-        Raises:
-            CheckpointMismatch: That checkpoint is of another model, backend or schema.
-            CheckpointFailed: It could not be read, or contains other weights than its digest.
-        """
-        self._admit(fence)
-        self._prompt_indices = {}
-        state = self._together("restore", lambda: self._restored(at_most))
-        if self._log is not None:
-            self._log.restored(state.version)
-        return state
-
-    def close(self) -> None:
-        if self._world:
-            self._sender.close()
-        if self._log is not None:
-            self._log.close()
-        if self._place.files is not None:
-            DISK.remove(self._checkpoints)  # the run directory has copies
-
-    def _restored(self, at_most: int) -> TrainerState:
-        self._sender.forget()
-        found = self._store.rewind(at_most)
-        if found is None:
-            self._split.reset()
-        else:
-            self._load(found)
-        return self._state()
-
-    def _load(self, stored: VerifiedCheckpoint) -> None:
-        self._store.load(stored, self._split.load_state)
-        got = (self._split.steps_applied, self._split.current_digest())
-        want = (stored.version, stored.manifest.weights_digest)
-        if got != want:
-            problem = f"version and weights are {got}, its manifest says {want}"
-            raise CheckpointFailed(self._rank, stored.version, problem)
-
-    def _chunk(
-        self,
-        fence: Fence,
-        during: str,
-        places: Places,
-        sent: int,
-        payloads: Sequence[Sequence[Columns]],
-    ) -> "TensorDictBase":
-        """Return the groups as the trainer receives them.
-
-        Missing columns raise when they are read, inside the call of all ranks.
-        """
-        brought = self._columns.take(fence, sent) if sent else payloads
-        if brought is None:
-            return cast("TensorDictBase", MissingColumns(self._rank, during))
-        return self._build_chunk(merged(places, brought))
-
-    def _check_holds(self, version: int, during: TrainerCall) -> None:
-        if version != (applied := self._split.steps_applied):
-            raise TrainStepFailed(self._rank, version, during, f"it holds version {applied}")
-
-    def _together(self, during: str, work: Callable[[], T]) -> T:
-        """Run ``work``, which all ranks do; losing another rank raises ``WorldBroken``."""
-        try:
-            with self._memory.during(during):
-                return work()
-        except Exception as error:
-            if not self._peers.are_lost(error):
-                raise
-            raise WorldBroken(self._rank, during, line_of(error)) from error
-
-    def _classified(
-        self, call: TrainerCall, step: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Run ``work``; convert its unexpected errors to a failure of this rank in this step."""
-        try:
-            return self._together(call, lambda: work(*args, **kwargs))
-        except UnfitColumns as unfit:
-            raise unfit.on(self._rank) from unfit
-        except OffbeatError:
-            raise
-        except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            detail = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
-            raise TrainStepFailed(self._rank, step, call, detail.replace("\n", " ")) from error
+        """Return names and sizes as one object, the columns as another, which a worker may fetch."""
+        return super().prepare_logprobs(fence, loss, places, sent, *payloads)

@@ -1,5 +1,6 @@
 """Trainers: one package per backend, and the code that they share.
 
+rank                  one rank: fence, classified failures, checkpoints, releases; a Ray actor inherits it
 backend               base class of every backend: begin, microbatch, finish, save and load state
 step_guard            the order in which the calls of a step are accepted         (pure)
 step_sums             sums of a step over its microbatches and ranks

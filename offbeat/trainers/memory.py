@@ -30,7 +30,7 @@ _PHASES: Final = {
     "publish": "publish",
     "checkpoint": "checkpoint",
 }
-"""Phase by the trainer actor's name of a call. Other calls are not measured."""
+"""Phase by the trainer rank's name of a call. Other calls are not measured."""
 
 
 class Meter(Protocol):

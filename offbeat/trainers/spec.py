@@ -1,4 +1,4 @@
-"""Constructor arguments of a trainer actor, and the rendezvous of its ranks."""
+"""Spec of a trainer rank, and the rendezvous of several ranks."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,18 @@ from offbeat.weight_sync.rendezvous.frames import StoreAddress
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """Complete arguments of a trainer actor. Picklable; the actor reads nothing else."""
+    """Settings of a trainer rank. Picklable; the rank reads no other settings."""
 
     config: RunConfig
     run_dir: str
     rank: int = 0
     ranks: int = 1
     sharing: Sharing | None = None  # None: there is only one machine
+
+    @property
+    def process(self) -> str:
+        """Name of the rank's process in the run."""
+        return f"trainer-rank{self.rank}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from offbeat.actors.call_batching import BatchedReply, CallBatcher
 from offbeat.actors.engine_actor import EngineActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor
-from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import ActorLost, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
@@ -27,6 +26,7 @@ from offbeat.messages.training import (
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.trainers.errors import UnfitColumns
+from offbeat.trainers.rank import TrainerRank
 from offbeat.transfer_queue.schema import Columns
 from offbeat.weight_sync.transport import release_of
 
@@ -38,10 +38,10 @@ Places = tuple[tuple[tuple[int, int], ...], ...]
 class InProcessTrainer:
     """One rank. A payload handle is the columns of its group."""
 
-    make: Callable[[], TrainerActor]
+    make: Callable[[], TrainerRank]
 
     def __post_init__(self) -> None:
-        self.rank: Any = self.make()  # to the type checker, Ray's marks make methods remote ones
+        self.rank = self.make()
 
     async def state(self, fence: Fence) -> TrainerState:
         return self.rank.state(fence)

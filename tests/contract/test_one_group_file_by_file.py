@@ -9,19 +9,21 @@ from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, 
 from tensordict import TensorDict, TensorDictBase
 
 from offbeat.actors.stub_engine_actor import StubEngineActor
-from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.training import ChunkResult
 from offbeat.rollouts.worker import EnvironmentSpec
+from offbeat.run_files.sharing import WriteLocation
 from offbeat.trainers.backend import Advantages
+from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.stub import StubSource, StubTrainer
 from offbeat.transfer_queue.schema import RESPONSE_IDS, Columns
 from tests.support.architecture import traced
 from tests.support.following import Follower
+from tests.support.no_address import no_address
 from tests.support.virtual_time import run
 from tests.support.world import World
 
@@ -104,10 +106,9 @@ def dry_world(folder: str, group: Group, trainer: RecordingTrainer | None = None
     world.rollouts = RecordingRollouts(InProcessWorker(worker, world.generators))
     world.rollouts.group = group
     trained = trainer or RecordingTrainer(config)
-    spec = TrainerSpec(config, folder)
-    world.trainer = InProcessTrainer(
-        lambda: TrainerActor(spec, lambda _: (trained, StubSource(trained)))
-    )
+    spec, place = TrainerSpec(config, folder), WriteLocation(Path(folder))
+    made = trained, StubSource(trained)
+    world.trainer = InProcessTrainer(lambda: TrainerRank(spec, lambda _: made, place, no_address))
     return world
 
 
@@ -146,7 +147,7 @@ def test_the_group_is_followed_from_its_admission_into_the_trainer(
         ("rollouts/single_turn.py", "rollouts/columns.py"),
         ("controller/rollouts.py", "transfer_queue/index.py"),
         ("controller/train_step.py", "controller/ledger.py"),
-        ("actors/trainer_actor.py", "trainers/held_columns.py"),
+        ("trainers/rank.py", "trainers/held_columns.py"),
     ):
         assert (giver, taker) in handovers
 

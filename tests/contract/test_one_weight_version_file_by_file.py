@@ -126,7 +126,7 @@ def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_the
         ("weight_sync/shards.py", "weight_sync/reshard/shard_delta.py"),
         ("weight_sync/reshard/shard_delta.py", "weight_sync/transports/object_store.py"),
         ("weight_sync/transports/object_store.py", "trainers/senders.py"),
-        ("trainers/senders.py", "actors/trainer_actor.py"),
+        ("trainers/senders.py", "trainers/rank.py"),
         ("actors/engine_actor.py", "actors/embedded_engine_actor.py"),
         ("weight_sync/receiver.py", "weight_sync/transaction.py"),
         ("controller/syncing.py", "controller/fleet.py"),

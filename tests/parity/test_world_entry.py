@@ -2,9 +2,9 @@
 
 from world import COLLECTIVE_S, HOST, World
 
-from offbeat.actors.world_entry import WorldEntry
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.ranks.process_group import leave
+from offbeat.trainers.ranks.world_entry import WorldEntry
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.weight_sync.rendezvous.store_server import StoreServer
@@ -26,10 +26,10 @@ def enters_twice(
         found.all_reduce_max([0])
         made.append(found.size)
 
-    entry = WorldEntry(rank, "cpu")
+    entry = WorldEntry(rank, "cpu", lambda: HOST)
     if rank == LOST:
         entry.join(first, lambda _: leave())
-        entry = WorldEntry(rank, "cpu")
+        entry = WorldEntry(rank, "cpu", lambda: HOST)
     else:
         try:
             entry.join(first, make)

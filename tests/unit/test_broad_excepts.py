@@ -38,9 +38,9 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     RAISED_AGAIN: (
         "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
         "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
-        "actors/trainer_actor.py TrainerActor._classified",
-        "actors/trainer_actor.py TrainerActor._together",
-        "actors/world_entry.py WorldEntry.join",
+        "trainers/rank.py TrainerRank._classified",
+        "trainers/rank.py TrainerRank._together",
+        "trainers/ranks/world_entry.py WorldEntry.join",
         "controller/controller.py Controller._recorded",
         "controller/controller.py Controller.run",
         "controller/journal/files.py Segments._sync",

@@ -1,1 +1,1 @@
-"""Ranks of one trainer: process group, collectives, assignment of groups, assembly of a rank."""
+"""Ranks of one trainer: entry, process group, collectives, assignment of groups, assembly of a rank."""

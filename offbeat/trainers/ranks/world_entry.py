@@ -3,30 +3,41 @@
 from collections.abc import Callable
 from typing import Any
 
-from offbeat.actors.node_address import reachable_address
+from offbeat.messages.failures import StartFailed
 from offbeat.trainers.ranks.peers import PeerFailed, Peers, WorldBroken
 from offbeat.trainers.spec import WorldRendezvous
 from offbeat.weight_sync.rendezvous.frames import StoreAddress
+from offbeat.weight_sync.rendezvous.interface import AddressNotLocal, interface_of
 
 
 class WorldEntry:
     """Entry of one process into worlds of ranks, one at a time."""
 
-    def __init__(self, rank: int, device: str) -> None:
-        """``device``: kind of device of the ranks' collectives."""
-        self._rank, self._device = rank, device
+    def __init__(self, rank: int, device: str, address: Callable[[], str]) -> None:
+        """Create the entry of a rank.
+
+        Args:
+            rank: Number of the rank.
+            device: Kind of device of the ranks' collectives.
+            address: Returns the address at which other machines reach this one.
+        """
+        self._rank, self._device, self._address = rank, device, address
         self._unfit: Exception | None = None  # why this process can be no rank of any world
         self._store_server: Any = None  # its module imports torch
 
     def listen(self) -> StoreAddress:
-        """Start the store of a new world; return its address and key."""
+        """Start the store of a new world; return its address and key.
+
+        Raises:
+            StartFailed: Other machines cannot connect to this one.
+        """
         from offbeat.trainers.ranks.process_group import (  # noqa: PLC0415 -- loads torch
             open_rendezvous,
         )
 
         if self._store_server is not None:
             self._store_server.close()
-        self._store_server, address = open_rendezvous(self._own_address)
+        self._store_server, address = open_rendezvous(self._reachable_address())
         return address
 
     def join(self, at: WorldRendezvous, enter: Callable[[Peers], None]) -> None:
@@ -34,6 +45,7 @@ class WorldEntry:
 
         Raises:
             WorldBroken: Not all joined in time; the same processes may try again.
+            StartFailed: Other machines cannot connect to this one.
             Exception: ``enter`` raised it. Later calls raise it again at once: the caller of the
                 first may have given up on it before.
         """
@@ -44,7 +56,7 @@ class WorldEntry:
             leave,
         )
 
-        peers = join(at, self._rank, self._device, self._own_address)
+        peers = join(at, self._rank, self._device, self._reachable_address())
         try:
             enter(peers)
         except Exception as error:
@@ -53,6 +65,15 @@ class WorldEntry:
                 self._unfit = error
             raise
 
-    @property
-    def _own_address(self) -> str:
-        return reachable_address(f"trainer rank {self._rank}")
+    def _reachable_address(self) -> str:
+        """Return the address of this machine.
+
+        Raises:
+            StartFailed: No network interface here has it, so no other rank could connect to it.
+        """
+        address = self._address()
+        try:
+            interface_of(address)
+        except AddressNotLocal as error:
+            raise StartFailed(f"trainer rank {self._rank}", str(error)) from error
+        return address
