@@ -6,7 +6,7 @@ from typing import Any, Literal, assert_never
 def engine_class(backend: Literal["embedded", "stub", "vllm"]) -> type[Any]:
     """Return the actor class of ``generator.backend``."""
     if backend == "stub":
-        from offbeat.actors.stub_engine_actor import StubEngineActor
+        from offbeat.actors.engine_actor import StubEngineActor
 
         return StubEngineActor
     if backend == "vllm":
@@ -14,7 +14,7 @@ def engine_class(backend: Literal["embedded", "stub", "vllm"]) -> type[Any]:
 
         return VllmEngineActor
     if backend == "embedded":
-        from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+        from offbeat.actors.engine_actor import EmbeddedEngineActor
 
         return EmbeddedEngineActor
     assert_never(backend)

@@ -13,9 +13,11 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
     incarnation: str
     reward_calls: int = 0  # of reward functions, their tries included
-    # Of this process, or of the worker's thread if other components share its process; without its
-    # children: rewards and agents
     cpu_s: float = 0.0
+    """CPU seconds of the process, or of the thread if other components share the process.
+
+    Child processes, such as rewards and agents, are not counted.
+    """
 
 
 OnJoined = Callable[[str, str], None]

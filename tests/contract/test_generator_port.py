@@ -16,9 +16,9 @@ from in_process import InProcessGenerator
 from simulated import simulate
 from transformers import AutoModelForCausalLM
 
+from offbeat.actors.engine_actor import StubEngineActor
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator
-from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.ports import Generator

@@ -8,7 +8,7 @@ import pytest
 from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, InProcessWorker
 from tensordict import TensorDict, TensorDictBase
 
-from offbeat.actors.stub_engine_actor import StubEngineActor
+from offbeat.actors.engine_actor import StubEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.fences import Fence, StepKey

@@ -9,7 +9,7 @@ import pytest
 import xxhash
 from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, InProcessWorker
 
-from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.actors.engine_actor import EmbeddedEngineActor
 from offbeat.actors.torch_trainer_actor import TorchTrainerActor
 from offbeat.environments.prompts import ArithmeticPrompts
 from offbeat.generators.spec import EngineSpec
@@ -127,7 +127,7 @@ def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_the
         ("weight_sync/reshard/shard_delta.py", "weight_sync/transports/object_store.py"),
         ("weight_sync/transports/object_store.py", "trainers/senders.py"),
         ("trainers/senders.py", "trainers/rank.py"),
-        ("actors/engine_actor.py", "actors/embedded_engine_actor.py"),
+        ("generators/engine_server.py", "generators/embedded/server.py"),
         ("weight_sync/receiver.py", "weight_sync/transaction.py"),
         ("controller/syncing.py", "controller/fleet.py"),
     ):

@@ -11,11 +11,11 @@ from in_process import InProcessGenerator, InProcessRollouts, InProcessWorker
 from rollouts_contract import QUICK, SLOW, Bench, Play, RolloutsContract, Story
 from simulated import simulate
 
+from offbeat.actors.engine_actor import StubEngineActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.actors.ray_worker import LIVENESS
-from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.config.sections.stub import StubConfig

@@ -10,9 +10,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from offbeat.actors.engine_actor import StubEngineActor
 from offbeat.actors.ray_ports import PayloadHandle, RayGenerator
 from offbeat.actors.ray_spool import RaySpool
-from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import PayloadLost, ReleaseLost
 from offbeat.messages.fences import StepKey

@@ -1,6 +1,7 @@
 """Follows something through executed code: which file of the package hands it to which other."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,13 +28,15 @@ class Follower:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Follow what this thread executes inside the block."""
-        before = sys.getprofile()
+        """Follow this thread, and all threads that start inside the block."""
+        before, before_in_new_threads = sys.getprofile(), threading.getprofile()
         sys.setprofile(self._on_event)
+        threading.setprofile(self._on_event)
         try:
             yield
         finally:
             sys.setprofile(before)
+            threading.setprofile(before_in_new_threads)
 
     def _on_event(self, frame: FrameType, event: str, value: object) -> None:
         if event not in ("call", "return") or (file := file_of(frame)) is None:

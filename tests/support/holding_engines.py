@@ -2,15 +2,14 @@
 
 import asyncio
 
-from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.actors.stub_engine_actor import StubEngineActor
+from offbeat.actors.engine_actor import EmbeddedEngineActor, StubEngineActor
+from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.manifest import Bytes
 
 
-class HoldingEngine(EngineActor):
-    """An engine that can be made to hold the next release it receives and never to take it."""
+class HoldingEngine(EngineServer):
+    """An engine that can be made to hold the next release it receives and never to load it."""
 
     _release_received: asyncio.Event | None = None
 
@@ -21,13 +20,13 @@ class HoldingEngine(EngineActor):
         assert self._release_received is not None
         await self._release_received.wait()
 
-    async def _take(
+    async def _load_release(
         self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> TakenRelease:
+    ) -> LoadOutcome:
         if self._release_received is not None:
             self._release_received.set()
             await asyncio.Event().wait()
-        return await super()._take(epoch, release, chunks)
+        return await super()._load_release(epoch, release, chunks)
 
 
 class HoldingStub(HoldingEngine, StubEngineActor): ...

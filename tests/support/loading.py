@@ -1,10 +1,10 @@
-"""Loads releases into engine actors of this process as the controller's port does."""
+"""Loads releases into engine servers of this process as the controller's port does."""
 
 from typing import Any, Final
 
 import msgspec
 
-from offbeat.actors.engine_actor import EngineActor
+from offbeat.generators.engine_server import EngineServer
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.weight_sync.transport import PublishedRelease, release_of
@@ -13,15 +13,15 @@ FENCE: Final = Fence("run", 1)
 
 
 async def load(
-    actor: EngineActor, epoch: int, release: WeightRelease, fence: Fence = FENCE
+    server: EngineServer, epoch: int, release: WeightRelease, fence: Fence = FENCE
 ) -> WeightsAck:
     """Load a release, by its delta if it has one."""
-    return await actor.load(fence, epoch, release.without_handles(), *release.handles)
+    return await server.load(fence, epoch, release.without_handles(), *release.handles)
 
 
-async def load_full(actor: EngineActor, epoch: int, release: WeightRelease) -> WeightsAck:
+async def load_full(server: EngineServer, epoch: int, release: WeightRelease) -> WeightsAck:
     """Load a release by its own chunks."""
-    return await load(actor, epoch, msgspec.structs.replace(release, delta=None))
+    return await load(server, epoch, msgspec.structs.replace(release, delta=None))
 
 
 def released(version: int, published: PublishedRelease) -> WeightRelease:

@@ -36,8 +36,6 @@ LAST_WORD: Final = (
 
 REASONS: Final[dict[str, tuple[str, ...]]] = {
     RAISED_AGAIN: (
-        "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
-        "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
         "trainers/rank.py TrainerRank._classified",
         "trainers/rank.py TrainerRank._together",
         "trainers/ranks/world_entry.py WorldEntry.join",
@@ -58,6 +56,8 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "images/processors.py load_processor",  # the files of a model's processor
         "environments/weighted_rewards.py WeightedRewards.score",
         "config/user_code.py load_target",
+        "generators/embedded/server.py EmbeddedEngineServer._commit",
+        "generators/embedded/server.py EmbeddedEngineServer._commit",
         "generators/vllm/calls.py Calls.however_long",
         "generators/vllm/transfer_engine.py ShmTransferEngine._do_beside",
         "generators/vllm/transfer_engine.py ShmTransferEngine._load",

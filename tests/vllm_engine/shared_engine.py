@@ -11,11 +11,12 @@ from typing import Any
 
 from releases import TINY, Weights, weights
 
-from offbeat.actors.vllm_engine_actor import Started, VllmEngineActor, start
+from offbeat.actors.vllm_engine_actor import VllmEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.coverage import Coverage
 from offbeat.generators.vllm.engine import VllmEngine
+from offbeat.generators.vllm.server import Started, start
 from offbeat.generators.vllm.weights import WeightUpdates
 from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.fences import Fence
@@ -87,10 +88,6 @@ class Engine(VllmEngineActor):
         assert release.delta is not None
         self._digest = release.delta.base
         self._kept_base.serves(release.delta.base, release.manifest, ())
-
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """As an exchange with an environment worker does."""
-        return await self._generate(request)
 
 
 class TakenOver(Engine):

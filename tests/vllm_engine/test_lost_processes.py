@@ -26,8 +26,9 @@ from shared_engine import (
     until,
 )
 
-from offbeat.actors.vllm_engine_actor import VllmEngineActor, start
+from offbeat.actors.vllm_engine_actor import VllmEngineActor
 from offbeat.generators.spec import EngineSpec
+from offbeat.generators.vllm.server import start
 from offbeat.messages.failures import EngineUnavailable, OffbeatError
 
 HERE = Path(__file__).parent
@@ -103,7 +104,8 @@ from pathlib import Path
 from faulty_llm import FaultyLlm
 from releases import weights
 from shared_engine import load, serve, spec_in
-from offbeat.actors.vllm_engine_actor import VllmEngineActor, start
+from offbeat.actors.vllm_engine_actor import VllmEngineActor
+from offbeat.generators.vllm.server import start
 
 async def main():
     spec = spec_in(Path(sys.argv[1]))

@@ -1,7 +1,7 @@
 """vLLM behind the port of an engine: it generates, and takes weights wholly or serves nothing.
 
     actor process                     engine core (vLLM)        worker, one a device (vLLM)
-    VllmEngineActor   fence, acks
+    VllmEngineServer  fence, acks
     VllmEngine        requests ------> scheduler --------------> model
     WeightUpdates     transaction ---> pause, resume
     StagingArea       shared memory ---------------------------> ShmTransferEngine: digests, load

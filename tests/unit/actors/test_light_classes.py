@@ -10,7 +10,7 @@ MODULES = [f"offbeat.actors.{each.name}" for each in pkgutil.iter_modules(offbea
 
 
 def test_a_process_that_gets_a_handle_of_an_actor_loads_no_torch() -> None:
-    assert "offbeat.actors.embedded_engine_actor" in MODULES
+    assert "offbeat.actors.engine_actor" in MODULES
     script = (
         f"import {', '.join(MODULES)}, sys\n"
         "print(*({'torch', 'transformers', 'megatron', 'vllm', 'wandb'} & set(sys.modules)))"

@@ -15,7 +15,6 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner, Result
 
-from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.cli.main import app
 from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
@@ -24,6 +23,7 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.verify_weights import VerifiedRun, verify_engines
 from offbeat.launch.weight_requests import answer, take_questions
@@ -245,7 +245,7 @@ def test_the_shares_of_several_megatron_ranks_are_one_state(tmp_path: Path) -> N
 # --- wire and load --------------------------------------------------------------------------------
 
 
-class Torn(EmbeddedEngineActor):
+class Torn(EmbeddedEngineServer):
     """An engine one of whose weights changes after the release was verified and committed."""
 
     def tear(self, name: str) -> None:
@@ -272,17 +272,17 @@ def served_after(
             0,
             str(run),
         )
-        actor = Torn(spec)
+        server = Torn(spec)
         try:
-            before = await actor.served_weights()
+            before = await server.served_weights()
             assert (before.version, before.manifest) == (None, None)
             release = WeightRelease(version, digest, manifest, chunks, manifest.nbytes)
-            await load(actor, 1, release)
+            await load(server, 1, release)
             if torn:
-                actor.tear(torn)
-            return await actor.served_weights()
+                server.tear(torn)
+            return await server.served_weights()
         finally:
-            await actor.close()
+            await server.close()
 
     return asyncio.run(main())
 

@@ -9,10 +9,10 @@ import torch
 from reshard_bench import Held, ReshardBench
 from torch import nn
 
-from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
+from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
 from offbeat.messages.failures import CanaryFailed
@@ -56,10 +56,10 @@ class TrainedModel(nn.Module):
         )
 
 
-class LoadingEngine(EngineActor):
-    """Engine actor that loads releases into a module; the next canary fails if it is told so."""
+class LoadingEngine(EngineServer):
+    """Engine server that loads releases into a module; the next canary fails if it is told so."""
 
-    _takes_regions = True
+    _loads_regions = True
 
     def __init__(self, rows: int = 64) -> None:
         self.model, self.fails = TrainedModel(7, rows), False
@@ -69,9 +69,9 @@ class LoadingEngine(EngineActor):
         spec = EngineSpec("g0", model, generator, StubConfig(), 0, "unused", keeps_base=True)
         super().__init__(spec, stub, "g0-1")
 
-    async def _take(
+    async def _load_release(
         self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> TakenRelease:
+    ) -> LoadOutcome:
         self.receiver.begin(epoch, release.manifest)
         for index, chunk in enumerate(chunks):
             self.receiver.apply(epoch, index, chunk)
@@ -80,19 +80,19 @@ class LoadingEngine(EngineActor):
         if self.fails:
             self.fails = False
             raise CanaryFailed("g0", epoch, release.version, 1, -1.0, -2.0, 1.0, 0.1)
-        return TakenRelease(0.0, None)
+        return LoadOutcome(0.0, None)
 
 
 class WholeTensorEngine(LoadingEngine):
     """Engine whose loader takes no regions of tensors."""
 
-    _takes_regions = False
+    _loads_regions = False
 
-    async def _take(
+    async def _load_release(
         self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
-    ) -> TakenRelease:
+    ) -> LoadOutcome:
         assert not release.manifest.pieces, "its loader was given regions"
-        return await super()._take(epoch, release, chunks)
+        return await super()._load_release(epoch, release, chunks)
 
 
 class Ranks:

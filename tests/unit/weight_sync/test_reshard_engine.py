@@ -1,4 +1,4 @@
-"""An engine actor that fetches its weights from the ranks that hold them."""
+"""An engine server that fetches its weights from the ranks that hold them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.config.run import RunConfig
+from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost
 from offbeat.weight_sync.served import ServedWeights
@@ -25,8 +25,8 @@ CONFIG = RunConfig.model_validate({"steps": 1, "model": {"path": str(TINY)}})
 
 
 def engine(
-    run_dir: Path, kind: type[EmbeddedEngineActor] = EmbeddedEngineActor
-) -> EmbeddedEngineActor:
+    run_dir: Path, kind: type[EmbeddedEngineServer] = EmbeddedEngineServer
+) -> EmbeddedEngineServer:
     return kind(
         EngineSpec(
             name="generator-0",
@@ -42,10 +42,10 @@ def engine(
 def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_whole_tensors(
     tmp_path: Path,
 ) -> None:
-    class WholeTensors(EmbeddedEngineActor):
-        _takes_regions = False
+    class WholeTensors(EmbeddedEngineServer):
+        _loads_regions = False
 
-        async def _take_parts(self, *about: object) -> None:
+        async def _fetch_and_load(self, *about: object) -> None:
             del about
 
     model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True, dtype=torch.float32)
@@ -53,27 +53,27 @@ def test_it_fetches_regions_from_every_rank_and_an_engine_without_them_makes_who
 
     async def main() -> None:
         release = released(3, bench.publish(3))
-        for epoch, kind in enumerate((EmbeddedEngineActor, WholeTensors), start=1):
-            actor = engine(tmp_path, kind)
+        for epoch, kind in enumerate((EmbeddedEngineServer, WholeTensors), start=1):
+            server = engine(tmp_path, kind)
             with capture_logs() as log:
-                ack = await load(actor, epoch, release)
+                ack = await load(server, epoch, release)
             said = [each for each in log if each["event"] == "weights.whole_tensors"]
-            takes_regions = kind is EmbeddedEngineActor
-            assert len(said) == (0 if takes_regions else 1)
+            loads_regions = kind is EmbeddedEngineServer
+            assert len(said) == (0 if loads_regions else 1)
             assert all("takes whole tensors" in each["reason"] for each in said)
             assert (ack.epoch, ack.version, ack.digest) == (epoch, 3, release.digest)
-            about = await actor.served_weights()
+            about = await server.served_weights()
             assert about.manifest is not None
-            assert bool(about.manifest.pieces) == takes_regions
+            assert bool(about.manifest.pieces) == loads_regions
             assert all(each.is_equal for each in compare_served(about, lambda _: saved(model)))
-            served = dict(named_weights(actor._module))  # noqa: SLF001
+            served = dict(named_weights(server._module))  # noqa: SLF001
             for name, each in named_weights(model):
                 assert torch.equal(served[name], each)
             with torch.no_grad():
                 for _, each in named_weights(model):
                     each.mul_(2)
             release = released(3, bench.publish(3))
-            await actor.close()
+            await server.close()
         bench.close()
         with pytest.raises(ReleaseLost, match=r"is gone: .* no other rank holds bucket"):
             await load(engine(tmp_path), 9, release)
@@ -89,13 +89,13 @@ def test_the_leg_and_the_region_of_a_tensor_that_differ_are_named_in_its_own_coo
     rows = model.get_parameter(name).shape[0]
 
     async def main() -> tuple[ServedWeights, ServedWeights]:
-        actor = engine(tmp_path)
-        await load(actor, 1, released(3, bench.publish(3)))
-        as_sent = await actor.served_weights()
+        server = engine(tmp_path)
+        await load(server, 1, released(3, bench.publish(3)))
+        as_sent = await server.served_weights()
         with torch.no_grad():
-            actor._module.get_parameter(name)[rows - 1] += 1  # noqa: SLF001
-        torn = await actor.served_weights()
-        await actor.close()
+            server._module.get_parameter(name)[rows - 1] += 1  # noqa: SLF001
+        torn = await server.served_weights()
+        await server.close()
         bench.close()
         return as_sent, torn
 

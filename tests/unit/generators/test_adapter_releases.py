@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease
@@ -20,7 +20,7 @@ from offbeat.trainers.weights import TrainedWeights
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.manifest import Adapter, release_digest
 from offbeat.weight_sync.source import GatheredSource
-from tests.support.engine_actors import (
+from tests.support.engine_servers import (
     FENCE,
     load,
     release_with_canary,
@@ -71,13 +71,11 @@ def release(
     return release_with_canary(trainer, version, source)
 
 
-async def generate(actor: EmbeddedEngineActor, number: int) -> GenerateResult:
+async def generate(server: EmbeddedEngineServer, number: int) -> GenerateResult:
     asked = GenerateRequest(
         f"r{number}", (1, 2, 3), 2, SamplingParams(max_new_tokens=16, seed=number)
     )
-    (answer,) = await actor.exchange("worker", "life", [(number, asked)], [])
-    assert answer.value is not None, answer.failure
-    return answer.value
+    return await server.generate(asked)
 
 
 def trainers_logprobs(trainer: LoraTrainer, result: GenerateResult) -> np.ndarray:
@@ -99,13 +97,13 @@ def test_an_engine_serves_adapters_with_the_logprobs_of_the_trainer(
 ) -> None:
     trainer = trainer_of(tiny, dtype)
 
-    async def use(actor: EmbeddedEngineActor) -> None:
+    async def use(server: EmbeddedEngineServer) -> None:
         for epoch in (1, 2, 3):
             new = release(trainer, epoch)
-            ack = await load(actor, epoch, new)
+            ack = await load(server, epoch, new)
             assert (ack.version, ack.digest) == (epoch, new.digest)
             assert ack.canary_gap is not None
-            result = await generate(actor, epoch)
+            result = await generate(server, epoch)
             gap = np.abs(trainers_logprobs(trainer, result) - np.array(result.logprobs))
             assert gap.max() < allowed
             move(trainer, seed=epoch + 1)
@@ -125,16 +123,16 @@ def test_after_many_releases_an_engine_serves_what_a_new_one_serves(tiny: Path, 
     trainer, last = trainer_of(tiny, dtype), list[WeightRelease]()
     tokens = list[tuple[tuple[int, ...], tuple[float, ...]]]()
 
-    async def many(actor: EmbeddedEngineActor) -> None:
+    async def many(server: EmbeddedEngineServer) -> None:
         for epoch in (1, 2, 3):
             move(trainer, seed=epoch)
             last.append(release(trainer, epoch))
-            await load(actor, epoch, last[-1])
-        await one(actor, 4)
+            await load(server, epoch, last[-1])
+        await one(server, 4)
 
-    async def one(actor: EmbeddedEngineActor, epoch: int = 1) -> None:
-        await load(actor, epoch, last[-1])
-        result = await generate(actor, 7)
+    async def one(server: EmbeddedEngineServer, epoch: int = 1) -> None:
+        await load(server, epoch, last[-1])
+        result = await generate(server, 7)
         tokens.append((tuple(result.token_ids), tuple(result.logprobs)))
 
     with_engine(tiny, many, dtype)
@@ -145,9 +143,9 @@ def test_after_many_releases_an_engine_serves_what_a_new_one_serves(tiny: Path, 
 def test_a_module_that_the_next_release_does_not_adapt_serves_its_base_again(tiny: Path) -> None:
     wide, narrow = trainer_of(tiny), trainer_of(tiny, targets=("q_proj",))
 
-    async def use(actor: EmbeddedEngineActor) -> None:
-        await load(actor, 1, release(wide, 1))
-        await load(actor, 2, release(narrow, 2))  # its canary would fail over what is left of wide
+    async def use(server: EmbeddedEngineServer) -> None:
+        await load(server, 1, release(wide, 1))
+        await load(server, 2, release(narrow, 2))  # its canary would fail over what is left of wide
 
     with_engine(tiny, use)
 
@@ -160,11 +158,11 @@ def test_adapters_of_another_base_are_refused_and_the_old_version_goes_on(
     model.save_pretrained(tmp_path)
     ours, others = trainer_of(tiny), trainer_of(tmp_path)
 
-    async def use(actor: EmbeddedEngineActor) -> None:
-        await load(actor, 1, release(ours, 1))
+    async def use(server: EmbeddedEngineServer) -> None:
+        await load(server, 1, release(ours, 1))
         with pytest.raises(WeightSyncFailed, match="base of the adapters"):
-            await load(actor, 2, release(others, 2))
-        assert (await actor.state(FENCE)).version == 1
+            await load(server, 2, release(others, 2))
+        assert (await server.state(FENCE)).version == 1
 
     with_engine(tiny, use)
 
@@ -172,11 +170,11 @@ def test_adapters_of_another_base_are_refused_and_the_old_version_goes_on(
 def test_adapters_after_a_full_release_are_refused_because_their_base_is_gone(tiny: Path) -> None:
     trainer = trainer_of(tiny)
 
-    async def use(actor: EmbeddedEngineActor) -> None:
-        await load(actor, 1, release(trainer, 1, holding=trainer.merged))
+    async def use(server: EmbeddedEngineServer) -> None:
+        await load(server, 1, release(trainer, 1, holding=trainer.merged))
         with pytest.raises(WeightSyncFailed, match="base of the adapters is a full release"):
-            await load(actor, 2, release(trainer, 2))
-        assert (await actor.state(FENCE)).version == 1
+            await load(server, 2, release(trainer, 2))
+        assert (await server.state(FENCE)).version == 1
 
     with_engine(tiny, use)
 
@@ -185,13 +183,13 @@ def test_adapters_after_a_full_release_are_refused_because_their_base_is_gone(ti
 def test_a_merged_release_serves_what_separate_adapters_serve(tiny: Path, dtype: str) -> None:
     trainer, served = trainer_of(tiny, dtype), list[tuple[float, ...]]()
 
-    async def separate(actor: EmbeddedEngineActor) -> None:
-        await load(actor, 1, release(trainer, 1))
-        served.append(tuple((await generate(actor, 7)).logprobs))
+    async def separate(server: EmbeddedEngineServer) -> None:
+        await load(server, 1, release(trainer, 1))
+        served.append(tuple((await generate(server, 7)).logprobs))
 
-    async def merged(actor: EmbeddedEngineActor) -> None:
-        await load(actor, 1, release(trainer, 1, holding=trainer.merged))
-        served.append(tuple((await generate(actor, 7)).logprobs))
+    async def merged(server: EmbeddedEngineServer) -> None:
+        await load(server, 1, release(trainer, 1, holding=trainer.merged))
+        served.append(tuple((await generate(server, 7)).logprobs))
 
     with_engine(tiny, separate, dtype)
     with_engine(tiny, merged, dtype)
@@ -222,8 +220,8 @@ def test_a_release_that_lacks_one_half_of_an_adapter_is_refused(tiny: Path) -> N
         1, release_digest(manifest, digests), manifest, chunks, manifest.nbytes, None
     )
 
-    async def use(actor: EmbeddedEngineActor) -> None:
+    async def use(server: EmbeddedEngineServer) -> None:
         with pytest.raises(WeightSyncFailed, match=r"without 1 tensors: .*up_proj\.lora_B"):
-            await load(actor, 1, half)
+            await load(server, 1, half)
 
     with_engine(tiny, use)

@@ -1,4 +1,4 @@
-"""Engine actors that take the releases of one trainer rank, over each transport."""
+"""Engine servers that load the releases of one trainer rank, over each transport."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.config.run import RunConfig
+from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import ReleaseLost, WeightSyncFailed
 from offbeat.trainers.ranks.peers import SingleRank
@@ -34,10 +34,10 @@ def sender(model: nn.Module, run_dir: Path, **sync: Any) -> Sender:
     return make_sender(spec, source, lambda: "127.0.0.1", "incarnation-1", SingleRank())
 
 
-def engine(run_dir: Path, name: str = "generator-0") -> EmbeddedEngineActor:
+def engine(run_dir: Path, name: str = "generator-0") -> EmbeddedEngineServer:
     run = config()
     spec = EngineSpec(name, run.model, run.generator, run.stub, 0, str(run_dir), keeps_base=True)
-    return EmbeddedEngineActor(spec)
+    return EmbeddedEngineServer(spec)
 
 
 @pytest.fixture
@@ -111,20 +111,20 @@ def test_an_engine_reports_a_lost_release_when_the_sender_is_gone_and_takes_the_
     model: nn.Module, over_tcp: Sender, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        actor = engine(tmp_path)
+        server = engine(tmp_path)
         release = released(3, over_tcp.publish(3))
-        ack = await load(actor, 1, release)
+        ack = await load(server, 1, release)
         assert (ack.epoch, ack.version, ack.digest) == (1, 3, release.digest)
         over_tcp.close()
         with pytest.raises(ReleaseLost, match="is gone"):
-            await load(actor, 2, release)
-        state = await actor.state(FENCE)
+            await load(server, 2, release)
+        state = await server.state(FENCE)
         assert (state.version, state.digest) == (3, release.digest)
         with pytest.raises(WeightSyncFailed, match="a newer transfer was begun: epoch 2"):
-            await load(actor, 2, release)
-        again = await load(actor, 3, released(4, sender(model, tmp_path).publish(4)))
+            await load(server, 2, release)
+        again = await load(server, 3, released(4, sender(model, tmp_path).publish(4)))
         assert again.version == 4, "one transport heals what another one broke"
-        await actor.close()
+        await server.close()
 
     asyncio.run(main())
 
@@ -133,13 +133,13 @@ def test_a_call_that_is_cancelled_leaves_the_engine_what_it_was(
     over_tcp: Sender, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        actor = engine(tmp_path)
-        call = asyncio.ensure_future(load(actor, 1, released(3, over_tcp.publish(3))))
+        server = engine(tmp_path)
+        call = asyncio.ensure_future(load(server, 1, released(3, over_tcp.publish(3))))
         await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert (await actor.state(FENCE)).version is None
-        await actor.close()
+        assert (await server.state(FENCE)).version is None
+        await server.close()
 
     asyncio.run(main())

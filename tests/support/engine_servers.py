@@ -1,4 +1,4 @@
-"""An embedded engine's actor inside the process of a test, and releases with canaries for it."""
+"""The server of an embedded engine, and releases with canaries for it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import structlog
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
+from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
@@ -24,7 +23,7 @@ from offbeat.weight_sync.source import GatheredSource
 
 FENCE: Final = Fence("run", 1)
 TOLERANCE: Final = {"float32": canary.TOLERANCE_FLOAT32, "bfloat16": canary.TOLERANCE_16_BIT}
-Use = Callable[[EmbeddedEngineActor], Awaitable[None]]
+Use = Callable[[EmbeddedEngineServer], Awaitable[None]]
 
 
 def save_tiny_qwen3(path: Path, **settings: Any) -> Path:
@@ -50,25 +49,24 @@ def with_engine(
     model: Path,
     use: Use,
     dtype: str = "float32",
-    kind: type[EmbeddedEngineActor] = EmbeddedEngineActor,
+    kind: type[EmbeddedEngineServer] = EmbeddedEngineServer,
 ) -> None:
-    """Run ``use`` on a new engine, and close it. Its run directory is beside the model."""
+    """Run ``use`` on the server of a new engine, and close it."""
     spec = EngineSpec(
         name="generator-0",
         model=ModelConfig.model_validate({"path": str(model), "dtype": dtype}),
         generator=EmbeddedGeneratorConfig(max_model_len=128),
         stub=StubConfig(),
         seed=0,
-        run_dir=str(model.with_name(f"{model.name}-run")),
+        run_dir="unused",
     )
 
     async def main() -> None:
-        actor = kind(spec)
+        server = kind(spec)
         try:
-            await use(actor)
+            await use(server)
         finally:
-            await actor.close()
-            structlog.get_config()["logger_factory"]().close()  # its process would end here
+            await server.close()
 
     asyncio.run(main())
 
@@ -89,6 +87,6 @@ def release_with_canary(
     return WeightRelease(version, digest, manifest, chunks, manifest.nbytes, made)
 
 
-async def load(actor: EmbeddedEngineActor, epoch: int, new: WeightRelease) -> WeightsAck:
+async def load(server: EmbeddedEngineServer, epoch: int, new: WeightRelease) -> WeightsAck:
     """Load a release as the controller's adapter does."""
-    return await actor.load(FENCE, epoch, new.without_handles(), *new.handles)
+    return await server.load(FENCE, epoch, new.without_handles(), *new.handles)

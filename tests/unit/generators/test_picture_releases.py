@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.generation import GenerateRequest, SamplingParams
@@ -20,7 +20,7 @@ from offbeat.trainers.expert_names import AS_THEY_ARE
 from offbeat.trainers.receiver_names import names_for_module
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync.source import ModuleSource
-from tests.support.engine_actors import load, release_with_canary, with_engine
+from tests.support.engine_servers import load, release_with_canary, with_engine
 from tests.support.image_text_models import (
     logprobs_with_features_in_the_prompt_alone,
     make,
@@ -29,7 +29,7 @@ from tests.support.image_text_models import (
 )
 
 
-class TowerKeptOld(EmbeddedEngineActor):
+class TowerKeptOld(EmbeddedEngineServer):
     """The tower's weights reach a module that nothing computes with."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -70,11 +70,11 @@ def move(trainer: TorchTrainer, part: str) -> None:
             each.add_(0.1 * torch.randn_like(each))
 
 
-async def publish(actor: EmbeddedEngineActor, trainer: TorchTrainer, version: int) -> WeightsAck:
+async def publish(server: EmbeddedEngineServer, trainer: TorchTrainer, version: int) -> WeightsAck:
     source = ModuleSource(trainer.module, chunk_bytes=200_000)
     prompts = canary_prompts(trainer.vocabulary, trainer.media_rules)
     release = release_with_canary(trainer, version, source, prompts)
-    return await load(actor, version + 1, release)
+    return await load(server, version + 1, release)
 
 
 def test_an_engine_samples_behind_pictures_with_the_tower_that_was_released(
@@ -83,16 +83,14 @@ def test_an_engine_samples_behind_pictures_with_the_tower_that_was_released(
     prompt, media = prompt_with(1, 5, 6), pictures(1)
     asked = GenerateRequest("one", prompt, 2, SamplingParams(max_new_tokens=6, seed=1), media)
 
-    async def use(actor: EmbeddedEngineActor) -> None:
-        assert (await publish(actor, trainer, 0)).canary_gap is not None
+    async def use(server: EmbeddedEngineServer) -> None:
+        assert (await publish(server, trainer, 0)).canary_gap is not None
         move(trainer, "vision_model")
         move(trainer, "connector")
-        ack = await publish(actor, trainer, 1)
+        ack = await publish(server, trainer, 1)
         assert ack.canary_gap is not None
         assert ack.canary_gap < 1e-4
-        (answer,) = await actor.exchange("worker", "incarnation", [(1, asked)], [])
-        assert answer.value is not None
-        result = answer.value
+        result = await server.generate(asked)
         for first, end in itertools.pairwise(result.offsets):
             tokens = result.token_ids[first:end].tolist()
             with torch.no_grad():
@@ -100,7 +98,7 @@ def test_an_engine_samples_behind_pictures_with_the_tower_that_was_released(
                     trainer.module, prompt, tokens, media
                 )
             np.testing.assert_allclose(result.logprobs[first:end], want, atol=2e-6, rtol=0)
-        served = await actor.served_weights()
+        served = await server.served_weights()
         assert not served.differences
 
     with_engine(idefics3, use)
@@ -109,12 +107,12 @@ def test_an_engine_samples_behind_pictures_with_the_tower_that_was_released(
 def test_the_canary_sees_a_tower_that_kept_its_old_weights(
     idefics3: Path, trainer: TorchTrainer
 ) -> None:
-    async def use(actor: EmbeddedEngineActor) -> None:
+    async def use(server: EmbeddedEngineServer) -> None:
         move(trainer, "text_model")
-        assert (await publish(actor, trainer, 0)).canary_gap is not None
+        assert (await publish(server, trainer, 0)).canary_gap is not None
         move(trainer, "vision_model")
         with pytest.raises(CanaryFailed):
-            await publish(actor, trainer, 1)
+            await publish(server, trainer, 1)
 
     with_engine(idefics3, use, kind=TowerKeptOld)
 

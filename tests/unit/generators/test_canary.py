@@ -1,7 +1,6 @@
 """The canary of a release on the real embedded engine, and the bugs that digests do not see."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -12,11 +11,11 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
+from offbeat.generators.embedded.server import EmbeddedEngineServer, ReleaseLoader
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed, EngineUnavailable
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
@@ -25,12 +24,11 @@ from offbeat.trainers.canaries import Canaries
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import ITEMSIZE
-from offbeat.weight_sync.fingerprints import ReadBack
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import ModuleTarget, Receiver
 from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import PublishedRelease
-from tests.support.engine_actors import (
+from tests.support.engine_servers import (
     FENCE,
     TOLERANCE,
     load,
@@ -67,19 +65,15 @@ def release(trainer: TorchTrainer, version: int) -> WeightRelease:
     return release_with_canary(trainer, version, source)
 
 
-async def generate(actor: EmbeddedEngineActor, id_: str, tokens: int = 4) -> GenerateResult:
+async def generate(server: EmbeddedEngineServer, id_: str, tokens: int = 4) -> GenerateResult:
     asked = GenerateRequest(id_, (1, 2, 3), 1, SamplingParams(max_new_tokens=tokens, seed=1))
-    (answer,) = await actor.exchange("worker", "incarnation", [(abs(hash(id_)), asked)], [])
-    if answer.failure is not None:
-        raise answer.failure
-    assert answer.value is not None
-    return answer.value
+    return await server.generate(asked)
 
 
 # --- the bugs -------------------------------------------------------------------------------------
 
 
-class AdapterNeverApplied(EmbeddedEngineActor):
+class AdapterNeverApplied(EmbeddedEngineServer):
     """Weights reach a wrapper; the module that is computed with keeps those it was made with."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -98,20 +92,18 @@ class ScalesOneLayer(ModuleTarget):
         self._layer.mul_(2.0)
 
 
-class LoaderCorruptsOneLayer(EmbeddedEngineActor):
+class LoaderCorruptsOneLayer(EmbeddedEngineServer):
     """All bytes arrive, and one layer is not what they say."""
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
         self.corrupts = True
 
-    async def _receiver_of(
-        self, epoch: int, manifest: Manifest
-    ) -> tuple[Receiver, Callable[[], ReadBack]]:
+    async def _get_loader(self, epoch: int, manifest: Manifest) -> ReleaseLoader:
         if not self.corrupts:
-            return await super()._receiver_of(epoch, manifest)
+            return await super()._get_loader(epoch, manifest)
         target = ScalesOneLayer(self._module)
-        return Receiver(target, self._name), target.read_back
+        return ReleaseLoader(Receiver(target, self._name), target.read_back)
 
 
 class OldHead(nn.Module):
@@ -125,7 +117,7 @@ class OldHead(nn.Module):
         return nn.functional.linear(hidden, self.get_buffer("weight"))
 
 
-class TiedHeadKeptOld(EmbeddedEngineActor):
+class TiedHeadKeptOld(EmbeddedEngineServer):
     """The embedding is updated, the head that was tied to it is not."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -140,12 +132,12 @@ def test_an_engine_that_computes_what_the_trainer_computes_passes_with_room_to_s
 ) -> None:
     trainer = trainer_of(tied, dtype)
 
-    async def use(actor: EmbeddedEngineActor) -> None:
+    async def use(server: EmbeddedEngineServer) -> None:
         for version in range(3):
-            ack = await load(actor, version + 1, release(trainer, version))
+            ack = await load(server, version + 1, release(trainer, version))
             assert ack.canary_gap is not None
             assert ack.canary_gap <= TOLERANCE[dtype] / 4
-            assert (await generate(actor, f"after {version}")).version_spans[0][0][0] == version
+            assert (await generate(server, f"after {version}")).version_spans[0][0][0] == version
             train(trainer, version)
 
     with_engine(tied, use, dtype)
@@ -155,18 +147,18 @@ def test_an_engine_that_computes_what_the_trainer_computes_passes_with_room_to_s
     "bug", [AdapterNeverApplied, LoaderCorruptsOneLayer, TiedHeadKeptOld], ids=lambda b: b.__name__
 )
 def test_a_bug_that_digests_do_not_see_is_caught_before_the_engine_serves(
-    tied: Path, bug: type[EmbeddedEngineActor]
+    tied: Path, bug: type[EmbeddedEngineServer]
 ) -> None:
     trainer = trainer_of(tied)
     train(trainer, 7)
 
-    async def use(actor: EmbeddedEngineActor) -> None:
+    async def use(server: EmbeddedEngineServer) -> None:
         with pytest.raises(CanaryFailed, match="where the trainer's is"):
-            await load(actor, 1, release(trainer, 1))
-        state = await actor.state(FENCE)
+            await load(server, 1, release(trainer, 1))
+        state = await server.state(FENCE)
         assert (state.version, state.digest) == (None, None)
         with pytest.raises(EngineUnavailable):
-            await generate(actor, "too early")
+            await generate(server, "too early")
 
     with_engine(tied, use, kind=bug)
 
@@ -179,20 +171,20 @@ def test_samples_that_run_when_a_canary_fails_are_lost_and_a_good_sync_heals_the
     train(trainer, 7)
     new = release(trainer, 1)
 
-    async def use(actor: EmbeddedEngineActor) -> None:
-        assert isinstance(actor, LoaderCorruptsOneLayer)
-        actor.corrupts = False
-        await load(actor, 1, good)
-        running = asyncio.create_task(generate(actor, "running", tokens=120))
+    async def use(server: EmbeddedEngineServer) -> None:
+        assert isinstance(server, LoaderCorruptsOneLayer)
+        server.corrupts = False
+        await load(server, 1, good)
+        running = asyncio.create_task(generate(server, "running", tokens=120))
         await asyncio.sleep(0)  # its turn: it is with the engine now
-        actor.corrupts = True
+        server.corrupts = True
         with pytest.raises(CanaryFailed):
-            await load(actor, 2, new)
+            await load(server, 2, new)
         with pytest.raises(EngineUnavailable, match="where the trainer's is"):
             await running
-        actor.corrupts = False
-        assert (await load(actor, 3, new)).canary_gap is not None
-        after = await generate(actor, "after", tokens=3)
+        server.corrupts = False
+        assert (await load(server, 3, new)).canary_gap is not None
+        after = await generate(server, "after", tokens=3)
         assert after.version_spans == (((1, len(after.token_ids)),),)
         assert np.isfinite(after.logprobs).all()
 

@@ -1,0 +1,326 @@
+"""Base of all engine servers: requests, fence, weights, health. One server has one engine.
+
+An engine serves no version until a release was received, verified and committed; its ack contains
+the version and the digest that it then serves.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Generator
+from typing import NamedTuple, Protocol, cast
+
+from offbeat.generators.spec import EngineSpec
+from offbeat.generators.weight_fetch import WeightFetcher, in_thread
+from offbeat.messages.failures import (
+    CanaryFailed,
+    EngineUnavailable,
+    OffbeatError,
+    ReleaseLost,
+    RemoteBug,
+    WeightSyncFailed,
+)
+from offbeat.messages.fence_guard import FenceGuard
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.text import first_line
+from offbeat.messages.weights import EngineState, WeightDelta, WeightRelease, WeightsAck
+from offbeat.weight_sync.canary import CanaryChecks
+from offbeat.weight_sync.delta import HeldRelease, KeptBase, check_delta, rebuilt
+from offbeat.weight_sync.errors import SenderGone, TransferFailed, TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.served import ServedWeights, loaded_digest
+from offbeat.weight_sync.transports.messages import ShardRoute
+
+
+class ServedEngine(Protocol):
+    """Interface that all kinds of engine share."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def busy_s(self) -> float: ...
+    def check_usable(self, during: str) -> None: ...
+    async def generate(self, request: GenerateRequest) -> GenerateResult: ...
+    async def close(self) -> None: ...
+
+
+class LoadOutcome(NamedTuple):
+    """Outcome of loading a release."""
+
+    pause_s: float  # seconds that decoding was paused, the canary included
+    canary_gap: float | None  # nats; None: the release has no canary
+
+
+class EngineServer:
+    """Base class of engine servers: fence, state and acks. Subclasses load the weights.
+
+    All methods belong to one event loop. Blocking work runs in threads.
+    """
+
+    _loads_regions = False  # whether ``_load_release`` accepts chunks with regions of tensors
+    # Failures of a transfer that leave the served weights as they were
+    _transfer_failures: tuple[type[OffbeatError], ...] = (TransferFailed, TransferRefused)
+
+    def __init__(
+        self, spec: EngineSpec, served: ServedEngine, incarnation: str, device: str | None = None
+    ) -> None:
+        """Serve an engine.
+
+        Args:
+            spec: What the engine was built from.
+            served: The engine.
+            incarnation: Unique name of this incarnation of the engine.
+            device: Device into which this process can receive weights; None for main memory.
+        """
+        self._name, self._served, self._incarnation = spec.name, served, incarnation
+        self._canaries = CanaryChecks(spec.name)
+        self._model_path = spec.model.path
+        self._guard = FenceGuard(spec.name)
+        self._epoch = 0  # epoch of the newest transfer begun
+        self._fetcher = WeightFetcher(spec.name, device or "cpu")
+        self._keeps_base, self._kept_base = spec.keeps_base, KeptBase(spec.name)
+        self._version: int | None = None
+        self._digest: str | None = None
+        self._manifest: Manifest | None = None  # of the served release
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Generate, but only with weights of this run.
+
+        A restarted process has the weights that it was created with. Any error that is no
+        ``OffbeatError`` is a bug of the engine; see ``classify``.
+
+        Raises:
+            EngineUnavailable: The engine holds no weights of this run, or ended before the request.
+            InvalidRequest: The engine can never serve the request, or its id is open.
+        """
+        if self._version is None:
+            problem = "it holds no weights of this run"
+            raise EngineUnavailable(self._name, "generate", problem, "Sync it first")
+        return await self._served.generate(request)
+
+    def classify(self, error: Exception) -> OffbeatError:
+        """Return the failure to report for an error of ``generate``: itself, or a ``RemoteBug``."""
+        if isinstance(error, OffbeatError):
+            return error
+        return RemoteBug(self._name, "generate", type(error).__name__, first_line(error))
+
+    async def state(self, fence: Fence) -> EngineState:
+        """Return the engine's state.
+
+        Raises:
+            EngineUnavailable: The process is alive, but the engine in it is not.
+        """
+        self._guard.check(fence)
+        self._served.check_usable("say how it is")
+        served = self._served
+        return EngineState(
+            name=self._name,
+            incarnation=self._incarnation,
+            version=self._version,
+            digest=self._digest,
+            running=served.running,
+            waiting=served.waiting,
+            busy_s=served.busy_s,
+            tokens=served.tokens,
+            pid=os.getpid(),
+            cpu_s=time.process_time(),
+        )
+
+    async def served_weights(self) -> ServedWeights:
+        """Return which weights the engine serves, for ``offbeat verify-weights``.
+
+        The call changes nothing, so it needs no fence.
+        """
+        version, manifest = self._version, self._manifest
+        if version is None or manifest is None:
+            return ServedWeights(self._name, version)
+        return await self._read_back(version, manifest)
+
+    async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
+        """Return the release with digests of the served tensors, or with the reason for none."""
+        problem = "this kind of engine cannot read back the weights that it serves"
+        return ServedWeights(self._name, version, manifest, problem=problem)
+
+    async def load(
+        self, fence: Fence, epoch: int, release: WeightRelease, *handles: Bytes | ShardRoute
+    ) -> WeightsAck:
+        """Load a release completely, or raise and keep serving the previous one.
+
+        Args:
+            fence: Fence of the caller.
+            epoch: Epoch of the transfer.
+            release: The release without handles. With a delta, it is loaded by its changes.
+            *handles: The chunks of the release or of its delta, or the route to the trainer ranks
+                that hold its parts.
+
+        Raises:
+            BaseRefused: The engine does not serve the base of the delta. Nothing was begun: the full
+                release may follow.
+            ReleaseLost: The ranks that hold a part have ended, or send another release.
+            WeightSyncFailed: The release did not fit, arrived damaged, or could not be fetched.
+        """
+        started_s, delta, base = time.perf_counter(), release.delta, None
+        self._guard.check(fence)
+        if delta is not None:
+            base = self._kept_base.check(release.version, delta.base, self._digest)
+        self._begin_transfer(fence, epoch, release.version)
+        with self._classify_failures(epoch, release.version):
+            route = handles[0] if handles and isinstance(handles[0], ShardRoute) else None
+            outcome = None if route is None else await self._fetch_and_load(epoch, release, route)
+            if outcome is not None:
+                self._manifest = release.manifest
+            else:
+                parts = cast("tuple[Bytes, ...]", handles)
+                if route is not None:
+                    sent = release.manifest if delta is None else delta.manifest
+                    parts = await self._fetcher.fetch_on_host(route, epoch, sent, release.manifest)
+                if delta is not None and base is not None:
+                    parts = await self._rebuild(epoch, release, delta, base, parts)
+                outcome = await self._load_chunks(epoch, release, parts)
+        return self._acknowledge(started_s, epoch, release.version, release.digest, outcome)
+
+    async def _rebuild(
+        self,
+        epoch: int,
+        release: WeightRelease,
+        delta: WeightDelta,
+        base: HeldRelease,
+        parts: tuple[Bytes, ...],
+    ) -> tuple[Bytes, ...]:
+        """Return the chunks of a release, from its base and the chunks of its delta."""
+
+        def rebuild() -> tuple[Bytes, ...]:
+            check_delta(epoch, delta, parts)
+            return rebuilt(epoch, base, release.manifest, parts, self._kept_base.lend)
+
+        return await in_thread(f"delta {epoch}", rebuild)
+
+    async def _load_chunks(
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
+    ) -> LoadOutcome:
+        """Load all chunks; first join regions to whole tensors if the engine loads no regions."""
+        whole, parts = release, chunks
+        if release.manifest.pieces and not self._loads_regions:
+            whole = await self._fetcher.joined(release, chunks, self._explain_whole_tensors())
+            parts = whole.chunks
+        outcome = await self._load_release(epoch, whole, parts)
+        self._manifest = whole.manifest
+        if self._keeps_base:
+            self._kept_base.serves(release.digest, release.manifest, chunks)
+        return outcome
+
+    async def serve_loaded(self, fence: Fence, epoch: int, version: int) -> WeightsAck:
+        """Serve the weights of the model directory, which this process was created with.
+
+        The ack has the digest of their files. For evaluations without a trainer.
+
+        Raises:
+            WeightSyncFailed: A release has replaced them, or the files cannot be read.
+        """
+        self._begin_transfer(fence, epoch, version)
+        started_s = time.perf_counter()
+        if self._version not in (None, version):
+            problem = f"a release took the place of the loaded weights: version {self._version}"
+            raise WeightSyncFailed(self._name, epoch, version, problem)
+        try:
+            digest = await in_thread("digest", lambda: loaded_digest(self._model_path))
+        except OSError as error:
+            raise WeightSyncFailed(self._name, epoch, version, str(error)) from error
+        with self._classify_failures(epoch, version):
+            await self._set_loaded_version(epoch, version)
+        return self._acknowledge(started_s, epoch, version, digest, LoadOutcome(0.0, None))
+
+    async def close(self) -> None:
+        """Close the engine: open calls raise ``EngineUnavailable``."""
+        await self._served.close()
+
+    def _begin_transfer(self, fence: Fence, epoch: int, version: int) -> None:
+        self._guard.check(fence)
+        if epoch <= self._epoch:
+            problem = f"a newer transfer was begun: epoch {self._epoch}"
+            raise WeightSyncFailed(self._name, epoch, version, problem)
+        self._epoch = epoch
+
+    def _check_newest(self, epoch: int) -> None:
+        """Raise if a newer transfer was begun: its weights may be served by now.
+
+        Raises:
+            TransferRefused: A newer transfer was begun.
+        """
+        if epoch < self._epoch:
+            raise TransferRefused(epoch, "epoch", str(epoch), f"the newest, {self._epoch}")
+
+    @contextlib.contextmanager
+    def _classify_failures(self, epoch: int, version: int) -> Generator[None]:
+        """Raise the failures of a transfer as the classes that the controller knows."""
+        try:
+            yield
+        except SenderGone as gone:
+            raise ReleaseLost(self._name, version, str(gone)) from gone
+        except self._transfer_failures as failure:
+            raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
+        except CanaryFailed:
+            self._version = self._digest = None  # the old weights are overwritten
+            raise
+
+    def _acknowledge(
+        self, started_s: float, epoch: int, version: int, digest: str, outcome: LoadOutcome
+    ) -> WeightsAck:
+        """Start serving the loaded release and return its ack."""
+        self._version, self._digest = version, digest
+        return WeightsAck(
+            engine=self._name,
+            incarnation=self._incarnation,
+            epoch=epoch,
+            version=version,
+            digest=digest,
+            transfer_s=time.perf_counter() - started_s - outcome.pause_s,
+            pause_s=outcome.pause_s,
+            busy_s=self._served.busy_s,
+            tokens=self._served.tokens,
+            cpu_s=time.process_time(),
+            canary_gap=outcome.canary_gap,
+        )
+
+    # --- overridden by the servers of each kind of engine -----------------------------------------
+
+    async def _load_release(
+        self, epoch: int, release: WeightRelease, chunks: tuple[Bytes, ...]
+    ) -> LoadOutcome:
+        """Load, verify and commit a release, and check its canary, if it has one.
+
+        Raises:
+            TransferRefused: The release did not fit, or arrived damaged: the engine serves the
+                previous version.
+            CanaryFailed: The engine computes other values: it serves nothing, and its requests are
+                lost.
+        """
+        raise NotImplementedError
+
+    async def _fetch_and_load(
+        self, epoch: int, release: WeightRelease, route: ShardRoute
+    ) -> LoadOutcome | None:
+        """Fetch, verify and commit the regions of a release, or of its delta.
+
+        Return None if the engine loads chunks instead.
+
+        Raises:
+            TransferFailed, TransferRefused, CanaryFailed: As ``load`` and ``_load_release``.
+        """
+        del epoch, release, route
+
+    async def _set_loaded_version(self, epoch: int, version: int) -> None:
+        """Stamp tokens of the loaded weights with this version from now on.
+
+        Raises:
+            TransferRefused: The engine has other weights by now.
+        """
+        raise NotImplementedError
+
+    def _explain_whole_tensors(self) -> str:
+        return "the loader of this engine takes whole tensors, no regions"
