@@ -13,7 +13,7 @@ touches the engine.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -56,11 +56,12 @@ class EngineLoop:
     ``EngineUnavailable`` with the step's error as its cause.
     """
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
+    def __init__(self, engine: EmbeddedEngine, steps_in: Executor | None = None) -> None:
+        """``steps_in``: executor of one thread, which runs the engine; None: a new one."""
         self._engine = engine
         self._inbox: deque[_Command] = deque()  # filled by the event loop, emptied by the thread
         self._open: dict[str, asyncio.Future[GenerateResult]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{engine.name}-steps")
+        self._thread = steps_in or ThreadPoolExecutor(1, thread_name_prefix=f"{engine.name}-steps")
         self._working: asyncio.Future[None] | None = None
         self._start_is_due = False
         self._gone: _Gone | None = None

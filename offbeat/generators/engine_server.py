@@ -7,7 +7,7 @@ the version and the digest that it then serves.
 import contextlib
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import NamedTuple, Protocol, cast
 
 from offbeat.generators.spec import EngineSpec
@@ -67,7 +67,13 @@ class EngineServer:
     _transfer_failures: tuple[type[OffbeatError], ...] = (TransferFailed, TransferRefused)
 
     def __init__(
-        self, spec: EngineSpec, served: ServedEngine, incarnation: str, device: str | None = None
+        self,
+        spec: EngineSpec,
+        served: ServedEngine,
+        incarnation: str,
+        device: str | None = None,
+        *,
+        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         """Serve an engine.
 
@@ -76,7 +82,9 @@ class EngineServer:
             served: The engine.
             incarnation: Unique name of this incarnation of the engine.
             device: Device into which this process can receive weights; None for main memory.
+            cpu_clock: Returns the CPU seconds of the engine.
         """
+        self._cpu_clock = cpu_clock
         self._name, self._served, self._incarnation = spec.name, served, incarnation
         self._canaries = CanaryChecks(spec.name)
         self._model_path = spec.model.path
@@ -128,7 +136,7 @@ class EngineServer:
             busy_s=served.busy_s,
             tokens=served.tokens,
             pid=os.getpid(),
-            cpu_s=time.process_time(),
+            cpu_s=self._cpu_clock(),
         )
 
     async def served_weights(self) -> ServedWeights:
@@ -283,7 +291,7 @@ class EngineServer:
             pause_s=outcome.pause_s,
             busy_s=self._served.busy_s,
             tokens=self._served.tokens,
-            cpu_s=time.process_time(),
+            cpu_s=self._cpu_clock(),
             canary_gap=outcome.canary_gap,
         )
 

@@ -1,6 +1,7 @@
 """Server of the stub engine: dry runs, without torch."""
 
 import time
+from collections.abc import Callable
 
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.spec import EngineSpec
@@ -14,11 +15,17 @@ from offbeat.weight_sync.manifest import Bytes
 class StubEngineServer(EngineServer):
     """Server of a latency model that also takes time to load weights."""
 
-    def __init__(self, spec: EngineSpec, incarnation: str | None = None) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        incarnation: str | None = None,
+        *,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
         """Create the engine. ``incarnation`` is its unique name; None for a new one."""
         incarnation = incarnation or new_incarnation(spec.name)
         self._stub = StubEngine(spec.stub, name=spec.name, incarnation=incarnation, seed=spec.seed)
-        super().__init__(spec, self._stub, incarnation)
+        super().__init__(spec, self._stub, incarnation, cpu_clock=cpu_clock)
 
     async def _set_loaded_version(self, epoch: int, version: int) -> None:
         del epoch  # no cache outlives a version

@@ -4,6 +4,7 @@ The caller makes one call at a time, in the order of the controller's calls: the
 that order.
 """
 
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -76,6 +77,8 @@ class TrainerRank:
         make: MakeRank,
         place: WriteLocation,
         address: Callable[[], str],
+        *,
+        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         """Create the rank, and its model too if it is the only rank.
 
@@ -85,6 +88,7 @@ class TrainerRank:
             place: Location where this process writes.
             address: Returns the address at which other machines reach this one; called only if
                 needed.
+            cpu_clock: Returns the CPU seconds of the rank.
         """
         from offbeat.transfer_queue.tensordict_codec import build_chunk  # noqa: PLC0415 -- loads torch
 
@@ -98,7 +102,7 @@ class TrainerRank:
         self._prompt_indices: dict[StepKey, Sequence[int]] = {}
         self._columns = HeldColumns()
         self._canaries = Canaries(spec.config)
-        self._memory, self._cpu = PeakMemory(meter_of(spec.config.trainer)), CpuTime()
+        self._memory, self._cpu = PeakMemory(meter_of(spec.config.trainer)), CpuTime(cpu_clock)
         self._incarnation = new_incarnation(spec.process)
         self._world = ""  # name of the process group; empty before it is formed
         self._entry = WorldEntry(spec.rank, trainer_device(spec.config.trainer), address)

@@ -12,6 +12,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,7 +56,14 @@ class EmbeddedEngineServer(EngineServer):
 
     _loads_regions = True
 
-    def __init__(self, spec: EngineSpec, incarnation: str | None = None) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        incarnation: str | None = None,
+        *,
+        steps_in: Executor | None = None,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
         """Load the model and start its engine.
 
         Blocks for seconds, and needs no event loop.
@@ -63,11 +71,13 @@ class EmbeddedEngineServer(EngineServer):
         Args:
             spec: What the engine is built from.
             incarnation: Unique name of this incarnation of the engine; None for a new one.
+            steps_in: Executor of one thread, which runs the engine; None for a new one.
+            cpu_clock: Returns the CPU seconds of the engine.
         """
         from offbeat.generators.embedded.start import started
 
         incarnation = incarnation or new_incarnation(spec.name)
-        self._engine, self._module = started(spec, incarnation)
+        self._engine, self._module = started(spec, incarnation, steps_in)
         self._base: BaseWeights | None = None  # kept from the first release of adapters on
         self._is_replaced = False  # a full release was begun: the loaded weights may be gone
         self._staging = asyncio.Lock()
@@ -75,7 +85,7 @@ class EmbeddedEngineServer(EngineServer):
         self._last: tuple[str, ReleaseLoader] | None = None
         self._committed: _Committed | None = None  # used by the engine's thread only
         config = of_kind(EmbeddedGeneratorConfig, spec.generator)
-        super().__init__(spec, self._engine, incarnation, config.device)
+        super().__init__(spec, self._engine, incarnation, config.device, cpu_clock=cpu_clock)
 
     async def _set_loaded_version(self, epoch: int, version: int) -> None:
         del epoch  # no cache outlives a version

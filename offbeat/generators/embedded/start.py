@@ -5,6 +5,7 @@
 # transformers leaves its configs and its loading functions untyped.
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from functools import cached_property
 
 import torch
@@ -44,7 +45,9 @@ class Detokenizer:
         return tokenizer.decode
 
 
-def started(spec: EngineSpec, incarnation: str) -> tuple[EngineLoop, PreTrainedModel]:
+def started(
+    spec: EngineSpec, incarnation: str, steps_in: Executor | None = None
+) -> tuple[EngineLoop, PreTrainedModel]:
     """Load the model of ``spec``. Return the loop of its engine, and the module that is served."""
     config = of_kind(EmbeddedGeneratorConfig, spec.generator)
     torch.set_num_threads(config.threads)
@@ -67,4 +70,4 @@ def started(spec: EngineSpec, incarnation: str) -> tuple[EngineLoop, PreTrainedM
         device=config.device,
         decode=Detokenizer(spec.model.path, trust_remote_code=spec.model.trust_remote_code),
     )
-    return EngineLoop(engine), engine.model
+    return EngineLoop(engine, steps_in), engine.model
