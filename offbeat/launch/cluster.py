@@ -22,26 +22,22 @@ from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import RunFilesActor
 from offbeat.actors.ray_worker import LIVENESS
 from offbeat.config.limits import RankResources, trainer_resources
-from offbeat.config.mixture import environment_workers
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.sync import wire_of
-from offbeat.generators.spec import EngineSpec
 from offbeat.launch.backends import engine_class, trainer_class
 from offbeat.launch.bounded_call import bounded
 from offbeat.launch.composition import Actors, build_run
 from offbeat.launch.environment import passed_on
 from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
+from offbeat.launch.part_specs import engine_specs, environment_specs, trainer_specs
 from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token, keep_token_private
 from offbeat.launch.run_parts import RunSpec
 from offbeat.launch.session_folder import in_own_session, session_folder
 from offbeat.messages.failures import DeadlineExceeded, FixableError, OffbeatError
 from offbeat.messages.text import first_line
-from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.run_files.shared_directory import RunDirToken
 from offbeat.run_files.sharing import Sharing
-from offbeat.trainers.spec import TrainerSpec
 
 _NODES_S: Final = 2.0  # for a reply of the control service, which takes milliseconds
 _FILE_CALLS: Final = 4  # concurrent calls from other machines; each needs a thread and 8 MiB
@@ -256,49 +252,26 @@ def make_actors(spec: RunSpec) -> Actors:
 
 
 def _make_engines(spec: RunSpec) -> Iterator[tuple[str, Handle]]:
-    """Create the engines by name; a run of demonstrations has none."""
-    config = spec.config
-    if config.generator.backend == "none":
-        return
-    engine_cls = ray.remote(engine_class(config.generator.backend))
-    for index in range(config.generator.engines):
-        name = f"generator-{index}"
-        engine = EngineSpec(
-            name=name,
-            model=_served_model(config),
-            generator=config.generator,
-            stub=config.stub,
-            seed=config.seed + index,
-            run_dir=str(spec.run_dir),
-            sharing=spec.sharing,
-            quantize=config.sync.quantize,
-            keeps_base=config.sync.delta,
-        )
+    """Create the engines by name."""
+    generator = spec.config.generator
+    for engine in engine_specs(spec):
+        engine_cls = ray.remote(engine_class(generator.backend))
         yield (
-            name,
+            engine.name,
             engine_cls.options(
-                name=global_name(spec, name),
-                num_cpus=config.generator.cpus,
-                num_gpus=config.generator.gpus,
+                name=global_name(spec, engine.name),
+                num_cpus=generator.cpus,
+                num_gpus=generator.gpus,
                 max_restarts=-1,
             ).remote(engine),
         )
 
 
-def _served_model(config: RunConfig) -> ModelConfig:
-    """Return the model as engines load it: in the dtype that weights are sent in."""
-    wire = config.sync.wire_dtype
-    return config.model.model_copy(update={"dtype": wire}) if wire else config.model
-
-
 def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
-    """Create the trainer's ranks; one stub represents all of them."""
-    config = spec.config
-    rank_cls = ray.remote(trainer_class(config.trainer.backend))
-    resources = trainer_resources(config)
-    for rank, each in enumerate(resources):
-        made_from = TrainerSpec(config, str(spec.run_dir), rank, len(resources), spec.sharing)
-        yield rank_cls.options(**rank_options(each)).remote(made_from)
+    """Create the trainer's ranks."""
+    rank_cls = ray.remote(trainer_class(spec.config.trainer.backend))
+    for rank, resources in zip(trainer_specs(spec), trainer_resources(spec.config), strict=True):
+        yield rank_cls.options(**rank_options(resources)).remote(rank)
 
 
 def rank_options(resources: RankResources) -> dict[str, float]:
@@ -313,17 +286,7 @@ def rank_options(resources: RankResources) -> dict[str, float]:
 
 def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
     worker_cls = ray.remote(concurrency_groups={LIVENESS: 1})(EnvironmentActor)  # pyright: ignore[reportCallIssue] -- Ray declares no such option
-    global_names = {name: global_name(spec, name) for name in engines}
-    for index in range(environment_workers(spec.config)):
-        worker = EnvironmentSpec(
-            name=f"environment-{index}",
-            config=spec.config,
-            working_dir=str(spec.working_dir),
-            run_dir=str(spec.run_dir),
-            engines=global_names,
-            sharing=spec.sharing,
-            inputs=spec.inputs,
-        )
+    for worker in environment_specs(spec, {name: global_name(spec, name) for name in engines}):
         yield worker_cls.options(num_cpus=0, max_restarts=-1).remote(worker)
 
 

@@ -21,6 +21,7 @@ from offbeat.config.mixture import key_in
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.events import Opened
+from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Generator, Ports, ReportingRollouts, Trainer
@@ -73,6 +74,9 @@ class MadePorts:
     generators: Mapping[str, Generator]
     rollouts: ReportingRollouts
     spool: SpoolReader[Any]
+    cpu_s: Callable[[], float] = time.process_time
+    """CPU seconds that count as the controller's since its process started."""
+    failpoints: Failpoints = no_failpoints
 
 
 MakePorts = Callable[[RunSpec, Iterable[str]], MadePorts]
@@ -106,7 +110,8 @@ async def assemble(spec: RunSpec, make_ports: MakePorts) -> ControllerHost:
         payloads=made.spool,
         evaluation=evaluation,
         scores=scores,
-        cpu_s=time.process_time,
+        cpu_s=made.cpu_s,
+        failpoints=made.failpoints,
     )
     controller = _make_controller(spec, fence, ports, ledger)
     made.rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
