@@ -38,6 +38,9 @@ app.add_typer(reading_app)
 RunDirOption = Annotated[
     Path | None, typer.Option("--run-dir", help="Where everything is written; wins over run_dir.")
 ]
+LocalOption = Annotated[
+    bool, typer.Option("--local", help="In this process, without Ray: runtime.backend=local.")
+]
 
 
 def main() -> None:
@@ -99,8 +102,9 @@ def train(
             help="With --resume: go on though reward, environment or sampler have other source.",
         ),
     ] = False,
+    local: LocalOption = False,
 ) -> None:
-    """Train: one run on real actors."""
+    """Train: one run, on Ray actors or in this process."""
     if resume is not None and run_dir is not None:
         refuse(f"--resume {resume} and --run-dir {run_dir}: give one of them.")
     if resume is not None and recipe is not None and "=" in str(recipe) and not recipe.exists():
@@ -117,15 +121,24 @@ def train(
             f"--resume {resume} goes on in that directory, and {elsewhere[-1]} names another. Leave "
             "run_dir out, or start a new run without --resume."
         )
+    overrides = _with_local(overrides, local=local)
     _launch(recipe, overrides, run_dir, dry_run=False, resume=resume, changed_code=changed_code)
 
 
 @app.command("dry-run", cls=RecipeCommand)
 def dry_run(
-    recipe: RecipeArgument, overrides: OverridesArgument = None, run_dir: RunDirOption = None
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    run_dir: RunDirOption = None,
+    local: LocalOption = False,
 ) -> None:
     """Run the same code, for ten steps at most, with stub trainer and generators: no GPU, no model."""
-    _launch(recipe, overrides, run_dir, dry_run=True)
+    _launch(recipe, _with_local(overrides, local=local), run_dir, dry_run=True)
+
+
+def _with_local(overrides: list[str] | None, *, local: bool) -> list[str]:
+    """Return the overrides, with the runtime that ``--local`` names."""
+    return [*(overrides or ()), *(["runtime.backend=local"] if local else ())]
 
 
 def _launch(
@@ -162,6 +175,7 @@ def evaluate(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With a stub engine: no GPU, no model.")
     ] = False,
+    local: LocalOption = False,
 ) -> None:
     """Score a model on the sets of section eval, without training. 1: it could not be scored."""
     from offbeat.cli.recipes import read_or_exit
@@ -169,7 +183,9 @@ def evaluate(
 
     try:
         recipe, model = recipe_and_model(what)
-        loaded = read_or_exit(recipe, [*model, *(overrides or [])], dry_run=dry_run)
+        loaded = read_or_exit(
+            recipe, [*model, *_with_local(overrides, local=local)], dry_run=dry_run
+        )
         if not dry_run:
             check_can_evaluate(loaded.config)
     except NothingToEvaluate as error:

@@ -14,6 +14,7 @@ from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
 from offbeat.config.crosschecks_encoder import encoder_clashes, encoder_device_clashes
 from offbeat.config.crosschecks_images import image_clashes, image_layout_clashes
+from offbeat.config.crosschecks_local import local_clashes
 from offbeat.config.crosschecks_moe import moe_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.graders import GRADERS
@@ -317,7 +318,7 @@ def _devices_and_gpus_agree(config: RunConfig) -> Iterator[Clash]:
                 f"{section}.device={device} is no device this version runs on",
                 "Set it to cpu or cuda.",
             )
-        elif kind == "cuda" and gpus == 0:
+        elif kind == "cuda" and gpus == 0 and config.runtime.backend == "ray":
             yield Clash(
                 (f"{section}.device", f"{section}.gpus"),
                 f"{section}.device={device} with {section}.gpus=0: Ray hides the GPUs from an actor that "
@@ -1211,4 +1212,5 @@ _REAL_RUNS = (
     _devices_and_gpus_agree,
     rank_gpu_clashes,
     rounding_clashes,
+    local_clashes,
 )

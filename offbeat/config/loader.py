@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from offbeat.config import schema, sources
 from offbeat.config.crosschecks import Clash, clashes
 from offbeat.config.merge import lay_over
-from offbeat.config.normalise import normalise, value_hint
+from offbeat.config.normalise import expand_short_forms, normalise, value_hint
 from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
 from offbeat.config.run import RunConfig
 from offbeat.config.tree import Leaf, Section
@@ -58,6 +58,8 @@ def load_recipe(
     if not read.files:
         raise ConfigError(tuple(read.problems))
     root = Section({}, Location(os.fspath(recipe)))
+    for layer in read.layers:
+        expand_short_forms(layer)
     dropped = [key for layer in read.layers for key in lay_over(root, layer)]
     problems = [*read.problems, *normalise(root)]
     config, wrong = _judge(root)

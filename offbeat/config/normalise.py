@@ -16,6 +16,18 @@ _CLOSE_ELSEWHERE: Final = 0.8
 _MOST_PLACES: Final = 3
 
 
+_SHORT_FORMS: Final = {"runtime": "backend"}
+"""Sections that may be written as the value of one of their keys, as in ``runtime: local``."""
+
+
+def expand_short_forms(layer: Section) -> None:
+    """Turn a section that is written as one value into a section with that key."""
+    for section, key in _SHORT_FORMS.items():
+        node = layer.children.get(section)
+        if isinstance(node, Leaf) and node.text is not None:
+            layer.children[section] = Section({key: node}, node.location)
+
+
 def normalise(root: Section) -> list[Problem]:
     """Take out of ``root`` what no model knows, and report it.
 

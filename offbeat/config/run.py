@@ -103,7 +103,7 @@ class RunConfig(Config):
     """Limits after which the run ends."""
 
     runtime: RuntimeConfig = RuntimeConfig()
-    """Environment of the run's processes, on every machine."""
+    """Processes that execute the run, and their environment."""
 
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""

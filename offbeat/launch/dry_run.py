@@ -8,7 +8,7 @@ from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import StubGeneratorConfig
 from offbeat.config.sections.rollout import RolloutConfig
-from offbeat.config.sections.sync import wire_of
+from offbeat.config.sections.sync import ObjectStoreSyncConfig, wire_of
 from offbeat.config.sections.trainer import StubTrainerConfig
 
 STEPS: Final = 10
@@ -81,6 +81,8 @@ def dry(config: RunConfig) -> RunConfig:
         "sync": {"wire": "tcp"} if wire_of(config.sync) != "tcp" else {},
         "wandb": {"mode": "disabled" if config.wandb.mode == "disabled" else "offline"},
     }
+    if config.runtime.backend == "local":
+        values["sync"] = kept(values["sync"] | {"transport": "object_store"}, ObjectStoreSyncConfig)
     values["model"]["weights"] = None
     values["generator"] = kept(values["generator"], StubGeneratorConfig)
     values["trainer"] = kept(values["trainer"], StubTrainerConfig)

@@ -1,11 +1,17 @@
-"""Configures the process for a checked recipe, then runs it on Ray."""
+"""Configures the process for a checked recipe, then runs it on its runtime."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offbeat.config.loader import LoadedRecipe, load_recipe
+from offbeat.config.run import RunConfig
 from offbeat.config.user_code import check_starts_run
+from offbeat.doors import find_option
 from offbeat.launch.process_environment import set_environment
+
+if TYPE_CHECKING:
+    from offbeat.launch.session import Runtime
 
 
 def launch(
@@ -26,12 +32,10 @@ def launch(
     """
     check_starts_run()
     set_environment(loaded.config.runtime.env)
-    # Ray reads its variables when it is imported.
-    from offbeat.launch.driver import RAY
     from offbeat.launch.session import drive
 
     return drive(
-        RAY,
+        find_runtime(loaded.config),
         loaded,
         run_dir,
         dry_run=dry_run,
@@ -39,6 +43,16 @@ def launch(
         changed_code=changed_code,
         evaluates_only=evaluates_only,
     )
+
+
+def find_runtime(config: RunConfig) -> "Runtime":
+    """Return the runtime that a recipe chooses; only Ray's imports Ray."""
+    if config.runtime.backend == "local":
+        return find_option("local").LOCAL
+    # Ray reads its variables when it is imported.
+    from offbeat.launch.driver import RAY
+
+    return RAY
 
 
 def run_recipe(

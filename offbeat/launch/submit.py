@@ -52,6 +52,12 @@ class NoDashboardAddress(FixableError):
     form = "--address {!r} {}. {}"
 
 
+class NoClusterNeeded(FixableError):
+    """A recipe that runs in one process, and so on no cluster."""
+
+    form = "{} {}. {}."
+
+
 @dataclass(frozen=True, slots=True)
 class RayJob:
     """A job to submit to Ray.
@@ -86,9 +92,10 @@ def submit_job(
     0: submitted, now or before. 2: the address, the token or the directory is wrong.
     """
     try:
+        check_on_cluster(loaded)
         check_address(address)
         job = plan(loaded, overrides, Path.cwd(), python or sys.executable)
-    except (NoDashboardAddress, CannotPack) as error:
+    except (NoClusterNeeded, NoDashboardAddress, CannotPack) as error:
         typer.echo(printable_lines(str(error)), err=True)
         return REFUSED
     for name, value in client_environment(os.environ, Path.home()).items():
@@ -114,6 +121,18 @@ def submit_job(
         )
         return REFUSED
     return 0
+
+
+def check_on_cluster(loaded: LoadedRecipe) -> None:
+    """Raise if the recipe does not run on a cluster.
+
+    Raises:
+        NoClusterNeeded: It runs in one process.
+    """
+    if loaded.config.runtime.backend == "local":
+        problem = "runs in one process, without Ray"
+        fix = "Leave it out to submit the run, or start it here with offbeat train"
+        raise NoClusterNeeded("runtime.backend=local", problem, fix)
 
 
 def check_address(address: str) -> None:

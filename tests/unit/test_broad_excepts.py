@@ -64,6 +64,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "generators/vllm/weights.py WeightUpdates._fetch",
         "generators/vllm/weights.py WeightUpdates._update",
         "launch/cluster.py start_ray",
+        "local/hosted.py _bugs_as_failures",
         "rollouts/calls.py environment_code",
         "rollouts/samples.py SampleDraws.draw_all",
         "rollouts/worker.py EnvironmentWorker.roll_out",
@@ -129,6 +130,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     REPEATED: ("controller/signal.py Signal._look",),
     LAST_WORD: (
+        "local/threads.py WorkThread.submit",
         "simulation/cluster.py Cluster._live",
         "weight_sync/transports/reshard_server.py ReshardServer._stream",
         "weight_sync/transports/reshard_server.py ReshardServer._work",

@@ -1,7 +1,7 @@
 """Defines section ``runtime`` of a recipe."""
 
 import re
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import BeforeValidator
 
@@ -23,7 +23,12 @@ def _variables(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
 
 
 class RuntimeConfig(Config):
-    """Environment of the run's processes, on every machine."""
+    """Processes that execute the run, and their environment. `runtime: local` sets the backend."""
+
+    backend: Literal["ray", "local"] = "ray"
+    """ray: each part is an actor, on one machine or on a cluster. local: all parts in one process,
+    without Ray, for one trainer rank and embedded engines; a crash of the process ends the run, and
+    `--resume` continues it."""
 
     env: Annotated[
         dict[str, str],

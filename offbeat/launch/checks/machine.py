@@ -107,6 +107,8 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
         processes += config.generator.engines
         served = 0 if _on_gpu(config.generator.device) else 1
         copies += (served + merges + bases) * config.generator.engines
+    if config.runtime.backend == "local":
+        processes = 1
     return weights * copies + states + processes * _PROCESS_BYTES
 
 

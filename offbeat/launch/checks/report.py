@@ -48,6 +48,7 @@ from offbeat.launch.checks.precision import check_precision
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.software import (
     check_gpus,
+    check_one_process,
     check_packages,
     check_ray_address,
     check_tensorboard,
@@ -119,6 +120,7 @@ def find(
     folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
     machine, gpu = this_machine(), gpu_bytes(config)
+    is_local = config.runtime.backend == "local"
     trained, of_model = None, chain[Finding]()
     if model and _has_model(config):
         from offbeat.launch.checks import encoder, layout, model_proof, tensor_ranks
@@ -155,7 +157,7 @@ def find(
         check_secrets(config),
         check_cores(config, machine),
         check_memory(config, machine, model, trained) if model else (),
-        check_shared_memory(config, machine, model) if model else (),
+        check_shared_memory(config, machine, model) if model and not is_local else (),
         check_gpus(config, count_gpus(config)),
         check_weight_sync(config),
         check_wire(config, find_devices(config), os.environ),
@@ -170,7 +172,7 @@ def find(
         ),
         check_wandb(config, os.environ),
         check_tensorboard(config),
-        check_ray_address(os.environ),
+        check_one_process(os.environ) if is_local else check_ray_address(os.environ),
     )
 
 
@@ -221,7 +223,7 @@ def problems_before_start(
 
     A run that joins a cluster is not checked against this machine, and a dry run is not checked.
     """
-    if os.environ.get("RAY_ADDRESS"):
+    if os.environ.get("RAY_ADDRESS") and config.runtime.backend == "ray":
         recipe = () if dry_run else check_secrets(config)
         findings = (*check_ray_address(os.environ), *recipe)
     else:

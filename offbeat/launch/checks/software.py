@@ -13,14 +13,15 @@ from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.launch.gcs_watch import connect
 from offbeat.telemetry.wandb_sink import resolved_mode
 
-_NEEDED: Final = ("ray", "torch", "transformers", "tensordict")
+_NEEDED: Final = ("torch", "transformers", "tensordict")
 _CONNECT_S: Final = 5.0
 
 
 def check_packages(config: RunConfig) -> Iterator[Finding]:
     """Check that packages are installed, by their metadata: nothing is imported."""
     extras = _extras(config)
-    for name in (*_NEEDED, *extras):
+    runtime = ("ray",) if config.runtime.backend == "ray" else ()
+    for name in (*runtime, *_NEEDED, *extras):
         try:
             yield ok(name, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
@@ -101,6 +102,18 @@ def check_ray_address(
         )
 
 
+def check_one_process(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Report a run in this process, and a cluster that it does not join."""
+    if address := environ.get("RAY_ADDRESS"):
+        yield warning(
+            "runtime",
+            f"runtime.backend=local runs in this process; RAY_ADDRESS={address} is not used",
+            "Leave runtime.backend out to run on that cluster.",
+        )
+    else:
+        yield ok("runtime", "local: all parts in this process, without Ray")
+
+
 def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
     """Return why the cluster cannot be reached; empty if it may be."""
     if address in {"auto", "local"}:  # Ray finds these itself
@@ -116,8 +129,11 @@ def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
 
 
 def gpus_wanted(config: RunConfig) -> float:
-    """Return the GPUs that Ray has to find for all actors together."""
+    """Return the GPUs that Ray has to find for all actors together; 1 for a process that uses one."""
     trainer, generator = config.trainer, config.generator
+    if config.runtime.backend == "local":
+        devices = [each.device for each in (trainer, generator) if each.backend != "stub"]
+        return float(any(device.startswith("cuda") for device in devices))
     ranks = [] if trainer.backend == "stub" else trainer_resources(config)
     of_trainer = sum(each.gpus for each in ranks)
     return of_trainer + (generator.gpus * generator.engines if generator.backend != "stub" else 0)

@@ -1,0 +1,1 @@
+"""A run in one process, without Ray: the controller's ports over threads."""

@@ -1,0 +1,144 @@
+"""Hosts a part of a run in a thread, where Ray would give it a process: made, replaced, ended."""
+
+import asyncio
+import contextlib
+import threading
+import traceback
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final, Generic, TypeVar
+
+from offbeat.local.threads import LoopThread, WorkThread
+from offbeat.messages.failures import ActorLost, OffbeatError, RemoteBug, StartFailed
+from offbeat.messages.text import first_line
+
+T = TypeVar("T")
+R = TypeVar("R")
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""transformers replaces functions of torch while it loads a model, so only one thread may load."""
+
+
+class Hosted(Generic[T]):
+    """One part of a run, made in a thread of its own. May be called from any event loop.
+
+    ``restart`` abandons the part and makes another one: its open calls raise ``ActorLost``, as those
+    of a killed process do. The abandoned thread cannot be killed; it ends when its call returns.
+    """
+
+    def __init__(self, name: str, make: Callable[[WorkThread], T]) -> None:
+        """Start to make the part; ``make`` is called in the thread that it gets."""
+        self.name, self._make = name, make
+        self._life = _Life(name, make)
+
+    async def call(self, during: str, work: Callable[[T], R]) -> R:
+        """Call the part in its thread, after all earlier calls.
+
+        Raises:
+            StartFailed: The part could not be made.
+            ActorLost: The part was replaced before the call returned.
+            OffbeatError: Any typed failure of the call.
+            RemoteBug: Any other error of the call.
+        """
+        life = self._life
+        return await life.run(during, life.in_thread(during, work))
+
+    async def await_on(
+        self, loop: LoopThread, during: str, work: Callable[[T], Coroutine[Any, Any, R]]
+    ) -> R:
+        """Await a coroutine of the part on ``loop``; raises as ``call`` does."""
+        life = self._life
+
+        async def awaited() -> R:
+            return await life.run(during, life.awaited(during, work))
+
+        return await loop.call(awaited)
+
+    def restart(self) -> T | None:
+        """Abandon the part and make another one; return the abandoned part, None if not made yet."""
+        abandoned = self.end()
+        self._life = _Life(self.name, self._make)
+        return abandoned
+
+    def end(self) -> T | None:
+        """Abandon the part for good; return it, None if it was not made yet."""
+        return self._life.end()
+
+
+class _Life(Generic[T]):
+    """A part from its making to its end."""
+
+    def __init__(self, name: str, make: Callable[[WorkThread], T]) -> None:
+        self._name = name
+        self._thread = WorkThread(name)
+        self._made = self._thread.submit(self._make_alone, make)
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._open = set[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]]()
+
+    def _make_alone(self, make: Callable[[WorkThread], T]) -> T:
+        with _ONE_AT_A_TIME:
+            return make(self._thread)
+
+    async def in_thread(self, during: str, work: Callable[[T], R]) -> R:
+        part = await self._part()
+        with _bugs_as_failures(self._name, during):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, part)
+
+    async def awaited(self, during: str, work: Callable[[T], Coroutine[Any, Any, R]]) -> R:
+        part = await self._part()
+        with _bugs_as_failures(self._name, during):
+            return await work(part)
+
+    async def _part(self) -> T:
+        if not self._made.done():
+            await asyncio.wait((asyncio.wrap_future(self._made),))
+        if (error := self._made.exception()) is None:
+            return self._made.result()
+        raise StartFailed(self._name, f"{type(error).__name__}: {first_line(error)}") from error
+
+    async def run(self, during: str, work: Coroutine[Any, Any, R]) -> R:
+        """Await ``work`` unless the part is over before that."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work)
+        with self._lock:
+            if self._is_over:
+                task.cancel()
+            self._open.add((loop, task))
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not task.cancelled() or not self._is_over or _is_cancelled():
+                raise
+            raise ActorLost(self._name, during, "it was replaced") from None
+        finally:
+            with self._lock:
+                self._open.discard((loop, task))
+
+    def end(self) -> T | None:
+        with self._lock:
+            self._is_over = True
+            still_open = [*self._open]
+        for loop, task in still_open:
+            loop.call_soon_threadsafe(task.cancel)
+        self._thread.shutdown(wait=False)
+        made = self._made
+        return made.result() if made.done() and made.exception() is None else None
+
+
+@contextlib.contextmanager
+def _bugs_as_failures(name: str, during: str) -> Generator[None]:
+    """Raise any error that is no typed failure as a bug of this part, with its location."""
+    try:
+        yield
+    except OffbeatError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        detail = (
+            f'{first_line(error)} File "{frame.filename}", line {frame.lineno}, in {frame.name}'
+        )
+        raise RemoteBug(name, during, type(error).__name__, detail) from error
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

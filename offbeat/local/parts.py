@@ -1,0 +1,126 @@
+"""Makes the parts of a run in this process, and the ports that reach them."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from offbeat.controller.failpoints import Failpoints, no_failpoints
+from offbeat.endpoint.worker_agents import make_agents
+from offbeat.generators.engine_server import EngineServer
+from offbeat.generators.rows import RowGenerator
+from offbeat.generators.spec import EngineSpec
+from offbeat.launch.part_specs import engine_specs, environment_specs, trainer_specs
+from offbeat.launch.run_parts import MadePorts, RunSpec
+from offbeat.local.hosted import Hosted
+from offbeat.local.ports import (
+    LoadedLocalGenerator,
+    LocalGenerator,
+    LocalRollouts,
+    LocalSpool,
+    LocalTrainer,
+    UnpublishedLocalTrainer,
+)
+from offbeat.local.threads import CpuClocks, LoopThread, WorkThread
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.rollouts.worker import EnvironmentSpec, EnvironmentWorker
+from offbeat.run_files.sharing import WriteLocation
+from offbeat.trainers.no_trainer import NoTrainer
+from offbeat.trainers.rank import TrainerRank
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.transfer_queue.spool import FOLDER
+
+
+def make_rank(spec: TrainerSpec, cpu: CpuClocks, thread: WorkThread) -> TrainerRank:
+    """Create the trainer's rank in its thread."""
+    clock, place = cpu.clock_of(thread.thread), WriteLocation(Path(spec.run_dir))
+    if spec.config.trainer.backend == "stub":
+        from offbeat.trainers.stub import make_stub_rank  # noqa: PLC0415 -- no torch
+
+        return TrainerRank(spec, partial(make_stub_rank, spec), place, _no_address, cpu_clock=clock)
+    import torch  # noqa: PLC0415 -- a dry run goes without
+
+    from offbeat.trainers.torch.choose import make_torch_rank  # noqa: PLC0415
+
+    torch.set_num_threads(spec.config.trainer.threads)  # of this thread
+    return TrainerRank(spec, partial(make_torch_rank, spec), place, _no_address, cpu_clock=clock)
+
+
+def make_engine(spec: EngineSpec, cpu: CpuClocks, thread: WorkThread) -> EngineServer:
+    """Create an engine in the thread that runs its steps."""
+    clock = cpu.clock_of(thread.thread)
+    if spec.generator.backend == "stub":
+        from offbeat.generators.stub_server import StubEngineServer  # noqa: PLC0415 -- no torch
+
+        return StubEngineServer(spec, cpu_clock=clock)
+    from offbeat.generators.embedded.server import EmbeddedEngineServer  # noqa: PLC0415
+
+    return EmbeddedEngineServer(spec, steps_in=thread, cpu_clock=clock)
+
+
+def make_worker(
+    spec: EnvironmentSpec, generators: Mapping[str, LocalGenerator], thread: WorkThread
+) -> EnvironmentWorker:
+    """Create the environment worker, which sends its requests to these engines."""
+    del thread  # the worker runs on the loop of the rollouts
+
+    async def generate(engine: str, request: GenerateRequest) -> GenerateResult:
+        return await generators[engine].generate(request)
+
+    place = WriteLocation(Path(spec.run_dir))
+    return EnvironmentWorker(spec, place, generate, make_agents, cpu_clock=time.thread_time)
+
+
+def _no_address() -> str:
+    raise RuntimeError("a run in one process listens on no address")
+
+
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """Functions that make the parts; a test replaces one to inject faults."""
+
+    rank: Callable[[TrainerSpec, CpuClocks, WorkThread], TrainerRank] = make_rank
+    engine: Callable[[EngineSpec, CpuClocks, WorkThread], EngineServer] = make_engine
+    worker: Callable[
+        [EnvironmentSpec, Mapping[str, LocalGenerator], WorkThread], EnvironmentWorker
+    ] = make_worker
+    failpoints: Failpoints = no_failpoints
+
+
+class LocalParts:
+    """The parts of one run and their threads."""
+
+    def __init__(self, makers: Makers) -> None:
+        self._makers = makers
+        self.loop = LoopThread("rollouts")
+        self.generators = dict[str, LocalGenerator]()
+        self._cpu = CpuClocks()
+        self._cpu.clock_of(self.loop.thread)
+
+    def make_ports(self, spec: RunSpec, needed: Iterable[str]) -> MadePorts:
+        """Create the ports of a run; ``needed`` are the spool segments to keep."""
+        kind = LoadedLocalGenerator if spec.evaluates_only else LocalGenerator
+        for each in engine_specs(spec):
+            hosted = Hosted(each.name, partial(self._makers.engine, each, self._cpu))
+            self.generators[each.name] = kind(hosted, self.loop)
+        spool = LocalSpool(spec.run_dir / FOLDER, needed)
+        (worker,) = environment_specs(spec, {})
+        made = partial(self._makers.worker, worker, self.generators)
+        rows = RowGenerator()
+        return MadePorts(
+            trainer=self._make_trainer(spec),
+            generators=self.generators or {rows.name: rows},
+            rollouts=LocalRollouts(Hosted(worker.name, made), self.loop, spool.hold),
+            spool=spool,
+            cpu_s=self._cpu.rest_s,
+            failpoints=self._makers.failpoints,
+        )
+
+    def _make_trainer(self, spec: RunSpec) -> NoTrainer | LocalTrainer:
+        if spec.evaluates_only:
+            return NoTrainer(spec.config.model.path)
+        (rank,) = trainer_specs(spec)
+        hosted = Hosted(rank.process, partial(self._makers.rank, rank, self._cpu))
+        kind = LocalTrainer if spec.config.generator.has_engines else UnpublishedLocalTrainer
+        return kind(hosted)

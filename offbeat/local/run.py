@@ -1,0 +1,170 @@
+"""Runs a recipe in this process, and watches it as a driver watches a controller on Ray."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from operator import methodcaller
+from typing import Final, TypeVar
+
+import msgspec
+import structlog
+from rich.console import Console
+
+from offbeat.environments.exits import contain_exits
+from offbeat.launch.control import CommandInbox
+from offbeat.launch.controller_host import ControllerHost
+from offbeat.launch.opened_run import OpenedRun
+from offbeat.launch.run_parts import RunSpec, assemble
+from offbeat.launch.screen import HeartbeatTimeout
+from offbeat.launch.session import Interrupted, Runtime, Signals, summarize_lost_run
+from offbeat.local.parts import LocalParts, Makers
+from offbeat.local.read_backs import LocalReadBacks
+from offbeat.local.threads import WorkThread
+from offbeat.run_files.shared_directory import RunDirToken
+from offbeat.telemetry.logs import configure_logging
+from offbeat.telemetry.process import dump_stacks_on_signal
+from offbeat.telemetry.progress import ProgressDisplay
+from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.status_file import Status, StatusFile
+from offbeat.telemetry.summary import Summary
+
+log = structlog.stdlib.get_logger()
+T = TypeVar("T")
+_LOOK_S: Final = 0.25  # between two looks at signals, commands and status
+
+
+class LocalController:
+    """A controller on an event loop of its own thread."""
+
+    def __init__(self, spec: RunSpec, makers: Makers) -> None:
+        """Start the thread, which builds the run and runs it to its end."""
+        self.parts = LocalParts(makers)
+        self._spec = spec
+        self._lock = threading.Lock()
+        self._host: ControllerHost | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._early = list[Callable[[ControllerHost], None]]()  # calls before the run was built
+        self.ended: Future[bytes] = WorkThread("controller").submit(self._run)
+        """The summary of the run as JSON, once it has ended."""
+
+    def _run(self) -> bytes:
+        try:
+            return asyncio.run(self._build_and_run())
+        finally:
+            self.parts.loop.stop()
+
+    async def _build_and_run(self) -> bytes:
+        contain_exits()
+        host = await assemble(self._spec, self.parts.make_ports)
+        with self._lock:
+            self._loop, self._host = asyncio.get_running_loop(), host
+        for call in self._early:
+            call(host)
+        return await host.run()
+
+    def tell(self, call: Callable[[ControllerHost], None]) -> None:
+        """Call the controller on its loop, at its start at the earliest."""
+        with self._lock:
+            if self._host is None or self._loop is None:
+                self._early.append(call)
+                return
+        with contextlib.suppress(RuntimeError):  # the run has ended, and its loop is closed
+            self._loop.call_soon_threadsafe(call, self._host)
+
+    def ask(self, question: Callable[[ControllerHost], T]) -> "Future[T]":
+        """Return the answer of the controller, which it gives on its loop."""
+        answer = Future[T]()
+        self.tell(lambda host: answer.set_result(question(host)))
+        return answer
+
+
+@dataclass(slots=True)
+class _WatchedRun:
+    """A run, and what its watcher does several times per second."""
+
+    spec: RunSpec
+    controller: LocalController
+    signals: Signals
+    display: ProgressDisplay
+    orders: CommandInbox
+    opened: OpenedRun
+    read_backs: LocalReadBacks
+    _status: "Future[Status] | None" = None
+    _silence: HeartbeatTimeout = field(default_factory=HeartbeatTimeout)
+
+    def watch(self) -> Summary:
+        """Show progress and pass commands on, until the run has ended.
+
+        Raises:
+            OffbeatError: The run ended with it, or its controller is silent for too long.
+            Interrupted: A signal came before the run could be ended in order.
+        """
+        controller, signals = self.controller, self.signals
+        signals.watched = True
+        give_up_at: float | None = None
+        while wait([controller.ended], timeout=_LOOK_S).not_done:
+            if signals.received is not None and give_up_at is None:
+                self._look()  # it may have begun since the last look
+                controller.tell(methodcaller("abort", signals.received.name))
+                give_up_at = time.monotonic() + self.spec.config.supervision.signal_grace_s
+            if signals.at_once:
+                raise Interrupted(signals)
+            if give_up_at is not None and time.monotonic() > give_up_at:
+                problem = "the controller did not end in time"
+                return summarize_lost_run(self.spec, "aborted", problem)
+            for order in self.orders.take_commands():
+                controller.tell(methodcaller("control", order))
+            self.read_backs.poll()
+            self._look()
+            self.opened.has_begun(self.display.phase)
+            self._silence.check()
+        return Summary.from_json(controller.ended.result())
+
+    def _look(self) -> None:
+        """Show the status once it is there; ask again."""
+        if self._status is None:
+            self._status = self.controller.ask(_status_of)
+        if not self._status.done():
+            self.display.wait("the controller, which reads prompts and journal")
+            return
+        self.signals.begun = True
+        self._silence.broken()
+        self.display.update(self._status.result())
+        self._status = self.controller.ask(_status_of)
+
+
+def _status_of(host: ControllerHost) -> Status:
+    return msgspec.json.decode(host.status(), type=Status)
+
+
+def run_local(
+    makers: Makers,
+    spec: RunSpec,
+    token: RunDirToken,
+    console: Console,
+    signals: Signals,
+    opened: OpenedRun,
+) -> Summary:
+    """Run everything in this process, to the end of the run."""
+    del token  # all of the run sees its directory
+    redactor = Redactor.from_environment(config=spec.config)
+    configure_logging("controller", spec.run_dir / "logs", run_id=spec.run_id, redactor=redactor)
+    dump_stacks_on_signal()
+    orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
+    with ProgressDisplay(console, StatusFile(spec.run_dir, spec.run_id)) as display:
+        controller = LocalController(spec, makers)
+        parts = controller.parts
+        read_backs = LocalReadBacks(spec.run_dir, parts.generators, parts.loop)
+        watched = _WatchedRun(spec, controller, signals, display, orders, opened, read_backs)
+        summary = watched.watch()
+    opened.has_begun(summary.outcome)  # of a run that was too short to be seen
+    return summary
+
+
+LOCAL: Final = Runtime(partial(run_local, Makers()))
+"""The runtime of ``runtime.backend=local``."""

@@ -1,0 +1,73 @@
+"""Threads of a local run: an executor that holds nothing up, and clocks that count no second twice."""
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+
+import pytest
+
+from offbeat.local.threads import CpuClocks, WorkThread
+
+
+def burn(cpu_s: float) -> None:
+    until_s = time.thread_time() + cpu_s
+    while time.thread_time() < until_s:
+        pass
+
+
+def test_a_work_thread_runs_calls_in_their_order_and_passes_on_results_and_errors() -> None:
+    thread, order = WorkThread("worker"), list[int]()
+
+    def call(number: int) -> int:
+        order.append(number)
+        return 10 // number
+
+    futures = [thread.submit(call, number) for number in (5, 2, 0, 1)]
+    assert [futures[0].result(), futures[1].result(), futures[3].result()] == [2, 5, 10]
+    with pytest.raises(ZeroDivisionError):
+        futures[2].result()
+    assert order == [5, 2, 0, 1]
+    thread.shutdown()
+
+
+def test_a_work_thread_skips_calls_that_were_cancelled_before_their_turn() -> None:
+    thread, free = WorkThread("worker"), threading.Event()
+    first: Future[bool] = thread.submit(free.wait)
+    second = thread.submit(int, 1)
+    assert second.cancel()
+    free.set()
+    assert first.result()
+    with pytest.raises(CancelledError):
+        second.result()
+    thread.shutdown()
+    with pytest.raises(RuntimeError, match="worker was shut down"):
+        thread.submit(int, 1)
+
+
+def test_a_thread_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
+    source = (
+        "import threading; from offbeat.local.threads import LoopThread, WorkThread\n"
+        "begun = threading.Event()\n"
+        "WorkThread('stuck').submit(lambda: (begun.set(), threading.Event().wait()))\n"
+        "LoopThread('rollouts')\n"
+        "begun.wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clocks of threads here")
+def test_the_seconds_of_a_hosted_thread_are_not_the_controllers() -> None:
+    process_s = 0.0
+    clocks = CpuClocks(lambda: process_s)
+    thread = WorkThread("trainer")
+    read = clocks.clock_of(thread.thread)
+    before_s, rest_s = read(), clocks.rest_s()
+    thread.submit(burn, 0.05).result()
+    spent_s = read() - before_s
+    assert spent_s >= 0.05
+    assert clocks.rest_s() - rest_s == pytest.approx(-spent_s)
+    thread.shutdown()
+    assert read() >= spent_s  # of a thread that has ended, too
