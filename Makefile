@@ -96,7 +96,7 @@ test: $(DEV_STAMP)
 endif
 
 test-on-actors: $(DEV_STAMP)
-	$(BIN)/python -m pytest tests/ray tests/ray_jobs tests/contract -m "ray and not long"
+	$(BIN)/python -m pytest tests/ray tests/ray_jobs tests/live tests/contract -m "ray and not long"
 
 test-units: $(DEV_STAMP)
 	$(BIN)/python -m pytest tests/unit $(LAST_UNITS:%=--ignore=%) -m "not ray and not long"

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 
 @pytest.mark.parametrize("name", ["grpo-gsm8k-1gpu", "grpo-gsm8k-1node", "smollm2-addition"])

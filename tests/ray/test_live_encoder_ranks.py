@@ -5,9 +5,9 @@ import pytest
 pytest.importorskip("PIL", reason="the extra vision is not installed")
 
 from offbeat.controller.events import Rewound, TrainerReplaced
-from tests.ray.conftest import ROOT, Start
 from tests.support.live_run import LiveRun
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

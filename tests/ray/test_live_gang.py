@@ -24,8 +24,8 @@ from offbeat.messages.failures import ActorLost, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, StepResult, TrainerState
 from offbeat.trainers.spec import TrainerSpec
-from tests.ray.conftest import ROOT
 from tests.support.faulty_trainer import FaultyTrainerActor
+from tests.support.starting import ROOT
 
 FENCE, LOSS = Fence("run", 1), LossSpec(ClippedPgLossConfig(old_logprobs="policy"))
 TWICE_TWO = LossSpec(ClippedPgLossConfig(old_logprobs="generation"), minibatches=2, epochs=2)

@@ -3,8 +3,8 @@
 import random
 
 from offbeat.controller.events import Rewound
-from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 
 def test_a_run_whose_second_rank_is_killed_rewinds_and_ends_with_its_ledger_in_order(

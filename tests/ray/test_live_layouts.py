@@ -18,7 +18,7 @@ from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.region import Region, union_elements
-from tests.ray.conftest import ROOT
+from tests.support.starting import ROOT
 
 FENCE = Fence("run", 1)
 CONFIG = RunConfig.model_validate(

@@ -6,9 +6,9 @@ import re
 import psutil
 
 from offbeat.controller.events import Opened, Rewound
-from tests.ray.conftest import ROOT, STUB, Start
 from tests.support.live_run import LiveRun, until
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, STUB, Start
 
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 ENDLESS = "steps=100000"

@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
 from offbeat.controller.events import Rewound
-from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 RECIPE = ROOT / "recipes" / "deterministic.yaml"
 SMALL = (

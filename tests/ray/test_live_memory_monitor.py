@@ -6,9 +6,9 @@ The monitor looks at the whole machine, so this process takes the memory and giv
 import psutil
 import pytest
 
-from tests.ray.conftest import STUB, Start
 from tests.support.live_run import LiveRun, until
 from tests.support.run_records import RunRecords
+from tests.support.starting import STUB, Start
 
 _MIB = 2**20
 _MARGIN = 3 * 1024 * _MIB

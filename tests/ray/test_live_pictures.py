@@ -21,8 +21,8 @@ from offbeat.controller.events import (
     StepApplied,
 )
 from offbeat.images.digits import picture
-from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

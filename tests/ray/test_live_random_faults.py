@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from tests.ray.conftest import STUB, Start
 from tests.support.random_faults import RandomFaults
 from tests.support.run_records import RunRecords
+from tests.support.starting import STUB, Start
 
 SEEDS = tuple(map(int, os.environ.get("OFFBEAT_FAULT_SEEDS", "1").split()))
 STEPS, STRUCK_S, UNDISTURBED = 400, 120.0, 40

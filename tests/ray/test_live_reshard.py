@@ -7,9 +7,9 @@ import pytest
 
 from offbeat.controller.events import Rewound
 from offbeat.controller.journal import recover
-from tests.ray.conftest import ROOT, STUB, Start
 from tests.support.live_run import LiveRun, offbeat, until
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, STUB, Start
 
 DETERMINISTIC = ROOT / "recipes" / "deterministic.yaml"
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"

@@ -15,10 +15,10 @@ from offbeat.simulation import schedule
 from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import EpisodeResult, play
-from tests.ray.conftest import STUB, Start
 from tests.support.live_run import LiveRun
 from tests.support.live_schedule import ENGINES, draw, strike_live, totals
 from tests.support.run_records import RunRecords
+from tests.support.starting import STUB, Start
 
 STEPS = 40
 SEEDS = (1, 2)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import psutil
 
-from tests.ray.conftest import ROOT, Start
 from tests.support.live_run import LiveRun
+from tests.support.starting import ROOT, Start
 
 RECIPE = ROOT / "recipes" / "deterministic.yaml"
 TWO_RANKS = (

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from offbeat.controller.events import Rewound
-from tests.ray.conftest import ROOT, Start
 from tests.support.live_run import LiveRun
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

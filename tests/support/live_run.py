@@ -64,11 +64,14 @@ class LiveRun:
         run_dir: Path,
         cwd: Path,
         environment: Mapping[str, str] = MappingProxyType({}),
+        is_alone: bool = False,
     ) -> None:
         """Start the command, as the leader of a process group of its own.
 
-        ``environment`` is set for it beside what this process has.
+        ``environment`` is set for it beside what this process has. ``is_alone``: it may run without
+        another process.
         """
+        self._is_alone = is_alone
         self.run_dir = run_dir
         self._texts = {1: cwd / f"{run_dir.name}.out", 2: cwd / f"{run_dir.name}.err"}
         self._seen = set[psutil.Process]()
@@ -220,7 +223,7 @@ class LiveRun:
 
     def nothing_is_left(self, *, within_s: float = 30) -> None:
         """Wait until no process and no shared memory of the run is left."""
-        assert self._seen, "nothing of the run was ever seen"
+        assert self._seen or self._is_alone, "nothing of the run was ever seen"
         until("nothing is left of the run", lambda: not self._left(), within_s=within_s,
               explain=lambda: f"left: {self._left()}")  # fmt: skip
 

@@ -19,7 +19,7 @@ from tests.support import shown_run
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
-STUB = str(ROOT / "tests" / "ray" / "stub.yaml")
+STUB = str(ROOT / "tests" / "support" / "stub.yaml")
 HEAVY = ("torch", "ray", "transformers", "numpy", "tensordict", "wandb", "pandas")
 
 COMMANDS = ("train", "dry-run", "check", "submit", "simulate", "control", "replay", "why", "config")

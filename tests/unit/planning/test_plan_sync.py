@@ -25,7 +25,7 @@ TINY = ROOT / "models" / "tiny-addition"
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
 PICTURES = str(ROOT / "recipes" / "quickstart-images.yaml")
 LORA = str(ROOT / "recipes" / "lora.yaml")
-STUB = str(ROOT / "tests" / "ray" / "stub.yaml")
+STUB = str(ROOT / "tests" / "support" / "stub.yaml")
 
 
 def plan_sync(*args: str) -> Result:

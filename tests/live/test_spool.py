@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from offbeat.controller.events import Dispatched, Opened, Returned
 from offbeat.controller.journal import recover
 from offbeat.controller.ledger import Ledger
-from tests.ray.conftest import STUB, Start
 from tests.support.live_run import LiveRun
 from tests.support.run_records import RunRecords
+from tests.support.starting import STUB, Start
 
 STEPS = 12
 SETTINGS = (
@@ -56,6 +58,7 @@ def _finished(run_dir: Path) -> RunRecords:
     return records
 
 
+@pytest.mark.only_ray
 def test_a_new_controller_trains_the_groups_that_the_killed_one_had_ready(start: Start) -> None:
     with start("replaced", STUB, *SETTINGS) as run:
         run.trained_steps(1)

@@ -8,8 +8,8 @@ pytest.importorskip("peft", reason="the extra lora is not installed")
 
 from safetensors.numpy import load_file
 
-from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.ray.conftest import ROOT, STUB, Start
 from tests.support.live_run import LiveRun
 from tests.support.run_records import RunRecords, temporary_files
+from tests.support.starting import ROOT, STUB, Start
 
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 STEPS, GROUPS, SAMPLES = 40, 16, 16

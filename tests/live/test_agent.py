@@ -11,9 +11,9 @@ import pytest
 
 from offbeat.controller.events import Committed, StepApplied
 from offbeat.messages.groups import SampleStatus
-from tests.ray.conftest import Start
 from tests.support.live_run import LiveRun
 from tests.support.run_records import RunRecords
+from tests.support.starting import Start
 
 _SLOW_S = 240.0
 """For what takes seconds on a machine that does nothing else."""
@@ -55,6 +55,7 @@ def test_a_run_trains_the_conversations_and_the_branches_of_an_agent(
     assert {event.samples for event in records.events if isinstance(event, StepApplied)} == {8}
 
 
+@pytest.mark.only_ray
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_kills_in_the_middle_of_turns_lose_no_group_and_train_none_twice(

@@ -27,8 +27,8 @@ from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.tensordict_codec import build_chunk
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.source import ModuleSource
-from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 RECIPE = ROOT / "recipes" / "deterministic.yaml"
 SMALL = ("steps=6", "groups_per_step=4", "samples_per_group=4")

@@ -14,8 +14,8 @@ from transformers import AutoModelForImageTextToText
 from offbeat.controller.events import Committed
 from offbeat.images.digits import picture
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
-from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -1,7 +1,7 @@
 """The recipe that promises it repeats bit for bit."""
 
-from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 RECIPE = ROOT / "recipes" / "deterministic.yaml"
 SMALL = ("steps=8", "groups_per_step=4", "samples_per_group=4")

@@ -6,7 +6,7 @@ import pytest
 
 from offbeat.algorithms.eval_scores import scores_by_set
 from offbeat.telemetry.evaluation_files import evaluation_files, read_evaluation
-from tests.ray.conftest import ROOT, Start
+from tests.support.starting import ROOT, Start
 
 
 @pytest.mark.parametrize("dry", [False, pytest.param(True, marks=pytest.mark.long)])

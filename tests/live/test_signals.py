@@ -5,9 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray.conftest import STUB, Start
 from tests.support.run_records import RunRecords
+from tests.support.starting import STUB, Start
 
+ENDLESS = """
+import time
+from pathlib import Path
+
+Path("imported").touch()
+time.sleep(1e6)
+
+class Policy: ...
+"""
 pytestmark = pytest.mark.usefixtures("default_signals")
 
 
@@ -54,6 +63,7 @@ def test_a_run_whose_processes_all_get_a_signal_ends_soon_with_a_summary(start: 
         run.nothing_is_left()
 
 
+@pytest.mark.only_ray
 def test_an_interrupt_while_ray_starts_leaves_nothing(start: Start) -> None:
     with start("early", STUB) as run:
         run.process("gcs_server")
@@ -69,11 +79,11 @@ def test_an_interrupt_while_ray_starts_leaves_nothing(start: Start) -> None:
 def test_an_interrupt_before_the_run_has_begun_waits_for_nobody(
     start: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "endless.py").write_text("import time\ntime.sleep(1e6)\nclass Policy: ...\n")
+    (tmp_path / "endless.py").write_text(ENDLESS)
     policy = ["sampler.name=custom", "sampler.target=endless:Policy"]
     patience = "supervision.signal_grace_s=300"
     with start("starting", STUB, *policy, patience, cwd=tmp_path) as run:
-        run.process("ControllerActor")
+        run.until("the policy is imported", (tmp_path / "imported").exists)
         run.interrupt(signal.SIGINT, whole_group=True)
         assert run.exit_code(within_s=20) == 130
         assert "SIGINT before an orderly end" in run.out

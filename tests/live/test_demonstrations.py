@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.ray.conftest import ROOT, Start
 from tests.support.run_records import RunRecords
+from tests.support.starting import ROOT, Start
 
 SFT, QUICKSTART = ROOT / "recipes" / "tiny-sft.yaml", ROOT / "recipes" / "quickstart.yaml"
 SMALL = ("groups_per_step=32", "checkpoint.interval=4", "trainer.optimizer.schedule=constant")

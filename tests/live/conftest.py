@@ -1,0 +1,37 @@
+"""Starting the real command on each runtime: every test here shows what both of them promise.
+
+A test with the marker ``only_ray`` is about a process that dies alone, which one process cannot show.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.starting import Start, make_start
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "runtime" not in metafunc.fixturenames:
+        return
+    runtimes = [pytest.param("ray", marks=pytest.mark.ray)]
+    if metafunc.definition.get_closest_marker("only_ray") is None:
+        runtimes.append(pytest.param("local"))
+    metafunc.parametrize("runtime", runtimes, indirect=True, scope="module")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(180))
+
+
+@pytest.fixture(scope="module")
+def runtime(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def start(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """Begin a run on this runtime in a directory of its own."""
+    return make_start(tmp_path_factory.mktemp(f"live-{runtime}"), runtime)
