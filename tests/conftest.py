@@ -12,17 +12,17 @@ import pytest
 HERE: Final = Path(__file__).parent
 LONG: Final = (
     "parity",
-    "live/test_determinism.py",
+    "live/test_live_determinism.py",
     "ray/test_live_dry_recipes.py",
     "ray/test_live_gang.py",
     "ray/test_live_gang_run.py",
     "ray/test_live_layouts.py",
     "ray/test_live_lost_processes.py",
     "ray/test_live_megatron.py",
-    "live/test_oracle.py",
+    "live/test_live_oracle.py",
     "ray/test_live_random_faults.py",
     "ray/test_live_schedule.py",
-    "live/test_spool.py",
+    "live/test_live_spool.py",
     "ray_jobs/test_two_machines.py",
 )
 """What ``make test-long`` runs and ``make test`` leaves out: whole runs under faults, the long matrices."""

@@ -9,7 +9,7 @@ The controller has a loop of its own, on which no work of a part runs.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any, TypeVar
 
 from offbeat.config.loss_spec import LossSpec
@@ -229,6 +229,7 @@ class LocalRollouts:
         self._worker, self._loop, self._hold = worker, loop, hold
         self._on_joined: OnJoined | None = None
         self._on_report: OnReport | None = None
+        self._open = dict[asyncio.Task[Any], Fence]()  # used on the loop only
 
     def report_joined(self, on_joined: OnJoined) -> None:
         """Set the callback for the first reply of the worker."""
@@ -247,7 +248,9 @@ class LocalRollouts:
             worker: EnvironmentWorker,
         ) -> tuple[Receipt, Columns, WorkerReport]:
             worker.admit(fence)
-            receipt, columns = await worker.roll_out(task)
+            self._cancel_open(other_than=fence)
+            with self._opened(fence):
+                receipt, columns = await worker.roll_out(task)
             return receipt, columns, worker.report()
 
         receipt, columns, report = await self._worker.await_on(self._loop, "rollout", roll_out)
@@ -258,9 +261,31 @@ class LocalRollouts:
         return receipt, Payload(columns, self._hold(receipt))
 
     async def close(self) -> None:
-        report = await self._worker.await_on(self._loop, "close", lambda worker: worker.close())
-        self._send_report(report)
+        async def close(worker: EnvironmentWorker) -> WorkerReport:
+            if open_tasks := self._cancel_open():
+                await asyncio.wait(open_tasks)
+            return await worker.close()
+
+        self._send_report(await self._worker.await_on(self._loop, "close", close))
         self._worker.end()
+
+    @contextlib.contextmanager
+    def _opened(self, fence: Fence) -> Generator[None]:
+        """Keep the running task among the open groups."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 -- runs on the loop
+        self._open[task] = fence
+        try:
+            yield
+        finally:
+            del self._open[task]
+
+    def _cancel_open(self, other_than: Fence | None = None) -> list[asyncio.Task[Any]]:
+        """Cancel open groups, or only groups of other controllers; return the cancelled tasks."""
+        tasks = [task for task, fence in self._open.items() if fence != other_than]
+        for task in tasks:
+            task.cancel()
+        return tasks
 
     def _send_report(self, report: WorkerReport) -> None:
         if self._on_report is not None:

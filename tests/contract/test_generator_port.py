@@ -13,6 +13,7 @@ import torch
 import xxhash
 from generator_contract import Bench, GeneratorContract, HoldingBench, Play, Story
 from in_process import InProcessGenerator
+from local_loop import rollouts_loop
 from simulated import simulate
 from transformers import AutoModelForCausalLM
 
@@ -23,6 +24,9 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.ports import Generator
 from offbeat.generators.spec import EngineSpec
+from offbeat.local.hosted import Hosted
+from offbeat.local.ports import LocalGenerator
+from offbeat.local.threads import LoopThread, WorkThread
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller, SimulatedGenerator
@@ -31,7 +35,7 @@ from offbeat.simulation.schedule import PlannedFault
 from offbeat.weight_sync.manifest import plan, release_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.fakes import FakeGenerator
-from tests.support.holding_engines import HoldingEmbedded, HoldingStub
+from tests.support.holding_engines import HoldingEmbedded, HoldingServer, HoldingStub
 from tests.support.virtual_time import run
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
@@ -191,6 +195,42 @@ def play_on_embedded(run_dir: Path) -> Callable[[Story], None]:
     return play
 
 
+class LocalBench(EmbeddedBench):
+    """An engine of the local runtime, whose calls run on another loop."""
+
+    def __init__(self, generator: Generator, made: list[HoldingServer], loop: LoopThread) -> None:
+        super().__init__(generator)
+        self._made, self._loop = made, loop
+
+    async def half_sent(self, epoch: int, version: int) -> asyncio.Future[WeightsAck]:
+        engine = self._made[-1]
+        await self._loop.call(engine.hold)
+        transfer = asyncio.ensure_future(self.load(epoch, version))
+        await self._loop.call(engine.until_held)
+        return transfer
+
+
+def play_locally(run_dir: Path) -> Callable[[Story], None]:
+    def play(story: Story) -> None:
+        made = list[HoldingServer]()
+
+        def make(thread: WorkThread) -> HoldingServer:
+            made.append(HoldingServer(spec_in(run_dir), steps_in=thread))
+            return made[-1]
+
+        async def main(loop: LoopThread) -> None:
+            generator = LocalGenerator(Hosted(NAME, make), loop)
+            try:
+                await story(LocalBench(generator, made, loop))
+            finally:
+                await generator.close()
+
+        with rollouts_loop() as loop:
+            asyncio.run(main(loop))
+
+    return play
+
+
 def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
     def play(story: Story) -> None:
         actor = ray.remote(HoldingStub).options(num_cpus=0, max_restarts=-1)
@@ -211,7 +251,7 @@ def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
 
 
 class TestGenerators(GeneratorContract):
-    @pytest.fixture(params=["fake", "simulated", "stub", "embedded"])
+    @pytest.fixture(params=["fake", "simulated", "stub", "embedded", "local"])
     def play(self, request: pytest.FixtureRequest, tmp_path: Path) -> Play:
         match request.param:
             case "fake":
@@ -220,6 +260,8 @@ class TestGenerators(GeneratorContract):
                 return play_in_simulation
             case "stub":
                 return play_on_stub(tmp_path)
+            case "local":
+                return play_locally(tmp_path)
             case _:
                 return play_on_embedded(tmp_path)
 

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import ray
 from in_process import InProcessGenerator, InProcessRollouts, InProcessWorker
+from local_loop import rollouts_loop
 from rollouts_contract import QUICK, SLOW, Bench, Play, RolloutsContract, Story
 from simulated import simulate
 
@@ -21,6 +23,11 @@ from offbeat.config.sampling_identity import sampling_identity
 from offbeat.config.sections.stub import StubConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.generators.spec import EngineSpec
+from offbeat.generators.stub_server import StubEngineServer
+from offbeat.local.hosted import Hosted
+from offbeat.local.parts import make_worker
+from offbeat.local.ports import LocalGenerator, LocalRollouts
+from offbeat.local.threads import LoopThread
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
 from offbeat.rollouts.worker import EnvironmentSpec
@@ -149,6 +156,29 @@ def play_in_process(run_dir: Path) -> Callable[[Story], None]:
     return play
 
 
+def play_locally(run_dir: Path) -> Callable[[Story], None]:
+    def engine(name: str, loop: LoopThread) -> LocalGenerator:
+        spec = engine_in(run_dir, name)
+        return LocalGenerator(Hosted(name, lambda _: StubEngineServer(spec)), loop)
+
+    def play(story: Story) -> None:
+        async def main(loop: LoopThread) -> None:
+            engines = {name: engine(name, loop) for name in (QUICK, SLOW)}
+            worker = Hosted("environment-0", partial(make_worker, worker_in(run_dir, {}), engines))
+            rollouts = LocalRollouts(worker, loop, lambda _: None)
+            bench = RealBench(rollouts, engines)
+            await bench.serve()
+            await story(bench)
+            await rollouts.close()
+            for each in engines.values():
+                await each.close()
+
+        with rollouts_loop() as loop:
+            asyncio.run(main(loop))
+
+    return play
+
+
 def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
     def engine(name: str) -> Handle:
         options = {"name": f"{run_dir.name}/{name}", "num_cpus": 0, "max_restarts": -1}
@@ -188,9 +218,9 @@ class TestRollouts(RolloutsContract):
 
 
 class TestRolloutsInProcess(RolloutsContract):
-    @pytest.fixture
-    def play(self, tmp_path: Path) -> Play:
-        return play_in_process(tmp_path)
+    @pytest.fixture(params=["actors", "local"])
+    def play(self, request: pytest.FixtureRequest, tmp_path: Path) -> Play:
+        return play_in_process(tmp_path) if request.param == "actors" else play_locally(tmp_path)
 
 
 @pytest.mark.ray

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from offbeat.actors.stub_trainer_actor import StubTrainerActor
 from offbeat.actors.torch_trainer_actor import TorchTrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
+from offbeat.local.hosted import Hosted
+from offbeat.local.parts import make_rank
+from offbeat.local.ports import LocalTrainer, Payload
+from offbeat.local.threads import CpuClocks
 from offbeat.messages.training import Chunk
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller, SimulatedTrainer
@@ -40,6 +45,10 @@ CONFIG = RunConfig.model_validate(
         "trainer": {"threads": 1, "optimizer": {"learning_rate": 1e-3}},
         "stub": {"step_s": 0.0},
     }
+)
+
+ON_STUB = RunConfig.model_validate(
+    {**CONFIG.model_dump(exclude={"trainer"}), "trainer": {"backend": "stub"}}
 )
 
 
@@ -155,6 +164,26 @@ def play_in_process(
     return play
 
 
+class LocalBench(RealBench):
+    def _handles(self, groups: list[Columns]) -> list[Any]:
+        return [Payload(each) for each in groups]
+
+
+def play_locally(run_dir: Path, config: RunConfig) -> Callable[[Story], None]:
+    def play(story: Story) -> None:
+        async def main() -> None:
+            spec = TrainerSpec(config, str(run_dir))
+            trainer = LocalTrainer(Hosted("trainer-rank0", partial(make_rank, spec, CpuClocks())))
+            try:
+                await story(LocalBench(trainer))
+            finally:
+                await trainer.close()
+
+        asyncio.run(main())
+
+    return play
+
+
 class RayBench(RealBench):
     def _handles(self, groups: list[Columns]) -> list[Any]:
         ref = ray.put(groups)
@@ -183,7 +212,7 @@ def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
 
 
 class TestTrainers(TrainerContract):
-    @pytest.fixture(params=["fake", "simulated", "stub", "torch"])
+    @pytest.fixture(params=["fake", "simulated", "stub", "torch", "local stub", "local torch"])
     def play(self, request: pytest.FixtureRequest, tmp_path: Path) -> Play:
         match request.param:
             case "fake":
@@ -192,6 +221,10 @@ class TestTrainers(TrainerContract):
                 return play_in_simulation
             case "stub":
                 return play_in_process(StubTrainerActor, tmp_path)
+            case "local stub":
+                return play_locally(tmp_path, ON_STUB)
+            case "local torch":
+                return play_locally(tmp_path, CONFIG)
             case _:
                 return play_in_process(TorchTrainerActor, tmp_path)
 

@@ -3,6 +3,7 @@
 import asyncio
 
 from offbeat.actors.engine_actor import EmbeddedEngineActor, StubEngineActor
+from offbeat.generators.embedded.server import EmbeddedEngineServer
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.manifest import Bytes
@@ -33,3 +34,6 @@ class HoldingStub(HoldingEngine, StubEngineActor): ...
 
 
 class HoldingEmbedded(HoldingEngine, EmbeddedEngineActor): ...
+
+
+class HoldingServer(HoldingEngine, EmbeddedEngineServer): ...

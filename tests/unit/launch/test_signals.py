@@ -1,4 +1,4 @@
-"""What the driver makes of signals; whole runs that get them: ``tests/live/test_signals.py``."""
+"""What the driver makes of signals; whole runs that get them: ``tests/live/test_live_signals.py``."""
 
 import signal
 
