@@ -80,12 +80,12 @@ class _Life(Generic[T]):
 
     async def in_thread(self, during: str, work: Callable[[T], R]) -> R:
         part = await self._part()
-        with _bugs_as_failures(self._name, during):
+        with raise_bugs_as_failures(self._name, during):
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, part)
 
     async def awaited(self, during: str, work: Callable[[T], Coroutine[Any, Any, R]]) -> R:
         part = await self._part()
-        with _bugs_as_failures(self._name, during):
+        with raise_bugs_as_failures(self._name, during):
             return await work(part)
 
     async def _part(self) -> T:
@@ -125,8 +125,8 @@ class _Life(Generic[T]):
 
 
 @contextlib.contextmanager
-def _bugs_as_failures(name: str, during: str) -> Generator[None]:
-    """Raise any error that is no typed failure as a bug of this part, with its location."""
+def raise_bugs_as_failures(name: str, during: str) -> Generator[None]:
+    """Raise any error that is no typed failure as a bug of the part ``name``, with its location."""
     try:
         yield
     except OffbeatError:

@@ -251,6 +251,8 @@ class LocalRollouts:
             self._cancel_open(other_than=fence)
             with self._opened(fence):
                 receipt, columns = await worker.roll_out(task)
+            for column in columns.values():
+                column.setflags(write=False)  # the worker's logs and the trainer read it too
             return receipt, columns, worker.report()
 
         receipt, columns, report = await self._worker.await_on(self._loop, "rollout", roll_out)

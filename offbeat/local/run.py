@@ -22,6 +22,7 @@ from offbeat.launch.opened_run import OpenedRun
 from offbeat.launch.run_parts import RunSpec, assemble
 from offbeat.launch.screen import HeartbeatTimeout
 from offbeat.launch.session import Interrupted, Runtime, Signals, summarize_lost_run
+from offbeat.local.hosted import raise_bugs_as_failures
 from offbeat.local.parts import LocalParts, Makers
 from offbeat.local.read_backs import LocalReadBacks
 from offbeat.local.threads import WorkThread
@@ -123,7 +124,8 @@ class _WatchedRun:
             self._look()
             self.opened.has_begun(self.display.phase)
             self._silence.check()
-        return Summary.from_json(controller.ended.result())
+        with raise_bugs_as_failures("controller", "the run"):
+            return Summary.from_json(controller.ended.result())
 
     def _look(self) -> None:
         """Show the status once it is there; ask again."""

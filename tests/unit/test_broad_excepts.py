@@ -64,7 +64,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "generators/vllm/weights.py WeightUpdates._fetch",
         "generators/vllm/weights.py WeightUpdates._update",
         "launch/cluster.py start_ray",
-        "local/hosted.py _bugs_as_failures",
+        "local/hosted.py raise_bugs_as_failures",
         "rollouts/calls.py environment_code",
         "rollouts/samples.py SampleDraws.draw_all",
         "rollouts/worker.py EnvironmentWorker.roll_out",
