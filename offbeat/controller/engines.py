@@ -16,7 +16,7 @@ from offbeat.controller.errors import EngineBudgetSpent, EngineNotStarted
 from offbeat.controller.events import EngineLost, Retired
 from offbeat.controller.health import Health
 from offbeat.controller.ports import Generator
-from offbeat.controller.starting import first_answer
+from offbeat.controller.starting import describe_first_answer, first_answer
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.messages.failures import ActorLost, Component, DeadlineExceeded, EngineUnavailable
@@ -87,7 +87,7 @@ class EnginePump:
         deadline_s = start_deadline_s(self._config)
         await self._state.waits.call(
             f"start of {self._name}",
-            target="its first answer (is there room for it in the cluster?)",
+            target=describe_first_answer(self._state.config.runtime),
             component=Component.ENGINE,
             deadline_s=deadline_s,
             reply=self._first_answer(),

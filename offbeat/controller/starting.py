@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from offbeat.config.sections.runtime import RuntimeConfig
 from offbeat.messages.failures import ActorLost, EngineUnavailable
 from offbeat.messages.fixed_times import RETRY_S
 
@@ -35,3 +36,9 @@ async def first_answer(call: Callable[[], Awaitable[T]], start_deadline_s: float
         for each in calls:
             each.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+
+
+def describe_first_answer(runtime: RuntimeConfig) -> str:
+    """Return what the start of a process waits for, with a question that helps on a cluster."""
+    room = " (is there room for it in the cluster?)" if runtime.backend == "ray" else ""
+    return f"its first answer{room}"

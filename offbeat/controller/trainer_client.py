@@ -9,7 +9,7 @@ import structlog
 from offbeat.config.limits import start_deadline_s
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.ports import Trainer
-from offbeat.controller.starting import first_answer
+from offbeat.controller.starting import describe_first_answer, first_answer
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
     ActorLost,
@@ -82,7 +82,7 @@ class TrainerClient:
         deadline_s = start_deadline_s(self._state.config.trainer)
         answer = await self._state.waits.call(
             "start of the trainer",
-            target="its first answer (is there room for it in the cluster?)",
+            target=describe_first_answer(self._state.config.runtime),
             component=Component.TRAINER,
             deadline_s=deadline_s,
             reply=first_answer(partial(self.trainer.state, self._state.fence), deadline_s),
