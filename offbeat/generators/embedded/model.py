@@ -10,7 +10,7 @@ of the cache, D head dimension.
 # where they are used.
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -91,6 +91,11 @@ def grouped_sdpa(
 _NEEDED_INPUTS = ("input_ids", "attention_mask", "position_ids", "logits_to_keep")
 _CACHE_INPUTS = ("cache", "past_key_values")
 """Names of the cache in a model's forward: since transformers 5.24, and before."""
+_NO_CACHE = "dummy"
+_OF_WINDOWS = ("sliding_attention", "chunked_attention")
+"""Ends of the names of layer types whose cache is as long as a window."""
+CacheOptions = Mapping[str, Any]
+"""Arguments for the cache of a layer, as transformers names them."""
 
 
 def load_model(
@@ -206,13 +211,39 @@ def _cache_input(model: PreTrainedModel) -> str:
 def _check_attention(model: PreTrainedModel, max_model_len: int) -> None:
     """Raise unless every layer attends to all earlier tokens, up to ``max_model_len``."""
     types, options = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
-    for layer, (kind, option) in enumerate(zip(types, options, strict=True)):
-        window = option.get("sliding_window")
+    if refusal := find_undecodable_layer(types, options, max_model_len):
+        raise UndecodableModel(type(model).__name__, *refusal)
+
+
+def find_undecodable_layer(
+    types: Sequence[str],
+    options: CacheOptions | Sequence[CacheOptions],
+    max_model_len: int,
+) -> tuple[str, str] | None:
+    """Return problem and fix of the first layer that cannot be decoded, or None if all can.
+
+    The last layers of some models read the cache of earlier layers. transformers leaves them out of
+    ``types``; since 5.24 it calls them ``dummy``.
+
+    Args:
+        types: The type of each layer, by ``get_layer_types_and_kwargs``.
+        options: Its cache options; one dict for all layers before transformers 5.19.
+        max_model_len: Most tokens of a prompt and its response.
+    """
+    if isinstance(options, Mapping):
+        options = [options] * len(types)
+    layers = list(zip(types, options, strict=True))
+    while layers and layers[-1][0] == _NO_CACHE:
+        layers.pop()
+    for layer, (kind, option) in enumerate(layers):
+        window = option.get("sliding_window") if kind.endswith(_OF_WINDOWS) else None
         if kind == "full_attention" or (window is not None and window >= max_model_len):
             continue
-        problem = f"layer {layer} is {kind}"
-        fix = "Use generator.backend=vllm"
+        problem, fix = f"layer {layer} is {kind}", "Use generator.backend=vllm"
+        if kind == _NO_CACHE:
+            problem = f"layer {layer} keeps no keys and values, and later layers do"
         if window is not None:
             problem += f" over {window} tokens, fewer than max_model_len={max_model_len}"
             fix = f"Set generator.max_model_len to {window} or less, or use generator.backend=vllm"
-        raise UndecodableModel(type(model).__name__, problem, fix)
+        return problem, fix
+    return None

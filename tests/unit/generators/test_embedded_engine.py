@@ -9,7 +9,7 @@ import torch
 from generator_fixtures import Finish, MakeEngine, MakeModel, MakeRequest, SamplesOf
 
 from offbeat.generators.embedded.engine import EmbeddedEngine
-from offbeat.generators.embedded.model import load_model
+from offbeat.generators.embedded.model import find_undecodable_layer, load_model
 from offbeat.generators.errors import UndecodableModel
 from offbeat.messages.failures import InvalidRequest
 
@@ -252,6 +252,37 @@ def test_a_model_with_a_short_sliding_window_is_refused(
     with pytest.raises(UndecodableModel, match="16 tokens, fewer than max_model_len=128"):
         make_engine(make_model(**window))
     make_engine(make_model(**window), max_model_len=16)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"sliding_window": 16}, id="one dict for all layers"),
+        pytest.param([{}, {"sliding_window": 16}, {}], id="a dict per layer"),
+    ],
+)
+def test_options_of_the_cache_are_read_in_each_form_that_transformers_has(options: Any) -> None:
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    assert find_undecodable_layer(types, options, 16) is None
+    problem, fix = find_undecodable_layer(types, options, 17) or ("", "")
+    assert problem == "layer 1 is sliding_attention over 16 tokens, fewer than max_model_len=17"
+    assert fix.startswith("Set generator.max_model_len to 16 or less")
+
+
+def test_a_window_of_other_layers_makes_no_state_space_layer_decodable() -> None:
+    found = find_undecodable_layer(["sliding_attention", "mamba"], {"sliding_window": 64}, 16)
+    assert found == ("layer 1 is mamba", "Use generator.backend=vllm")
+
+
+def test_layers_without_a_cache_are_served_behind_all_others_only() -> None:
+    shared = ["full_attention", "full_attention", "dummy", "dummy"]
+    assert find_undecodable_layer(shared, [{}] * 4, 128) is None
+    problem, fix = find_undecodable_layer(["full_attention", "dummy"] * 2, [{}] * 4, 128) or (
+        "",
+        "",
+    )
+    assert problem == "layer 1 keeps no keys and values, and later layers do"
+    assert fix == "Use generator.backend=vllm"
 
 
 def test_a_saved_model_is_loaded_as_it_was(tmp_path: Path, make_model: MakeModel) -> None:
