@@ -124,6 +124,27 @@ def test_a_server_that_ends_is_an_error_of_the_network(server: StoreServer) -> N
         client(server)
 
 
+def test_it_closes_while_one_client_is_connected_and_another_waits() -> None:
+    """asyncio's own servers wait for their connections since Python 3.12.1."""
+    server = StoreServer(HOST, KEY)
+    connected, failures = client(server), list[Exception]()
+
+    def wait() -> None:
+        with pytest.raises(dist.DistNetworkError) as failed:
+            client(server).get("late")
+        failures.append(failed.value)
+
+    connected.set("a", "b")
+    waiting = threading.Thread(target=wait)
+    closing = threading.Thread(target=server.close, daemon=True)
+    waiting.start()
+    closing.start()
+    for thread in (closing, waiting):
+        thread.join(PATIENT_S)
+        assert not thread.is_alive()
+    assert len(failures) == 1
+
+
 def test_a_server_that_hangs_costs_the_timeout_that_the_client_was_given() -> None:
     """Whoever has been stopped still has its connections, and the kernel accepts further ones."""
     with socket.create_server((HOST, 0)) as hung:
