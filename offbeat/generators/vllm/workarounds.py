@@ -5,9 +5,10 @@ An entry names the versions in which the problem was last confirmed.
 problem, its test fails, and the entry is removed together with its code.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Final
+
+from offbeat.messages.versions import is_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,8 @@ class Workaround:
 
         True for one that cannot be parsed, a custom build.
         """
-        found = re.match(r"(\d+)\.(\d+)", version)
-        if found is None:
-            return True
         first, _, last = self.versions.partition("..")
-        return _pair(first) <= (int(found[1]), int(found[2])) <= _pair(last or first)
+        return is_within(version, first, last or first)
 
 
 PAUSE_SLEEP: Final = Workaround(
@@ -108,8 +106,3 @@ WORKAROUNDS: Final = (
 def untried(version: str) -> list[str]:
     """Return the names of the entries that were never confirmed in this version of vLLM."""
     return [each.name for each in WORKAROUNDS if not each.applies_to(version)]
-
-
-def _pair(version: str) -> tuple[int, int]:
-    major, _, minor = version.partition(".")
-    return int(major), int(minor)

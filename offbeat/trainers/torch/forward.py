@@ -28,7 +28,7 @@ from offbeat.trainers.torch.logprobs import (
     token_logprobs_and_entropies,
 )
 from offbeat.trainers.torch.model import vocabulary
-from offbeat.trainers.torch.sharding import settle
+from offbeat.trainers.torch.sharding import settle, settled
 from offbeat.trainers.torch.split_attention import SPLIT
 from offbeat.trainers.torch.vocabulary_rows import share_of
 
@@ -152,12 +152,12 @@ def top_logprobs(
     rules, head = media_rules(model.config), output_head(model)
     rows = canary_rows(prompts, rules)
     last_U = torch.from_numpy(rows.predicts_U).to(model.device)
-    try:
-        with _only_places(head, last_U), write_media(model, rules, rows.media, features_of):
-            logits_UV = _logits(model, rows, None)
-    except BaseException:
-        settle(model, failed=True)
-        raise
+    with (
+        settled(model),
+        _only_places(head, last_U),
+        write_media(model, rules, rows.media, features_of),
+    ):
+        logits_UV = _logits(model, rows, None)
     settle(model)
     return largest_logprobs(logits_UV, count, share_of(head))
 

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from offbeat.model_proof.plain import HALF
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
+from offbeat.trainers.torch_versions import refuse_sharding
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region, chunk_cuts
 from offbeat.weight_sync.region import part_of as part_of_region
@@ -41,8 +42,10 @@ def shard(
     divides matrices over tensor ranks, each of whose parts is then sharded.
 
     Raises:
-        UntrainableModel: Its parameters have several dtypes.
+        UntrainableModel: Its parameters have several dtypes, or this torch is too old.
     """
+    if refusal := refuse_sharding(torch.__version__):
+        raise UntrainableModel(type(model).__name__, *refusal)
     dtypes = {each.dtype for each in model.parameters()}
     if len(dtypes) > 1:
         names = " and ".join(sorted(str(each).removeprefix("torch.") for each in dtypes))
@@ -77,25 +80,34 @@ def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
     return (each for each in model.modules() if isinstance(each, FSDPModule))
 
 
-def settle(model: nn.Module, *, failed: bool = False) -> None:
-    """Free weights that a forward pass without backward, or a failed pass, left gathered.
+def settle(model: nn.Module) -> None:
+    """Free weights that a forward pass without backward left gathered.
 
     Weights that stay gathered would be stale after an optimizer step.
     """
     if isinstance(model, FSDPModule):
-        if failed and _has_begun(model):
-            model.reset_iter_state()
         for each in sharded_modules(model):
             each.reshard()
 
 
 @contextmanager
 def settled(model: nn.Module) -> Generator[None]:
-    """Clean up after a pass through the model that raises inside the block."""
+    """Clean up after a pass through the model that raises inside the block.
+
+    Gradients that were there before the pass stay: torch 2.15 would drop them with those of the pass.
+    """
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    gradients = [(each, each.grad) for each in model.parameters()]
     try:
         yield
     except BaseException:
-        settle(model, failed=True)
+        if _has_begun(model):
+            model.reset_iter_state()
+        settle(model)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
         raise
 
 
