@@ -7,27 +7,57 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from offbeat.config.limits import lora_of, trainer_resources
+from offbeat.config.limits import encoder_ranks, lora_of, trainer_ranks, trainer_resources
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 from offbeat.launch.gcs_watch import connect
+from offbeat.messages.versions import is_within
 from offbeat.telemetry.wandb_sink import resolved_mode
+from offbeat.trainers.torch_versions import refuse_sharding
 
 _NEEDED: Final = ("torch", "transformers", "tensordict")
+_TESTED: Final = {"torch": ("2.11", "2.15"), "transformers": ("5.17", "5.24")}
+"""First and last minor version with which ``make test-versions`` passed."""
 _CONNECT_S: Final = 5.0
 
 
-def check_packages(config: RunConfig) -> Iterator[Finding]:
-    """Check that packages are installed, by their metadata: nothing is imported."""
+def check_packages(
+    config: RunConfig, version_of: Callable[[str], str] = importlib.metadata.version
+) -> Iterator[Finding]:
+    """Check that packages are installed, by their metadata: nothing is imported.
+
+    ``version_of`` returns the version of a package, or raises PackageNotFoundError.
+    """
     extras = _extras(config)
     runtime = ("ray",) if config.runtime.backend == "ray" else ()
     for name in (*runtime, *_NEEDED, *extras):
         try:
-            yield ok(name, importlib.metadata.version(name))
+            yield _check_version(config, name, version_of(name))
         except importlib.metadata.PackageNotFoundError:
             of = f"[{extras[name]}]" if name in extras else ""
             fix = f"Install offbeat again: pip install --editable '.{of}'"
             yield error(name, "is not installed in this Python", fix)
+
+
+def _check_version(config: RunConfig, name: str, version: str) -> Finding:
+    """Judge a version: too old for this recipe, never tested, or fine."""
+    if name == "torch" and _shards(config) and (refusal := refuse_sharding(version)):
+        problem, fix = refusal
+        return error(name, f"the trainer {problem}", f"{fix}.")
+    first, last = _TESTED.get(name, (version, version))
+    if is_within(version, first, last):
+        return ok(name, version)
+    return warning(
+        name,
+        f"{version} was never tested; {first} to {last} were",
+        f"Install {name} {last}, or run the tests with this one: make test-versions.",
+    )
+
+
+def _shards(config: RunConfig) -> bool:
+    """Return whether FSDP2 shards a model: over ranks of the torch trainer, or of the encoder."""
+    ranks = trainer_ranks(config) if config.trainer.backend == "torch" else 1
+    return ranks > 1 or encoder_ranks(config.trainer) > 0
 
 
 def _extras(config: RunConfig) -> dict[str, str]:

@@ -722,6 +722,47 @@ def test_the_packages_of_this_environment_are_found() -> None:
     assert {finding.level for finding in check_packages(config())} == {Level.OK}
 
 
+def of_package(name: str, version: str, **values: Any) -> Finding:
+    """What the check says of one package of this version; all others are the newest."""
+    versions = {"torch": "2.15.0", "transformers": "5.24.0", name: version}
+    found = check_packages(config(**values), lambda each: versions.get(each, "1.0"))
+    return next(finding for finding in found if finding.subject == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "level"),
+    [
+        ("torch", "2.10.1", Level.WARNING),
+        ("torch", "2.11.0", Level.OK),
+        ("torch", "2.15.1+cu130", Level.OK),
+        ("torch", "2.16.0", Level.WARNING),
+        ("torch", "nightly", Level.OK),
+        ("transformers", "5.16.1", Level.WARNING),
+        ("transformers", "5.24.3", Level.OK),
+        ("transformers", "6.0.0", Level.WARNING),
+    ],
+)
+def test_a_version_that_was_never_tested_is_a_warning(
+    name: str, version: str, level: Level
+) -> None:
+    finding = of_package(name, version)
+    assert finding.level is level and finding.message.startswith(version)
+    if level is Level.WARNING:
+        assert "was never tested; " in finding.message and "make test-versions" in finding.fix
+
+
+def test_several_ranks_of_a_torch_that_cannot_shard_are_an_error() -> None:
+    several = {"trainer": {"backend": "torch", "data_parallel": 2}}
+    refused = of_package("torch", "2.12.1", **several)
+    assert refused.level is Level.ERROR
+    assert refused.message == (
+        "the trainer needs torch 2.13 or newer on several ranks; this is torch 2.12.1"
+    )
+    assert refused.fix == "Install torch 2.13 or newer, or train on one rank."
+    assert of_package("torch", "2.13.0", **several).level is Level.OK
+    assert of_package("torch", "2.12.1").level is Level.OK
+
+
 @pytest.fixture
 def user_code(tmp_path: Path) -> Path:
     package = tmp_path / "mine" / "rewards"
