@@ -11,6 +11,8 @@ TRL_VENV := .venv-trl
 VLLM_VENV := .venv-vllm
 QUEUE_VENV := .venv-queue
 NEWEST_VENV := .venv-newest
+LOWEST_VENV := .venv-lowest
+LOWEST_PYTHON ?= python3.11
 BENCH_DIR := runs/bench
 LONG := --model $(BENCH_DIR)/tiny-random --max-new-tokens 64
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -35,10 +37,11 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 VERIFIERS_STAMP := $(VERIFIERS_VENV)/.installed
 QUEUE_STAMP := $(QUEUE_VENV)/.installed
 NEWEST_STAMP := $(NEWEST_VENV)/.installed
+LOWEST_STAMP := $(LOWEST_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-gate bench-queue clean test-faults
+.PHONY: help run run-agent run-images test test-on-actors test-units test-in-process test-newest test-versions test-lowest-core test-newest-core test-agents test-environments test-verifiers test-browser test-export test-properties test-trl test-long test-gpu run-vllm test-vllm baseline simulate check lint types layers format docs bench bench-gate bench-queue clean test-faults
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -47,6 +50,8 @@ help:
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
 	@echo 'make test-newest  the tests with the newest packages that pyproject.toml admits, in an environment of its own'
 	@echo '                 (PYTHON=python3.12 make test-newest; 6 GB where pip chooses a CUDA build of torch)'
+	@echo 'make test-versions  the tests of the core and a run without Ray, with the oldest and the newest packages'
+	@echo '                 (in .venv-lowest and .venv-newest; LOWEST_PYTHON=python3.12: not newer, for lack of wheels)'
 	@echo 'make test-agents clients of agents (openai, openai-agents, smolagents) against the endpoint; installs them'
 	@echo 'make test-environments  libraries of tasks and graders (math-verify, reasoning-gym); installs them'
 	@echo 'make test-verifiers  environments of verifiers, conversations by renderers (in an environment of its own)'
@@ -106,6 +111,19 @@ test-in-process: $(DEV_STAMP)
 
 test-newest: $(NEWEST_STAMP)
 	$(NEWEST_VENV)/bin/python -m pytest $(ARGS)
+
+# Without Ray, which the lowest environment does not have.
+CORE := $(addprefix tests/unit/,algorithms config controller generators local messages model_proof sampler trainers transfer_queue weight_sync)
+
+test-versions: test-lowest-core test-newest-core
+
+test-lowest-core: $(LOWEST_STAMP)
+	$(LOWEST_VENV)/bin/python -m pytest $(CORE) -m "not ray and not long" $(ARGS)
+	$(LOWEST_VENV)/bin/offbeat train recipes/quickstart.yaml --local steps=30 wandb.mode=disabled
+
+test-newest-core: $(NEWEST_STAMP)
+	$(NEWEST_VENV)/bin/python -m pytest $(CORE) -m "not ray and not long" $(ARGS)
+	$(NEWEST_VENV)/bin/offbeat train recipes/quickstart.yaml --local steps=30 wandb.mode=disabled
 
 test-agents: $(AGENT_CLIENTS_STAMP)
 	$(BIN)/python -m pytest tests/agents $(ARGS)
@@ -185,7 +203,7 @@ bench-queue: $(QUEUE_STAMP)
 	$(QUEUE_VENV)/bin/python -m benchmarks.transfer_queue --json $(BENCH_DIR)/queue.json $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(QUEUE_VENV) $(NEWEST_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(VERIFIERS_VENV) $(QUEUE_VENV) $(NEWEST_VENV) $(LOWEST_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 define CHECK_PYTHON
@@ -260,6 +278,16 @@ $(NEWEST_STAMP): pyproject.toml
 	@$(PYTHON) -m venv $(NEWEST_VENV)
 	@$(NEWEST_VENV)/bin/python -m pip install --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[dev,lora,megatron,vision,wandb]'
+	@touch $@
+
+# Every package at its lower bound; offbeat's own list would add Ray.
+$(LOWEST_STAMP): override PYTHON := $(LOWEST_PYTHON)
+$(LOWEST_STAMP): constraints-lowest.txt pyproject.toml
+	$(CHECK_PYTHON)
+	@$(PYTHON) -m venv $(LOWEST_VENV)
+	@$(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement constraints-lowest.txt
+	@$(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 $(VERIFIERS_STAMP): constraints-verifiers.txt pyproject.toml

@@ -16,7 +16,7 @@ from offbeat.telemetry.wandb_sink import resolved_mode
 from offbeat.trainers.torch_versions import refuse_sharding
 
 _NEEDED: Final = ("torch", "transformers", "tensordict")
-_TESTED: Final = {"torch": ("2.11", "2.15"), "transformers": ("5.17", "5.24")}
+TESTED: Final = {"torch": ("2.11", "2.15"), "transformers": ("5.17", "5.24")}
 """First and last minor version with which ``make test-versions`` passed."""
 _CONNECT_S: Final = 5.0
 
@@ -44,7 +44,7 @@ def _check_version(config: RunConfig, name: str, version: str) -> Finding:
     if name == "torch" and _shards(config) and (refusal := refuse_sharding(version)):
         problem, fix = refusal
         return error(name, f"the trainer {problem}", f"{fix}.")
-    first, last = _TESTED.get(name, (version, version))
+    first, last = TESTED.get(name, (version, version))
     if is_within(version, first, last):
         return ok(name, version)
     return warning(
