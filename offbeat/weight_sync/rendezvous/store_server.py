@@ -94,11 +94,27 @@ class StoreServer:
         )
         self._listening.listen(_BACKLOG)  # asyncio has one number for both
         await self._closing.wait()
+        await self._finish_accepting()
         # The runner cancels the clients next. ``async with server`` would wait for them before that,
         # for ever if one stays connected: Python 3.12.1 and later.
         server.close()
+        for stranger in self._strangers:  # a task that is cancelled before it begins closes nothing
+            stranger.transport.abort()
+
+    async def _finish_accepting(self) -> None:
+        """Accept no further connection, and wait until asyncio has opened the accepted ones.
+
+        A closed server cannot open them, and would leave their clients waiting for a reply.
+        """
+        self._loop.remove_reader(self._listening)
+        ours = {asyncio.current_task(), *self._tasks}
+        if opening := asyncio.all_tasks() - ours:
+            await asyncio.wait(opening)
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closing.is_set():
+            writer.transport.abort()
+            return
         self._strangers[writer] = None
         if len(self._strangers) > self._most_strangers:
             oldest = next(iter(self._strangers))
