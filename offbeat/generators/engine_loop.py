@@ -8,6 +8,9 @@
 Every call is a command in one inbox. The thread executes the commands between two steps, and runs
 steps back to back while it has work: neither side waits for the other in between. Only the thread
 touches the engine.
+
+An engine whose weights are also the trainer's asks ``StepTurns`` before each step. If it may not
+step, the thread returns as if it had no work, until it may.
 """
 
 import asyncio
@@ -15,7 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -49,6 +53,18 @@ class _Gone:
         return error
 
 
+class StepTurns(Protocol):
+    """Decides when an engine may step. The engine's thread calls it."""
+
+    def begin(self, retry: Callable[[], object]) -> bool:
+        """Begin a step, or return False; ``retry`` is then called, in any thread, once it may."""
+        ...
+
+    def end(self) -> None:
+        """End the step that was begun."""
+        ...
+
+
 class EngineLoop:
     """Asyncio interface of an ``EmbeddedEngine``. All methods belong to one event loop.
 
@@ -56,9 +72,20 @@ class EngineLoop:
     ``EngineUnavailable`` with the step's error as its cause.
     """
 
-    def __init__(self, engine: EmbeddedEngine, steps_in: Executor | None = None) -> None:
-        """``steps_in``: executor of one thread, which runs the engine; None: a new one."""
-        self._engine = engine
+    def __init__(
+        self,
+        engine: EmbeddedEngine,
+        steps_in: Executor | None = None,
+        turns: StepTurns | None = None,
+    ) -> None:
+        """Drive an engine.
+
+        Args:
+            engine: The engine.
+            steps_in: Executor of one thread, which runs the engine; None: a new one.
+            turns: Decides when the engine may step; None: always.
+        """
+        self._engine, self._turns = engine, turns
         self._inbox: deque[_Command] = deque()  # filled by the event loop, emptied by the thread
         self._open: dict[str, asyncio.Future[GenerateResult]] = {}
         self._thread = steps_in or ThreadPoolExecutor(1, thread_name_prefix=f"{engine.name}-steps")
@@ -135,10 +162,14 @@ class EngineLoop:
                 )
                 answer.set_exception(unavailable)
 
+    def fail(self, problem: str) -> None:
+        """Stop serving for good: open and later calls raise ``EngineUnavailable``."""
+        if self._gone is None:
+            self._fail_all(_Gone(problem, cause=None))
+
     async def close(self) -> None:
         """End the thread, after the step in progress. Open calls raise ``EngineUnavailable``."""
-        if self._gone is None:
-            self._fail_all(_Gone("it was closed", cause=None))
+        self.fail("it was closed")
         if self._working is not None:
             await asyncio.wait((self._working,))
         self._thread.shutdown()
@@ -175,6 +206,12 @@ class EngineLoop:
         elif self._inbox:  # posted after the thread last looked
             self._start()
 
+    def _retry(self) -> None:
+        """Start the thread again, by a command that does nothing, after a step that was refused."""
+        if self._gone is None:
+            done = asyncio.get_running_loop().create_future()
+            self._post(lambda _: None, done, answers_at_once=True)
+
     def _deliver(self, results: list[GenerateResult]) -> None:
         for result in results:
             answer = self._open.get(result.request_id)
@@ -205,11 +242,19 @@ class EngineLoop:
         while self._gone is None:
             while self._inbox:
                 self._execute(self._inbox.popleft(), loop)
-            if not self._engine.has_work:
+            if not self._engine.has_work or not self._begin_step(loop):
                 return
-            finished = self._engine.step()
+            try:
+                finished = self._engine.step()
+            finally:
+                if self._turns is not None:
+                    self._turns.end()
             if finished:
                 loop.call_soon_threadsafe(self._deliver, finished)
+
+    def _begin_step(self, loop: asyncio.AbstractEventLoop) -> bool:
+        retry = partial(loop.call_soon_threadsafe, self._retry)
+        return self._turns is None or self._turns.begin(retry)
 
     def _execute(self, command: _Command, loop: asyncio.AbstractEventLoop) -> None:
         try:

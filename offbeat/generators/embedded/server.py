@@ -11,8 +11,9 @@ this module too.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,7 @@ from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.generators.engine_server import EngineServer, LoadOutcome
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.weight_fetch import in_thread
+from offbeat.messages.failures import EngineUnavailable, ReleaseLost
 from offbeat.messages.weights import WeightRelease
 from offbeat.telemetry.process import new_incarnation
 from offbeat.weight_sync.errors import TransferRefused
@@ -30,6 +32,8 @@ from offbeat.weight_sync.transports.messages import ShardRoute
 
 if TYPE_CHECKING:
     from offbeat.generators.embedded.engine import EmbeddedEngine
+    from offbeat.generators.embedded.start import LoadModel
+    from offbeat.generators.engine_loop import StepTurns
     from offbeat.weight_sync.adapter import BaseWeights
     from offbeat.weight_sync.chunks import BucketMemory
     from offbeat.weight_sync.fingerprints import ReadBack
@@ -63,6 +67,8 @@ class EmbeddedEngineServer(EngineServer):
         *,
         steps_in: Executor | None = None,
         cpu_clock: Callable[[], float] = time.process_time,
+        load: "LoadModel | None" = None,
+        turns: "StepTurns | None" = None,
     ) -> None:
         """Load the model and start its engine.
 
@@ -73,11 +79,13 @@ class EmbeddedEngineServer(EngineServer):
             incarnation: Unique name of this incarnation of the engine; None for a new one.
             steps_in: Executor of one thread, which runs the engine; None for a new one.
             cpu_clock: Returns the CPU seconds of the engine.
+            load: Loads the model; None: from its files.
+            turns: Decides when the engine may step; None: always.
         """
         from offbeat.generators.embedded.start import started
 
         incarnation = incarnation or new_incarnation(spec.name)
-        self._engine, self._module = started(spec, incarnation, steps_in)
+        self._engine, self._module = started(spec, incarnation, steps_in, load, turns)
         self._base: BaseWeights | None = None  # kept from the first release of adapters on
         self._is_replaced = False  # a full release was begun: the loaded weights may be gone
         self._staging = asyncio.Lock()
@@ -108,7 +116,8 @@ class EmbeddedEngineServer(EngineServer):
         self._check_newest(
             epoch
         )  # nothing is awaited from here to the queue of the engine's thread
-        outcome = await self._commit(epoch, release, loader)
+        swap = _swapped(loader.receiver, release.version)
+        outcome = await self._commit(epoch, release, swap, loader.read_back)
         self._last = release.manifest.digest, loader
         return outcome
 
@@ -146,17 +155,30 @@ class EmbeddedEngineServer(EngineServer):
             raise
 
     async def _commit(
-        self, epoch: int, release: WeightRelease, loader: ReleaseLoader
+        self,
+        epoch: int,
+        release: WeightRelease,
+        swap: AbstractContextManager[None],
+        read_back: "Callable[[], ReadBack]",
     ) -> LoadOutcome:
-        """Swap the weights in the engine's thread, and check the canary there."""
+        """Swap the weights in the engine's thread, and check the canary there.
+
+        Args:
+            epoch: Epoch of the transfer.
+            release: The release, with the canary.
+            swap: Context in which the engine has the weights of the release. Entering it raises
+                ``EngineUnavailable`` or ``ReleaseLost`` if the served weights stay.
+            read_back: Reads back the weights of the release.
+        """
         manifest: Manifest = release.manifest
         version, cancelled = release.version, threading.Event()
 
         def commit(engine: "EmbeddedEngine") -> LoadOutcome:
             started_s, canary, gap = time.perf_counter(), manifest.canary, None
-            if not cancelled.is_set():
-                loader.receiver.commit(version)
-                self._committed = _Committed(version, manifest, loader.read_back)
+            if cancelled.is_set():
+                return LoadOutcome(time.perf_counter() - started_s, gap)
+            with swap:
+                self._committed = _Committed(version, manifest, read_back)
                 if canary is not None:
                     try:
                         answers = engine.greedy(canary.prompts)
@@ -171,6 +193,8 @@ class EmbeddedEngineServer(EngineServer):
             return await self._engine.between_steps(commit)
         except asyncio.CancelledError:
             cancelled.set()
+            raise
+        except (EngineUnavailable, ReleaseLost):
             raise
         except Exception as failure:
             self._engine.lose(str(failure))
@@ -240,3 +264,10 @@ class EmbeddedEngineServer(EngineServer):
         except OSError as error:
             raise TransferRefused(epoch, "digest of the model", str(error), "readable") from error
         return BaseWeights(self._module, digest)
+
+
+@contextmanager
+def _swapped(receiver: "Receiver", version: int) -> Generator[None]:
+    """Commit what the receiver has staged."""
+    receiver.commit(version)
+    yield

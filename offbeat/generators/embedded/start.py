@@ -4,7 +4,7 @@
 # pyright: reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
 from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
-from offbeat.generators.engine_loop import EngineLoop
+from offbeat.generators.engine_loop import EngineLoop, StepTurns
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stop_strings import Decode
 
@@ -45,18 +45,38 @@ class Detokenizer:
         return tokenizer.decode
 
 
-def started(
-    spec: EngineSpec, incarnation: str, steps_in: Executor | None = None
-) -> tuple[EngineLoop, PreTrainedModel]:
-    """Load the model of ``spec``. Return the loop of its engine, and the module that is served."""
-    config = of_kind(EmbeddedGeneratorConfig, spec.generator)
-    torch.set_num_threads(config.threads)
-    model = load_model(
+LoadModel = Callable[[EngineSpec], PreTrainedModel]
+
+
+def load_served_model(spec: EngineSpec) -> PreTrainedModel:
+    """Load the model of an engine from its files."""
+    return load_model(
         spec.model.path,
         getattr(torch, spec.model.dtype),
-        config.device,
+        of_kind(EmbeddedGeneratorConfig, spec.generator).device,
         trust_remote_code=spec.model.trust_remote_code,
     )
+
+
+def started(
+    spec: EngineSpec,
+    incarnation: str,
+    steps_in: Executor | None = None,
+    load: LoadModel | None = None,
+    turns: StepTurns | None = None,
+) -> tuple[EngineLoop, PreTrainedModel]:
+    """Load the model of ``spec``. Return the loop of its engine, and the module that is served.
+
+    Args:
+        spec: What the engine is built from.
+        incarnation: Unique name of this incarnation of the engine.
+        steps_in: Executor of one thread, which runs the engine; None for a new one.
+        load: Loads the model; None: from its files.
+        turns: Decides when the engine may step; None: always.
+    """
+    config = of_kind(EmbeddedGeneratorConfig, spec.generator)
+    torch.set_num_threads(config.threads)
+    model = (load or load_served_model)(spec)
     warn_of_end_ids(spec.model.path, config.sampling.stop_token_ids)
     engine = EmbeddedEngine(
         model,
@@ -70,4 +90,4 @@ def started(
         device=config.device,
         decode=Detokenizer(spec.model.path, trust_remote_code=spec.model.trust_remote_code),
     )
-    return EngineLoop(engine, steps_in), engine.model
+    return EngineLoop(engine, steps_in, turns), engine.model

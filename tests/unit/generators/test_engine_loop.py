@@ -244,3 +244,69 @@ def test_nothing_is_lost_when_calls_arrive_while_the_thread_is_ending(
             assert len(result.token_ids) == 1
 
     in_loop(body)
+
+
+class Turns:
+    """Turns that a test grants and takes back."""
+
+    def __init__(self) -> None:
+        self.may_begin = True
+        self.refused: list[Callable[[], object]] = []
+        self.open_steps = 0
+
+    def begin(self, retry: Callable[[], object]) -> bool:
+        if self.may_begin:
+            self.open_steps += 1
+        else:
+            self.refused.append(retry)
+        return self.may_begin
+
+    def end(self) -> None:
+        self.open_steps -= 1
+
+
+def test_an_engine_that_may_not_step_executes_commands_and_goes_on_when_it_may(
+    make_engine: MakeEngine, request_of: MakeRequest, run_async: RunAsync
+) -> None:
+    async def main() -> None:
+        engine, turns = make_engine(kind=WatchedEngine), Turns()
+        assert isinstance(engine, WatchedEngine)
+        loop = EngineLoop(engine, turns=turns)
+        await loop.between_steps(lambda _: setattr(turns, "may_begin", False))
+        answer = asyncio.ensure_future(loop.generate(request_of("a", max_new_tokens=3)))
+        while not turns.refused:
+            await loop.between_steps(lambda _: None)
+        assert engine.tokens_of_steps == []
+        assert loop.waiting == 1
+        turns.may_begin = True
+        turns.refused[-1]()
+        assert len((await asyncio.wait_for(answer, 30)).token_ids) == 3
+        assert turns.open_steps == 0
+        engine.steps_until_broken = len(engine.tokens_of_steps)
+        with pytest.raises(EngineUnavailable):
+            await loop.generate(request_of("b"))
+        assert turns.open_steps == 0
+        await loop.close()
+
+    run_async(main())
+
+
+def test_a_failed_engine_says_why_and_answers_nothing(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        engine.may_step.clear()
+        answer = asyncio.ensure_future(loop.generate(request_of("a")))
+        await until_called(engine)
+        loop.fail("its weights are gone")
+        engine.may_step.set()
+        for call in (answer, loop.generate(request_of("b"))):
+            with pytest.raises(EngineUnavailable, match="its weights are gone"):
+                await call
+
+    in_loop(body)
+
+
+async def until_called(engine: WatchedEngine) -> None:
+    """Returns once the engine is in a step."""
+    assert await asyncio.to_thread(engine.in_step.wait, 30)
