@@ -152,6 +152,11 @@ class TrainerRank:
 
     # --- a rank ----------------------------------------------------------------------------------
 
+    @property
+    def version(self) -> int:
+        """Return the version of the weights that the rank holds."""
+        return self._split.steps_applied
+
     def state(self, fence: Fence) -> TrainerState:
         self._admit(fence)
         return self._together("state", self._state)

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import cast
 
-from offbeat.config.limits import trainer_device
+from offbeat.config.limits import shares_weights, trainer_device
 from offbeat.config.sections.sync import ReshardSyncConfig
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.ranks.sender import NullSender, SharedSource
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.transport import (
+    DigestedSource,
     FollowsLayout,
     PublishedRelease,
     Sender,
@@ -39,6 +40,10 @@ def make_sender(
         return make_reshard_sender(config, source, host(), incarnation, peers, device)
     if spec.rank:
         return NullSender(cast("SharedSource", source))
+    if shares_weights(spec.config):
+        from offbeat.weight_sync.transports.in_place import InPlaceSender  # noqa: PLC0415
+
+        return InPlaceSender(cast("DigestedSource", source))
     from offbeat.weight_sync.transports.object_store import ObjectStoreSender  # noqa: PLC0415
 
     return ObjectStoreSender(cast("Source", source), delta=config.delta)

@@ -10,7 +10,7 @@ import xxhash
 from torch import Tensor
 
 from offbeat.trainers.ranks.peers import Peers
-from offbeat.weight_sync.source import as_bytes
+from offbeat.weight_sync.chunks import as_bytes
 
 _TEXT: Final = msgspec.msgpack.Decoder(str)
 

@@ -27,7 +27,9 @@ __all__ = [
     "Bytes",
     "ReleasePart",
     "WeightChunk",
+    "as_bytes",
     "digest_of",
+    "hash_tensors",
     "on_host",
     "pack",
     "parts_of",
@@ -126,6 +128,23 @@ def on_host(data: BucketMemory) -> Bytes:
 def digest_of(data: BucketMemory) -> str:
     """Return the digest of a chunk's bytes."""
     return xxhash.xxh3_128_hexdigest(on_host(data).data)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return the tensor's memory as [nbytes] uint8; a copy only if it is strided."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def hash_tensors(chunk: WeightChunk, tensors: Mapping[str, Tensor]) -> str:
+    """Return the digest of the chunk that ``pack`` returns, without memory for the whole chunk."""
+    digest, end = xxhash.xxh3_128(), 0
+    for spec in chunk.specs:
+        digest.update(bytes(spec.offset - end))
+        tensor = tensors[spec.name].detach().to(getattr(torch, spec.dtype))
+        digest.update(on_host(as_bytes(tensor)).data)
+        end = spec.offset + spec.nbytes
+    digest.update(bytes(chunk.nbytes - end))
+    return digest.hexdigest()
 
 
 def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: BucketMemory) -> str:

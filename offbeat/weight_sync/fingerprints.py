@@ -12,10 +12,11 @@ import torch
 import xxhash
 from torch import Tensor
 
+from offbeat.weight_sync.chunks import as_bytes
 from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.region import Region
 from offbeat.weight_sync.served import TensorDifference, TensorFingerprint
-from offbeat.weight_sync.source import as_bytes, dtype_name
+from offbeat.weight_sync.source import dtype_name
 
 REGION_BYTES: Final = 2**20
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from offbeat.weight_sync.chunks import Bytes, pack, walk
+from offbeat.weight_sync.chunks import Bytes, hash_tensors, pack, walk
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Adapter, Manifest, plan
 from offbeat.weight_sync.precision import wire_metas
@@ -39,11 +38,6 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
     if not tensor.numel() or tensor.device.type == "meta":
         return (id(tensor),)  # no memory to compare
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """Return the tensor's memory as [nbytes] uint8; a copy only if it is strided."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -106,6 +100,15 @@ class GatheredSource:
             digest = pack(chunk, tensors, into)
             del tensors  # before the next ones are gathered: each may be a fused matrix of GiB
             yield into, digest
+
+    def digests(self) -> Iterator[str]:
+        """Yield the digest of each chunk as ``chunks`` does, without packing it.
+
+        Tensors in main memory are hashed where they are; of others, one at a time is copied.
+        """
+        weights = wire_tensors(self._named(), self._policy)
+        for chunk in self._chunks:
+            yield hash_tensors(chunk, dict(next(weights) for _ in chunk.specs))
 
     def take_part(self) -> None:
         """Take part in the gathering while rank 0 iterates over all chunks."""

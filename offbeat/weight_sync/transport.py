@@ -41,6 +41,19 @@ class Source(Protocol):
         ...
 
 
+class DigestedSource(Protocol):
+    """Weights of a process that are hashed where they are."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Return the manifest of the weights, without a seal."""
+        ...
+
+    def digests(self) -> Iterator[str]:
+        """Yield the digest of each chunk, as if it were packed."""
+        ...
+
+
 class PackedBucket(NamedTuple):
     """A bucket of a snapshot: a chunk that holds regions of tensors."""
 
@@ -106,7 +119,7 @@ def release_of(
         digest=published.digest,
         manifest=published.manifest,
         chunks=own,
-        nbytes=published.manifest.nbytes,
+        nbytes=published.manifest.nbytes if own else 0,
         canary=published.manifest.canary,
         delta=delta,
         full_reason=published.full_reason,
