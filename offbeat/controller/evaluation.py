@@ -5,7 +5,8 @@ resumes the run, repeats one that was due and is not recorded, at the version se
 
 A pinned engine takes no part in weight syncs, so no number mixes two versions. It catches up
 afterwards. With one engine only, no newer weights are served meanwhile: training continues as far
-as ``max_staleness`` allows, then waits, at most until the evaluation's deadline.
+as ``max_staleness`` allows, then waits, at most until the evaluation's deadline. Where engines share
+the trainer's weights, a step is finished before or after an evaluation, with any number of engines.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from typing import Final, NoReturn
 import msgspec
 import structlog
 
-from offbeat.config.limits import min_valid_samples
+from offbeat.config.limits import min_valid_samples, shares_weights
 from offbeat.config.mixture import evaluation_sets
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
@@ -83,7 +84,7 @@ class Evaluation:
         self._state, self._sets = state, sets
         self._workers, self._telemetry, self._record = workers, telemetry, record
         self._sampling, self._budget = sampling_identity(state.config), RewardBudget(state)
-        self._on_all_engines = on_all_engines
+        self._on_all_engines, self._shares_weights = on_all_engines, shares_weights(state.config)
         state.evaluation.newest_due = state.ledger.trainer_version
         if (owed := self._due_at_start()) is not None:
             state.evaluation.requested_version = owed
@@ -167,7 +168,11 @@ class Evaluation:
         def is_undone() -> bool:
             return version > state.ledger.trainer_version
 
-        can_pin = fleet.can_pin_all if self._on_all_engines else fleet.can_pin
+        def can_pin(at: int) -> bool:
+            if self._shares_weights and (state.ledger.intent or at != state.ledger.trainer_version):
+                return False  # its engine would not decode before it has loaded a newer version
+            return fleet.can_pin_all(at) if self._on_all_engines else fleet.can_pin(at)
+
         await state.waits.until(
             Pump.EVALUATION,
             f"{'all engines' if self._on_all_engines else 'an engine'} with version {version}",

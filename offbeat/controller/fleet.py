@@ -93,6 +93,11 @@ class Fleet:
         """Return whether any engine is HEALTHY: whether ``pick`` returns one."""
         return bool(self._routed or self._pinned)
 
+    @property
+    def is_any_pinned(self) -> bool:
+        """Return whether an engine is kept at its version, for an evaluation."""
+        return bool(self._pinned)
+
     def is_another_alive(self, name: str) -> bool:
         """Return whether another engine has replied in its present incarnation.
 

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 import structlog
 
+from offbeat.config.limits import shares_weights
 from offbeat.controller.delta_offers import DeltaOffers
 from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.errors import TrainerLost
@@ -67,7 +68,9 @@ class WeightSync:
     In mode ``keep`` the trainer continues at once: its snapshot is queued before the calls of the
     next step, engines load the release meanwhile, and ``serving_version`` rises when they ack. The
     next snapshot waits for that, and a step is not finished before the snapshot of the last one is
-    taken: so a slow fleet slows the trainer down, and no weights change while they are read.
+    taken: so a slow fleet slows the trainer down, and no weights change while they are read. Engines
+    that share the weights decode nothing from ``finish`` to their ack, so a step is not finished
+    during an evaluation either.
 
     Sketch of the loop around one version, in mode ``keep``::
 
@@ -86,6 +89,7 @@ class WeightSync:
     ) -> None:
         self._state, self._trainer_client, self._generators = state, trainer_client, generators
         self._lock = asyncio.Lock()
+        self._shares_weights = shares_weights(state.config)
         self._epoch = state.first_of_incarnation  # an engine refuses those of former controllers
         self._released = Signal()
         self._republished = 0  # since an engine last acked one
@@ -114,9 +118,12 @@ class WeightSync:
             await self.wait_until_served()
 
     async def wait_for_snapshot(self) -> None:
-        """Wait until no snapshot is pending: the weights may change."""
-        sync = self._state.sync
-        await self._until("the snapshot of the last step", lambda: sync.requested_version is None)
+        """Wait until no snapshot is pending, and nothing is scored by shared weights: these may change."""
+        sync, fleet, shared = self._state.sync, self._state.fleet, self._shares_weights
+        await self._until(
+            "the snapshot of the last step" + (", or an evaluation" if shared else ""),
+            lambda: sync.requested_version is None and not (shared and fleet.is_any_pinned),
+        )
 
     async def wait_until_served(self) -> None:
         """Wait until every live engine has loaded the release or was left behind."""
