@@ -43,7 +43,7 @@ HEAD: Final = """\
 # Faults that the tests catch
 
 Each fault was planted and caught by the tests in its row. `make test-faults` plants all of them
-again, one at a time, in a copy of the tree (`ARGS="--only F012,F030"`: some). I1 to I24 are
+again, one at a time, in a copy of the tree (`ARGS="--only F012,F030"`: some). I1 to I25 are
 [invariants](../docs/invariants.md), R1 to R123 [requirements](../docs/requirements.md), T is a bug
 that the simulator or a user once found. `python -m tests.faults --page` writes this page from
 `faults.toml`, which holds the edits.

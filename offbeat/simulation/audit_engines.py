@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from offbeat.config.limits import shares_weights
+from offbeat.config.run import RunConfig
 from offbeat.controller import events
 from offbeat.simulation.audit_findings import AuditTable, Findings
 from offbeat.simulation.audit_groups import AuditedGroups
@@ -15,8 +17,11 @@ HARMLESS: Final = frozenset(name for name, kind in KINDS.items() if kind.profile
 class AuditedEngines(AuditTable):
     """Tracks which engines may be given work in this incarnation and lineage."""
 
-    def __init__(self, groups: AuditedGroups, world: World, findings: Findings) -> None:
+    def __init__(
+        self, config: RunConfig, groups: AuditedGroups, world: World, findings: Findings
+    ) -> None:
         super().__init__(findings)
+        self._shares_weights = shares_weights(config)  # an engine ends with its trainer then
         self._groups, self._world = groups, world
         self._served: dict[str, events.Served] = {}  # last ack by engine
         self._acked: set[tuple[str, str]] = set()  # engine incarnations that acked
@@ -38,7 +43,7 @@ class AuditedEngines(AuditTable):
 
     def on_lost(self, event: events.EngineLost) -> None:
         """Check that an engine is replaced for a fault that can have struck it."""
-        if self._world.faults.keys() <= HARMLESS:
+        if self._world.faults.keys() <= HARMLESS and not self._shares_weights:
             self._add(
                 "I17",
                 f"{event.engine} was given up although no fault had struck an engine: {event.reason}",

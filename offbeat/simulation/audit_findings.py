@@ -10,7 +10,7 @@ MOST_FINDINGS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A violated invariant. ``invariant`` is its short name, ``I1`` to ``I24``."""
+    """A violated invariant. ``invariant`` is its short name, ``I1`` to ``I25``."""
 
     invariant: str
     message: str  # includes the values that contradict each other

@@ -14,6 +14,7 @@ the samplers, so it does not repeat their mistakes.
         EngineRestarts  faults that explain restarts   I21
         AuditedWorkers  workers that were lost         I23
         Survivors  work while a machine is lost        I24
+    records -> AuditedTurns  decode steps and changes of shared weights  I25
 
 Each part is a table that names the classes it reads. All records are read before the journal.
 ``audit_aggregates`` holds I22 by itself, in some of the episodes.
@@ -44,6 +45,7 @@ from offbeat.simulation.audit_rewards import AuditedRewards
 from offbeat.simulation.audit_samples import AuditedSamples
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_survivors import Survivors
+from offbeat.simulation.audit_turns import AuditedTurns
 from offbeat.simulation.audit_workers import AuditedWorkers
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.records import FenceRefused, WorldRecord
@@ -166,12 +168,20 @@ def audit(
     groups = AuditedGroups(config, prompts, findings)
     samples = AuditedSamples(config, groups, world, findings)
     steps = Steps(config, groups, samples, world, findings)
-    engines = AuditedEngines(groups, world, findings)
+    engines = AuditedEngines(config, groups, world, findings)
     poison = Poison(config, world, findings)
     rewards = AuditedRewards(config, groups, findings)
     before_moves = Losses(groups, world, findings), Environments(config, findings), samples
     after_moves = steps, AuditedWorkers(findings), rewards, engines, poison
-    tables = world, fetches, evaluations, *before_moves, groups, *after_moves
+    tables = (
+        world,
+        fetches,
+        evaluations,
+        AuditedTurns(findings),
+        *before_moves,
+        groups,
+        *after_moves,
+    )
     _read("records", records, tables, findings)
     _read("journal", journals, tables, findings)
     poison.check()

@@ -12,6 +12,7 @@ from offbeat.simulation.machines import Machines
 from offbeat.simulation.network import SimulatedNetwork
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import WorldRecord
+from offbeat.simulation.shared_weights import SharedWeights
 from offbeat.simulation.source_layout import SourceLayout
 
 P = ParamSpec("P")
@@ -37,6 +38,9 @@ class SimulationContext:
         self.out_of_service_until = 0.0  # of all environments
         self.poison: dict[int, str] = {}  # effect of poison prompts, by prompt index
         self.source_layout = SourceLayout()
+        self.shared_weights: SharedWeights | None = (
+            None  # of the trainer; None: engines have copies
+        )
         self.lost_controllers: set[int] = set()  # incarnations whose memory is lost
 
     def record(

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from offbeat.config.limits import max_group_bytes
+from offbeat.config.limits import max_group_bytes, shares_weights
 from offbeat.config.reward_calls import max_reward_calls
 from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
@@ -45,6 +45,8 @@ AGENTS_SHARE: Final = 0.4
 ENVIRONMENTS_SHARE: Final = 0.2
 IMAGES_SHARE: Final = 0.2
 """Share of the episodes whose prompts have pictures, in a buffer that holds few of them."""
+_TRANSFER: Final = ("transport", "chunk_mib", "slowest_mib_s", "slack_s", "delta")
+"""Keys of how weights travel."""
 UPDATES_SHARE: Final = 0.25
 """Share of the episodes in which samples have several turns and branches, as those of agents."""
 
@@ -103,7 +105,7 @@ def draw_plan(
     has_images = images.random() < IMAGES_SHARE or bool(corner.buffer_steps)
     if has_images:
         _give_images(images, base, changes, corner.buffer_steps or (1.0, 1.5, 4.0))
-    config = RunConfig.model_validate(_merged(_with_engines(base), changes))
+    config = RunConfig.model_validate(_merged(_with_engines(base), _with_one_copy(base, changes)))
     if not (environments or has_images):
         config = _with_reward_budget(random.Random(f"{seed}/rewards"), config)
     needed = config.steps * config.groups_per_step
@@ -139,6 +141,18 @@ def draw_plan(
         source_layout=layout,
     )
     return plan if corner.faults else _with_lone_loss(seed, drawn_profile, plan)
+
+
+def _with_one_copy(base: RunConfig, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings, without those that need copies of the weights if engines have none."""
+    if not shares_weights(base):
+        return changes
+    sampler = {**changes["sampler"], "max_staleness": 0}
+    if sampler["name"] == "in_order":
+        sampler["max_lookahead"] = None
+    sync = {name: each for name, each in changes["sync"].items() if name not in _TRANSFER}
+    sync |= {"transport": "object_store", "delta": False, "interval": 1}
+    return {**changes, "sampler": sampler, "sync": sync}
 
 
 def _with_lone_loss(seed: int, profile: str, plan: EpisodePlan) -> EpisodePlan:

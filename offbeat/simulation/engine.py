@@ -7,6 +7,7 @@ import msgspec
 
 from offbeat.messages.failures import (
     CanaryFailed,
+    EngineUnavailable,
     OffbeatError,
     ReleaseLost,
     WeightSyncFailed,
@@ -20,7 +21,13 @@ from offbeat.simulation.fetch import SimulatedFetch
 from offbeat.simulation.loop import Entry
 from offbeat.simulation.machines import MachineMemory
 from offbeat.simulation.network import SimulatedCall
-from offbeat.simulation.records import EngineComputesOther, EngineDied, EngineServes
+from offbeat.simulation.records import (
+    Decoded,
+    EngineComputesOther,
+    EngineDied,
+    EngineServes,
+)
+from offbeat.simulation.shared_weights import SharedWeights
 from offbeat.simulation.source_ranks import SourceRanks, ranks_of
 from offbeat.weight_sync.canary import check, invented_answers
 from offbeat.weight_sync.delta import check_base
@@ -38,7 +45,8 @@ class Decoding(msgspec.Struct, eq=False):
     seconds: float
     started_at: float
     on_end: "Callable[[Decoding, bool], None]"
-    entry: Entry | None = None
+    entry: Entry | None = None  # None: it is not being decoded
+    running_since: float = 0.0  # since when it is decoded without a pause
 
 
 class FakeEngine(Actor):
@@ -60,6 +68,8 @@ class FakeEngine(Actor):
         self._epoch = 0
         self._open: dict[Decoding, None] = {}
         self._busy_s, self._tokens = 0.0, 0
+        self._shared: SharedWeights | None = None  # weights of the trainer that it decodes with
+        self._stopped_at: float | None = None  # while these change
 
     @property
     def incarnation(self) -> str:
@@ -67,6 +77,8 @@ class FakeEngine(Actor):
 
     def ended(self) -> None:
         self.context.record(EngineDied, self.name, self.incarnation)
+        if self._shared is not None:
+            self._shared.leave(self)
         for decoding in self._open:
             decoding.on_end(decoding, False)  # noqa: FBT003
         self._open.clear()
@@ -85,24 +97,57 @@ class FakeEngine(Actor):
             seconds *= SLOW
         decoding = Decoding(lengths, seconds, now, on_end)
         self._open[decoding] = None
-        if not self.wedged:
-            decoding.entry = self.later(seconds, self._decoded, decoding)
+        if not self.wedged and self._stopped_at is None:
+            self._run(decoding)
         return decoding
+
+    def _run(self, decoding: Decoding) -> None:
+        """Decode what is left of a group."""
+        decoding.running_since = now = self.context.loop.time()
+        left_s = max(0.0, decoding.started_at + decoding.seconds - now)
+        decoding.entry = self.later(left_s, self._decoded, decoding)
+
+    def _pause(self, decoding: Decoding) -> None:
+        """Record that a group has been decoded until now, and stop."""
+        if decoding.entry is not None:
+            decoding.entry.cancel()
+            decoding.entry = None
+            self._record_decoded(decoding)
+
+    def _record_decoded(self, decoding: Decoding) -> None:
+        if self._shared is not None:
+            self.context.record(Decoded, self.name, self.incarnation, decoding.running_since)
+
+    def stop_decoding(self) -> None:
+        """Stop while the weights change that the engine shares."""
+        if self._stopped_at is None:
+            self._stopped_at = self.context.loop.time()
+            for decoding in self._open:
+                self._pause(decoding)
+
+    def continue_decoding(self) -> None:
+        """Go on after a stop, which counts for no group's time."""
+        if self._stopped_at is None:
+            return
+        stopped_at, self._stopped_at = self._stopped_at, None
+        for decoding in self._open if not self.wedged else ():
+            decoding.started_at += self.context.loop.time() - max(stopped_at, decoding.started_at)
+            self._run(decoding)
 
     def wedge(self) -> None:
         """Make requests hang while probes are answered."""
         self.wedged = True
         for decoding in self._open:
-            if decoding.entry is not None:
-                decoding.entry.cancel()
+            self._pause(decoding)
 
     def drop(self, decoding: Decoding) -> None:
         """Drop a decoding whose caller has cancelled it."""
-        if self._open.pop(decoding, self) is None and decoding.entry is not None:
-            decoding.entry.cancel()
+        if self._open.pop(decoding, self) is None:
+            self._pause(decoding)
 
     def _decoded(self, decoding: Decoding) -> None:
         del self._open[decoding]
+        self._record_decoded(decoding)
         self._busy_s += decoding.seconds
         self._tokens += sum(decoding.lengths)
         decoding.on_end(decoding, True)  # noqa: FBT003
@@ -140,6 +185,7 @@ class FakeEngine(Actor):
     def serve(self, call: SimulatedCall) -> None:
         try:
             self.check_fence(call)
+            self._check_trainer()
             if call.method == "load_weights":
                 self._load(call, *call.args)
                 return
@@ -147,6 +193,27 @@ class FakeEngine(Actor):
             call.fail(failure)
             return
         call.answer(self._state() if call.method == "state" else None)
+
+    def _check_trainer(self) -> None:
+        """Raise if the trainer was replaced whose weights this engine computes with."""
+        if self._shared not in (None, self.context.shared_weights):
+            problem = "it computes with the weights of a trainer that was replaced"
+            raise EngineUnavailable(self.name, "a call", problem, "Start another engine")
+
+    def _check_shared(self, release: WeightRelease) -> None:
+        """Raise unless a release names the weights that the trainer has at the moment."""
+        self._check_trainer()
+        shared = self.context.shared_weights
+        is_named = shared is None or shared.published == (release.version, release.digest)
+        if not is_named or (shared is not None and shared.is_changing):
+            problem = "the trainer has changed the weights that it names"
+            raise ReleaseLost(self.name, release.version, problem)
+
+    def _adopt(self, shared: SharedWeights | None) -> None:
+        """Decode with the trainer's present weights from now on, if engines share them."""
+        self._shared = shared
+        if shared is not None:
+            shared.adopt(self)
 
     def _state(self) -> EngineState:
         return EngineState(
@@ -269,9 +336,11 @@ class FakeEngine(Actor):
                 EngineComputesOther, self.name, self.incarnation, epoch, release.version
             )
         try:
+            self._check_shared(release)
             gap = self._canary_gap(epoch, release, effective_digest)
-        except CanaryFailed as failure:
-            self._lose()
+        except (CanaryFailed, EngineUnavailable, ReleaseLost) as failure:
+            if isinstance(failure, CanaryFailed):
+                self._lose()
             call.fail(failure)
             return
         self.version, self.digest, self.content = release.version, release.digest, content
@@ -279,6 +348,7 @@ class FakeEngine(Actor):
         self.context.record(
             EngineServes, self.name, self.incarnation, epoch, release.version, content
         )
+        self._adopt(self.context.shared_weights)
         if self.flaps:
             self.later(FLAPS_AFTER_S, self.die)
         said = self.context.faults.at(FaultMoment.ACK, self.name)

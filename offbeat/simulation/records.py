@@ -131,6 +131,26 @@ class EngineComputesOther(WorldRecord, frozen=True):
     version: int
 
 
+class Decoded(WorldRecord, frozen=True):
+    """An engine that shares the trainer's weights has decoded without a pause until now."""
+
+    engine: str
+    incarnation: str
+    since: float
+
+
+class WeightsChanging(WorldRecord, frozen=True):
+    """A trainer began to change weights that engines share."""
+
+    incarnation: int
+
+
+class WeightsUnchanged(WorldRecord, frozen=True):
+    """A trainer has left shared weights as they were: its step was not applied."""
+
+    incarnation: int
+
+
 class EngineDied(WorldRecord, frozen=True):
     """An engine incarnation ended."""
 

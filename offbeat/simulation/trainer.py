@@ -11,11 +11,13 @@ from typing import Final
 
 import msgspec
 
+from offbeat.config.limits import shares_weights
 from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import (
     CheckpointFailed,
     OffbeatError,
     PayloadLost,
+    StaleFence,
     StepOutOfOrder,
     TrainerCall,
     TrainStepFailed,
@@ -41,7 +43,10 @@ from offbeat.simulation.records import (
     TrainerApplied,
     TrainerRestored,
     TrainerStarted,
+    WeightsChanging,
+    WeightsUnchanged,
 )
+from offbeat.simulation.shared_weights import SharedWeights
 from offbeat.simulation.source_ranks import SourceRanks
 from offbeat.simulation.step_keys import StepKeys
 from offbeat.weight_sync.canary import invented, tolerance
@@ -55,6 +60,9 @@ _MOMENTS: Final = {
     "save_checkpoint": FaultMoment.CHECKPOINT,
 }
 
+
+_CHANGING: Final = ("finish_train_step", "restore")
+"""Calls that change weights. One that raises leaves weights of no version."""
 
 _DURING: Final = {
     "begin_train_step": TrainerCall.BEGIN,
@@ -82,6 +90,11 @@ class FakeTrainer(Actor):
         self._model = UNTRAINED
         self._base: str | None = None  # digest of the last release, which the next delta applies to
         self._ranks: SourceRanks | None = None  # those of a process that has published a release
+        self._shared: SharedWeights | None = None
+        self._was_changing = False  # before the call at hand
+        if shares_weights(self.context.config):
+            self._shared = SharedWeights(self.incarnation_number)
+            self.context.shared_weights = self._shared
         self._open: list[tuple[SimulatedPayload, tuple[float, ...]]] = []
         self._minibatches, self._loss = list[int](), LossSpec()
         self._chunks = 0
@@ -104,6 +117,10 @@ class FakeTrainer(Actor):
             moment = _MOMENTS.get(call.method)
             kind = self.context.faults.at(moment, self.name) if moment else ""
             self._busy = True
+            if self._shared is not None and call.method in _CHANGING:
+                self.context.record(WeightsChanging, self.incarnation_number)
+                self._was_changing = self._shared.is_changing
+                self._shared.close()
             takes_s = self._duration(call) * self.context.rng.uniform(0.7, 1.5)
             takes_s += self._waits_for_columns(call)
             self.later(takes_s, self._done, call, kind)
@@ -139,18 +156,32 @@ class FakeTrainer(Actor):
         if effect_of(kind) is Effect.KILLS:
             self.die()
             return
+        before = self._model.version
         try:
             self.check_fence(call)
             answer = self._work(call, kind)
         except OffbeatError as failure:
+            was_refused = isinstance(failure, (StaleFence, StepOutOfOrder))
+            if was_refused and not self._was_changing:
+                self._changed(call, is_new=False)
             call.fail(failure)
         else:
+            is_new = self._model.version != before or call.method == "restore"
+            self._changed(call, is_new=is_new)
             if kind == "finish_kills_after":
                 self.die()
                 return
             if self.process.alive:
                 call.answer(answer)
         self._next()
+
+    def _changed(self, call: SimulatedCall, *, is_new: bool) -> None:
+        """Let engines decode again, after a call that may have changed weights that they share."""
+        if self._shared is None or call.method not in _CHANGING:
+            return
+        if not is_new:
+            self.context.record(WeightsUnchanged, self.incarnation_number)
+        self._shared.open(changed=is_new)
 
     def _work(self, call: SimulatedCall, kind: str) -> object:
         method, args = call.method, call.args
@@ -268,6 +299,8 @@ class FakeTrainer(Actor):
     def _publish(self, version: int) -> WeightRelease:
         self._check_holds(version, TrainerCall.PUBLISH)
         self.context.record(ReleasePublished, self.incarnation_number, version, self._model.digest)
+        if self._shared is not None:
+            self._shared.published = version, self._model.digest
         canary = self._canary(version)
         if self.context.config.sync.ranks_send:
             release = self._offered(version, canary)

@@ -16,6 +16,7 @@ from planted import (
     reshard_bugs,
     rollout_bugs,
     step_bugs,
+    turn_bugs,
 )
 from planted.planting import BASE, Planted
 
@@ -42,7 +43,14 @@ def bugs_of(*modules: ModuleType) -> list[type[Planted]]:
 
 
 BUGS = bugs_of(
-    ledger_bugs, rollout_bugs, engine_bugs, delta_bugs, reshard_bugs, step_bugs, machine_bugs
+    ledger_bugs,
+    rollout_bugs,
+    engine_bugs,
+    delta_bugs,
+    reshard_bugs,
+    step_bugs,
+    machine_bugs,
+    turn_bugs,
 )
 
 
