@@ -5,6 +5,7 @@ import contextlib
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
 from offbeat.local.threads import LoopThread, WorkThread
@@ -13,7 +14,7 @@ from offbeat.messages.text import first_line
 
 T = TypeVar("T")
 R = TypeVar("R")
-_ONE_AT_A_TIME: Final = threading.Lock()
+ONE_AT_A_TIME: Final = threading.Lock()
 """transformers replaces functions of torch while it loads a model, so only one thread may load."""
 
 
@@ -24,10 +25,21 @@ class Hosted(Generic[T]):
     of a killed process do. The abandoned thread cannot be killed; it ends when its call returns.
     """
 
-    def __init__(self, name: str, make: Callable[[WorkThread], T]) -> None:
-        """Start to make the part; ``make`` is called in the thread that it gets."""
-        self.name, self._make = name, make
-        self._life = _Life(name, make)
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[WorkThread], T],
+        lock: AbstractContextManager[object] = ONE_AT_A_TIME,
+    ) -> None:
+        """Start to make the part.
+
+        Args:
+            name: Name of the part.
+            make: Makes it; called in the thread that the part gets.
+            lock: Held while ``make`` runs.
+        """
+        self.name, self._make, self._lock = name, make, lock
+        self._life = _Life(name, make, lock)
 
     async def call(self, during: str, work: Callable[[T], R]) -> R:
         """Call the part in its thread, after all earlier calls.
@@ -55,8 +67,16 @@ class Hosted(Generic[T]):
     def restart(self) -> T | None:
         """Abandon the part and make another one; return the abandoned part, None if not made yet."""
         abandoned = self.end()
-        self._life = _Life(self.name, self._make)
+        self._life = _Life(self.name, self._make, self._lock)
         return abandoned
+
+    def wait(self) -> T:
+        """Return the part once it is made; blocks. Raises whatever ``make`` raised."""
+        return self._life.wait()
+
+    def hosts(self, part: T) -> bool:
+        """Return whether the part has been made and not been replaced."""
+        return self._life.made is part
 
     def end(self) -> T | None:
         """Abandon the part for good; return it, None if it was not made yet."""
@@ -66,17 +86,30 @@ class Hosted(Generic[T]):
 class _Life(Generic[T]):
     """A part from its making to its end."""
 
-    def __init__(self, name: str, make: Callable[[WorkThread], T]) -> None:
+    def __init__(
+        self, name: str, make: Callable[[WorkThread], T], lock: AbstractContextManager[object]
+    ) -> None:
         self._name = name
         self._thread = WorkThread(name)
-        self._made = self._thread.submit(self._make_alone, make)
+        self._made = self._thread.submit(self._make_alone, make, lock)
         self._lock = threading.Lock()
         self._is_over = False
         self._open = set[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]]()
 
-    def _make_alone(self, make: Callable[[WorkThread], T]) -> T:
-        with _ONE_AT_A_TIME:
+    def _make_alone(
+        self, make: Callable[[WorkThread], T], lock: AbstractContextManager[object]
+    ) -> T:
+        with lock:
             return make(self._thread)
+
+    def wait(self) -> T:
+        return self._made.result()
+
+    @property
+    def made(self) -> T | None:
+        """Return the part, None if it was not made yet."""
+        made = self._made
+        return made.result() if made.done() and made.exception() is None else None
 
     async def in_thread(self, during: str, work: Callable[[T], R]) -> R:
         part = await self._part()
@@ -120,8 +153,7 @@ class _Life(Generic[T]):
         for loop, task in still_open:
             loop.call_soon_threadsafe(task.cancel)
         self._thread.shutdown(wait=False)
-        made = self._made
-        return made.result() if made.done() and made.exception() is None else None
+        return self.made
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from offbeat.config.limits import shares_weights
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.endpoint.worker_agents import make_agents
 from offbeat.generators.engine_server import EngineServer
@@ -41,9 +43,12 @@ def make_rank(spec: TrainerSpec, cpu: CpuClocks, thread: WorkThread) -> TrainerR
         return TrainerRank(spec, partial(make_stub_rank, spec), place, _no_address, cpu_clock=clock)
     import torch  # noqa: PLC0415 -- a dry run goes without
 
+    from offbeat.local.shared_weights import SharedRank  # noqa: PLC0415
     from offbeat.trainers.torch.choose import make_torch_rank  # noqa: PLC0415
 
     torch.set_num_threads(spec.config.trainer.threads)  # of this thread
+    if shares_weights(spec.config):
+        return SharedRank(spec, place, _no_address, cpu_clock=clock)
     return TrainerRank(spec, partial(make_torch_rank, spec), place, _no_address, cpu_clock=clock)
 
 
@@ -57,6 +62,15 @@ def make_engine(spec: EngineSpec, cpu: CpuClocks, thread: WorkThread) -> EngineS
     from offbeat.generators.embedded.server import EmbeddedEngineServer  # noqa: PLC0415
 
     return EmbeddedEngineServer(spec, steps_in=thread, cpu_clock=clock)
+
+
+def make_shared_engine(
+    spec: EngineSpec, trainer: Hosted[TrainerRank], cpu: CpuClocks, thread: WorkThread
+) -> EngineServer:
+    """Create an engine that computes with the trainer's tensors, in the thread of its steps."""
+    from offbeat.local.shared_weights import start_shared_engine  # noqa: PLC0415 -- torch
+
+    return start_shared_engine(spec, trainer, thread, cpu.clock_of(thread.thread))
 
 
 def make_worker(
@@ -82,6 +96,9 @@ class Makers:
 
     rank: Callable[[TrainerSpec, CpuClocks, WorkThread], TrainerRank] = make_rank
     engine: Callable[[EngineSpec, CpuClocks, WorkThread], EngineServer] = make_engine
+    shared_engine: Callable[
+        [EngineSpec, Hosted[TrainerRank], CpuClocks, WorkThread], EngineServer
+    ] = make_shared_engine
     worker: Callable[
         [EnvironmentSpec, Mapping[str, LocalGenerator], WorkThread], EnvironmentWorker
     ] = make_worker
@@ -100,16 +117,17 @@ class LocalParts:
 
     def make_ports(self, spec: RunSpec, needed: Iterable[str]) -> MadePorts:
         """Create the ports of a run; ``needed`` are the spool segments to keep."""
+        trainer = None if spec.evaluates_only else self._host_trainer(spec)
         kind = LoadedLocalGenerator if spec.evaluates_only else LocalGenerator
         for each in engine_specs(spec):
-            hosted = Hosted(each.name, partial(self._makers.engine, each, self._cpu))
+            hosted = self._host_engine(spec, each, trainer)
             self.generators[each.name] = kind(hosted, self.loop)
         spool = LocalSpool(spec.run_dir / FOLDER, needed)
         (worker,) = environment_specs(spec, {})
         made = partial(self._makers.worker, worker, self.generators)
         rows = RowGenerator()
         return MadePorts(
-            trainer=self._make_trainer(spec),
+            trainer=self._make_trainer_port(spec, trainer),
             generators=self.generators or {rows.name: rows},
             rollouts=LocalRollouts(Hosted(worker.name, made), self.loop, spool.hold),
             spool=spool,
@@ -117,10 +135,22 @@ class LocalParts:
             failpoints=self._makers.failpoints,
         )
 
-    def _make_trainer(self, spec: RunSpec) -> NoTrainer | LocalTrainer:
-        if spec.evaluates_only:
-            return NoTrainer(spec.config.model.path)
+    def _host_trainer(self, spec: RunSpec) -> Hosted[TrainerRank]:
         (rank,) = trainer_specs(spec)
-        hosted = Hosted(rank.process, partial(self._makers.rank, rank, self._cpu))
+        return Hosted(rank.process, partial(self._makers.rank, rank, self._cpu))
+
+    def _host_engine(
+        self, run: RunSpec, spec: EngineSpec, trainer: Hosted[TrainerRank] | None
+    ) -> Hosted[EngineServer]:
+        if trainer is None or not shares_weights(run.config):
+            return Hosted(spec.name, partial(self._makers.engine, spec, self._cpu))
+        make = partial(self._makers.shared_engine, spec, trainer, self._cpu)
+        return Hosted(spec.name, make, lock=nullcontext())  # it waits for the trainer first
+
+    def _make_trainer_port(
+        self, spec: RunSpec, trainer: Hosted[TrainerRank] | None
+    ) -> NoTrainer | LocalTrainer:
+        if trainer is None:
+            return NoTrainer(spec.config.model.path)
         kind = LocalTrainer if spec.config.generator.has_engines else UnpublishedLocalTrainer
-        return kind(hosted)
+        return kind(trainer)

@@ -1,0 +1,218 @@
+"""One copy of the weights: engines decode with the tensors that the trainer updates.
+
+Decode steps and optimizer steps take turns (``weight_gate``), so each token is stamped with the version
+that computed it:
+
+- A finish closes the gate before the first weight changes, and waits for the decode steps in progress.
+- After a step that was applied, each engine goes on once it has committed that release.
+- After a step that was not applied, the engines go on. So they do after a finish that was refused because
+  an earlier call of its step had failed.
+- A finish that raised keeps the gate closed until a restore, whose release engines load.
+- A replaced trainer has other tensors: its former engines break, and are replaced.
+
+Publishing copies nothing. Epochs, acks, digests and canaries are those of every other transport.
+"""
+
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from offbeat.generators.embedded.server import EmbeddedEngineServer
+from offbeat.generators.engine_server import LoadOutcome
+from offbeat.generators.spec import EngineSpec
+from offbeat.local.hosted import ONE_AT_A_TIME, Hosted
+from offbeat.local.threads import WorkThread
+from offbeat.local.weight_gate import EngineTurns, WeightGate
+from offbeat.messages.failures import EngineUnavailable, ReleaseLost, StaleFence, StepOutOfOrder
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.training import StepResult, TrainerState
+from offbeat.messages.weights import WeightRelease
+from offbeat.run_files.sharing import WriteLocation
+from offbeat.trainers.backend import TrainerBackend
+from offbeat.trainers.rank import TrainerRank
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.torch.choose import make_torch_rank
+from offbeat.trainers.torch.spreading import shell_of
+from offbeat.weight_sync.engine_layout import EngineLayout
+from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.receiver import ModuleTarget
+from offbeat.weight_sync.served import ServedWeights
+from offbeat.weight_sync.transport import WeightSource
+
+if TYPE_CHECKING:
+    from offbeat.weight_sync.chunks import BucketMemory
+
+
+class SharedRank(TrainerRank):
+    """A trainer rank whose weights engines compute with, too."""
+
+    model: PreTrainedModel
+    """The model that is trained; its tensors keep their identity."""
+
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        place: WriteLocation,
+        address: Callable[[], str],
+        *,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        """Create the rank; the arguments are those of the base class."""
+        self.gate = WeightGate()
+        self._published: tuple[int, str] | None = None  # version and digest of these weights
+
+        def make(peers: Peers) -> tuple[TrainerBackend, WeightSource]:
+            trainer, source = make_torch_rank(spec, peers)
+            self.model = trainer.module
+            return trainer, source
+
+        super().__init__(spec, make, place, address, cpu_clock=cpu_clock)
+
+    def publish_weights(
+        self, fence: Fence, version: int, layout: EngineLayout | None = None
+    ) -> tuple[Any, ...]:
+        published, *handles = super().publish_weights(fence, version, layout)
+        self._published = version, published.digest
+        return published, *handles
+
+    def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+        """Finish like the base class. If it raises, the weights are of no version: no engine decodes."""
+        before = self.version
+        with self._closed_gate():
+            result = super().finish_train_step(fence, key)
+        self._open(is_new=self.version != before)
+        return result
+
+    def restore(self, fence: Fence, at_most: int) -> TrainerState:
+        with self._closed_gate():
+            state = super().restore(fence, at_most)
+        self._open(is_new=True)
+        return state
+
+    @contextmanager
+    def _closed_gate(self) -> Generator[None]:
+        """Close the gate before the block. A call that is refused leaves it as it was."""
+        was_open = self.gate.close()
+        try:
+            yield
+        except (StaleFence, StepOutOfOrder):  # before any weight was changed
+            if was_open:
+                self.gate.open(changed=False)
+            raise
+
+    def _open(self, *, is_new: bool) -> None:
+        if is_new:
+            self._published = None
+        self.gate.open(changed=is_new)
+
+    def holds(self, release: WeightRelease) -> bool:
+        """Return whether the weights are those that this rank published as the release."""
+        return self._published == (release.version, release.digest)
+
+
+class SharedEngineServer(EmbeddedEngineServer):
+    """Server of an engine that computes with the tensors of a trainer rank."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        trainer: Hosted[TrainerRank],
+        rank: SharedRank,
+        thread: WorkThread,
+        cpu_clock: Callable[[], float],
+    ) -> None:
+        """Create the engine. The caller uses the weights meanwhile.
+
+        Args:
+            spec: What the engine is built from.
+            trainer: Host of the trainer.
+            rank: The rank that it hosts now.
+            thread: Thread that runs the engine.
+            cpu_clock: Returns the CPU seconds of the engine.
+        """
+        self._trainer, self._rank, self._turns = trainer, rank, EngineTurns(rank.gate)
+        super().__init__(
+            spec,
+            steps_in=thread,
+            cpu_clock=cpu_clock,
+            load=lambda spec: make_twin(rank.model, spec),
+            turns=self._turns,
+        )
+
+    async def _load_release(
+        self, epoch: int, release: WeightRelease, chunks: "Sequence[BucketMemory]"
+    ) -> LoadOutcome:
+        """Adopt the trainer's weights as the release; nothing is received."""
+        del chunks
+        if not self._trainer.hosts(self._rank):
+            problem = "it computes with the weights of a trainer that was replaced"
+            self._engine.fail(problem)
+            raise EngineUnavailable(self._name, "weight sync", problem, "Start another engine")
+        read_back = ModuleTarget(self._module).read_back
+        return await self._commit(epoch, release, self._adopted(release), read_back)
+
+    @contextmanager
+    def _adopted(self, release: WeightRelease) -> Generator[None]:
+        with self._turns.adopting() as is_unchanged:
+            if not is_unchanged or not self._rank.holds(release):
+                problem = "the trainer has changed the weights that it names"
+                raise ReleaseLost(self._name, release.version, problem)
+            yield
+
+    async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
+        with self._turns.reading() as are_served:
+            if are_served:
+                return await super()._read_back(version, manifest)
+        problem = "the trainer is changing the weights; ask again"
+        return ServedWeights(self._name, version, manifest, problem=problem)
+
+
+def start_shared_engine(
+    spec: EngineSpec,
+    trainer: Hosted[TrainerRank],
+    thread: WorkThread,
+    cpu_clock: Callable[[], float],
+) -> SharedEngineServer:
+    """Create an engine in the thread that runs its steps, once there is a trainer.
+
+    The caller must not hold ``ONE_AT_A_TIME``, which the trainer needs to be made.
+    """
+    rank = trainer.wait()
+    assert isinstance(rank, SharedRank)  # noqa: S101 -- chosen by the same setting
+    rank.gate.enter(waits=True)  # the proof of decoding reads the weights
+    try:
+        with ONE_AT_A_TIME:
+            return SharedEngineServer(spec, trainer, rank, thread, cpu_clock)
+    finally:
+        rank.gate.end()
+
+
+def make_twin(model: PreTrainedModel, spec: EngineSpec) -> PreTrainedModel:
+    """Return a model whose weights are the tensors of another one.
+
+    Config, attention and buffers that no file has are its own, and so are the parameter objects:
+    the engine's proof replaces their ``data`` for a moment, and the trainer's have gradients.
+    """
+    dtype = getattr(torch, spec.model.dtype)
+    twin = shell_of(spec.model.path, dtype, trust_remote_code=spec.model.trust_remote_code)
+    state = model.state_dict(keep_vars=True)
+    # One alias per parameter: tied weights stay tied
+    aliases = {id(each): nn.Parameter(each.detach()) for each in model.parameters()}
+    twin.load_state_dict(
+        {name: aliases.get(id(each), each) for name, each in state.items()}, assign=True
+    )
+    twin.requires_grad_(requires_grad=False)
+    for name, each in model.named_buffers(remove_duplicate=False):
+        if name not in state:
+            at, _, own = name.rpartition(".")
+            setattr(twin.get_submodule(at), own, each.clone())
+    return twin
