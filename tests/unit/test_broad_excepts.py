@@ -75,7 +75,6 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "trainers/megatron/split_step.py MegatronTrainer._no_message_unread",
         "trainers/backend.py TrainerBackend._undone_if_raised",
         "trainers/ranks/process_group.py join",
-        "trainers/torch/forward.py top_logprobs",
         "trainers/torch/sharded_state.py _Reader.read_metadata",
         "trainers/torch/sharding.py settled",
         "weight_sync/transports/group.py opened",
