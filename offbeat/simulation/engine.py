@@ -98,13 +98,12 @@ class FakeEngine(Actor):
         decoding = Decoding(lengths, seconds, now, on_end)
         self._open[decoding] = None
         if not self.wedged and self._stopped_at is None:
-            self._run(decoding)
+            self._run(decoding, seconds)
         return decoding
 
-    def _run(self, decoding: Decoding) -> None:
+    def _run(self, decoding: Decoding, left_s: float) -> None:
         """Decode what is left of a group."""
-        decoding.running_since = now = self.context.loop.time()
-        left_s = max(0.0, decoding.started_at + decoding.seconds - now)
+        decoding.running_since = self.context.loop.time()
         decoding.entry = self.later(left_s, self._decoded, decoding)
 
     def _pause(self, decoding: Decoding) -> None:
@@ -130,9 +129,10 @@ class FakeEngine(Actor):
         if self._stopped_at is None:
             return
         stopped_at, self._stopped_at = self._stopped_at, None
+        now = self.context.loop.time()
         for decoding in self._open if not self.wedged else ():
-            decoding.started_at += self.context.loop.time() - max(stopped_at, decoding.started_at)
-            self._run(decoding)
+            decoding.started_at += now - max(stopped_at, decoding.started_at)
+            self._run(decoding, max(0.0, decoding.started_at + decoding.seconds - now))
 
     def wedge(self) -> None:
         """Make requests hang while probes are answered."""
