@@ -17,7 +17,7 @@ from offbeat.trainers.torch_versions import refuse_sharding
 
 _NEEDED: Final = ("torch", "transformers", "tensordict")
 TESTED: Final = {"torch": ("2.11", "2.15"), "transformers": ("5.17", "5.24")}
-"""First and last minor version with which ``make test-versions`` passed."""
+"""First and last minor version with which the tests of the core passed."""
 _CONNECT_S: Final = 5.0
 
 
