@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -48,9 +48,7 @@ class ProcessTree:
 
     command: psutil.Process
     peak_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._cpu_s = dict[tuple[int, float], float]()
+    _cpu_s: dict[tuple[int, float], float] = field(default_factory=dict[tuple[int, float], float])
 
     def look(self, *, with_memory: bool) -> float:
         """Return the CPU seconds of all processes so far."""

@@ -254,8 +254,10 @@ def make_actors(spec: RunSpec) -> Actors:
 def _make_engines(spec: RunSpec) -> Iterator[tuple[str, Handle]]:
     """Create the engines by name."""
     generator = spec.config.generator
+    if generator.backend == "none":
+        return
+    engine_cls = ray.remote(engine_class(generator.backend))
     for engine in engine_specs(spec):
-        engine_cls = ray.remote(engine_class(generator.backend))
         yield (
             engine.name,
             engine_cls.options(
