@@ -10,7 +10,7 @@ import pytest
 import ray
 from in_process import InProcessGenerator, InProcessRollouts, InProcessWorker
 from local_loop import rollouts_loop
-from rollouts_contract import QUICK, SLOW, Bench, Play, RolloutsContract, Story
+from rollouts_contract import FENCE, QUICK, SLOW, Bench, Play, RolloutsContract, Story
 from simulated import simulate
 
 from offbeat.actors.engine_actor import StubEngineActor
@@ -209,6 +209,15 @@ def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
 
 
 # --- the contract ---------------------------------------------------------------------------------
+
+
+def test_columns_that_logs_and_trainer_share_in_one_process_are_read_only(tmp_path: Path) -> None:
+    async def story(on: Bench) -> None:
+        _, payload = await on.rollouts.rollout(FENCE, on.task(0))
+        assert payload.columns
+        assert not any(column.flags.writeable for column in payload.columns.values())
+
+    play_locally(tmp_path)(story)
 
 
 class TestRollouts(RolloutsContract):
