@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class SharedRank(TrainerRank):
-    """A trainer rank whose weights engines compute with, too."""
+    """A trainer rank whose weights engines also use."""
 
     model: PreTrainedModel
     """The model that is trained; its tensors keep their identity."""
@@ -199,8 +199,8 @@ def start_shared_engine(
 def make_twin(model: PreTrainedModel, spec: EngineSpec) -> PreTrainedModel:
     """Return a model whose weights are the tensors of another one.
 
-    Config, attention and buffers that no file has are its own, and so are the parameter objects:
-    the engine's proof replaces their ``data`` for a moment, and the trainer's have gradients.
+    It has its own config, attention, buffers that no file holds, and parameter objects: the engine's
+    proof replaces their ``data`` for a moment, and the trainer's parameters have gradients.
     """
     dtype = getattr(torch, spec.model.dtype)
     twin = shell_of(spec.model.path, dtype, trust_remote_code=spec.model.trust_remote_code)

@@ -25,7 +25,7 @@ class WeightGate:
         self._refused = dict[object, Callable[[], object]]()  # what to call at the next opening
 
     def close(self) -> bool:
-        """Refuse all use, and return once nobody uses the weights: whether the gate was open."""
+        """Refuse new uses, wait for present ones to end, and return whether the gate was open."""
         with self._changed:
             was_open, self._is_closed = not self._is_closed, True
             self._changed.wait_for(lambda: not self._users)
@@ -75,7 +75,7 @@ class EngineTurns:
     """Steps of one engine, which decodes with the edition that it has adopted."""
 
     def __init__(self, gate: WeightGate) -> None:
-        """``gate``: of the weights that the engine computes with."""
+        """``gate`` guards the weights that the engine computes with."""
         self._gate = gate
         self._edition: int | None = None
 
