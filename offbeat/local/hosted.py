@@ -112,18 +112,22 @@ class _Life(Generic[T]):
         return made.result() if made.done() and made.exception() is None else None
 
     async def in_thread(self, during: str, work: Callable[[T], R]) -> R:
-        part = await self._part()
+        # Handed over without a wait for the part: whoever waited would be overtaken by a later call.
+        try:
+            call = self._thread.submit(lambda: work(self._part()))
+        except RuntimeError:
+            raise ActorLost(self._name, during, "it was replaced") from None
         with raise_bugs_as_failures(self._name, during):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work, part)
+            return await asyncio.wrap_future(call)
 
     async def awaited(self, during: str, work: Callable[[T], Coroutine[Any, Any, R]]) -> R:
-        part = await self._part()
+        if not self._made.done():
+            await asyncio.wait((asyncio.wrap_future(self._made),))
+        part = self._part()
         with raise_bugs_as_failures(self._name, during):
             return await work(part)
 
-    async def _part(self) -> T:
-        if not self._made.done():
-            await asyncio.wait((asyncio.wrap_future(self._made),))
+    def _part(self) -> T:
         if (error := self._made.exception()) is None:
             return self._made.result()
         raise StartFailed(self._name, f"{type(error).__name__}: {first_line(error)}") from error

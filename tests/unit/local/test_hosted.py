@@ -58,6 +58,27 @@ def test_a_part_is_made_and_called_in_one_thread_in_the_order_of_the_calls() -> 
     asyncio.run(main())
 
 
+def test_a_call_that_waits_for_its_part_is_not_overtaken_by_a_later_one() -> None:
+    free = threading.Event()
+
+    def make(thread: WorkThread) -> Part:
+        free.wait()
+        return Part(thread)
+
+    async def main() -> None:
+        hosted = Hosted("part", make)
+        waiting = asyncio.ensure_future(hosted.call("note", Part.note))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        free.set()
+        hosted.wait()
+        assert await hosted.call("note", Part.note) == 2
+        assert await waiting == 1
+        hosted.end()
+
+    asyncio.run(main())
+
+
 def test_a_part_that_cannot_be_made_fails_every_call_with_the_reason() -> None:
     def make(thread: WorkThread) -> Part:
         raise ValueError(f"no model for {thread.thread.name}")
