@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -224,6 +225,15 @@ def test_no_file_in_version_control_is_named_like_an_option() -> None:
     names = [str(path.relative_to(ROOT)) for path in files]
     broken = [name for name in names if name.startswith("-") or "/-" in name]
     assert not broken, f"{broken}: remove each with: git rm -- ./NAME"
+
+
+def test_a_test_file_has_a_name_that_no_other_has() -> None:
+    # pytest imports test files by their names: `pytest -m long` collects all of them, and stops at a
+    # second one. Those of vllm_engine run in an environment where no others do.
+    folders = [path for path in (ROOT / "tests").iterdir() if path.name != "vllm_engine"]
+    counts = Counter(path.name for folder in folders for path in folder.rglob("test_*.py"))
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    assert not twice, f"{twice}: rename one of each"
 
 
 def test_an_installation_names_what_it_fetches() -> None:
