@@ -6,14 +6,7 @@ killed worker is lost. A disk that fails, or is slower than the rollouts, costs 
 rollout or memory: groups that are not logged are counted in the worker's log.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-# pyarrow has no types.
-
 import asyncio
-import contextlib
-import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,16 +14,12 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import structlog
 
-from offbeat.environments.media_prompts import media_prompts
-from offbeat.messages.groups import Receipt, RolloutTask, SampleFailure, SampleStatus
+from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.media import media_of
 from offbeat.rollouts.media_log import media_log
 from offbeat.run_files.files import Files
-from offbeat.run_files.transfer import send
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
 log = structlog.stdlib.get_logger()
@@ -44,7 +33,6 @@ FILE_WAITS_S: Final = (30.0, 600.0)
 _WAIT_OF_AGE: Final = 0.01
 # Groups in memory, written or not; beyond it, groups are not logged
 HELD_BYTES: Final = 256 * 2**20
-ROW_CHARACTERS: Final = 4096  # of a row's other keys, for each of its samples
 _LOGGED: Final = (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS)
 
 
@@ -187,102 +175,7 @@ def _owned(column: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 
 def _write(path: Path, rows: list[LoggedGroup], files: Files | None) -> int:
     """Write one file; return the number of groups lost because the disk refused."""
-    beside = path.with_suffix(".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table(rows), beside)
-        if files is None:
-            beside.replace(path)
-        else:
-            send(files, beside, path.parent.name, path.name)
-            beside.unlink()
-    except (OSError, pa.ArrowException) as error:
-        log.warning("rollouts.not_written", path=str(path), groups=len(rows), error=str(error))
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        return len(rows)
-    return 0
+    # Loads pyarrow, in the thread that writes: no step waits for it.
+    from offbeat.rollouts.log_table import write_groups  # noqa: PLC0415
 
-
-def table(rows: list[LoggedGroup]) -> pa.Table:
-    """Return a table with one row per branch of a sample: most samples are one.
-
-    ``response_ids`` are the tokens of the branch; the other fields are those of the sample. The
-    prompt is text if the row has text, ``prompt_row`` what else the row has, such as the answer.
-    """
-    media_fields = media_log().log_columns()
-    fields = {**_FIELDS, **media_fields}
-    columns: dict[str, list[Any]] = {name: [] for name in fields}
-    for task, receipt, packed, media in rows:
-        offsets = packed[RESPONSE_OFFSETS].tolist()
-        responses = packed[RESPONSE_IDS]
-        branches = receipt.branches or (1,) * receipt.samples
-        rest = rest_of_row(task.prompt.data)
-        of_rows = ((sample, at) for sample, count in enumerate(branches) for at in range(count))
-        for row, (sample, branch) in enumerate(of_rows):
-            spans = receipt.version_spans[sample]
-            values = (
-                receipt.prompt_index,
-                receipt.attempt,
-                sample,
-                receipt.engine,
-                task.prompt.epoch,
-                task.prompt.row,
-                task.prompt.data.get("prompt"),
-                packed[PROMPT_IDS],
-                responses[offsets[row] : offsets[row + 1]],
-                receipt.rewards[sample],
-                receipt.finish_reasons[sample],
-                min(version for version, _ in spans),
-                max(version for version, _ in spans),
-                receipt.kept_kv[sample] if receipt.kept_kv else 0,
-                receipt.statuses[sample] if receipt.statuses else SampleStatus.VALID,
-                receipt.failures[sample] if receipt.failures else SampleFailure.NONE,
-                receipt.retries[sample] if receipt.retries else 0,
-                receipt.turns[sample] if receipt.turns else 1,
-                [(name, values[sample]) for name, values in receipt.rewards_by_name],
-                branch,
-                receipt.environment,
-                rest,
-            )
-            for name, value in zip(_FIELDS, values, strict=True):
-                columns[name].append(value)
-            for name in media_fields:  # only in the first row of a group
-                columns[name].append(None if row else media.get(name))
-    return pa.table(columns, schema=pa.schema(list(fields.items())))
-
-
-_FIELDS: Final = {
-    "prompt_index": pa.int64(),
-    "attempt": pa.int32(),
-    "sample": pa.int32(),
-    "engine": pa.string(),
-    "epoch": pa.int32(),
-    "row": pa.int64(),
-    "prompt": pa.string(),
-    "prompt_ids": pa.list_(pa.int32()),
-    "response_ids": pa.list_(pa.int32()),
-    "reward": pa.float64(),
-    "finish_reason": pa.string(),
-    "oldest_version": pa.int64(),
-    "newest_version": pa.int64(),
-    "kept_kv": pa.int32(),
-    "status": pa.string(),
-    "failure": pa.string(),
-    "retries": pa.int32(),
-    "turns": pa.int32(),
-    "rewards_by_name": pa.map_(pa.string(), pa.float64()),
-    "branch": pa.int32(),  # 0 of the first branch of each sample
-    "environment": pa.string(),
-    "prompt_row": pa.string(),  # JSON, cut
-}
-
-
-def rest_of_row(data: Mapping[str, Any]) -> str | None:
-    """Return the keys of a prompt's row besides its text as JSON, cut to ``ROW_CHARACTERS``."""
-    shown = media_prompts().without_content(data).items()
-    rest = {key: value for key, value in shown if key not in {"prompt", "messages"}}
-    if not rest:
-        return None
-    text = json.dumps(rest, ensure_ascii=False, default=str)[:ROW_CHARACTERS]
-    return text.encode(errors="replace").decode()  # a lone surrogate is no UTF-8
+    return write_groups(path, rows, files)

@@ -26,7 +26,8 @@ from offbeat.controller.events import (
 )
 from offbeat.messages.failures import Component
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
-from offbeat.rollouts.rollout_log import LoggedGroup, table
+from offbeat.rollouts.log_table import build_table
+from offbeat.rollouts.rollout_log import LoggedGroup
 from offbeat.telemetry.records import MetricRecord, encode_line
 from offbeat.telemetry.status_file import NamedWait, Status, StatusFile
 from offbeat.telemetry.summary import Syncs
@@ -285,7 +286,9 @@ class ShownRun:
         (self.run_dir / "metrics.jsonl").write_bytes(b"".join(self.lines))
         if self.logged:
             (self.run_dir / "rollouts").mkdir()
-            pq.write_table(table(self.logged), self.run_dir / "rollouts" / "worker-00000.parquet")
+            pq.write_table(
+                build_table(self.logged), self.run_dir / "rollouts" / "worker-00000.parquet"
+            )
         return self.run_dir
 
 

@@ -30,12 +30,15 @@ def check_packages(
     """
     extras = _extras(config)
     runtime = ("ray",) if config.runtime.backend == "ray" else ()
-    for name in (*runtime, *_NEEDED, *extras):
+    log = ("pyarrow",) if config.rollout.log else ()
+    for name in (*runtime, *_NEEDED, *log, *extras):
         try:
             yield _check_version(config, name, version_of(name))
         except importlib.metadata.PackageNotFoundError:
             of = f"[{extras[name]}]" if name in extras else ""
             fix = f"Install offbeat again: pip install --editable '.{of}'"
+            if name == "pyarrow":
+                fix += ", or set rollout.log to false"
             yield error(name, "is not installed in this Python", fix)
 
 

@@ -1,5 +1,6 @@
 """What ``offbeat check`` says of this machine; every finding that is not ok names a fix."""
 
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -727,6 +728,20 @@ def of_package(name: str, version: str, **values: Any) -> Finding:
     versions = {"torch": "2.15.0", "transformers": "5.24.0", name: version}
     found = check_packages(config(**values), lambda each: versions.get(each, "1.0"))
     return next(finding for finding in found if finding.subject == name)
+
+
+def test_pyarrow_is_needed_only_for_the_log_of_groups() -> None:
+    def find_version(name: str) -> str:
+        if name == "pyarrow":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return importlib.metadata.version(name)
+
+    (missing,) = (
+        each for each in check_packages(config(), find_version) if each.level is Level.ERROR
+    )
+    assert missing.subject == "pyarrow" and "or set rollout.log to false" in missing.fix
+    levels = {each.level for each in check_packages(config(rollout={"log": False}), find_version)}
+    assert levels == {Level.OK}
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,9 @@ from structlog.testing import capture_logs
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.messages.media import media_of
+from offbeat.rollouts.log_table import ROW_CHARACTERS, build_table, rest_of_row
 from offbeat.rollouts.media_log import media_log
-from offbeat.rollouts.rollout_log import (
-    ROW_CHARACTERS,
-    LoggedGroup,
-    RolloutLog,
-    file_wait_s,
-    rest_of_row,
-    table,
-)
+from offbeat.rollouts.rollout_log import LoggedGroup, RolloutLog, file_wait_s
 from tests.support.pictures import pixels
 
 
@@ -80,11 +74,14 @@ def test_every_sample_is_one_row_with_its_text_tokens_reward_and_versions(tmp_pa
 
 def test_what_a_row_has_besides_its_prompt_is_logged_as_text_whatever_it_is() -> None:
     task, receipt, columns = finished(0)
-    assert table([LoggedGroup(task, receipt, columns)])["prompt_row"].to_pylist() == [None, None]
+    assert build_table([LoggedGroup(task, receipt, columns)])["prompt_row"].to_pylist() == [
+        None,
+        None,
+    ]
     data = {"prompt": "1+1=", "messages": [], "answer": 2, "when": object, "odd": "\ud800é"}
     prompt = msgspec.structs.replace(task.prompt, data=data)
     with_row = msgspec.structs.replace(task, prompt=prompt)
-    (text, again) = table([LoggedGroup(with_row, receipt, columns)])["prompt_row"].to_pylist()
+    (text, again) = build_table([LoggedGroup(with_row, receipt, columns)])["prompt_row"].to_pylist()
     assert text == again == '{"answer": 2, "when": "<class \'object\'>", "odd": "?é"}'
     assert len(rest_of_row({"answer": "x" * 10_000}) or "") == ROW_CHARACTERS
 
@@ -95,7 +92,7 @@ def test_every_branch_of_a_sample_is_a_row_of_its_own() -> None:
     merged = msgspec.structs.replace(
         receipt, **one, finish_reasons=("stop",), kept_kv=(), statuses=(), failures=(), retries=()
     )
-    rows = table([LoggedGroup(task, merged, columns)]).to_pylist()
+    rows = build_table([LoggedGroup(task, merged, columns)]).to_pylist()
     assert [row["response_ids"] for row in rows] == [[7], [8, 9]]
     assert [(row["sample"], row["branch"], row["reward"]) for row in rows] == [
         (0, 0, 1.0),
@@ -231,7 +228,9 @@ def test_the_first_row_of_a_group_has_small_copies_of_its_pictures() -> None:
     task, receipt, columns = finished(0)
     pictured = {**columns, **pixels((3, 32, 32))}
     media, nbytes = media_log().log_values(media_of(pictured))
-    first, second = table([LoggedGroup(task, receipt, columns, media)])["pictures"].to_pylist()
+    first, second = build_table([LoggedGroup(task, receipt, columns, media)])[
+        "pictures"
+    ].to_pylist()
     assert nbytes == 32 * 32 * 3
     assert [len(each["rgb"]) for each in first] == [32 * 32 * 3]
     assert second is None
@@ -240,7 +239,7 @@ def test_the_first_row_of_a_group_has_small_copies_of_its_pictures() -> None:
 def test_the_first_row_of_a_group_has_the_sizes_of_all_its_pictures() -> None:
     task, receipt, columns = finished(0)
     media, _ = media_log().log_values(pixels(*[(3, 32, 24)] * 6))
-    logged = table([LoggedGroup(task, receipt, columns, media)])
+    logged = build_table([LoggedGroup(task, receipt, columns, media)])
     first, second = logged["picture_sizes"].to_pylist()
     assert first == [{"height": 32, "width": 24}] * 6
     assert second is None

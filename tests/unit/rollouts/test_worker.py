@@ -47,7 +47,7 @@ def test_a_process_that_runs_a_worker_and_its_agents_needs_no_ray() -> None:
         "sys.modules['ray'] = None\n"  # an import of it raises
         "import offbeat.rollouts.worker, offbeat.endpoint.worker_agents\n"
         "import offbeat.endpoint.agent_groups, offbeat.endpoint.bridges\n"
-        "print(*({'torch', 'transformers'} & set(sys.modules)))"
+        "print(*({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
     )
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60

@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
-from offbeat.rollouts.rollout_log import LoggedGroup, table
+from offbeat.rollouts.log_table import build_table
+from offbeat.rollouts.rollout_log import LoggedGroup
 from offbeat.runs.inputs import keep_tokenizer
 from offbeat.runs.report import examples
 from offbeat.runs.report.examples import (
@@ -38,7 +39,7 @@ def logged(directory: Path, made: Receipt, branches: list[list[int]]) -> Path:
     }
     (directory / "rollouts").mkdir(exist_ok=True)
     path = directory / "rollouts" / f"{made.prompt_index}-{made.attempt}.parquet"
-    pq.write_table(table([LoggedGroup(task, made, columns)]), path)
+    pq.write_table(build_table([LoggedGroup(task, made, columns)]), path)
     return path
 
 
