@@ -60,7 +60,8 @@ help:
 	@echo 'make test-trl    losses against the installed TRL, in an environment of its own; installs it'
 	@echo 'make test-faults  plant each fault of tests/faults.md in a copy of the tree; a test has to fail (ARGS="--only F012")'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
-	@echo 'make test-gpu  a sync, canaries, kill -9 and 20 steps on a CUDA device, and a table of what they took (ARGS="--model DIR")'
+	@echo 'make test-gpu  numbers, a training run, speed, memory, kill -9 and NCCL on a CUDA device in six minutes: figures.md'
+	@echo '               (WHEELS=DIR: without a network; ARGS="--device cpu": a rehearsal)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make baseline  journals, findings, keys, exit codes and weights against their records (2 minutes; ARGS="recipes keys")'
 	@echo 'make check   lint, formatting, types, import layers'
@@ -152,8 +153,15 @@ test-faults: $(DEV_STAMP)
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m long $(ARGS)
 
+# WHEELS=DIR: on a machine without a network, beside the packages of its Python (benchmarks/gpu_wheels.py).
+ifdef WHEELS
+test-gpu:
+	$(PYTHON) -m pip install --no-index --no-deps --upgrade --target .gpu-site $(WHEELS)/*.whl
+	PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu-site $(PYTHON) -m benchmarks.gpu $(ARGS)
+else
 test-gpu: $(DEV_STAMP)
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
+endif
 
 baseline: $(DEV_STAMP)
 	$(BIN)/python -m tests.baseline $(ARGS)

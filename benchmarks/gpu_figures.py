@@ -28,6 +28,15 @@ class Machine(msgspec.Struct, frozen=True):
     cuda: str  # empty: none
 
 
+class Outcome(msgspec.Struct, frozen=True):
+    """How a part ended."""
+
+    part: str
+    what: str
+    problem: str  # empty: it passed
+    seconds: float
+
+
 def append(path: Path, figure: Figure) -> None:
     """Append a figure to a file, which is made if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,15 +55,20 @@ def read(path: Path) -> list[Figure]:
     return [msgspec.json.decode(line, type=Figure) for line in path.read_bytes().splitlines()]
 
 
-def table(figures: Sequence[Figure], machine: Machine, *, failed: bool) -> str:
-    """Return the figures as a Markdown table, with the machine and whether a test failed."""
+def table(figures: Sequence[Figure], machine: Machine, outcomes: Sequence[Outcome]) -> str:
+    """Return how the parts ended, and the figures, as two Markdown tables with the machine."""
     count = f"{machine.devices} x " if machine.devices > 1 else ""
     cuda = f", CUDA {machine.cuda}" if machine.cuda else ""
     lines = [
-        f"Machine: {count}{machine.device}, torch {machine.torch}{cuda}. Command: `make test-gpu`."
+        f"Machine: {count}{machine.device}, torch {machine.torch}{cuda}. Command: `make test-gpu`.",
+        "",
+        "| part | outcome | s |",
+        "|---|---|---|",
     ]
-    if failed:
-        lines.append("A test failed: these are the figures up to there, and no result.")
+    lines += [
+        f"| {each.part}: {each.what} | {_cell(each.problem or 'passed')} | {each.seconds:.0f} |"
+        for each in outcomes
+    ]
     lines += ["", "| figure | value | measured with |", "|---|---|---|"]
     lines += [
         f"| {_cell(each.what)} | {_number(each.value)} {each.unit} | {_cell(each.how)} |"

@@ -18,6 +18,9 @@ Measured = Callable[[str, float, str, str], None]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--figures", type=Path, help="file that figures are appended to")
+    parser.addoption(
+        "--curve", type=Path, help="file that the metrics of the quickstart are copied to"
+    )
     parser.addoption("--gpu-device", default="cuda", help="cuda, or cpu for a rehearsal")
     parser.addoption("--gpu-model", type=Path, default=TINY, help="model of the run")
 
@@ -27,6 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.timeout(900))
+            # Packages of such a machine are of other versions, which warn of other things.
+            item.add_marker(pytest.mark.filterwarnings("default"))
             if device == "cuda" and not _has_cuda():
                 item.add_marker(pytest.mark.skip(reason="no CUDA device: make test-gpu runs it"))
 
@@ -53,6 +58,12 @@ def measured(request: pytest.FixtureRequest) -> Measured:
             append(Path(str(path)), Figure(what, value, unit, how))
 
     return record
+
+
+@pytest.fixture
+def curve(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return the file for the metrics of the quickstart."""
+    return Path(str(request.config.getoption("--curve", None) or tmp_path / "curve.jsonl"))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import multiprocessing as mp
 import statistics
 import time
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -17,15 +16,12 @@ from offbeat.weight_sync.transports.choose_wire import make_wire
 from offbeat.weight_sync.transports.cuda_memory import CudaMemory
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 from tests.gpu.conftest import Measured
-from tests.gpu.test_gpu_runs import FIGURES, ended, recipe
 from tests.support.device_sender import Layers, sending
-from tests.support.live_run import LiveRun
 from tests.support.wire_contract import check_memory
 from tests.support.wire_doubles import SharedMemory, doubled
 
 WIDTH: Final = {"cuda": 2048, "cpu": 256}
 MIB: Final = 2**20
-STEPS: Final = 8
 
 
 def ends_of(wire: str, device: str) -> tuple[str, str]:
@@ -75,18 +71,3 @@ def test_every_byte_of_a_reshard_arrives_from_another_process(
                 assert bits(held[name]).equal(bits(want)), name
     how = f"{nbytes / MIB:.0f} MiB of bfloat16 between two processes, digests included, median of 2"
     measured(f"wire {wire}", nbytes / MIB / statistics.median(seconds[1:]), "MiB/s", how)
-
-
-def test_a_run_syncs_over_handles_with_a_canary_in_each_release(
-    run_root: Path, model: Path, device: str, measured: Measured
-) -> None:
-    sync = {"transport": "reshard", "wire": "cuda_ipc" if device == "cuda" else "tcp"}
-    written = recipe(run_root, model, device, STEPS, sync=sync)
-    with LiveRun(["train", str(written)], run_dir=run_root / "run", cwd=run_root) as run:
-        records = ended(run)
-    assert records.summary.trainer_version == STEPS
-    assert records.summary.restarts == 0
-    for name, unit in FIGURES:
-        if name.startswith("sync/"):
-            values = [line[name] for line in records.metrics[2:] if name in line]
-            measured(f"{name} over {sync['wire']}", statistics.median(values), unit, model.name)

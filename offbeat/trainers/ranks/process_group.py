@@ -31,6 +31,12 @@ _BROKEN: Final = ("gloo", "NCCL", "Application timeout caused pair closure", "Co
 """Substrings of the errors of collectives that lost a rank: gloo has no class of its own for it."""
 
 
+def _gather(into: Tensor, own: Tensor) -> None:
+    """Gather equal parts of all ranks; torch 2.13 renamed the function and warns of its old name."""
+    is_newer = hasattr(dist, "all_gather_single")
+    getattr(dist, "all_gather_single" if is_newer else "all_gather_into_tensor")(into, own)
+
+
 def open_rendezvous(host: str) -> tuple[StoreServer, StoreAddress]:
     """Start a rendezvous store at a free port of ``host``; it serves holders of its key only."""
     key = SharedKey.random()
@@ -97,12 +103,12 @@ class ProcessGroupPeers:
     def all_gather(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
         own = self._encoded(value)
         lengths = torch.empty(self.size, dtype=torch.int64, device=self._device)
-        dist.all_gather_single(lengths, self._length(own))
+        _gather(lengths, self._length(own))
         longest = int(lengths.max())
         padded = torch.zeros(longest, dtype=torch.uint8, device=self._device)
         padded[: len(own)] = own
         every = torch.empty(self.size * longest, dtype=torch.uint8, device=self._device)
-        dist.all_gather_single(every, padded)
+        _gather(every, padded)
         rows = every.view(self.size, longest).cpu()
         return [
             _decoded(row[:length], decoder)

@@ -1,4 +1,4 @@
-"""Runs of the real command with trainer and engines on the device, as its operator sees them."""
+"""Runs on Ray with trainer and engines on the device, as their operator sees them."""
 
 import json
 import random
@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 
 from offbeat.controller.events import Rewound
@@ -14,7 +15,10 @@ from tests.gpu.conftest import Measured
 from tests.support.live_run import LiveRun, until
 from tests.support.run_records import RunRecords
 
+pytest.importorskip("ray", reason="Ray is not installed")
+
 STEPS: Final = 20
+SYNCED_STEPS: Final = 8
 ENDLESS: Final = 100_000  # until the test stops the run
 ROWS: Final = 200
 FIGURES: Final = (
@@ -124,3 +128,18 @@ def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint(
         records = ended(run)
     assert len([event for event in records.events if isinstance(event, Rewound)]) == 1
     measured("kill -9 of the trainer, until it is restored", rewound_s, "s", model.name)
+
+
+def test_a_run_syncs_over_handles_with_a_canary_in_each_release(
+    run_root: Path, model: Path, device: str, measured: Measured
+) -> None:
+    sync = {"transport": "reshard", "wire": "cuda_ipc" if device == "cuda" else "tcp"}
+    written = recipe(run_root, model, device, SYNCED_STEPS, sync=sync)
+    with LiveRun(["train", str(written)], run_dir=run_root / "run", cwd=run_root) as run:
+        records = ended(run)
+    assert records.summary.trainer_version == SYNCED_STEPS
+    assert records.summary.restarts == 0
+    for name, unit in FIGURES:
+        if name.startswith("sync/"):
+            values = [line[name] for line in records.metrics[2:] if name in line]
+            measured(f"{name} over {sync['wire']}", statistics.median(values), unit, model.name)
