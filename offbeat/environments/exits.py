@@ -95,6 +95,21 @@ def contain_exits() -> None:
         _end_with_thread(threading.get_ident())
 
 
+def run_past_exits(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, None]) -> None:
+    """Run the loop until ``main`` has ended, in a thread that lives as long as the process.
+
+    Exits of tasks are contained as in ``contain_exits``. The loop continues after a callback that
+    raised an exit, which is logged.
+    """
+    loop.set_task_factory(_contained_task)
+    task = loop.create_task(main)
+    while not task.done():
+        try:
+            loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt) as error:
+            log.critical("event_loop.continued", by=describe(error))
+
+
 def _contained_task(
     loop: asyncio.AbstractEventLoop,
     coroutine: Any,  # noqa: ANN401 - a coroutine, or what a generator makes of one

@@ -13,6 +13,8 @@ from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from offbeat.environments.exits import run_past_exits
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -56,7 +58,7 @@ class CpuClocks:
 
 
 class LoopThread:
-    """A thread that runs an event loop until ``stop``."""
+    """A thread that runs an event loop until ``stop``, also past ``sys.exit()`` of user code."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -66,7 +68,7 @@ class LoopThread:
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self._wait())
+            run_past_exits(runner.get_loop(), self._wait())
 
     async def _wait(self) -> None:
         await self._is_over.wait()

@@ -122,6 +122,7 @@ def test_each_turn_of_an_episode_is_sampled_and_trained_behind_its_picture(
     assert set(turns) == {1, 2, 3}, "a right answer ends an episode, a wrong one has three turns"
 
 
+@pytest.mark.only_ray
 @pytest.mark.parametrize("adapters", [False, True], ids=["whole", "adapters"])
 def test_two_ranks_train_on_pictures_and_are_evaluated_on_others(
     start: Start, adapters: bool

@@ -1,5 +1,6 @@
 """Threads of a local run: an executor that holds nothing up, and clocks that count no second twice."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -8,7 +9,8 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from offbeat.local.threads import CpuClocks, WorkThread
+from offbeat.environments.exits import ExitRaised
+from offbeat.local.threads import CpuClocks, LoopThread, WorkThread
 
 
 def burn(cpu_s: float) -> None:
@@ -44,6 +46,29 @@ def test_a_work_thread_skips_calls_that_were_cancelled_before_their_turn() -> No
     thread.shutdown()
     with pytest.raises(RuntimeError, match="worker was shut down"):
         thread.submit(int, 1)
+
+
+def test_a_loop_thread_survives_exits_of_tasks_and_callbacks() -> None:
+    async def exit_in_callback() -> str:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(sys.exit, 2)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return "continued"
+
+    async def exit_in_task() -> str:
+        sys.exit(3)
+
+    async def main() -> None:
+        assert await thread.call(exit_in_callback) == "continued"
+        with pytest.raises(ExitRaised, match=r"SystemExit: 3"):
+            await thread.call(exit_in_task)
+
+    thread = LoopThread("rollouts")
+    asyncio.run(main())
+    thread.stop()
+    thread.thread.join(30)
+    assert not thread.thread.is_alive() and thread.loop.is_closed()
 
 
 def test_a_thread_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
