@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Coroutine, Generator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -92,7 +93,7 @@ def contain_exits() -> None:
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is not _contained_task:
         loop.set_task_factory(_contained_task)
-        _end_with_thread(threading.get_ident())
+        _end_with_thread(threading.current_thread())
 
 
 def run_past_exits(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, None]) -> None:
@@ -118,12 +119,13 @@ def _contained_task(
     return asyncio.Task(ContainedCoroutine(coroutine), loop=loop, **options)
 
 
-def _end_with_thread(ident: int) -> None:
-    before = threading.excepthook
+def _end_with_thread(thread: threading.Thread) -> None:
+    # A later thread may get the identifier of this one
+    before, watched = threading.excepthook, weakref.ref(thread)
 
     def hook(ended: threading.ExceptHookArgs) -> None:
         before(ended)  # does not report SystemExit
-        if ended.thread is not None and ended.thread.ident == ident:
+        if ended.thread is not None and ended.thread is watched():
             raised = describe(ended.exc_value) if ended.exc_value else ended.exc_type.__name__
             log.critical("event_loop.ended", by=raised)
             logging.shutdown()  # flush the handlers before the exit

@@ -5,10 +5,13 @@ import faulthandler
 import os
 import signal
 from pathlib import Path
+from typing import Final
 
 from offbeat.config.run import RunConfig
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.redaction import Redactor
+
+_STDERR: Final = 2  # the descriptor: a notebook replaces ``sys.stderr`` by an object without one
 
 
 def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
@@ -25,7 +28,7 @@ def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
 
 def dump_stacks_on_signal() -> None:
     """Dump the stacks of all threads to stderr on SIGUSR1, which would else end the process."""
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR1, file=_STDERR)
 
 
 def new_incarnation(name: str) -> str:

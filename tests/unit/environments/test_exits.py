@@ -77,6 +77,37 @@ def test_an_error_of_the_block_passes_through_and_an_exit_becomes_one() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - ours
 
 
+LATER = """
+import asyncio, sys, threading
+from offbeat.environments.exits import contain_exits
+
+async def contain():
+    contain_exits()
+
+def fail():
+    raise ValueError("mine")
+
+first = threading.Thread(target=asyncio.run, args=[contain()])
+first.start()
+first.join()
+for _ in range(20):
+    later = threading.Thread(target=fail)
+    later.start()
+    same = later.ident == first.ident
+    later.join()
+    if same:
+        break
+print("alive", same)
+"""
+
+
+def test_an_error_of_a_thread_that_follows_an_ended_loop_does_not_end_the_process() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LATER], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "alive True\n"), ended.stderr
+
+
 CALLBACK = """
 import asyncio, sys, threading
 from offbeat.environments.exits import contain_exits
