@@ -38,6 +38,11 @@ class ImpossibleEvent(OffbeatError):
         )
 
 
+def never_began(run_dir: Path) -> NotARun:
+    """Return the error of a reader of the journal of a run that has ended without a record."""
+    return NotARun(str(run_dir), "its run ended before its first record", f"See {SUMMARY}")
+
+
 def journal_of(run_dir: Path) -> Path:
     """Return the path of the run's journal.
 
@@ -50,7 +55,7 @@ def journal_of(run_dir: Path) -> Path:
         raise NotARun(str(run_dir), problem, what_to_name(run_dir))
     journal = run_dir / JOURNAL
     if not journal.is_dir() and (run_dir / SUMMARY).exists():
-        raise NotARun(str(run_dir), "its run ended before its first record", f"See {SUMMARY}")
+        raise never_began(run_dir)
     if not journal.is_dir():
         raise NotARun(str(run_dir), "it holds no journal", what_to_name(run_dir))
     for path in journal.iterdir():

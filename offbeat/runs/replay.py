@@ -15,7 +15,7 @@ from offbeat.controller.run_summary import folded_summary
 from offbeat.controller.table_snapshot import GroupRecord
 from offbeat.messages.text import cut, printable
 from offbeat.runs.directory import SUMMARY
-from offbeat.runs.past_run import clock_time, folded, journal_of
+from offbeat.runs.past_run import clock_time, folded, journal_of, never_began
 from offbeat.runs.report.limits import SUMMARY_BYTES, read_limited
 from offbeat.telemetry.summary import Summary
 
@@ -129,7 +129,7 @@ def replay(run_dir: Path) -> Replay:
     Works on a live run: events written meanwhile may or may not be counted.
 
     Raises:
-        NotARun: There is no journal.
+        NotARun: There is no journal, or the run ended before its first record.
         NoRegularFile, FileTooLarge: A file is none that a run writes.
         JournalCorrupt: A file of the journal is damaged.
         ImpossibleEvent: An event does not fit those before it.
@@ -138,6 +138,8 @@ def replay(run_dir: Path) -> Replay:
     story = _Story()
     for _, event in folded(journal, story.ledger):
         story.take(event)
+    if not story.incarnations and (run_dir / SUMMARY).exists():
+        raise never_began(run_dir)
     differences = list(_between_folds(journal, story.ledger))
     if not differences:  # else the newest snapshot, which aggregates are read from, is wrong
         differences += differing_aggregates(journal)

@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from offbeat.controller.events import (
     Retired,
     ReturnKind,
 )
+from offbeat.controller.journal import open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import Component
 from offbeat.runs.past_run import ImpossibleEvent, NotARun, folded, journal_of
@@ -289,7 +291,11 @@ def test_what_is_no_run_is_told_in_one_line_with_exit_code_2(
         assert result.stderr.count("\n") == 1
 
 
-def test_of_a_run_that_never_began_the_summary_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_journal", [False, True])
+def test_of_a_run_that_never_began_the_summary_is_named(tmp_path: Path, has_journal: bool) -> None:
+    if has_journal:
+        _, empty = open_journal(tmp_path / "journal", cast("Any", None), snapshot_records=1000)
+        empty.close()
     (tmp_path / "summary.json").write_text("{}")
     told = offbeat("replay", tmp_path).stderr
     assert told == f"offbeat: {tmp_path}: its run ended before its first record. See summary.json\n"
