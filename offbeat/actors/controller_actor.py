@@ -5,9 +5,12 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, Protocol
 
+import structlog
+
 from offbeat.environments.exits import contain_exits
 from offbeat.telemetry.process import dump_stacks_on_signal
 
+log = structlog.stdlib.get_logger()
 _LOOK_S: Final = 1.0
 # Without a question of the driver, which asks twice a second; then it is killed, or hangs
 _UNWATCHED_S: Final = 60.0
@@ -57,6 +60,9 @@ class ControllerActor:
             for command in self._early_commands:
                 self._hosted.control(command)
             return await self._hosted.run()
+        except Exception:
+            log.exception("controller.failed")
+            raise
         finally:
             watch.cancel()
 

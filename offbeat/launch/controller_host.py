@@ -47,7 +47,7 @@ class ControllerHost:
     async def run(self) -> bytes:
         """Run to the end; return the summary as JSON.
 
-        A failed run is an outcome here, not an error.
+        A failed run is an outcome here, not an error. The files are closed also after a bug.
         """
         self.telemetry.start()
         self.trace.start()
@@ -56,8 +56,11 @@ class ControllerHost:
                 await self.controller.run(on_ended=self._ended)
         finally:
             self._keep_journal(self.journal.close)  # a last checkpoint follows the summary
-        if self._is_replaced:
-            return self._summary
+            if not self._is_replaced:
+                await self._close_files()
+        return self._summary
+
+    async def _close_files(self) -> None:
         finished = self._outcome == "finished"
         flush_s = _FINAL_FLUSH_S if finished else _FLUSH_S
         loop = asyncio.get_running_loop()
@@ -65,7 +68,6 @@ class ControllerHost:
         await loop.run_in_executor(None, self.telemetry.close, flush_s)
         await loop.run_in_executor(None, self.trace.close, flush_s)
         await loop.run_in_executor(None, self.spool.close, self._segments_needed())
-        return self._summary
 
     @property
     def _is_replaced(self) -> bool:
@@ -102,7 +104,7 @@ class ControllerHost:
         summary = self.controller.progress.summary(
             self.run_id,
             self._outcome,
-            None if raised is None else self.redactor(printable(str(raised))),
+            None if raised is None else self.redactor(printable(str(raised) or repr(raised))),
         )
         summary = msgspec.structs.replace(
             summary,

@@ -5,6 +5,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -92,6 +93,16 @@ async def assemble(spec: RunSpec, make_ports: MakePorts) -> ControllerHost:
         HeldOutTrained: Rows of an evaluation set are trained on.
     """
     ledger, journal = await _read_journal(spec)
+    with ExitStack() as unless_assembled:
+        unless_assembled.callback(journal.close)
+        host = await _assemble_around(spec, make_ports, ledger, journal)
+        unless_assembled.pop_all()
+    return host
+
+
+async def _assemble_around(
+    spec: RunSpec, make_ports: MakePorts, ledger: Ledger, journal: FileJournal
+) -> ControllerHost:
     reading = partial(_read_prompts, spec)
     prompts, evaluation = await _call_in_thread(reading, "its prompt files", READ_PROMPTS_S)
     fence = Fence(spec.run_id, ledger.incarnation + 1)

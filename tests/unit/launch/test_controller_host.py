@@ -5,6 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
+from offbeat.controller.controller import Controller
 from offbeat.controller.events import Checkpointed
 from offbeat.controller.journal import FileJournal, open_journal, read_journal
 from offbeat.launch.controller_host import ControllerHost
@@ -13,6 +16,13 @@ from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.summary import Summary
 from tests.support.virtual_time import InlineLoop, run
 from tests.support.world import World
+
+
+class BrokenController(Controller):
+    """A controller with a bug outside of its pumps."""
+
+    async def run(self, on_ended: Any = None) -> None:
+        raise KeyError("a bug")
 
 
 class Closed:
@@ -86,6 +96,22 @@ def test_a_run_that_is_aborted_after_a_newer_controller_began_writes_nothing_eit
     run(story())
     assert not (tmp_path / "summary.json").exists()
     assert not (files.is_closed or world.trainer.closed)
+
+
+def test_a_bug_of_the_controller_closes_the_files_of_the_run_and_is_raised(tmp_path: Path) -> None:
+    files, world = Closed(), World()
+
+    async def story() -> None:
+        host = hosted(tmp_path, world, files)
+        host.controller.__class__ = BrokenController
+        await host.run()
+
+    with (
+        asyncio.Runner(loop_factory=InlineLoop) as runner,
+        pytest.raises(KeyError, match="a bug"),
+    ):
+        runner.run(story())
+    assert files.is_closed
 
 
 def test_the_last_checkpoint_of_an_aborted_run_is_in_its_journal(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
@@ -105,3 +106,16 @@ def test_the_ports_of_a_resumed_run_keep_the_segments_of_groups_that_wait(tmp_pa
     with asyncio.Runner(loop_factory=InlineLoop) as runner:
         runner.run(main())
     assert made.segments == [{place.segment}]
+
+
+def test_a_run_that_cannot_be_assembled_closes_its_journal(tmp_path: Path) -> None:
+    def make_ports(spec: RunSpec, needed: Iterable[str]) -> MadePorts:
+        raise KeyError("a bug")
+
+    async def main() -> None:
+        await assemble(run_spec(tmp_path), make_ports)
+
+    with asyncio.Runner(loop_factory=InlineLoop) as runner, pytest.raises(KeyError, match="a bug"):
+        runner.run(main())
+    opened = [each.resolve() for each in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in opened if path.is_relative_to(tmp_path)]
