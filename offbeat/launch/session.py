@@ -38,7 +38,7 @@ from offbeat.runs.inputs import read_inputs
 from offbeat.runs.report.recipe_values import readable_values
 from offbeat.runs.unfinished import Outcome, last_summary
 from offbeat.runs.unsaved import unsaved_steps
-from offbeat.telemetry.logs import configure_logging
+from offbeat.telemetry.logs import log_to
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.report import render_summary
 from offbeat.telemetry.summary import Summary
@@ -165,15 +165,16 @@ def drive(
             inputs=opened.inputs,
             evaluates_only=evaluates_only,
         )
-        return _execute(runtime, spec, console, errors, opened)
+        redactor = Redactor.from_environment(config=begun)
+        logs = opened.directory / "logs"
+        with log_to("driver", logs, run_id=opened.run_id, redactor=redactor):
+            return _execute(runtime, spec, console, errors, opened)
 
 
 def _execute(
     runtime: Runtime, spec: RunSpec, console: Console, errors: Console, opened: OpenedRun
 ) -> int:
     directory = spec.run_dir
-    redactor = Redactor.from_environment(config=spec.config)
-    configure_logging("driver", directory / "logs", run_id=spec.run_id, redactor=redactor)
     _say(console, f"{spec.run_id} writes to {directory}")
     log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=opened.resumed is not None)
     opened.log_changes()
@@ -184,6 +185,7 @@ def _execute(
     except Interrupted as interrupted:
         summary = summarize_lost_run(spec, "aborted", f"{interrupted} before an orderly end")
     except (OffbeatError, OSError, *runtime.failures) as error:
+        redactor = Redactor.from_environment(config=spec.config)
         problem = redactor(printable(f"{type(error).__name__}: {first_line(error)}"))
         summary = summarize_lost_run(spec, *_classify_failure(signals, problem))
     log.info("run.ended", outcome=summary.outcome, error=summary.error, steps=summary.steps)

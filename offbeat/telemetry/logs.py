@@ -6,7 +6,9 @@ standard library's loggers and ``warnings`` write to the same file.
 
 import logging
 import threading
-from collections.abc import Mapping, MutableMapping
+import warnings
+from collections.abc import Generator, Mapping, MutableMapping
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,33 @@ def configure_logging(
     root.addHandler(_ToStructlog(level=logging.WARNING))
     logging.captureWarnings(capture=True)
     return outputs
+
+
+@contextmanager
+def log_to(
+    process: str, log_dir: Path, *, run_id: str = "", redactor: Redactor | None = None
+) -> Generator[None]:
+    """Log into a file in the block, then go back to the logging of before.
+
+    Args:
+        process: Name of the file and a field of every line, as in ``configure_logging``.
+        log_dir: Created if missing.
+        run_id: A field of every line.
+        redactor: By default, one with the secrets in this process's environment.
+    """
+    was_configured, before = structlog.is_configured(), structlog.get_config()
+    handlers, show_warning = [*logging.getLogger().handlers], warnings.showwarning
+    outputs = configure_logging(process, log_dir, run_id=run_id, redactor=redactor)
+    try:
+        yield
+    finally:
+        if warnings.showwarning is not show_warning:
+            logging.captureWarnings(capture=False)
+        logging.getLogger().handlers = handlers
+        structlog.reset_defaults()
+        if was_configured:
+            structlog.configure(**before)
+        outputs.close()
 
 
 def _whole(logger: object, method: str, event: Event) -> tuple[tuple[Event], dict[str, Any]]:

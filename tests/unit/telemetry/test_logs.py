@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.config.run import RunConfig
-from offbeat.telemetry.logs import JsonLinesLog, configure_logging, json_line
+from offbeat.telemetry.logs import JsonLinesLog, configure_logging, json_line, log_to
 from offbeat.telemetry.redaction import REDACTED, Redactor
 
 CANARY = 'canary-"7f3a\\9c'
@@ -128,6 +128,44 @@ def test_after_closing_lines_are_let_go(log_dir: Path, configure: Configure) -> 
     configure("driver").close()
     structlog.stdlib.get_logger().info("nobody.hears")
     assert lines(log_dir / "driver.log") == []
+
+
+def test_a_log_of_a_block_is_closed_at_its_end_and_the_one_before_goes_on(
+    tmp_path: Path, configure: Configure
+) -> None:
+    log = structlog.stdlib.get_logger()
+    configure("driver")
+    for run in ("first", "second"):
+        with log_to("controller", tmp_path / run, run_id=run):
+            log.info("in.block", run=run)
+            logging.getLogger("library").warning("in block")
+        log.info("after.block")
+    for run in ("first", "second"):
+        found = lines(tmp_path / run / "controller.log")
+        assert [(line["event"], line["run_id"]) for line in found] == [
+            ("in.block", run), ("in block", run)
+        ]  # fmt: skip
+    found = lines(tmp_path / "logs" / "driver.log")
+    assert [line["event"] for line in found] == ["after.block", "after.block"]
+
+
+def test_a_log_of_a_block_leaves_a_process_as_it_was(tmp_path: Path) -> None:
+    program = """
+import logging, structlog, sys, warnings
+from pathlib import Path
+from offbeat.telemetry.logs import log_to
+before = warnings.showwarning, logging.getLogger().handlers[:], structlog.get_config()
+with log_to("controller", Path(sys.argv[1])):
+    assert structlog.is_configured()
+assert not structlog.is_configured()
+assert before == (warnings.showwarning, logging.getLogger().handlers, structlog.get_config())
+"""
+    strict = ["-X", "dev", "-W", "error::ResourceWarning"]
+    done = subprocess.run(
+        [sys.executable, *strict, "-c", program, str(tmp_path)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_no_secret_of_the_environment_reaches_a_log(tmp_path: Path) -> None:
