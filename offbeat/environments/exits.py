@@ -96,7 +96,7 @@ def contain_exits() -> None:
         _end_with_thread(threading.current_thread())
 
 
-def run_past_exits(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, None]) -> None:
+def run_past_exits(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, object]) -> None:
     """Run the loop until ``main`` has ended, in a thread that lives as long as the process.
 
     Exits of tasks are contained as in ``contain_exits``. The loop continues after a callback that

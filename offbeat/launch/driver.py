@@ -4,7 +4,10 @@
 # Ray declares functions without the types of their parameters.
 
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, cast
 
 import msgspec
@@ -39,6 +42,7 @@ from offbeat.run_files.shared_directory import RunDirToken
 from offbeat.telemetry.progress import ProgressDisplay
 from offbeat.telemetry.status_file import Status, StatusFile
 from offbeat.telemetry.summary import Summary
+from offbeat.weight_sync.served import ServedWeights
 
 log = structlog.stdlib.get_logger()
 _LOOK_S: Final = 0.5  # polling interval, and refresh of the display
@@ -63,7 +67,7 @@ def _run(
                 actors = make_actors(spec)
             handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
             with ProgressDisplay(console, StatusFile(spec.run_dir, spec.run_id)) as display:
-                read_backs = ReadBacks(spec.run_dir, actors.engines)
+                read_backs = ReadBacks(spec.run_dir, partial(_ask_engines, actors.engines))
                 watched = _WatchedRun(spec, opened, signals, display, orders, read_backs)
                 summary = watched.run_controllers(actors, handles)
             opened.has_begun(summary.outcome)  # of a run that was too short to be seen
@@ -167,6 +171,10 @@ class _WatchedRun:
             self.signals.begun = True
             self.display.update(msgspec.json.decode(status, type=Status))
         return True
+
+
+def _ask_engines(engines: Mapping[str, Handle]) -> dict[str, Future[ServedWeights]]:
+    return {name: handle.served_weights.remote().future() for name, handle in engines.items()}
 
 
 RAY: Final = Runtime(run=_run, failures=(RayError, RuntimeError))

@@ -82,6 +82,15 @@ class Hosted(Generic[T]):
         """Abandon the part for good; return it, None if it was not made yet."""
         return self._life.end()
 
+    @contextlib.contextmanager
+    def ending(self) -> Generator[None]:
+        """Close the part in the block, then abandon it; closing again does nothing."""
+        try:
+            with contextlib.suppress(ActorLost):
+                yield
+        finally:
+            self.end()
+
 
 class _Life(Generic[T]):
     """A part from its making to its end."""

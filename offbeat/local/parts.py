@@ -1,8 +1,10 @@
 """Makes the parts of a run in this process, and the ports that reach them."""
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +26,16 @@ from offbeat.local.ports import (
     LocalTrainer,
     UnpublishedLocalTrainer,
 )
-from offbeat.local.threads import CpuClocks, LoopThread, WorkThread
+from offbeat.local.threads import LoopThread, WorkThread
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.rollouts.worker import EnvironmentSpec, EnvironmentWorker
 from offbeat.run_files.sharing import WriteLocation
+from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.no_trainer import NoTrainer
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.spool import FOLDER
+from offbeat.weight_sync.served import ServedWeights
 
 
 def make_rank(spec: TrainerSpec, cpu: CpuClocks, thread: WorkThread) -> TrainerRank:
@@ -112,6 +116,7 @@ class LocalParts:
         self._makers = makers
         self.loop = LoopThread("rollouts")
         self.generators = dict[str, LocalGenerator]()
+        self._ports: MadePorts | None = None
         self._cpu = CpuClocks()
         self._cpu.clock_of(self.loop.thread)
 
@@ -126,7 +131,7 @@ class LocalParts:
         (worker,) = environment_specs(spec, {})
         made = partial(self._makers.worker, worker, self.generators)
         rows = RowGenerator()
-        return MadePorts(
+        self._ports = MadePorts(
             trainer=self._make_trainer_port(spec, trainer),
             generators=self.generators or {rows.name: rows},
             rollouts=LocalRollouts(Hosted(worker.name, made), self.loop, spool.hold),
@@ -134,6 +139,20 @@ class LocalParts:
             cpu_s=self._cpu.rest_s,
             failpoints=self._makers.failpoints,
         )
+        return self._ports
+
+    def ask_engines(self) -> dict[str, Future[ServedWeights]]:
+        """Ask every engine which weights it serves, for ``offbeat verify-weights``."""
+        return {name: each.ask_served() for name, each in self.generators.copy().items()}
+
+    async def close(self, within_s: float) -> None:
+        """Close the parts that the controller has not closed, or abandon them after ``within_s``."""
+        if self._ports is None:
+            return
+        ports = self._ports.rollouts, *self.generators.values(), self._ports.trainer
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*(each.close() for each in ports), return_exceptions=True)
 
     def _host_trainer(self, spec: RunSpec) -> Hosted[TrainerRank]:
         (rank,) = trainer_specs(spec)
@@ -145,7 +164,9 @@ class LocalParts:
         if trainer is None or not shares_weights(run.config):
             return Hosted(spec.name, partial(self._makers.engine, spec, self._cpu))
         make = partial(self._makers.shared_engine, spec, trainer, self._cpu)
-        return Hosted(spec.name, make, lock=nullcontext())  # it waits for the trainer first
+        return Hosted(
+            spec.name, make, lock=contextlib.nullcontext()
+        )  # it waits for the trainer first
 
     def _make_trainer_port(
         self, spec: RunSpec, trainer: Hosted[TrainerRank] | None

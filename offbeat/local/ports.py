@@ -10,6 +10,7 @@ The controller has a loop of its own, on which no work of a part runs.
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Generator, Mapping
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from offbeat.config.loss_spec import LossSpec
@@ -17,7 +18,7 @@ from offbeat.generators.engine_server import EngineServer
 from offbeat.generators.rows import make_empty_release
 from offbeat.local.hosted import Hosted
 from offbeat.local.threads import LoopThread
-from offbeat.messages.failures import ActorLost, UnfitGroup
+from offbeat.messages.failures import UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -130,9 +131,8 @@ class LocalTrainer:
         self._rank.restart()
 
     async def close(self) -> None:
-        with contextlib.suppress(ActorLost):
+        with self._rank.ending():
             await self._rank.call("close", lambda rank: rank.close())
-        self._rank.end()
 
 
 class UnpublishedLocalTrainer(LocalTrainer):
@@ -174,9 +174,10 @@ class LocalGenerator:
             lambda engine: engine.load(fence, epoch, release.without_handles(), *release.handles),
         )
 
-    async def served_weights(self) -> ServedWeights:
-        """Return which weights the engine serves, for ``offbeat verify-weights``."""
-        return await self._await("read back", lambda engine: engine.served_weights())
+    def ask_served(self) -> Future[ServedWeights]:
+        """Ask which weights the engine serves; does not wait, and needs no event loop."""
+        answer = self._await("read back", lambda engine: engine.served_weights())
+        return asyncio.run_coroutine_threadsafe(answer, self._loop.loop)
 
     async def _await(
         self, during: str, work: Callable[[EngineServer], Coroutine[Any, Any, T]]
@@ -195,9 +196,8 @@ class LocalGenerator:
             asyncio.run_coroutine_threadsafe(engine.close(), self._loop.loop)
 
     async def close(self) -> None:
-        with contextlib.suppress(ActorLost):
+        with self._engine.ending():
             await self._await("close", lambda engine: engine.close())
-        self._engine.end()
 
 
 class LoadedLocalGenerator(LocalGenerator):
@@ -268,8 +268,8 @@ class LocalRollouts:
                 await asyncio.wait(open_tasks)
             return await worker.close()
 
-        self._send_report(await self._worker.await_on(self._loop, "close", close))
-        self._worker.end()
+        with self._worker.ending():
+            self._send_report(await self._worker.await_on(self._loop, "close", close))
 
     @contextlib.contextmanager
     def _opened(self, fence: Fence) -> Generator[None]:

@@ -15,19 +15,21 @@ import msgspec
 import structlog
 from rich.console import Console
 
-from offbeat.environments.exits import contain_exits
+from offbeat.environments.exits import contain_exits, exits_as_errors
 from offbeat.launch.control import CommandInbox
 from offbeat.launch.controller_host import ControllerHost
 from offbeat.launch.opened_run import OpenedRun
+from offbeat.launch.read_backs import ReadBacks
 from offbeat.launch.run_parts import RunSpec, assemble
 from offbeat.launch.screen import HeartbeatTimeout
 from offbeat.launch.session import Interrupted, Runtime, Signals, summarize_lost_run
 from offbeat.local.hosted import raise_bugs_as_failures
 from offbeat.local.parts import LocalParts, Makers
-from offbeat.local.read_backs import LocalReadBacks
 from offbeat.local.threads import WorkThread
+from offbeat.messages.failures import DeadlineExceeded, OffbeatError
+from offbeat.messages.text import first_line
 from offbeat.run_files.shared_directory import RunDirToken
-from offbeat.telemetry.logs import configure_logging
+from offbeat.telemetry.logs import log_to
 from offbeat.telemetry.process import dump_stacks_on_signal
 from offbeat.telemetry.progress import ProgressDisplay
 from offbeat.telemetry.redaction import Redactor
@@ -48,40 +50,75 @@ class LocalController:
         self._spec = spec
         self._lock = threading.Lock()
         self._host: ControllerHost | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._early = list[Callable[[ControllerHost], None]]()  # calls before the run was built
-        self.ended: Future[bytes] = WorkThread("controller").submit(self._run)
-        """The summary of the run as JSON, once it has ended."""
+        self._task: asyncio.Task[bytes] | None = None
+        self._failure: OffbeatError | None = None
+        thread = WorkThread("controller")
+        self.ended: Future[bytes] = thread.submit(self._run)
+        """The summary of the run as JSON, once it has ended and its parts are closed."""
+        thread.shutdown(wait=False)
 
     def _run(self) -> bytes:
         try:
-            return asyncio.run(self._build_and_run())
+            with exits_as_errors():
+                return asyncio.run(self._build_and_run())
+        except Exception:
+            log.exception("controller.failed")
+            raise
         finally:
-            self.parts.loop.stop()
+            self.parts.loop.stop(self._spec.config.supervision.shutdown_timeout_s)
 
     async def _build_and_run(self) -> bytes:
         contain_exits()
-        host = await assemble(self._spec, self.parts.make_ports)
-        with self._lock:
-            self._loop, self._host = asyncio.get_running_loop(), host
-        for call in self._early:
-            call(host)
-        return await host.run()
+        try:
+            host = await assemble(self._spec, self.parts.make_ports)
+            with self._lock:
+                self._host, self._task = host, asyncio.current_task()
+            for call in self._early:
+                call(host)
+            return await host.run()
+        except asyncio.CancelledError:
+            if self._failure is None:
+                raise
+            raise self._failure from None
+        finally:
+            await self.parts.close(self._spec.config.supervision.shutdown_timeout_s)
 
     def tell(self, call: Callable[[ControllerHost], None]) -> None:
         """Call the controller on its loop, at its start at the earliest."""
         with self._lock:
-            if self._host is None or self._loop is None:
+            if self._host is None or self._task is None:
                 self._early.append(call)
                 return
         with contextlib.suppress(RuntimeError):  # the run has ended, and its loop is closed
-            self._loop.call_soon_threadsafe(call, self._host)
+            self._task.get_loop().call_soon_threadsafe(call, self._host)
 
     def ask(self, question: Callable[[ControllerHost], T]) -> "Future[T]":
-        """Return the answer of the controller, which it gives on its loop."""
+        """Return the answer of the controller, which it gives on its loop.
+
+        The run fails with an error of the question; then there is no answer.
+        """
         answer = Future[T]()
-        self.tell(lambda host: answer.set_result(question(host)))
+
+        def reply(host: ControllerHost) -> None:
+            try:
+                with raise_bugs_as_failures("controller", "answer"):
+                    answer.set_result(question(host))
+            except OffbeatError as error:
+                self.fail(error)
+
+        self.tell(reply)
         return answer
+
+    def fail(self, error: OffbeatError) -> None:
+        """End the run with an error, once its loop is free."""
+
+        def cancel(_: ControllerHost) -> None:
+            self._failure = error
+            if self._task is not None:
+                self._task.cancel(f"{type(error).__name__}: {first_line(error)}")
+
+        self.tell(cancel)
 
 
 @dataclass(slots=True)
@@ -94,7 +131,7 @@ class _WatchedRun:
     display: ProgressDisplay
     orders: CommandInbox
     opened: OpenedRun
-    read_backs: LocalReadBacks
+    read_backs: ReadBacks
     _status: "Future[Status] | None" = None
     _silence: HeartbeatTimeout = field(default_factory=HeartbeatTimeout)
 
@@ -155,15 +192,20 @@ def run_local(
     """Run everything in this process, to the end of the run."""
     del token  # all of the run sees its directory
     redactor = Redactor.from_environment(config=spec.config)
-    configure_logging("controller", spec.run_dir / "logs", run_id=spec.run_id, redactor=redactor)
     dump_stacks_on_signal()
     orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
-    with ProgressDisplay(console, StatusFile(spec.run_dir, spec.run_id)) as display:
+    with (
+        log_to("controller", spec.run_dir / "logs", run_id=spec.run_id, redactor=redactor),
+        ProgressDisplay(console, StatusFile(spec.run_dir, spec.run_id)) as display,
+    ):
         controller = LocalController(spec, makers)
-        parts = controller.parts
-        read_backs = LocalReadBacks(spec.run_dir, parts.generators, parts.loop)
+        read_backs = ReadBacks(spec.run_dir, controller.parts.ask_engines)
         watched = _WatchedRun(spec, controller, signals, display, orders, opened, read_backs)
-        summary = watched.watch()
+        try:
+            summary = watched.watch()
+        except DeadlineExceeded as silence:
+            controller.fail(silence)  # if it answers again, it must not go on
+            raise
     opened.has_begun(summary.outcome)  # of a run that was too short to be seen
     return summary
 

@@ -7,7 +7,6 @@ still ends.
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
@@ -17,44 +16,6 @@ from offbeat.environments.exits import run_past_exits
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-
-class CpuClocks:
-    """CPU seconds of the threads that report their own time; the rest is the controller's."""
-
-    def __init__(self, process_s: Callable[[], float] = time.process_time) -> None:
-        """``process_s`` returns the CPU seconds of the whole process."""
-        self._process_s = process_s
-        self._threads = list[Callable[[], float]]()
-        self._lock = threading.Lock()
-
-    def clock_of(self, thread: threading.Thread) -> Callable[[], float]:
-        """Return a clock of a running thread's CPU seconds, which may be read in any thread.
-
-        It stands still once the thread has ended.
-        """
-        identity = thread.ident
-        if identity is None:
-            raise RuntimeError(f"thread {thread.name} has not started")
-        if not hasattr(time, "pthread_getcpuclockid"):  # macOS: its time counts as the controller's
-            return lambda: 0.0
-        clock_id, last_s = time.pthread_getcpuclockid(identity), 0.0
-
-        def read() -> float:
-            nonlocal last_s
-            with contextlib.suppress(OSError):  # the thread has ended
-                last_s = time.clock_gettime(clock_id)
-            return last_s
-
-        with self._lock:
-            self._threads.append(read)
-        return read
-
-    def rest_s(self) -> float:
-        """Return the CPU seconds of the process without those of the threads that have a clock."""
-        with self._lock:
-            hosted_s = sum(read() for read in self._threads)
-        return self._process_s() - hosted_s
 
 
 class LoopThread:
@@ -68,10 +29,7 @@ class LoopThread:
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            run_past_exits(runner.get_loop(), self._wait())
-
-    async def _wait(self) -> None:
-        await self._is_over.wait()
+            run_past_exits(runner.get_loop(), self._is_over.wait())
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on this loop; a caller that is cancelled cancels it."""
@@ -79,9 +37,11 @@ class LoopThread:
             return await work()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self.loop))
 
-    def stop(self) -> None:
-        """End the loop and the thread; calls that are still open are cancelled."""
-        self.loop.call_soon_threadsafe(self._is_over.set)
+    def stop(self, within_s: float = 0.0) -> None:
+        """End the loop and the thread, and wait for that; open calls are cancelled."""
+        with contextlib.suppress(RuntimeError):  # its loop is closed
+            self.loop.call_soon_threadsafe(self._is_over.set)
+        self.thread.join(within_s)
 
 
 class WorkThread(Executor):

@@ -18,7 +18,7 @@ from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub_server import StubEngineServer
 from offbeat.local.parts import Makers, make_worker
 from offbeat.local.ports import LocalGenerator
-from offbeat.local.threads import CpuClocks, WorkThread
+from offbeat.local.threads import WorkThread
 from offbeat.messages.failures import EngineUnavailable, TrainerCall, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.generation import GenerateRequest, GenerateResult
@@ -26,6 +26,7 @@ from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.messages.weights import EngineState
 from offbeat.rollouts.worker import EnvironmentSpec, EnvironmentWorker
 from offbeat.run_files.sharing import WriteLocation
+from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.stub import make_stub_rank
