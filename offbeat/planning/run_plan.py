@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+from offbeat.config.crosschecks_local import shared_weights_clashes
+from offbeat.config.limits import shares_weights
 from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
@@ -130,7 +132,10 @@ def _beside(costs: Costs, others: float | None) -> Costs:
 
 
 def _with(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
-    return load_recipe(run_dir / CONFIG, list(overrides), dry_run=True).config
+    config = load_recipe(run_dir / CONFIG, list(overrides), dry_run=True).config
+    for clash in shared_weights_clashes(config):
+        raise NotPlanned(clash.message, clash.hint)
+    return config
 
 
 def _check_planned(run_dir: Path, overrides: Sequence[str]) -> None:
@@ -147,7 +152,7 @@ def _check_planned(run_dir: Path, overrides: Sequence[str]) -> None:
             continue  # a whole section
         try:
             _with(run_dir, [*overrides[:place], *overrides[place + 1 :]])
-        except ConfigError:
+        except (ConfigError, NotPlanned):
             continue
         fix = f"Leave it out; the plan follows {', '.join(PLANNED_KEYS)}"
         raise NotPlanned(f"{override!r:.60} changes nothing in a plan", fix)
@@ -163,7 +168,7 @@ def _common(run_dir: Path, config: RunConfig) -> Iterator[tuple[list[str], RunCo
     for change in tried:
         try:
             yield [change], _with(run_dir, [change])
-        except ConfigError:
+        except (ConfigError, NotPlanned):
             continue  # it does not fit the rest of the recipe
 
 
@@ -213,6 +218,8 @@ def _advice(run: MeasuredRun, changes: Sequence[PlannedChange]) -> str:
         )
         if key == "sampler.max_staleness":
             rates[int(value)] = change.pace.samples_per_s
+    if len(rates) == 1 and shares_weights(run.config):
+        return "sampler.max_staleness stays 0: generator.share_weights needs that."
     if len(rates) == 1:
         return "Without changes, other bounds of staleness, step sizes and numbers of engines are tried."
     best = max(rates.values())

@@ -8,7 +8,13 @@ from typing import Final
 
 import psutil
 
-from offbeat.config.limits import encoder_of, lora_of, trainer_ranks, trainer_resources
+from offbeat.config.limits import (
+    encoder_of,
+    lora_of,
+    shares_weights,
+    trainer_ranks,
+    trainer_resources,
+)
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 from offbeat.launch.checks.model_files import ModelFiles
@@ -75,7 +81,7 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
     be as large. Each engine: weights. Of a run that trains adapters: weights in the trainer, and in
     each engine that merges them as loaded and as served; adapters, their gradients and moments. With
     ``sync.delta``: the base in each engine, and in the trainer where its transport keeps no
-    snapshot anyway.
+    snapshot anyway. Engines that share the trainer's weights hold none, and nothing is published.
 
     Args:
         config: The recipe.
@@ -84,32 +90,67 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
             gradient nor moments. None: all; of adapters, which are then not counted, none.
     """
     each = DTYPE_BYTES[config.model.dtype]
-    weights = model.parameters * each
-    states = 0
-    adapts = lora_of(config) is not None
-    merges = adapts and config.sync.adapter == "separate"
-    copies = 0 if merges else 1  # the published weights
+    merges = lora_of(config) is not None and config.sync.adapter == "separate"
+    copies = 0 if merges or shares_weights(config) else 1  # the published weights
     bases = config.sync.delta
     copies += bases and config.sync.transport == "object_store"
     processes = 2  # controller and environment workers
     if config.trainer.backend != "stub":
         processes += trainer_ranks(config)
-        loss = config.algorithm.loss
-        teachers = trainer_ranks(config) if loss.teacher_path is not None else 0
-        frozen = loss.needs_reference_logprobs + teachers
-        if not _on_gpu(config.trainer.device):
-            copies += 1 + (teachers if adapts else frozen)
-            if adapts:
-                states = 4 * each * (trained or 0)
-            else:
-                states = 3 * each * (model.parameters if trained is None else trained)
     if config.generator.backend != "stub":
         processes += config.generator.engines
-        served = 0 if _on_gpu(config.generator.device) else 1
-        copies += (served + merges + bases) * config.generator.engines
+        copies += (merges + bases) * config.generator.engines
     if config.runtime.backend == "local":
         processes = 1
-    return weights * copies + states + processes * _PROCESS_BYTES
+    held = _held_bytes(config, model, trained, on_gpu=False)
+    return held + model.parameters * each * copies + processes * _PROCESS_BYTES
+
+
+def _held_bytes(config: RunConfig, model: ModelFiles, trained: int | None, *, on_gpu: bool) -> int:
+    """Return what trainer and engines hold on GPUs, or on CPUs, to compute with.
+
+    Weights that trainer and engines share are counted once.
+    """
+    each = DTYPE_BYTES[config.model.dtype]
+    copies = states = 0
+    if config.trainer.backend != "stub" and _on_gpu(config.trainer.device) == on_gpu:
+        loss, adapts = config.algorithm.loss, lora_of(config) is not None
+        teachers = trainer_ranks(config) if loss.teacher_path is not None else 0
+        frozen = loss.needs_reference_logprobs + teachers
+        copies += 1 + (teachers if adapts else frozen)
+        if adapts:
+            states = 4 * each * (trained or 0)
+        else:
+            states = 3 * each * (model.parameters if trained is None else trained)
+    if config.generator.backend != "stub" and _on_gpu(config.generator.device) == on_gpu:
+        copies += 0 if shares_weights(config) else config.generator.engines
+    return model.parameters * each * copies + states
+
+
+def check_one_gpu(
+    config: RunConfig, model: ModelFiles, gpu: int | None, trained: int | None = None
+) -> Iterator[Finding]:
+    """Check the GPU that trainer and engines of one process share.
+
+    Args:
+        config: The recipe; nothing is said of a run on Ray, whose parts reserve GPUs.
+        model: Facts of its model.
+        gpu: Memory of the GPU in bytes; None: unknown, or the trainer is on the CPU.
+        trained: As of ``memory_needed_bytes``.
+    """
+    if config.runtime.backend != "local" or gpu is None:
+        return
+    needed = _held_bytes(config, model, trained, on_gpu=True)
+    seen = (
+        f"about {size(needed)} of weights and optimizer state of one process, activations and caches not "
+        f"counted; the GPU has {size(gpu)}"
+    )
+    if needed <= gpu:
+        yield ok("gpu memory", seen)
+        return
+    shared = "" if shares_weights(config) else "generator.share_weights=true, "
+    fix = f"Use {shared}a smaller model, model.dtype=bfloat16, or a larger GPU."
+    yield error("gpu memory", seen, fix)
 
 
 def _on_gpu(device: str) -> bool:

@@ -39,6 +39,7 @@ from offbeat.launch.checks.machine import (
     DTYPE_BYTES,
     check_cores,
     check_memory,
+    check_one_gpu,
     check_shared_memory,
     this_machine,
 )
@@ -157,6 +158,7 @@ def find(
         check_secrets(config),
         check_cores(config, machine),
         check_memory(config, machine, model, trained) if model else (),
+        check_one_gpu(config, model, gpu, trained) if model else (),
         check_shared_memory(config, machine, model) if model and not is_local else (),
         check_gpus(config, count_gpus(config)),
         check_weight_sync(config),

@@ -132,6 +132,25 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shown_run.finished(tmp_path_factory.mktemp("plan") / "run", 40, recipe=recipe)
 
 
+def test_a_run_with_shared_weights_is_planned_without_staleness(tmp_path: Path) -> None:
+    recipe = {
+        "groups_per_step": 8,
+        "samples_per_group": 8,
+        "runtime": {"backend": "local"},
+        "environment": {"name": "stub"},
+        "sampler": {"name": "in_order", "max_staleness": 0},
+        "generator": {"share_weights": True},
+    }
+    run_dir = shown_run.finished(tmp_path / "run", 40, recipe=recipe)
+    plan = plan_run(run_dir)
+    tried = [change.overrides for change in plan.changes]
+    assert tried == [["groups_per_step=4"], ["groups_per_step=16"], ["generator.engines=2"]]
+    assert plan.advice == "sampler.max_staleness stays 0: generator.share_weights needs that."
+    with pytest.raises(NotPlanned, match=r"cannot work with sampler\.max_staleness=1: stale"):
+        plan_run(run_dir, ["sampler.max_staleness=1"])
+    plan_run(run_dir, ["sampler.max_staleness=1", "generator.share_weights=false"])
+
+
 def test_times_of_a_run_come_from_its_directory(run_dir: Path) -> None:
     run = measured_run(run_dir)
     assert run.config.generator.engines == 2
