@@ -4,14 +4,16 @@
 """
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -28,6 +30,7 @@ from offbeat.telemetry.cpu_clocks import CpuClocks
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.torch import TorchTrainer
+from tests.support.model_families import family_model
 
 RECIPE: Final = Path(__file__).parents[2] / "recipes" / "deterministic.yaml"
 SMALL: Final = (
@@ -43,15 +46,36 @@ TWO_COPIES: Final[tuple[str, ...]] = ()
 ONE_COPY: Final = ("generator.share_weights=true",)
 TWO_ENGINES: Final = (*ONE_COPY, "generator.engines=2", "generator.deterministic=false")
 FAULT_AT: Final = 4  # the step with the fault
+EXPERTS: Final[dict[str, tuple[str, ...]]] = {
+    "Qwen3Moe": ("trainer.moe.load_balancing_coef=1.0", "trainer.optimizer.learning_rate=0.01"),
+    # Its routers have a bias, a float32 buffer that a step changes without a gradient
+    "DeepseekV3": ("trainer.moe.bias_update_rate=0.1", "model.dtype=bfloat16"),
+}
+"""Families of models with experts, and settings that change their weights without a reward."""
+
+
+class Scenario(NamedTuple):
+    """A run."""
+
+    settings: tuple[str, ...]
+    fault: str = ""
+    family: str = ""  # of a random model; empty: the model of the recipe
+
+
 SCENARIOS: Final = {
-    "two-copies": (TWO_COPIES, ""),
-    "one-copy": (ONE_COPY, ""),
-    "two-engines": (TWO_ENGINES, ""),
-    "two-copies-not-applied": (TWO_COPIES, "not_applied"),
-    "one-copy-not-applied": (ONE_COPY, "not_applied"),
-    "finish-raises": (ONE_COPY, "raises"),
-    "finish-raises-two-engines": (TWO_ENGINES, "raises"),
-    "killed": (ONE_COPY, "killed"),
+    "two-copies": Scenario(TWO_COPIES),
+    "one-copy": Scenario(ONE_COPY),
+    "two-engines": Scenario(TWO_ENGINES),
+    "two-copies-not-applied": Scenario(TWO_COPIES, "not_applied"),
+    "one-copy-not-applied": Scenario(ONE_COPY, "not_applied"),
+    "finish-raises": Scenario(ONE_COPY, "raises"),
+    "finish-raises-two-engines": Scenario(TWO_ENGINES, "raises"),
+    "killed": Scenario(ONE_COPY, "killed"),
+    **{
+        f"{family}-{copies}": Scenario((*settings, *of_copies), family=family)
+        for family, settings in EXPERTS.items()
+        for copies, of_copies in (("two-copies", TWO_COPIES), ("one-copy", ONE_COPY))
+    },
 }
 
 
@@ -137,12 +161,25 @@ class Faults:
         return server
 
 
+def save_model(family: str, path: Path) -> None:
+    """Save a random model with the tokenizer of the recipe's model."""
+    of_recipe = Path(load_recipe(RECIPE, []).config.model.path)
+    vocabulary = json.loads((of_recipe / "config.json").read_text())["vocab_size"]
+    family_model(family, vocab_size=vocabulary).save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(of_recipe / name, path)
+
+
 def main(directory: Path, names: list[str]) -> None:
     for name in names:
-        overrides, fault = SCENARIOS[name]
+        settings, fault, family = SCENARIOS[name]
+        if family:
+            save_model(family, directory / f"model-{name}")
+            path = directory / f"model-{name}"
+            settings = (*settings, f"model.path={path}", "generator.max_model_len=128")
         watch = Watch(directory / f"{name}.steps")
         runtime = Runtime(partial(run_local, Faults(fault, watch).makers))
-        loaded = load_recipe(RECIPE, [*SMALL, *overrides], dry_run=False)
+        loaded = load_recipe(RECIPE, [*SMALL, *settings], dry_run=False)
         code = drive(runtime, loaded, directory / name, dry_run=False)
         watch.write()
         if code:

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -26,6 +28,8 @@ from offbeat.messages.failures import (
     ReleaseLost,
     StaleFence,
     StepOutOfOrder,
+    TrainerCall,
+    TrainStepFailed,
 )
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.generation import GenerateRequest, SamplingParams
@@ -41,7 +45,7 @@ from offbeat.weight_sync.transport import release_of
 from tests.support.live_run import offbeat
 from tests.support.no_address import no_address
 from tests.support.run_records import RunRecords
-from tests.support.shared_weight_runs import SCENARIOS
+from tests.support.shared_weight_runs import EXPERTS, SCENARIOS
 from tests.support.starting import ROOT
 
 pytestmark = pytest.mark.timeout(240)
@@ -110,6 +114,18 @@ def test_one_copy_gives_the_samples_releases_and_weights_of_two(scenarios: Scena
     assert one.summary.weights_digest == two.summary.weights_digest is not None
     assert [line["sync/sent_bytes"] for line in one.metrics] == [0] * 6
     assert any(line["sync/sent_bytes"] for line in two.metrics)
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_one_copy_of_a_model_with_experts_gives_the_samples_and_weights_of_two(
+    scenarios: Scenarios, family: str
+) -> None:
+    two, one = (scenarios.records(f"{family}-{copies}") for copies in ("two-copies", "one-copy"))
+    assert samples(one.events) == samples(two.events)
+    assert releases(one.events) == releases(two.events)
+    digests = [*releases(two.events).values()]
+    assert all(before != after for before, after in pairwise(digests)), "steps change weights"
+    assert one.summary.weights_digest == two.summary.weights_digest is not None
 
 
 @pytest.mark.parametrize(
@@ -325,4 +341,22 @@ def test_a_change_that_raises_keeps_engines_from_decoding_until_one_succeeds(
     assert rank.gate.enter() is None
     with pytest.raises(StepOutOfOrder):
         rank.finish_train_step(FENCE, StepKey(1, 1, 1))
+    assert rank.gate.enter() is None
+
+
+class FailingInFinish(SharedRank):
+    """A rank that fails while its optimizer changes the weights."""
+
+    was_open = True
+
+    def _classified(self, call: TrainerCall, step: int, *_: Any, **__: Any) -> NoReturn:
+        self.was_open = self.gate.enter() is not None
+        raise TrainStepFailed(0, step, call, "planted")
+
+
+def test_no_engine_decodes_during_a_finish_or_after_one_that_raised(tmp_path: Path) -> None:
+    rank = FailingInFinish(Parts.spec(tmp_path), WriteLocation(tmp_path), no_address)
+    with pytest.raises(TrainStepFailed):
+        rank.finish_train_step(FENCE, StepKey(1, 1, 1))
+    assert not rank.was_open
     assert rank.gate.enter() is None
