@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -63,7 +63,9 @@ def _read_reply(engine: str, reply: Future[ServedWeights]) -> ServedWeights:
     if not reply.done():
         reply.cancel()
         return ServedWeights(engine, None, problem=f"no answer in {_DEADLINE_S:g} s")
-    try:
-        return reply.result()
-    except (Exception, CancelledError) as error:  # noqa: BLE001 -- the answer names it
-        return ServedWeights(engine, None, problem=first_line(error))
+    if reply.cancelled():
+        return ServedWeights(engine, None, problem="its loop has ended")
+    error = reply.exception()
+    return (
+        reply.result() if error is None else ServedWeights(engine, None, problem=first_line(error))
+    )

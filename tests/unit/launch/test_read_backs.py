@@ -53,5 +53,5 @@ def test_an_engine_that_is_late_or_gone_is_named(engines: Engines) -> None:
     engines.now_s = 49.0
     assert engines.poll() is None
     engines.now_s = 50.0
-    assert engines.poll() == [("a", None, "CancelledError"), ("b", None, "no answer in 50 s")]
+    assert engines.poll() == [("a", None, "its loop has ended"), ("b", None, "no answer in 50 s")]
     assert engines.replies["b"].cancelled()
