@@ -88,14 +88,14 @@ run-agent: $(AGENTS_STAMP)
 run-images: $(VISION_STAMP)
 	$(BIN)/offbeat train recipes/quickstart-images.yaml $(ARGS)
 
-# Tests on real actors mostly wait, as do those that start other programs; unit tests compute. Side by side they fill
+# Tests on real actors mostly wait, as do those that start other programs; unit tests compute. Two at a time fill
 # two cores. The last two rooms of the unit tests run behind the tests in process, which are done first.
 LAST_UNITS := tests/unit/trainers tests/unit/weight_sync
 IN_PROCESS := $(filter-out tests/unit/ tests/ray/ tests/ray_jobs/,$(wildcard tests/*/)) $(LAST_UNITS)
 
 ifeq ($(ARGS),)
 test: $(DEV_STAMP)
-	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=line test-on-actors test-units test-in-process
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=line test-on-actors test-units test-in-process
 else
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ARGS)

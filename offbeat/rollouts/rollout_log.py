@@ -7,7 +7,7 @@ rollout or memory: groups that are not logged are counted in the worker's log.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -132,14 +132,13 @@ class RolloutLog:
         nbytes, self._rows_bytes = self._rows_bytes, 0
         name = f"{self._incarnation}-{self._files:05d}.parquet"
         self._files += 1
-        loop = asyncio.get_running_loop()
-        path = self._directory / name
-        written = loop.run_in_executor(self._writer, _write, path, rows, self._files_of_run)
-        ended = asyncio.ensure_future(self._ended(written, nbytes))
-        self._writing = [*(each for each in self._writing if not each.done()), ended]
+        written = asyncio.ensure_future(self._write(self._directory / name, rows, nbytes))
+        self._writing = [*(each for each in self._writing if not each.done()), written]
 
-    async def _ended(self, written: asyncio.Future[int], nbytes: int) -> None:
-        lost = await written
+    async def _write(self, path: Path, rows: list[LoggedGroup], nbytes: int) -> None:
+        loop = asyncio.get_running_loop()
+        write = await loop.run_in_executor(self._writer, _load_writer)
+        lost = await loop.run_in_executor(self._writer, write, path, rows, self._files_of_run)
         self.not_logged += lost
         self.held_bytes -= nbytes
         if self.not_logged > self._reported:
@@ -173,9 +172,8 @@ def _owned(column: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     return column if column.base is None else column.copy()
 
 
-def _write(path: Path, rows: list[LoggedGroup], files: Files | None) -> int:
-    """Write one file; return the number of groups lost because the disk refused."""
-    # Loads pyarrow, in the thread that writes: no step waits for it.
+def _load_writer() -> Callable[[Path, list[LoggedGroup], Files | None], int]:
+    """Load pyarrow in the thread that writes, so that no step waits for it."""
     from offbeat.rollouts.log_table import write_groups  # noqa: PLC0415
 
-    return write_groups(path, rows, files)
+    return write_groups

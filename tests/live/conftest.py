@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(180))
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="module")

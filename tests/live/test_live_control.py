@@ -66,7 +66,7 @@ def stopped(start: Start, runtime: str) -> Iterator[LiveRun]:
         assert offbeat("control", run.run_dir, "resume")[0] == 0
         run.until("training goes on", lambda: steps_of(run.run_dir) >= paused_at + 5)
         assert offbeat("control", run.run_dir, "stop")[0] == 0
-        assert run.exit_code(within_s=30) == 0
+        assert run.exit_code(within_s=90) == 0
         yield run
 
 

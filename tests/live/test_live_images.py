@@ -68,10 +68,10 @@ def test_a_resumed_run_on_images_ends_with_the_weights_of_one_that_was_not_cut(
         start("whole", RECIPE, "steps=4", *SMALL) as whole,
         start("cut", RECIPE, "steps=2", *SMALL) as cut,
     ):
-        assert whole.exit_code(within_s=200) == cut.exit_code(within_s=200) == 0
+        assert whole.exit_code(within_s=600) == cut.exit_code(within_s=600) == 0
     after_two = parameters(cut.run_dir / "checkpoints" / "step_2")
     with start("cut", None, "--resume", str(cut.run_dir), "steps=4") as resumed:
-        assert resumed.exit_code(within_s=200) == 0
+        assert resumed.exit_code(within_s=600) == 0
         resumed.nothing_is_left()
     runs = [RunRecords.read(run.run_dir) for run in (whole, resumed)]
     for records in runs:
@@ -110,7 +110,7 @@ def test_each_turn_of_an_episode_is_sampled_and_trained_behind_its_picture(
         "generator.max_model_len=32",
     )
     with start("turns", RECIPE, *SMALL, *settings, cwd=cwd) as run:
-        assert run.exit_code(within_s=200) == 0, run.err
+        assert run.exit_code(within_s=600) == 0, run.err
         records = RunRecords.read(run.run_dir)
     agree_with_the_trainer(records, steps=3)
     turns = [
@@ -154,7 +154,7 @@ def test_two_ranks_train_on_pictures_and_are_evaluated_on_others(
 def test_a_model_that_reads_pictures_is_evaluated_alone(start: Start) -> None:
     settings = ("eval.sets.held={prompts: 12, samples: 2}", "generator.engines=2")
     with start("alone", RECIPE, *settings, command="eval") as run:
-        assert run.exit_code(within_s=200) == 0, run.err
+        assert run.exit_code(within_s=600) == 0, run.err
         ((_, path),) = evaluation_files(run.run_dir)
         samples = read_evaluation(path).samples
     assert len(samples) == 24

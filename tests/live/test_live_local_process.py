@@ -35,7 +35,7 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     gc.collect()
-    until("its threads have ended", lambda: set(threading.enumerate()) <= before, within_s=30)
+    until("its threads have ended", lambda: set(threading.enumerate()) <= before, within_s=90)
     opened = [each.resolve() for each in Path("/proc/self/fd").iterdir()]
     assert [path for path in opened if path.is_relative_to(tmp_path)] == []
 

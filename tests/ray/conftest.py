@@ -13,7 +13,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.ray)
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(180))
+                item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="module")

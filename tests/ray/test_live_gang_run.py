@@ -14,7 +14,7 @@ def test_a_run_whose_second_rank_is_killed_rewinds_and_ends_with_its_ledger_in_o
     recipe = ROOT / "recipes" / "quickstart.yaml"
     teacher = f"algorithm.loss.teacher={ROOT / 'models' / 'tiny-addition'}"
     with start("gang", recipe, "trainer.data_parallel=2", teacher, *limits) as run:
-        run.logged("trainer.ready", within_s=120)
+        run.logged("trainer.ready", within_s=360)
         run.trained_steps(random.Random(17).randrange(7, 11))
         run.holding("trainer-rank1.log").kill()
         assert run.exit_code() == 0

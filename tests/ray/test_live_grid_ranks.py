@@ -165,7 +165,7 @@ CASES = [
 ]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("phase", "rank", "sent"), CASES)
 def test_a_rank_that_is_killed_or_hangs_is_named_and_new_ranks_take_the_same_step(
     bench: Bench, phase: str, rank: int, sent: signal.Signals
@@ -189,7 +189,7 @@ def test_a_rank_that_is_killed_or_hangs_is_named_and_new_ranks_take_the_same_ste
     asyncio.run(story())
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_an_error_of_the_tower_is_raised_at_once_and_costs_no_rank(bench: Bench) -> None:
     """In both calls that run it; the lane ends its call without waiting for its timeout."""
 

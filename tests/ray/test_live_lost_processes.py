@@ -108,7 +108,7 @@ def test_a_run_whose_raylet_is_gone_ends_and_says_so(start: Start) -> None:
     with start("no-raylet", STUB, "steps=10000") as run:
         run.trained_steps(3)
         run.process("raylet/raylet ").kill()
-        assert run.exit_code(within_s=100) == 1
+        assert run.exit_code(within_s=300) == 1
         assert "ClusterLost: this machine is no part of the Ray cluster any more" in run.err
         run.nothing_is_left()
 
@@ -118,7 +118,7 @@ def test_a_run_whose_control_service_is_gone_ends_with_a_summary(start: Start) -
     with start("no-gcs", STUB, "steps=10000") as run:
         run.trained_steps(3)
         run.process("gcs_server").kill()
-        assert run.exit_code(within_s=50) == 1
+        assert run.exit_code(within_s=150) == 1
         assert "GcsLost: Ray's control service (GCS) at 127.0.0.1:" in run.err
         summary = RunRecords.read(run.run_dir).summary
         assert (summary.outcome, summary.trainer_version >= 3) == ("failed", True)
@@ -162,7 +162,7 @@ def test_a_run_without_a_budget_for_trainers_fails_at_once_and_says_so(start: St
         run.trained_steps(3)
         trainer = run.actor("StubTrainerActor")
         _kill(trainer)
-        assert run.exit_code(within_s=20) == 1
+        assert run.exit_code(within_s=60) == 1
         line = run.err.splitlines()[0]
         assert "trainer rank 0 was lost" in line and "trainer.restart_budget" in line
         assert re.search(r"at step ([4-9]|1\d)\b", line)
@@ -197,7 +197,7 @@ def test_a_run_without_a_budget_for_controllers_fails_at_once_and_says_so(start:
     with start("no-controller", STUB, "supervision.controller_restart_budget=0") as run:
         run.trained_steps(5)
         _kill(run.actor("ControllerActor"))
-        assert run.exit_code(within_s=20) == 1
+        assert run.exit_code(within_s=60) == 1
         assert "ActorLost: controller was lost during the run" in run.err.splitlines()[0]
         run.talks_to_people()
         summary = RunRecords.read(run.run_dir).summary

@@ -24,15 +24,15 @@ def test_a_run_that_lost_a_tensor_parallel_rank_and_was_resumed_is_the_run_of_on
     start: Start,
 ) -> None:
     with start("alone", RECIPE, *SMALL, "steps=40") as alone:
-        assert alone.exit_code(within_s=200) == 0
+        assert alone.exit_code(within_s=600) == 0
     with start("two", RECIPE, *SMALL, "trainer.tensor_parallel=2", "steps=32") as two:
-        two.logged("trainer.ready", within_s=150)
-        two.trained_steps(4, within_s=100)
+        two.logged("trainer.ready", within_s=450)
+        two.trained_steps(4, within_s=300)
         two.holding("trainer-rank1.log").kill()
-        assert two.exit_code(within_s=200) == 0
+        assert two.exit_code(within_s=600) == 0
         two.nothing_is_left()
     with start("resumed", None, "steps=40", "--resume", str(two.run_dir)) as resumed:
-        assert resumed.exit_code(within_s=200) == 0
+        assert resumed.exit_code(within_s=600) == 0
     records = RunRecords.read(two.run_dir)
     records.no_token_is_from_the_future()
     rewound = [event for event in records.events if isinstance(event, Rewound)]

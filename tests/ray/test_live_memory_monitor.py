@@ -32,7 +32,7 @@ def _take_memory_until_the_controller_is_gone(run: LiveRun) -> None:
             assert len(taken) * _PIECE < 2 * _MARGIN, "the monitor ended nobody"
         return not controller.is_running()
 
-    until("the monitor ends the controller", is_gone, within_s=60)
+    until("the monitor ends the controller", is_gone, within_s=180)
 
 
 def test_a_run_whose_processes_the_memory_monitor_ends_goes_on_with_others(start: Start) -> None:

@@ -45,7 +45,7 @@ def test_a_run_whose_processes_are_killed_and_frozen_at_random_loses_and_doubles
 ) -> None:
     with start(f"random-{seed}", STUB, *SETTINGS) as run:
         faults = RandomFaults(run, seed)
-        run.trained_steps(5, within_s=120)
+        run.trained_steps(5, within_s=360)
         try:
             faults.strike_for(STRUCK_S, steps=STEPS - UNDISTURBED)
             faults.settle()

@@ -55,7 +55,7 @@ def test_weights_that_each_rank_sent_are_those_that_rank_0_gathered_and_sent(sta
 def test_a_run_whose_second_rank_is_killed_sends_on_from_the_next_processes(start: Start) -> None:
     settings = ("steps=24", "checkpoint.interval=4")
     with start("killed", QUICKSTART, *SMALL, *RESHARD, *settings) as run:
-        run.logged("trainer.ready", within_s=200)
+        run.logged("trainer.ready", within_s=600)
         run.trained_steps(random.Random(3).randrange(7, 11))
         run.holding("trainer-rank1.log").kill()
         records = _finished(run)
@@ -93,10 +93,10 @@ def test_weights_of_a_paused_run_are_equal_on_every_leg_and_those_of_another_mod
 ) -> None:
     """Checkpoints of two ranks, engines that took regions: by the command, beside the run."""
     with start("verified", QUICKSTART, *SMALL, *RESHARD, "checkpoint.interval=1") as run:
-        run.logged("trainer.ready", within_s=200)
-        run.trained_steps(4, within_s=200)
+        run.logged("trainer.ready", within_s=600)
+        run.trained_steps(4, within_s=600)
         assert offbeat("control", run.run_dir, "pause")[0] == 0
-        version = run.until("engines serve the last step", lambda: _verified(run), within_s=200)
+        version = run.until("engines serve the last step", lambda: _verified(run), within_s=600)
         assert version >= 4
         untrained = ROOT / "models" / "tiny-addition"
         code, text = offbeat("verify-weights", run.run_dir, "--engine", "--against", untrained)
@@ -106,7 +106,7 @@ def test_weights_of_a_paused_run_are_equal_on_every_leg_and_those_of_another_mod
         assert equal == _equal_legs(version), "the engine serves what was trained"
 
         assert offbeat("control", run.run_dir, "resume")[0] == 0
-        run.trains_on(2, within_s=200)
+        run.trains_on(2, within_s=600)
         run.stop()
         records = _finished(run)
     assert records.summary.trainer_version > version

@@ -45,7 +45,7 @@ class Listening(NamedTuple):
 
 def listening(run: LiveRun) -> Iterator[Listening]:
     """Every listening socket of the run's processes, once it trains and has sent weights."""
-    run.trained_steps(3, within_s=150)  # two ranks that import torch
+    run.trained_steps(3, within_s=450)  # two ranks that import torch
     for process in run.processes():
         title = process.cmdline()[0].partition(".")[0]  # a call that is served follows the class
         for each in process.net_connections("inet"):

@@ -52,10 +52,10 @@ def test_a_run_that_lost_tensor_ranks_and_is_resumed_under_another_layout_is_the
 ) -> None:
     """Losses, gradient norms and rewards of each step; and the journal folds to what was written."""
     with start(f"lost{killed}{hung}", RECIPE, *SMALL, *layout, f"steps={STEPS}") as lost:
-        lost.logged("trainer.ready", within_s=200)
-        lost.trained_steps(4, within_s=200)
+        lost.logged("trainer.ready", within_s=600)
+        lost.trained_steps(4, within_s=600)
         lost.holding(f"trainer-rank{killed}.log").kill()
-        lost.trains_on(within_s=200)
+        lost.trains_on(within_s=600)
         lost.holding(f"trainer-rank{hung}.log").suspend()
         assert lost.exit_code(within_s=400) == 0
         lost.nothing_is_left()

@@ -29,7 +29,7 @@ def _ray() -> Iterator[None]:
 
 
 async def up(trainer: RayTrainer) -> TrainerState:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while True:
             try:
                 return await trainer.state(FENCE)

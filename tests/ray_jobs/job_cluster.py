@@ -119,7 +119,7 @@ def started(
                 start_new_session=True,
             )
         try:
-            until(lambda: answers(dashboard), within_s=40, what=f"{folder / 'head.log'}")
+            until(lambda: answers(dashboard), within_s=120, what=f"{folder / 'head.log'}")
             yield Cluster(
                 f"http://127.0.0.1:{dashboard}",
                 project,
@@ -162,7 +162,7 @@ def joined(cluster: Cluster, first: Sequence[str], *, cpus: int) -> Generator[No
             start_new_session=True,
         )
     try:
-        until(lambda: b"Ray runtime started" in log.read_bytes(), within_s=40, what=str(log))
+        until(lambda: b"Ray runtime started" in log.read_bytes(), within_s=120, what=str(log))
         yield
     finally:
         ours = psutil.Process(second.pid).children(recursive=True) if not second.poll() else []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from job_cluster import RAY, ROOT, Cluster, free_ports, give_token, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def test_the_files_of_an_agent_travel_with_its_recipe(cluster: Cluster, tmp_path
     assert submitted.returncode == 0, submitted.stderr
     shutil.rmtree(mine)  # what runs now is the copy
     run_dir = Path(said(submitted.stdout, "results"))
-    until((run_dir / "summary.json").exists, within_s=120, what="the end of the run")
+    until((run_dir / "summary.json").exists, within_s=360, what="the end of the run")
     assert summary_of(run_dir)["outcome"] == "finished"
     assert summary_of(run_dir)["reward_last"] == 0.5
 
@@ -134,7 +134,7 @@ def test_a_stopped_job_ends_in_order_before_ray_kills_it(cluster: Cluster, tmp_p
     metrics = run_dir / "metrics.jsonl"
     until(
         lambda: metrics.exists() and metrics.stat().st_size > 0,
-        within_s=60,
+        within_s=180,
         what="the first steps of the job",
     )
     asked_at = time.monotonic()
@@ -145,7 +145,7 @@ def test_a_stopped_job_ends_in_order_before_ray_kills_it(cluster: Cluster, tmp_p
     assert summary["outcome"] == "aborted"
     assert "SIGTERM" in summary["error"]
     assert summary["steps"] >= 1
-    until(lambda: not cluster.actors(), within_s=20, what="the end of all actors")
+    until(lambda: not cluster.actors(), within_s=60, what="the end of all actors")
 
 
 def test_an_address_where_nobody_answers_is_one_line_and_exit_code_2(cluster: Cluster) -> None:
@@ -171,7 +171,7 @@ def test_a_token_in_the_home_directory_is_used(guarded: Cluster, tmp_path: Path)
     submitted = guarded.submit("steps=5", f"run_dir={tmp_path / '{name}'}")
     assert submitted.returncode == 0, submitted.stderr
     run_dir = Path(said(submitted.stdout, "results"))
-    until((run_dir / "summary.json").exists, within_s=60, what="the end of the run")
+    until((run_dir / "summary.json").exists, within_s=180, what="the end of the run")
     assert summary_of(run_dir)["outcome"] == "finished"
 
 

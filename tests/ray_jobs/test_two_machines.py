@@ -13,7 +13,7 @@ from job_cluster import ROOT, Cluster, give_token, hiding, joined, started
 
 from tests.support.run_records import RunRecords
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 ON_THE_OTHER = "trainer.cpus=4"
 """More than the driver's machine has."""
 

@@ -19,7 +19,8 @@ from offbeat.launch.control import leave
 
 T = TypeVar("T")
 _LOOK_S = 0.05  # between two looks, each of which reads the whole process table
-_SILENT_S = 120.0  # a run that has written nothing for so long goes on no more
+_WITHIN_S = 240.0  # a machine may be many times slower than the one that this was written on
+_SILENT_S = 240.0  # a run that has written nothing for so long goes on no more
 
 
 class NeverHappened(AssertionError):
@@ -118,7 +119,9 @@ class LiveRun:
 
     # --- waiting ---------------------------------------------------------------------------------
 
-    def until(self, what: str, looked_for: Callable[[], T | None], *, within_s: float = 60) -> T:
+    def until(
+        self, what: str, looked_for: Callable[[], T | None], *, within_s: float = _WITHIN_S
+    ) -> T:
         """``until``, for as long as the driver lives; keeps account of the processes of the run."""
 
         def look() -> T | None:
@@ -164,19 +167,19 @@ class LiveRun:
         log = self.run_dir / "logs" / "trained-rank0.jsonl"
         return log.read_bytes().count(b"\n") if log.exists() else 0
 
-    def trained_steps(self, steps: int, *, within_s: float = 60) -> None:
+    def trained_steps(self, steps: int, *, within_s: float = _WITHIN_S) -> None:
         """Wait until the trainer has applied this many steps."""
         self.until(f"{steps} trained steps", lambda: self.steps_so_far >= steps, within_s=within_s)
         self._shared_memory |= set(chain.from_iterable(map(_shared_memory, self._seen)))
 
-    def trains_on(self, steps: int = 4, *, within_s: float = 60) -> None:
+    def trains_on(self, steps: int = 4, *, within_s: float = _WITHIN_S) -> None:
         """Wait until the trainer has applied so many steps more than it has by now.
 
         With a staleness bound below that, these have groups that were rolled out from now on.
         """
         self.trained_steps(self.steps_so_far + steps, within_s=within_s)
 
-    def logged(self, event: str, *, within_s: float = 60) -> str:
+    def logged(self, event: str, *, within_s: float = _WITHIN_S) -> str:
         """Wait for a line of this event in the controller's log."""
         log = self.run_dir / "logs" / "controller.log"
 
