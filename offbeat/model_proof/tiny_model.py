@@ -12,7 +12,8 @@ narrower ones, and weights large enough that attention is far from uniform and c
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -112,6 +113,21 @@ class _Cut:
             return self.length(value, cut=self.bounds or not is_bound)
         is_count = any(each in name for each in _COUNT_NAMES)
         return value if is_count or value < _WIDE else max(1, value // self.divide)
+
+
+@contextmanager
+def compute_in_one_thread() -> Generator[None]:
+    """Use one thread of torch in the block.
+
+    The passes of a tiny model take microseconds. On a busy machine, threads that share such a pass
+    spend milliseconds waiting for each other.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def tiny_model(

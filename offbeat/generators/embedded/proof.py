@@ -33,7 +33,12 @@ from offbeat.model_proof.plain import (
     plain_logprobs,
 )
 from offbeat.model_proof.rope import freeze_rope
-from offbeat.model_proof.tiny_model import LENGTH, tiny_model, with_attention
+from offbeat.model_proof.tiny_model import (
+    LENGTH,
+    compute_in_one_thread,
+    tiny_model,
+    with_attention,
+)
 
 _ANOTHER_ENGINE: Final = "Use generator.backend=vllm"
 # Prompt lengths, and the number of tokens that follow them
@@ -57,8 +62,9 @@ def prove_kind(kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_
     chosen = config._attn_implementation or "eager"  # noqa: SLF001 -- the only place it is kept
     key = (kind, repr(config.to_dict()), chosen, max_model_len)
     if key not in _proofs:
-        reference = tiny_model(kind, config, max_model_len)
-        _proofs[key] = _exact_attention(kind.__name__, reference, chosen)
+        with compute_in_one_thread():
+            reference = tiny_model(kind, config, max_model_len)
+            _proofs[key] = _exact_attention(kind.__name__, reference, chosen)
     return _proofs[key]
 
 

@@ -33,7 +33,12 @@ from offbeat.model_proof.plain import (
     plain_logprobs,
 )
 from offbeat.model_proof.rope import freeze_rope
-from offbeat.model_proof.tiny_model import LENGTH, tiny_model, with_attention
+from offbeat.model_proof.tiny_model import (
+    LENGTH,
+    compute_in_one_thread,
+    tiny_model,
+    with_attention,
+)
 from offbeat.multimodal.passes import FeaturesOf
 from offbeat.trainers.batches.packing import Batch, PackedRows, flatten
 from offbeat.trainers.errors import UntrainableModel
@@ -171,8 +176,9 @@ def prove_kind(
     chosen = config._attn_implementation or "sdpa"  # noqa: SLF001 -- the only place it is kept
     key = (kind, repr(config.to_dict()), chosen, max_model_len, shared_prompt)
     if key not in _proofs:
-        reference = tiny_model(kind, config, max_model_len)
-        _proofs[key] = _prove_kind(kind, reference, chosen, shared_prompt=shared_prompt)
+        with compute_in_one_thread():
+            reference = tiny_model(kind, config, max_model_len)
+            _proofs[key] = _prove_kind(kind, reference, chosen, shared_prompt=shared_prompt)
     return _proofs[key]
 
 
