@@ -10,6 +10,7 @@ from offbeat.generators.engine_server import EngineServer
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub_server import StubEngineServer
 from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.telemetry.process import pause_collections
 
 
 class EngineActor(EngineServer):
@@ -43,6 +44,8 @@ class EmbeddedEngineActor(EngineActor, EmbeddedEngineServer):
 
     def __init__(self, spec: EngineSpec) -> None:
         prepared(spec.name, spec.run_dir, spec.sharing)
+        with pause_collections():
+            import offbeat.generators.embedded.start  # noqa: F401, PLC0415 -- imports torch
         super().__init__(spec)
 
 

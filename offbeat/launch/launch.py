@@ -1,5 +1,6 @@
 """Configures the process for a checked recipe, then runs it on its runtime."""
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,15 +35,18 @@ def launch(
     set_environment(loaded.config.runtime.env)
     from offbeat.launch.session import drive
 
-    return drive(
-        find_runtime(loaded.config),
-        loaded,
-        run_dir,
-        dry_run=dry_run,
-        resume=resume,
-        changed_code=changed_code,
-        evaluates_only=evaluates_only,
-    )
+    try:
+        return drive(
+            find_runtime(loaded.config),
+            loaded,
+            run_dir,
+            dry_run=dry_run,
+            resume=resume,
+            changed_code=changed_code,
+            evaluates_only=evaluates_only,
+        )
+    finally:
+        gc.unfreeze()  # ``pause_collections`` froze what a caller may own
 
 
 def find_runtime(config: RunConfig) -> "Runtime":

@@ -1,9 +1,12 @@
-"""Setup of every actor process."""
+"""Setup of the processes of a run."""
 
 import atexit
 import faulthandler
+import gc
 import os
 import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +32,24 @@ def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
 def dump_stacks_on_signal() -> None:
     """Dump the stacks of all threads to stderr on SIGUSR1, which would else end the process."""
     faulthandler.register(signal.SIGUSR1, file=_STDERR)
+
+
+@contextmanager
+def pause_collections() -> Generator[None]:
+    """Collect no garbage in the block, which imports large libraries.
+
+    An import creates a million objects that stay, and no garbage; collections would search through
+    them again and again. No later collection searches the objects that exist at the end of the
+    block: ``gc.unfreeze`` returns them to the collector.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def new_incarnation(name: str) -> str:

@@ -70,6 +70,7 @@ from offbeat.launch.checks.wire import check_wire, find_devices
 from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.text import printable_lines
+from offbeat.telemetry.process import pause_collections
 
 _COLOURS = {
     Level.OK: typer.colors.GREEN,
@@ -124,7 +125,8 @@ def find(
     is_local = config.runtime.backend == "local"
     trained, of_model = None, chain[Finding]()
     if model and _has_model(config):
-        from offbeat.launch.checks import encoder, layout, model_proof, tensor_ranks
+        with pause_collections():
+            from offbeat.launch.checks import encoder, layout, model_proof, tensor_ranks
 
         trained = model_proof.trained_parameters(config)
         of_model = chain(
