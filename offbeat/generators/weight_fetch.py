@@ -13,6 +13,7 @@ import structlog
 
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.background import start_in_thread
+from offbeat.weight_sync.bucket_memory import on_host
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transports.messages import ShardRoute
@@ -94,8 +95,6 @@ class WeightFetcher:
             TransferFailed: No rank that holds a bucket could send it.
             TransferRefused: The ranks send from their devices, and only workers can receive that.
         """
-        from offbeat.weight_sync.chunks import on_host  # noqa: PLC0415 -- see above
-
         wire = route.senders[0].wire
         if wire != "tcp":
             raise TransferRefused(epoch, "sync.wire", wire, _ONLY_TCP)

@@ -22,7 +22,12 @@ from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.multimodal.rules import TEXT_ONLY, MediaRules
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.step_guard import StepCall, StepGuard
-from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, TEACHER_LOGPROBS
+from offbeat.transfer_queue.schema import (
+    POLICY_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    TEACHER_LOGPROBS,
+    Columns,
+)
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -86,6 +91,12 @@ class TrainerBackend(ABC):
 
     # --- the step --------------------------------------------------------------------------------
 
+    def make_chunk(self, groups: Sequence[Columns]) -> "TensorDictBase":
+        """Return groups as a chunk that this backend reads, without a copy of their columns."""
+        from offbeat.transfer_queue.tensordict_codec import build_chunk  # noqa: PLC0415 -- torch
+
+        return build_chunk(groups)
+
     def begin_train_step(self, key: StepKey, loss: LossSpec) -> None:
         """Open a step with no gradients. Keys: ``offbeat.trainers.step_guard``."""
         self._guard.once(key, StepCall.BEGIN, lambda: self._begin(loss))
@@ -104,7 +115,7 @@ class TrainerBackend(ABC):
 
         Args:
             key: The next key of the step.
-            chunk: This rank's groups (``tensordict_codec.build_chunk``), with the columns that the
+            chunk: This rank's groups (``make_chunk``), with the columns that the
                 loss needs.
             advantages: One value per sample of each group.
             minibatches: Minibatch of each group, from 0; empty: all are of the first.
@@ -237,7 +248,7 @@ class TrainerBackend(ABC):
         """Compute the log-probability of every response token under the current weights.
 
         Args:
-            chunk: This rank's groups (``tensordict_codec.build_chunk``).
+            chunk: This rank's groups (``make_chunk``).
             request: The models to compute them under.
 
         Returns:

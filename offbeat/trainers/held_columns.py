@@ -52,6 +52,20 @@ class MissingColumns:
         raise ColumnsMissing(self._rank, self._during)
 
 
+class NumpyChunk:
+    """Chunk of a trainer that computes without torch."""
+
+    def __init__(self, groups: Sequence[Columns]) -> None:
+        self._groups = groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def unbind(self, _dim: int) -> Sequence[Columns]:
+        """Return the columns of each group."""
+        return self._groups
+
+
 def merged(places: Places, payloads: Sequence[Sequence[Columns]]) -> list[Columns]:
     """Return the columns of each group, merged from all payloads that contain some of them."""
     groups = list[Columns]()
@@ -75,7 +89,7 @@ def read_groups(chunk: "TensorDictBase") -> list[Columns]:
     return [{name: _view(tensor) for name, tensor in group.items()} for group in groups]
 
 
-def _view(tensor: Any) -> NDArray[np.generic]:  # noqa: ANN401 -- this module loads no torch
-    values = tensor.numpy()
+def _view(tensor: Any) -> NDArray[Any]:  # noqa: ANN401 -- this module loads no torch
+    values = tensor.view() if isinstance(tensor, np.ndarray) else tensor.numpy()
     values.flags.writeable = False
     return values

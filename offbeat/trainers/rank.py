@@ -90,9 +90,6 @@ class TrainerRank:
                 needed.
             cpu_clock: Returns the CPU seconds of the rank.
         """
-        from offbeat.transfer_queue.tensordict_codec import build_chunk  # noqa: PLC0415 -- loads torch
-
-        self._build_chunk = build_chunk
         self._spec, self._rank, self._make = spec, spec.rank, make
         self._place, self._checkpoints = place, place.directory / FOLDER
         self._address = address
@@ -383,7 +380,7 @@ class TrainerRank:
         brought = self._columns.take(fence, sent) if sent else payloads
         if brought is None:
             return cast("TensorDictBase", MissingColumns(self._rank, during))
-        return self._build_chunk(merged(places, brought))
+        return self._split.make_chunk(merged(places, brought))
 
     def _check_holds(self, version: int, during: TrainerCall) -> None:
         if version != (applied := self._split.steps_applied):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Final, Unpack, cast
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from offbeat.trainers.backend import (
     requested_columns,
 )
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.held_columns import read_groups
+from offbeat.trainers.held_columns import NumpyChunk, read_groups
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import (
@@ -89,6 +89,10 @@ class StubTrainer(TrainerBackend):
         self._learning_rate = (optimizer or OptimizerConfig()).learning_rate
         self._open = _OpenStep()
         self._digest = self.initial_digest = _UNTRAINED
+
+    def make_chunk(self, groups: Sequence[Columns]) -> "TensorDictBase":
+        """Return groups as a chunk of numpy columns, so that a dry run loads no torch."""
+        return cast("TensorDictBase", NumpyChunk(groups))
 
     def prepare_logprobs(
         self, chunk: "TensorDictBase", **request: Unpack[LogprobRequest]

@@ -19,6 +19,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from offbeat.weight_sync.bucket_memory import digest_of, on_host
 from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorSpec
 from offbeat.weight_sync.region import Region
 
@@ -28,9 +29,7 @@ __all__ = [
     "ReleasePart",
     "WeightChunk",
     "as_bytes",
-    "digest_of",
     "hash_tensors",
-    "on_host",
     "pack",
     "parts_of",
     "tensor_views",
@@ -118,16 +117,6 @@ def _piece(manifest: Manifest, piece: PieceSpec) -> TensorSpec:
     whole = manifest.tensors[piece.tensor]
     name, shape = f"{whole.name}{piece.region}", piece.region.shape
     return TensorSpec(name, shape, whole.dtype, piece.chunk, piece.offset, whole.source_dtype)
-
-
-def on_host(data: BucketMemory) -> Bytes:
-    """Return a chunk's bytes in main memory; those that are there already are not copied."""
-    return data.cpu().numpy() if isinstance(data, Tensor) else data
-
-
-def digest_of(data: BucketMemory) -> str:
-    """Return the digest of a chunk's bytes."""
-    return xxhash.xxh3_128_hexdigest(on_host(data).data)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -14,13 +14,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from offbeat.weight_sync.chunks import (
-    BucketMemory,
-    WeightChunk,
-    digest_of,
-    tensor_views,
-    walk,
-)
+from offbeat.weight_sync.bucket_memory import digest_of
+from offbeat.weight_sync.chunks import BucketMemory, WeightChunk, tensor_views, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.fingerprints import ReadBack
 from offbeat.weight_sync.manifest import Manifest

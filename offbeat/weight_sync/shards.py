@@ -1,7 +1,6 @@
 """Sources of a reshard: a rank packs the buckets that it holds, out of its own shard alone."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import cast
 
 from torch import Tensor
 
@@ -11,7 +10,7 @@ from offbeat.weight_sync.engine_layout import EngineLayout
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import TensorRegion
 from offbeat.weight_sync.region import Region
-from offbeat.weight_sync.transport import BucketRoom, PackedBucket, Room, Source
+from offbeat.weight_sync.transport import BucketRoom, PackedBucket
 
 
 class HeldShards:
@@ -73,21 +72,3 @@ class HeldShards:
             )
             for name, region in self._pieces[chunk.index]
         ]
-
-
-class WholeShards:
-    """Packs the whole tensors of a trainer of one rank: every chunk is a bucket."""
-
-    def __init__(self, source: Source) -> None:
-        self._source, self.manifest = source, source.manifest  # of whole tensors, for any engine
-        route = BucketRoute((0,), ((0, 0),))
-        self.routes = (route,) * len(source.manifest.chunk_nbytes)
-
-    def follow(self, layout: EngineLayout) -> None:
-        """Do nothing: whole tensors hold what any rank needs."""
-        del layout
-
-    def packed(self, room: BucketRoom) -> Iterator[PackedBucket]:
-        chunks = self._source.chunks(cast("Room", room))  # they are packed into any memory
-        for index, (data, digest) in enumerate(chunks):
-            yield PackedBucket(index, data, digest)

@@ -54,7 +54,7 @@ from offbeat.generators.vllm.read_back import NotComparable, WorkerWeights
 from offbeat.generators.vllm.shadow_model import ShadowModel, obstacle, pack_tied
 from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, VerdictSender
 from offbeat.generators.vllm.worker_fetch import Groups, WorkerFetch
-from offbeat.weight_sync.chunks import digest_of
+from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 
 

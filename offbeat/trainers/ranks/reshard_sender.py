@@ -18,7 +18,6 @@ from offbeat.weight_sync.reshard.shard_delta import (
     ShardDeltas,
     agreed_delta,
 )
-from offbeat.weight_sync.shards import WholeShards
 from offbeat.weight_sync.transport import PublishedRelease, ShardSource, WeightSource
 from offbeat.weight_sync.transports.choose_wire import make_wire
 from offbeat.weight_sync.transports.messages import Route, ShardRoute, TransferTimeouts
@@ -26,6 +25,7 @@ from offbeat.weight_sync.transports.reshard_server import (
     OfferedRelease,
     ReshardServer,
 )
+from offbeat.weight_sync.whole_shards import WholeShards
 
 _ROUTES: Final = msgspec.msgpack.Decoder(Route)
 _TEXT: Final = msgspec.msgpack.Decoder(str)

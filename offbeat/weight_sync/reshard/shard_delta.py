@@ -9,13 +9,13 @@ Over the object store one rank has all buckets: the chunks.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
 from offbeat.messages.weights import FullReason, WeightDelta
-from offbeat.weight_sync.chunks import BucketMemory, digest_of, on_host
+from offbeat.weight_sync.bucket_memory import digest_of, on_host
 from offbeat.weight_sync.delta import (
     MOST_SHARE,
     delta_manifest,
@@ -27,6 +27,9 @@ from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 from offbeat.weight_sync.reshard.agreement import agreed_digests
 from offbeat.weight_sync.transport import BucketRoom, PackedBucket, ShardSource
+
+if TYPE_CHECKING:
+    from offbeat.weight_sync.chunks import BucketMemory
 
 
 class BucketChange(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +62,7 @@ class _HeldShard:
 
     digest: str
     layout: str  # digest of the plan
-    buckets: dict[int, BucketMemory]
+    buckets: "dict[int, BucketMemory]"
 
 
 class ShardDeltas:
@@ -95,7 +98,7 @@ class ShardDeltas:
             del old  # its memory may be lent to the next bucket
         return PackedShard(packed, parts, ShardChanges(base.digest, changes, left < 0))
 
-    def published(self, digest: str, layout: str, buckets: Mapping[int, BucketMemory]) -> None:
+    def published(self, digest: str, layout: str, buckets: "Mapping[int, BucketMemory]") -> None:
         """Keep these buckets as the base of the next release.
 
         Args:
@@ -153,8 +156,8 @@ def rebuilt_buckets(
     epoch: int,
     release: Manifest,
     buckets: Sequence[int],
-    base: Sequence[BucketMemory],
-    parts: Sequence[BucketMemory],
+    base: "Sequence[BucketMemory]",
+    parts: "Sequence[BucketMemory]",
 ) -> tuple[Bytes, ...]:
     """Return some buckets of a release, verified, from those of its base and their changes.
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.reshard.shard_delta import ShardDeltas, agreed_delta
-from offbeat.weight_sync.shards import WholeShards
 from offbeat.weight_sync.transport import PublishedRelease, Source
+from offbeat.weight_sync.whole_shards import WholeShards
 
 
 class ObjectStoreSender:

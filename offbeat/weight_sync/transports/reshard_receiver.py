@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 import structlog
 
 from offbeat.config.sections.sync import BUCKETS_IN_FLIGHT, SENDERS_AT_ONCE
+from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import needed_by
-from offbeat.weight_sync.chunks import BucketMemory, digest_of, walk
+from offbeat.weight_sync.chunks import BucketMemory, walk
 from offbeat.weight_sync.errors import SenderGone, TransferFailed
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.reshard.fetch import BucketFetch

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from reshard_bench import copied, rows_of
 from weight_models import Model, equal, weights
 
+from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import plan_buckets
-from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, TensorMeta, release_digest
 from offbeat.weight_sync.receiver import ModuleReceiver, TensorRegion

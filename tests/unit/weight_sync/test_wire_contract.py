@@ -4,7 +4,7 @@ from multiprocessing.context import ForkServerContext
 
 import torch
 
-from offbeat.weight_sync.chunks import digest_of, on_host
+from offbeat.weight_sync.bucket_memory import digest_of, on_host
 from offbeat.weight_sync.rendezvous.frames import SharedKey
 from offbeat.weight_sync.transports.handle_wire import HandleWire
 from offbeat.weight_sync.transports.messages import DevicePlace, Route, TransferTimeouts

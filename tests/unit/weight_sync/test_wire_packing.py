@@ -11,8 +11,9 @@ from torch import nn
 from weight_models import Model, weights
 
 from offbeat.config.sections.sync import ObjectStoreSyncConfig
+from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buffers import Buffers
-from offbeat.weight_sync.chunks import digest_of, pack, tensor_views, walk
+from offbeat.weight_sync.chunks import pack, tensor_views, walk
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import TensorMeta, plan
 from offbeat.weight_sync.precision import policy_of

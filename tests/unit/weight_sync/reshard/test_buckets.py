@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.messages.weights import WeightRelease
+from offbeat.weight_sync.bucket_memory import digest_of
 from offbeat.weight_sync.buckets import BucketPlan, BucketRoute, plan_buckets
-from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, PieceSpec, TensorMeta, release_digest
 from offbeat.weight_sync.receiver import Named, Receiver, TensorRegion
