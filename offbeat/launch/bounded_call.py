@@ -5,17 +5,45 @@ import sys
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from offbeat.messages.failures import DeadlineExceeded
 
 T = TypeVar("T")
 
 
-class _Call(threading.Thread):
-    """Thread of one call."""
+class StartedCall(threading.Thread, Generic[T]):
+    """A call that runs in a thread from now on."""
 
-    is_abandoned = False
+    def __init__(self, call: Callable[[], T], what: str) -> None:
+        """Start the call; ``what`` names it in messages."""
+        super().__init__(name=what, daemon=True)
+        self.is_abandoned = False  # whether the process may end before the call does
+        self._call = call
+        self._answers = SimpleQueue[tuple[T | None, Exception | None]]()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._answers.put((self._call(), None))
+        except Exception as error:  # noqa: BLE001 - not handled here: the caller raises it
+            self._answers.put((None, error))
+
+    def result(self, within_s: float | None = None) -> T:
+        """Wait for the result, once; a call that blocks for longer is abandoned.
+
+        Raises:
+            DeadlineExceeded: It has not returned within ``within_s``.
+            Exception: The exception of the call.
+        """
+        try:
+            value, error = self._answers.get(timeout=within_s)
+        except Empty:
+            self.is_abandoned = True
+            raise DeadlineExceeded("driver", self.name, within_s or 0.0) from None
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]  # there is one, if no error
 
 
 def bounded(call: Callable[[], T], what: str, within_s: float) -> T:
@@ -25,24 +53,7 @@ def bounded(call: Callable[[], T], what: str, within_s: float) -> T:
         DeadlineExceeded: It has not returned within ``within_s``.
         Exception: The exception of ``call``.
     """
-    answers = SimpleQueue[tuple[T | None, Exception | None]]()
-
-    def answer() -> None:
-        try:
-            answers.put((call(), None))
-        except Exception as error:  # noqa: BLE001 - not handled here: the caller raises it
-            answers.put((None, error))
-
-    thread = _Call(target=answer, name=what, daemon=True)
-    thread.start()
-    try:
-        value, error = answers.get(timeout=within_s)
-    except Empty:
-        thread.is_abandoned = True
-        raise DeadlineExceeded("driver", what, within_s) from None
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]  # there is one, if no error
+    return StartedCall(call, what).result(within_s)
 
 
 def exit_behind_blocked_calls(code: int) -> None:
@@ -50,7 +61,7 @@ def exit_behind_blocked_calls(code: int) -> None:
 
     A call inside a library crashes the interpreter if it returns while that is being shut down.
     """
-    if any(isinstance(each, _Call) and each.is_abandoned for each in threading.enumerate()):
+    if any(isinstance(each, StartedCall) and each.is_abandoned for each in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

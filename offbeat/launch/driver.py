@@ -3,8 +3,9 @@
 # pyright: reportUnknownMemberType=false
 # Ray declares functions without the types of their parameters.
 
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from offbeat.actors.call import cause_of, lost
 from offbeat.actors.handles import Handle
+from offbeat.config.run import RunConfig
 from offbeat.launch.cluster import (
     check_alive,
     check_room,
@@ -49,31 +51,67 @@ _LOOK_S: Final = 0.5  # polling interval, and refresh of the display
 _BEGUN_S: Final = 2.0  # for a run that is about to end to report that it has begun
 
 
-def _run(
-    spec: RunSpec, token: RunDirToken, console: Console, signals: Signals, opened: OpenedRun
-) -> Summary:
-    """Do everything between starting Ray and leaving it; the actors end with this function."""
-    handles = list[Handle]()
-    orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
-    try:
+class _RayRuntime:
+    """Ray of one run. It is started by ``start``, or else by ``run``."""
+
+    def __init__(self) -> None:
+        self._is_started = False
+
+    def start(self, config: RunConfig, signals: Signals) -> None:
+        """Start a private cluster. If it cannot start, ``run`` tries again and raises the error."""
+        if os.environ.get("RAY_ADDRESS"):
+            return
         with signals.held_back():
-            start_ray(spec.config.runtime.env)
-        with signals.installed():  # Ray installs a handler of its own when it starts
-            with signals.held_back():
-                check_room(spec)
-                if (sharing := sharing_of(spec, token)) is not None:
-                    spec = replace(spec, sharing=sharing)
-                    handles.append(make_run_files(spec, sharing))
-                actors = make_actors(spec)
-            handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
-            with ProgressDisplay(console, StatusFile(spec.run_dir, spec.run_id)) as display:
-                read_backs = ReadBacks(spec.run_dir, partial(_ask_engines, actors.engines))
-                watched = _WatchedRun(spec, opened, signals, display, orders, read_backs)
-                summary = watched.run_controllers(actors, handles)
-            opened.has_begun(summary.outcome)  # of a run that was too short to be seen
-            return summary
-    finally:
+            try:
+                self._start(config)
+            except Exception:  # noqa: BLE001 -- not handled here: ``run`` raises it again
+                self._stop([])
+
+    def _start(self, config: RunConfig) -> None:
+        if not self._is_started:
+            start_ray(config.runtime.env)
+            self._is_started = True
+
+    def stop(self) -> None:
+        """Stop a cluster that no run has used."""
+        if self._is_started:
+            self._stop([])
+
+    def _stop(self, handles: Sequence[Handle]) -> None:
+        self._is_started = False
         stop_ray(handles)
+
+    def run(
+        self,
+        spec: RunSpec,
+        token: RunDirToken,
+        console: Console,
+        signals: Signals,
+        opened: OpenedRun,
+    ) -> Summary:
+        """Do everything between starting Ray and leaving it; the actors end with this function."""
+        handles = list[Handle]()
+        orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
+        try:
+            with signals.held_back():
+                self._start(spec.config)
+            with signals.installed():  # Ray installs a handler of its own when it starts
+                with signals.held_back():
+                    check_room(spec)
+                    if (sharing := sharing_of(spec, token)) is not None:
+                        spec = replace(spec, sharing=sharing)
+                        handles.append(make_run_files(spec, sharing))
+                    actors = make_actors(spec)
+                handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
+                with ProgressDisplay(console, StatusFile(spec.run_dir, spec.run_id)) as display:
+                    asked = partial(_ask_engines, actors.engines)
+                    read_backs = ReadBacks(spec.run_dir, asked)
+                    watched = _WatchedRun(spec, opened, signals, display, orders, read_backs)
+                    summary = watched.run_controllers(actors, handles)
+                opened.has_begun(summary.outcome)  # of a run that was too short to be seen
+                return summary
+        finally:
+            self._stop(handles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,5 +215,8 @@ def _ask_engines(engines: Mapping[str, Handle]) -> dict[str, Future[ServedWeight
     return {name: handle.served_weights.remote().future() for name, handle in engines.items()}
 
 
-RAY: Final = Runtime(run=_run, failures=(RayError, RuntimeError))
+_ray: Final = _RayRuntime()
+RAY: Final = Runtime(
+    run=_ray.run, start=_ray.start, stop=_ray.stop, failures=(RayError, RuntimeError)
+)
 """A private cluster on this machine, or the one that ``RAY_ADDRESS`` names."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, Literal
@@ -19,10 +20,13 @@ import structlog
 from rich.console import Console
 
 from offbeat.config.loader import LoadedRecipe
+from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt, JournalVersion
 from offbeat.environments.hub_files import HubFilesError
+from offbeat.launch.bounded_call import StartedCall
 from offbeat.launch.checks.files import fetched_commits
-from offbeat.launch.checks.report import problems_before_start
+from offbeat.launch.checks.finding import Finding
+from offbeat.launch.checks.report import has_model, problems_before_start, problems_of_model
 from offbeat.launch.dry_run import dry
 from offbeat.launch.evaluate import evaluation_only, rendered_evaluation
 from offbeat.launch.initial_model import with_initial_model, with_start_deadlines
@@ -117,6 +121,15 @@ class Runtime:
     started is left when it returns or raises.
     """
 
+    start: Callable[[RunConfig, Signals], object] | None = None
+    """Starts processes of the runtime while the model is checked, if there are any to start.
+
+    An error of the start is reported by ``run``. ``stop`` is called in any case.
+    """
+
+    stop: Callable[[], object] = lambda: None
+    """Ends what ``start`` has started. Does nothing after ``run``."""
+
     failures: tuple[type[Exception], ...] = ()
     """Errors of its libraries that fail a run. ``OffbeatError`` and ``OSError`` fail every run; any
     other error is a bug, and is raised."""
@@ -141,11 +154,20 @@ def drive(
     except (HubFilesError, DeadlineExceeded) as error:
         _say_error(errors, error)
         return REFUSED
-    if found := problems_before_start(config, run_dir, commits, dry_run=dry_run):
-        for finding in found:
-            _say_error(errors, finding)
-        return REFUSED
+    signals = Signals()
     with ExitStack() as ours:
+        ours.callback(runtime.stop)
+        found = problems_before_start(config, run_dir, commits, dry_run=dry_run)
+        of_model = partial(problems_of_model, config, commits, dry_run=dry_run)
+        try:
+            found += of_model() if found else _start_meanwhile(runtime, config, signals, of_model)
+        except Interrupted as interrupted:
+            _say(errors, f"offbeat: {interrupted} before the run began", "red")
+            return exit_code("aborted", signals.received)
+        if found:
+            for finding in found:
+                _say_error(errors, finding)
+            return REFUSED
         try:
             opened = open_run(config, run_dir, resume, ours, commits, changed_code=changed_code)
         except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
@@ -168,17 +190,41 @@ def drive(
         redactor = Redactor.from_environment(config=begun)
         logs = opened.directory / "logs"
         with log_to("driver", logs, run_id=opened.run_id, redactor=redactor):
-            return _execute(runtime, spec, console, errors, opened)
+            return _execute(runtime, spec, console, errors, opened, signals)
+
+
+def _start_meanwhile(
+    runtime: Runtime, config: RunConfig, signals: Signals, check: Callable[[], list[Finding]]
+) -> list[Finding]:
+    """Return the findings of ``check``, and start the runtime meanwhile.
+
+    Raises:
+        Interrupted: A signal arrived.
+    """
+    if runtime.start is None or not has_model(config):
+        return check()
+    checking = StartedCall(check, "the check of the model")
+    try:
+        with signals.installed():
+            runtime.start(config, signals)
+            return checking.result()
+    except BaseException:
+        checking.is_abandoned = True
+        raise
 
 
 def _execute(
-    runtime: Runtime, spec: RunSpec, console: Console, errors: Console, opened: OpenedRun
+    runtime: Runtime,
+    spec: RunSpec,
+    console: Console,
+    errors: Console,
+    opened: OpenedRun,
+    signals: Signals,
 ) -> int:
     directory = spec.run_dir
     _say(console, f"{spec.run_id} writes to {directory}")
     log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=opened.resumed is not None)
     opened.log_changes()
-    signals = Signals()
     try:
         with signals.installed(), new_token(directory) as token:
             summary = runtime.run(spec, token, console, signals, opened)

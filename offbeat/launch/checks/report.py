@@ -86,7 +86,7 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
         ok("recipe", f"not used, another choice by name was made: {key}") for key in loaded.dropped
     ]
     found = [*find(config, run_dir)]
-    if _has_model(config) and not any(each.level is Level.ERROR for each in found):
+    if has_model(config) and not any(each.level is Level.ERROR for each in found):
         from offbeat.launch.checks.activations import check_activations
 
         found += check_activations(config, this_machine())
@@ -119,37 +119,25 @@ def find(
             yield error("prompts", str(late), "Download the files first, with hf download.")
     for path, commit in (commits or {}).items():
         yield ok("prompts", f"{path} at commit {commit}")
+    yield from find_beside_model(config, run_dir, commits)
+    yield from find_of_model(config, commits)
+
+
+def find_beside_model(
+    config: RunConfig, run_dir: Path | None, commits: Mapping[str, str] | None
+) -> Iterator[Finding]:
+    """Yield findings about everything but the model's class and tokenizer. Loads no torch."""
     folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
-    machine, gpu = this_machine(), gpu_bytes(config)
-    is_local = config.runtime.backend == "local"
-    trained, of_model = None, chain[Finding]()
-    if model and _has_model(config):
-        with pause_collections():
-            from offbeat.launch.checks import encoder, layout, model_proof, tensor_ranks
-
-        trained = model_proof.trained_parameters(config)
-        of_model = chain(
-            model_proof.check_end_tokens(config),
-            model_proof.check_model_proof(config),
-            layout.check_layout(config, gpu),
-            tensor_ranks.check_tensor_ranks(config, gpu),
-            encoder.check_encoder(config, gpu),
-        )
-    checkpoint, adapter_bytes = config.checkpoint, None
-    if trained is not None and lora_of(config) is not None:
-        adapter_bytes = trained * DTYPE_BYTES[config.model.dtype]
+    machine = this_machine()
+    is_local, checkpoint = config.runtime.backend == "local", config.checkpoint
     yield from chain(
         check_packages(config),
         check_vllm(config),
         about_model,
         check_weights(config) if model else (),
         check_lengths(config, model) if model else (),
-        of_model,
-        check_vllm_model(config) if model else (),
-        check_precision(config) if model else (),
-        check_teacher(config) if model else (),
-        _of_each_environment(config, commits, has_model=model is not None),
+        _of_each_environment(config, commits),
         check_checkpoints(config),
         check_failed_samples(config),
         check_algorithm(config),
@@ -159,8 +147,6 @@ def find(
         check_sampler(config, Path.cwd()),
         check_secrets(config),
         check_cores(config, machine),
-        check_memory(config, machine, model, trained) if model else (),
-        check_one_gpu(config, model, gpu, trained) if model else (),
         check_shared_memory(config, machine, model) if model and not is_local else (),
         check_gpus(config, count_gpus(config)),
         check_weight_sync(config),
@@ -172,7 +158,7 @@ def find(
             requested=run_dir is not None,
             # The newest state is written next to the states that are kept.
             checkpoints=checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0,
-            adapter_bytes=adapter_bytes,
+            adapter_bytes=_adapter_bytes(config) if model else None,
         ),
         check_wandb(config, os.environ),
         check_tensorboard(config),
@@ -180,14 +166,49 @@ def find(
     )
 
 
-def _has_model(config: RunConfig) -> bool:
+def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Iterator[Finding]:
+    """Yield findings about the model, and about prompts as its tokenizer reads them."""
+    model, _ = read_model(Path(config.model.path))
+    trained, of_model, gpu = None, chain[Finding](), gpu_bytes(config)
+    if model and has_model(config):
+        with pause_collections():
+            from offbeat.launch.checks import encoder, layout, model_proof, tensor_ranks
+        trained = model_proof.trained_parameters(config)
+        of_model = chain(
+            model_proof.check_end_tokens(config),
+            model_proof.check_model_proof(config),
+            layout.check_layout(config, gpu),
+            tensor_ranks.check_tensor_ranks(config, gpu),
+            encoder.check_encoder(config, gpu),
+        )
+    yield from chain(
+        of_model,
+        check_vllm_model(config) if model else (),
+        check_precision(config) if model else (),
+        check_teacher(config) if model else (),
+        check_memory(config, this_machine(), model, trained) if model else (),
+        check_one_gpu(config, model, gpu, trained) if model else (),
+    )
+    if model:
+        yield from _tokens_of_each_environment(config, commits)
+
+
+def _adapter_bytes(config: RunConfig) -> int | None:
+    """Return the bytes of trained adapters, or None if there are none."""
+    if lora_of(config) is None or not has_model(config):
+        return None
+    from offbeat.launch.checks import model_proof
+
+    trained = model_proof.trained_parameters(config)
+    return None if trained is None else trained * DTYPE_BYTES[config.model.dtype]
+
+
+def has_model(config: RunConfig) -> bool:
     """Return whether a run loads a model: then its checks load torch, whose import takes seconds."""
     return config.trainer.backend != "stub" or config.generator.backend != "stub"
 
 
-def _of_each_environment(
-    config: RunConfig, commits: Mapping[str, str] | None, *, has_model: bool
-) -> Iterator[Finding]:
+def _of_each_environment(config: RunConfig, commits: Mapping[str, str] | None) -> Iterator[Finding]:
     """Yield the findings about prompts and code of each environment; of several, with its name."""
     weights = environment_weights(config)
     trained, held = dict[str, FilePrompts](), dict[str, FilePrompts]()
@@ -196,19 +217,29 @@ def _of_each_environment(
         share = weights[name] / sum(weights.values()) if name else 1.0
         for finding in chain(
             check_prompts(view, commits, share=share, read=read) if commits is not None else (),
-            check_prompt_lengths(view, commits) if has_model and commits is not None else (),
-            media_checks().check_media(view, commits) if has_model and commits is not None else (),
             check_targets(view, Path.cwd()),
             check_command(view, Path.cwd()),
             check_variables(view),
-            check_agent(view) if has_model else (),
             check_gym(view),
-            check_verifiers(view, Path.cwd()) if has_model and commits is not None else (),
         ):
             yield _of_environment(name, finding) if name else finding
         for key, prompts in read.items():
             (trained if key == DATA else held)[key_in(name, key)] = prompts
     yield from check_overlap(config, trained, held)
+
+
+def _tokens_of_each_environment(
+    config: RunConfig, commits: Mapping[str, str] | None
+) -> Iterator[Finding]:
+    """Yield the findings about prompts as the model reads them; of several, with the name."""
+    for name, view in environment_views(config).items():
+        for finding in chain(
+            check_prompt_lengths(view, commits) if commits is not None else (),
+            media_checks().check_media(view, commits) if commits is not None else (),
+            check_agent(view),
+            check_verifiers(view, Path.cwd()) if commits is not None else (),
+        ):
+            yield _of_environment(name, finding) if name else finding
 
 
 def _of_environment(name: str, finding: Finding) -> Finding:
@@ -223,15 +254,30 @@ def _of_environment(name: str, finding: Finding) -> Finding:
 def problems_before_start(
     config: RunConfig, run_dir: Path | None, commits: Mapping[str, str], *, dry_run: bool
 ) -> list[Finding]:
-    """Return the errors of ``offbeat check``, before anything is started.
+    """Return the errors of ``offbeat check`` that are found in a moment, before anything is started.
 
     A run that joins a cluster is not checked against this machine, and a dry run is not checked.
     """
-    if os.environ.get("RAY_ADDRESS") and config.runtime.backend == "ray":
+    if _joins_cluster(config):
         recipe = () if dry_run else check_secrets(config)
-        findings = (*check_ray_address(os.environ), *recipe)
-    else:
-        findings = () if dry_run else find(config, run_dir, commits)
+        return _errors((*check_ray_address(os.environ), *recipe))
+    return [] if dry_run else _errors(find_beside_model(config, run_dir, commits))
+
+
+def problems_of_model(
+    config: RunConfig, commits: Mapping[str, str], *, dry_run: bool
+) -> list[Finding]:
+    """Return the other errors of ``offbeat check``, which take seconds to find: they load torch."""
+    if dry_run or _joins_cluster(config):
+        return []
+    return _errors(find_of_model(config, commits))
+
+
+def _joins_cluster(config: RunConfig) -> bool:
+    return bool(os.environ.get("RAY_ADDRESS")) and config.runtime.backend == "ray"
+
+
+def _errors(findings: Iterable[Finding]) -> list[Finding]:
     return [each for each in findings if each.level is Level.ERROR]
 
 
