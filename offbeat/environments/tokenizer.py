@@ -3,19 +3,52 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers leaves its configs and its loading functions untyped.
 
-from typing import Any
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.model import ModelConfig
 
 
-def load_tokenizer(config: RunConfig) -> Any:  # noqa: ANN401 -- a tokenizer of transformers, or None
-    """Load the tokenizer of the model; return None for a stub environment, which needs none."""
+class TokenizerClass(NamedTuple):
+    """Class of transformers that ``AutoTokenizer`` chooses for a model."""
+
+    module: str
+    name: str
+
+
+_chosen: Final[dict[ModelConfig, TokenizerClass]] = {}
+
+
+def load_tokenizer(config: RunConfig, chosen: TokenizerClass | None = None) -> Any:  # noqa: ANN401 -- a tokenizer of transformers, or None
+    """Load the tokenizer of the model; return None for a stub environment, which needs none.
+
+    Args:
+        config: The recipe.
+        chosen: Result of ``chosen_class`` in another process. ``AutoTokenizer`` imports torch to
+            choose the class, the class itself does not.
+    """
     if config.environment.name == "stub":
         return None
+    model = config.model
+    if chosen is not None:
+        try:
+            kind = getattr(import_module(chosen.module), chosen.name)
+        except (ImportError, AttributeError):
+            pass  # this machine has another version of transformers
+        else:
+            return kind.from_pretrained(model.path, local_files_only=True)
     from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, for what a stub never uses
 
-    return AutoTokenizer.from_pretrained(
-        config.model.path,
-        local_files_only=True,
-        trust_remote_code=config.model.trust_remote_code,
+    tokenizer = AutoTokenizer.from_pretrained(
+        model.path, local_files_only=True, trust_remote_code=model.trust_remote_code
     )
+    kind = type(tokenizer)
+    if kind.__module__.startswith("transformers."):  # it is no code of the model
+        _chosen[model] = TokenizerClass(kind.__module__, kind.__name__)
+    return tokenizer
+
+
+def chosen_class(config: RunConfig) -> TokenizerClass | None:
+    """Return the class of the tokenizer if this process has loaded it, else None."""
+    return _chosen.get(config.model)

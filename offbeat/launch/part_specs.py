@@ -6,6 +6,7 @@ from offbeat.config.limits import trainer_resources
 from offbeat.config.mixture import environment_workers
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
+from offbeat.environments.tokenizer import chosen_class
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.run_parts import RunSpec
 from offbeat.rollouts.worker import EnvironmentSpec
@@ -58,4 +59,5 @@ def environment_specs(spec: RunSpec, engines: Mapping[str, str]) -> Iterator[Env
             engines=engines,
             sharing=spec.sharing,
             inputs=spec.inputs,
+            tokenizer=chosen_class(spec.config),
         )

@@ -23,7 +23,7 @@ from offbeat.environments.factory import make_environment
 from offbeat.environments.media_prompts import MediaEncoder, media_prompts
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
-from offbeat.environments.tokenizer import load_tokenizer
+from offbeat.environments.tokenizer import TokenizerClass, load_tokenizer
 from offbeat.messages.failures import (
     ActorLost,
     EngineUnavailable,
@@ -101,6 +101,7 @@ class EnvironmentSpec:
     sharing: Sharing | None = None  # None: there is only one machine
     # Input digests that the run began with
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
+    tokenizer: TokenizerClass | None = None  # None: ``AutoTokenizer`` chooses its class
 
 
 class EnvironmentWorker:
@@ -139,7 +140,7 @@ class EnvironmentWorker:
         working_dir = Path(spec.working_dir)
         self._environments = {
             name: EnvironmentRunner.make(
-                view, working_dir, inputs_in(name, spec.inputs), make_agents
+                view, working_dir, inputs_in(name, spec.inputs), make_agents, spec.tokenizer
             )
             for name, view in environment_views(spec.config).items()
         }
@@ -264,6 +265,7 @@ class EnvironmentRunner:
         working_dir: Path,
         began_with: Mapping[str, str],
         make_agents: MakeAgents,
+        tokenizer_class: TokenizerClass | None = None,
     ) -> Self:
         """Create the environment; it is not started yet.
 
@@ -277,7 +279,7 @@ class EnvironmentRunner:
             max_new_tokens=section.max_new_tokens,
             stop_token_ids=section.stop_token_ids,
         )
-        tokenizer, tokens, textless = load_tokenizer(view), TEXT_ALONE, None
+        tokenizer, tokens, textless = load_tokenizer(view, tokenizer_class), TEXT_ALONE, None
         if tokenizer is not None:
             textless = TextlessTokens(tokenizer)
             remote = view.model.trust_remote_code
