@@ -121,6 +121,10 @@ class Runtime:
     started is left when it returns or raises.
     """
 
+    failures: tuple[type[Exception], ...] = ()
+    """Errors of its libraries that fail a run. ``OffbeatError`` and ``OSError`` fail every run; any
+    other error is a bug, and is raised."""
+
     start: Callable[[RunConfig, Signals], object] | None = None
     """Starts processes of the runtime while the model is checked, if there are any to start.
 
@@ -129,10 +133,6 @@ class Runtime:
 
     stop: Callable[[], object] = lambda: None
     """Ends what ``start`` has started. Does nothing after ``run``."""
-
-    failures: tuple[type[Exception], ...] = ()
-    """Errors of its libraries that fail a run. ``OffbeatError`` and ``OSError`` fail every run; any
-    other error is a bug, and is raised."""
 
 
 def drive(

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from offbeat.config.loader import load_recipe
+from offbeat.config.run import RunConfig
 from offbeat.launch.opened_run import OpenedRun
 from offbeat.launch.run_parts import RunSpec
 from offbeat.launch.session import Interrupted, Runtime, Signals, drive, summarize_lost_run
@@ -125,3 +126,61 @@ def test_a_lost_run_keeps_the_summary_that_its_controller_wrote(tmp_path: Path) 
         return summarize_lost_run(spec, "failed", "it was killed")
 
     assert drive_with(tmp_path, finish_then_die) == 0
+
+
+# --- a runtime that starts while the model is checked -------------------------------------------
+
+MODEL = Path(__file__).parents[3] / "models" / "tiny-addition"
+
+
+def drive_with_start(folder: Path, *, stop_token: int, start: Callable[[], None]) -> list[object]:
+    """Drive a run of a model by a runtime that starts early; return its calls and the exit code."""
+    calls = list[object]()
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(
+        f"steps: 3\nmodel: {{path: {MODEL}}}\nwandb: {{mode: disabled}}\n"
+        f"generator: {{sampling: {{stop_token_ids: [{stop_token}]}}}}\n"
+    )
+
+    def begin(config: RunConfig, signals: Signals) -> None:
+        calls.append("start")
+        start()
+
+    def execute(
+        spec: RunSpec, token: RunDirToken, console: Console, signals: Signals, opened: OpenedRun
+    ) -> Summary:
+        calls.append("run")
+        return finish(spec, signals)
+
+    runtime = Runtime(execute, start=begin, stop=lambda: calls.append("stop"))
+    return [drive(runtime, load_recipe(recipe), folder / "run", dry_run=False), *calls]
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_runtime_starts_while_the_model_is_checked(tmp_path: Path) -> None:
+    code, *calls = drive_with_start(tmp_path, stop_token=0, start=nothing)
+    assert (code, calls) == (0, ["start", "run", "stop"])
+
+
+def test_a_runtime_is_stopped_where_the_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, *calls = drive_with_start(tmp_path, stop_token=10**6, start=nothing)
+    assert (code, calls) == (2, ["start", "stop"])
+    assert "stop_token_ids" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_during_the_start_ends_the_command_before_there_is_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    code, *calls = drive_with_start(tmp_path, stop_token=0, start=interrupt)
+    assert (code, calls) == (130, ["start", "stop"])
+    assert "SIGINT" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
