@@ -43,6 +43,7 @@ _COUNT_NAMES: Final = ("num_", "n_head", "n_layer", "heads", "layers", "experts"
 _RANGE_NAMES: Final = ("initializer_range", "init_std")
 
 _log = structlog.stdlib.get_logger()
+_configs: Final[dict[tuple[object, ...], PreTrainedConfig]] = {}  # of tiny models made before
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +139,36 @@ def tiny_model(
     A length of the config that ``max_model_len`` exceeds is exceeded by ``LENGTH``, too; others are
     not.
     """
+    key = kind, repr(config.to_dict()), max_model_len
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        if key in _configs:
+            return _random_model(kind, _configs[key])
         try:
             cuts = list(_cuts(kind, config, max_model_len))
         except Exception as error:  # noqa: BLE001 -- a class may refuse to be asked for its shapes
             _log.debug("tiny_model.refused", error=str(error)[:200])
             return None
         for cut in cuts:
-            torch.manual_seed(0)
             try:
                 smaller = _smaller(kind, config, cut)
                 if sum(each.numel() for each in _shapes(kind, smaller)) > _LARGEST_PARAMETERS:
                     continue
-                model = _made(kind, smaller, "eager")
-                _widen(model)
+                model = _random_model(kind, smaller)
                 known = len(cast("torch.Tensor", model.get_input_embeddings().weight))
                 tokens = torch.randint(known, (LENGTH,)).tolist()
                 if plain_logprobs(model, tokens).isfinite().all():
+                    _configs[key] = smaller
                     return model
             except Exception as error:  # noqa: BLE001 -- whatever a class makes of sizes it is not made for
                 _log.debug("tiny_model.refused", cut=cut, error=str(error)[:200])
     return None
+
+
+def _random_model(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = _made(kind, config, "eager")
+    _widen(model)
+    return model
 
 
 def with_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
