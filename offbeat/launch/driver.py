@@ -56,29 +56,34 @@ class _RayRuntime:
 
     def __init__(self) -> None:
         self._is_started = False
+        self._failure: Exception | None = None
 
     def start(self, config: RunConfig, signals: Signals) -> None:
-        """Start a private cluster. If it cannot start, ``run`` tries again and raises the error."""
+        """Start a private cluster. If it cannot start, ``run`` raises the error."""
         if os.environ.get("RAY_ADDRESS"):
             return
         with signals.held_back():
             try:
                 self._start(config)
-            except Exception:  # noqa: BLE001 -- not handled here: ``run`` raises it again
+            except Exception as error:  # noqa: BLE001 -- not handled here: ``run`` raises it
                 self._stop([])
+                self._failure = error
 
     def _start(self, config: RunConfig) -> None:
+        if self._failure is not None:
+            raise self._failure
         if not self._is_started:
             start_ray(config.runtime.env)
             self._is_started = True
 
     def stop(self) -> None:
         """Stop a cluster that no run has used."""
-        if self._is_started:
+        if self._is_started or self._failure is not None:
             self._stop([])
 
     def _stop(self, handles: Sequence[Handle]) -> None:
         self._is_started = False
+        self._failure = None
         stop_ray(handles)
 
     def run(

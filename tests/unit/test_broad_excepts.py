@@ -65,6 +65,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "generators/vllm/weights.py WeightUpdates._fetch",
         "generators/vllm/weights.py WeightUpdates._update",
         "launch/cluster.py start_ray",
+        "launch/session.py _start_meanwhile",
         "local/hosted.py raise_bugs_as_failures",
         "local/run.py LocalController._run",
         "rollouts/calls.py environment_code",
@@ -87,7 +88,8 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "endpoint/server.py AgentEndpoint._answer_or_refusal",  # as status 500; the sample fails with it
         "generators/engine_loop.py EngineLoop._execute",
         "weight_sync/background.py start_in_thread",
-        "launch/bounded_call.py bounded",
+        "launch/bounded_call.py StartedCall.run",
+        "launch/driver.py _RayRuntime.start",
         "weight_sync/transports/reshard_receiver.py _Transfer._work",
     ),
     USER_CODE: (
