@@ -16,7 +16,7 @@ from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.training import ChunkResult
 from offbeat.rollouts.worker import EnvironmentSpec
 from offbeat.run_files.sharing import WriteLocation
-from offbeat.trainers.backend import Advantages
+from offbeat.trainers.backend import Advantages, TrainerBackend
 from offbeat.trainers.rank import TrainerRank
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.trainers.stub import StubSource, StubTrainer
@@ -68,11 +68,14 @@ class RecordingRollouts(InProcessRollouts):
 
 
 class RecordingTrainer(StubTrainer):
-    """A stub trainer that keeps the chunks it trains."""
+    """A stub trainer that keeps the chunks it trains, and makes them as a real one does."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config.stub, groups_per_step=config.groups_per_step)
         self.chunks = list[TensorDictBase]()
+
+    def make_chunk(self, groups: Sequence[Columns]) -> TensorDictBase:
+        return TrainerBackend.make_chunk(self, groups)
 
     def train_microbatch(
         self,
