@@ -37,12 +37,12 @@ from offbeat.weight_sync.delta import HeldRelease, check_delta, rebuilt
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.receiver import ModuleReceiver
-from offbeat.weight_sync.shards import WholeShards
 from offbeat.weight_sync.source import ModuleSource, named_weights
 from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.messages import ShardRoute, TransferTimeouts
 from offbeat.weight_sync.transports.reshard_receiver import ReshardReceiver
 from offbeat.weight_sync.transports.reshard_server import ReshardServer
+from offbeat.weight_sync.whole_shards import WholeShards
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from importlib import import_module
 
 from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.ray_run_files import prepared
@@ -45,7 +46,7 @@ class EmbeddedEngineActor(EngineActor, EmbeddedEngineServer):
     def __init__(self, spec: EngineSpec) -> None:
         prepared(spec.name, spec.run_dir, spec.sharing)
         with pause_collections():
-            import offbeat.generators.embedded.start  # noqa: F401, PLC0415 -- imports torch
+            import_module("offbeat.generators.embedded.start")  # imports torch
         super().__init__(spec)
 
 

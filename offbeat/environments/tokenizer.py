@@ -43,7 +43,7 @@ def load_tokenizer(config: RunConfig, chosen: TokenizerClass | None = None) -> A
     tokenizer = AutoTokenizer.from_pretrained(
         model.path, local_files_only=True, trust_remote_code=model.trust_remote_code
     )
-    kind = type(tokenizer)
+    kind = tokenizer.__class__
     if kind.__module__.startswith("transformers."):  # it is no code of the model
         _chosen[model] = TokenizerClass(kind.__module__, kind.__name__)
     return tokenizer

@@ -90,6 +90,6 @@ def read_groups(chunk: "TensorDictBase") -> list[Columns]:
 
 
 def _view(tensor: Any) -> NDArray[Any]:  # noqa: ANN401 -- this module loads no torch
-    values = tensor.view() if isinstance(tensor, np.ndarray) else tensor.numpy()
-    values.flags.writeable = False
-    return values
+    view: NDArray[Any] = np.asarray(tensor).view()
+    view.flags.writeable = False
+    return view
